@@ -1,0 +1,28 @@
+"""Saliency maps for MONAI models: which part of this scan made the network say that?"""
+
+from monai_saliency.estimators import OcclusionScoring, RISEScoring
+from monai_saliency.fills import BlurFill, ConstantFill, MeanFill
+from monai_saliency.inferers import Explanation, PerturbationInferer
+from monai_saliency.masks import RISEMasks, SlidingWindowMasks
+from monai_saliency.methods import rise, sliding_window
+from monai_saliency.targets import ClassScore, RegionScore
+from monai_saliency.transforms import Saliency, Saliencyd
+from monai_saliency.version import __version__ as __version__
+
+__all__ = [
+    "BlurFill",
+    "ClassScore",
+    "ConstantFill",
+    "Explanation",
+    "MeanFill",
+    "OcclusionScoring",
+    "PerturbationInferer",
+    "RISEMasks",
+    "RISEScoring",
+    "RegionScore",
+    "Saliency",
+    "Saliencyd",
+    "SlidingWindowMasks",
+    "rise",
+    "sliding_window",
+]

@@ -1,0 +1,53 @@
+"""Errors that name the case and say what to do."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+__all__ = ["CaseError", "repeat_cause_last", "root_cause"]
+
+
+class CaseError(ValueError):
+    """What went wrong with one case.
+
+    Args:
+        case: the case's name.
+        problem: what is wrong, what was expected, and what to do.
+    """
+
+    def __init__(self, case: str, problem: str) -> None:
+        super().__init__(f"case {case}: {problem}")
+        self.case = case
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[CaseError], tuple[str, str]]:
+        # Worker processes send exceptions by pickle, which would call the class with the message alone.
+        return type(self), (self.case, self.problem)
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The first error of a chain of ``raise ... from``, or the :class:`CaseError` in it nearest to the top."""
+    while not isinstance(error, CaseError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def repeat_cause_last() -> None:
+    """Let an uncaught exception end with its cause.
+
+    MONAI's transforms and configs wrap what went wrong in errors of their own, so that the line that helps stands in
+    the middle of a long traceback. For use by a program, as the bundle's ``initialize`` does.
+    """
+    if getattr(sys.excepthook, "repeats_cause", False):
+        return
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, error, trace)
+        cause = root_cause(error)
+        if cause is not error:
+            print(f"\nerror: {cause}", file=sys.stderr)
+
+    hook.repeats_cause = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

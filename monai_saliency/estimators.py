@@ -1,0 +1,172 @@
+"""How scores and masks become a map.
+
+The scores of N masks, an array ``(N, K)`` with the masks' seed and settings, are all that a map needs. An estimator
+is therefore a pure function of scores, and :class:`ScoreState`, what a run accumulates, stores nothing else: no
+image, no full-size mask and no partial sum. Ranges of masks merge in any order to the same state, and so to the same
+map, and the memory of a state does not depend on the image.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from monai_saliency.masks import BoundMasks
+from monai_saliency.utils import accumulation_dtype, exact_arithmetic
+
+__all__ = ["Estimator", "OcclusionScoring", "RISEScoring", "ScoreState"]
+
+
+class ScoreState:
+    """The scores seen so far of one case.
+
+    Args:
+        estimator: what makes the map.
+        masks: the case's masks.
+        reference_scores: ``(K,)`` scores of the unperturbed image.
+    """
+
+    def __init__(self, estimator: Estimator, masks: BoundMasks, reference_scores: torch.Tensor) -> None:
+        self.estimator = estimator
+        self.masks = masks
+        self.reference_scores = reference_scores
+        self.scores = reference_scores.new_zeros(len(masks), len(reference_scores))
+        self.seen = torch.zeros(len(masks), dtype=torch.bool)
+
+    def update(self, indices: Sequence[int], scores: torch.Tensor) -> None:
+        """Take the scores ``(n, K)`` of masks ``indices``.
+
+        Raises:
+            ValueError: when the shape of ``scores`` does not fit.
+        """
+        expected = (len(indices), self.scores.shape[1])
+        if tuple(scores.shape) != expected:
+            raise ValueError(
+                f"`scores` must have shape {expected} (masks, explained values), got {tuple(scores.shape)}"
+            )
+        rows = slice(indices.start, indices.stop) if isinstance(indices, range) and indices.step == 1 else list(indices)
+        self.scores[rows] = scores.to(self.scores)
+        self.seen[rows] = True
+
+    def merge(self, other: ScoreState) -> None:
+        """Take over the scores of another state of the same case, from another range of masks.
+
+        Raises:
+            ValueError: when the other state is of other masks, or of another number of explained values.
+        """
+        if other.scores.shape != self.scores.shape or other.masks.key != self.masks.key:
+            raise ValueError(
+                f"only states of one case merge: {tuple(self.scores.shape)} scores of {self.masks.key} met "
+                f"{tuple(other.scores.shape)} of {other.masks.key}"
+            )
+        rows = other.seen.nonzero().flatten().tolist()
+        self.update(rows, other.scores[rows])
+
+    def compute(self) -> torch.Tensor:
+        """The map ``(K, *spatial)`` of the scores seen so far.
+
+        Raises:
+            ValueError: when no score has been seen.
+        """
+        if bool(self.seen.all()):
+            indices: Sequence[int] = range(len(self.seen))
+            scores = self.scores
+        else:
+            indices = self.seen.nonzero().flatten().tolist()
+            scores = self.scores[indices]
+        if not len(indices):
+            raise ValueError("no map without scores: `update` the state first")
+        return self.estimator.compute(self.masks, indices, scores, self.reference_scores)
+
+
+class Estimator(ABC):
+    """Settings of an estimator."""
+
+    def start(self, masks: BoundMasks, reference_scores: torch.Tensor) -> ScoreState:
+        """An empty state for one case, given its masks and the unperturbed image's scores ``(K,)``."""
+        return ScoreState(self, masks, reference_scores)
+
+    @abstractmethod
+    def compute(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """The map of a set of scores.
+
+        Args:
+            masks: the case's masks.
+            indices: which masks were scored, n of them.
+            scores: ``(n, K)``.
+            reference_scores: ``(K,)``, of the unperturbed image.
+
+        Returns:
+            ``(K, *spatial)`` in the masks' precision, on the masks' device. Its unit is the score's, and nothing is
+            normalised to a range. Positive where the image supports the score.
+        """
+
+
+class RISEScoring(Estimator):
+    """The average score while a voxel is kept (RISE: Petsiuk et al., BMVC 2018, equation 6).
+
+    With f the score and M the mask over n masks: ``sum(f * M) / (n * E[M])``, where E[M] is the masks' mean value.
+    A map of this plain form is read relative to its own mean. With ``p1`` it is debiased (Hatakeyama et al., ACCV
+    2020): ``sum(f * (M - p1)) / (n * p1)``, how much keeping a voxel raises the score above the average perturbed
+    score, centred at zero. Both are xaitk-saliency's ``RISEScoring`` up to a constant factor, which it replaces by
+    scaling every map to [-1, 1].
+
+    Args:
+        p1: the masks' probability of keeping a cell, in [0, 1]; 0 for the plain form.
+    """
+
+    def __init__(self, p1: float = 0.0) -> None:
+        if not 0 <= p1 <= 1:
+            raise ValueError(f"`p1` must be in [0, 1], got {p1}")
+        self.p1 = float(p1)
+
+    def compute(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        weighted, coverage = _weighted_mask_sums(masks, indices, scores, replaced=False)
+        kept = self.p1 * len(indices) if self.p1 else float(coverage.mean())
+        if self.p1:
+            total = scores.to(weighted).sum(dim=0)
+            weighted -= self.p1 * total.reshape(-1, *[1] * len(masks.spatial_shape))
+        # Masks that keep nothing have nothing to say of any voxel.
+        return (weighted / kept if kept else weighted).to(masks.dtype)
+
+
+class OcclusionScoring(Estimator):
+    """The mean drop of the score while a voxel is hidden (Zeiler and Fergus, ECCV 2014; xaitk-saliency's
+    ``OcclusionScoring``).
+
+    With f the score, f0 that of the unperturbed image and M the mask: ``sum((f0 - f) * (1 - M)) / sum(1 - M)`` voxel
+    by voxel, and 0 where no mask hides the voxel.
+    """
+
+    def compute(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        drop, coverage = _weighted_mask_sums(masks, indices, reference_scores - scores, replaced=True)
+        return torch.where(coverage > 0, drop / coverage, 0.0).to(masks.dtype)
+
+
+def _weighted_mask_sums(
+    masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor, replaced: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``sum_i weights[i, k] * M_i`` as ``(K, *spatial)`` and ``sum_i M_i`` as ``(*spatial)``, masks streamed.
+
+    Sums are exact to the masks' precision a chunk, and in double across chunks. With ``replaced``, 1 - M stands for
+    M.
+    """
+    device = masks.device
+    weights = torch.cat([weights, weights.new_ones(len(weights), 1)], dim=1).to(device, masks.dtype)
+    sums = torch.zeros(weights.shape[1], *masks.spatial_shape, dtype=accumulation_dtype(device), device=device)
+    flat = sums.view(len(sums), -1)
+    with exact_arithmetic(device):
+        for chunk, rendered in masks.stream(indices):
+            rendered = rendered.flatten(1)
+            if replaced:
+                rendered.neg_().add_(1)
+            flat += weights[chunk].T @ rendered
+    return sums[:-1], sums[-1]

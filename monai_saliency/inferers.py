@@ -1,0 +1,286 @@
+"""The loop that every explanation runs: make masks, perturb, run the network, read scores, make the map."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from monai.data import MetaTensor
+from monai.inferers import Inferer, SimpleInferer
+from monai.utils import ImageMetaKey, convert_to_dst_type
+
+from monai_saliency.errors import CaseError
+from monai_saliency.estimators import Estimator, ScoreState
+from monai_saliency.fills import ConstantFill
+from monai_saliency.masks import BoundMasks, Masks
+from monai_saliency.targets import BoundTarget, Case, Target
+from monai_saliency.utils import require
+
+__all__ = ["Explanation", "PerturbationInferer", "case_name"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All that is known of one explained case.
+
+    Attributes:
+        name: the case's name.
+        saliency: the map ``(K, *spatial)``, on the image's device, in the score's unit.
+        scores: ``(N, K)``, one row a mask.
+        reference_scores: ``(K,)``, of the unperturbed image.
+        target: the target, bound to the case.
+        num_forwards: images that went through the network for this case: the masks and the unperturbed image.
+    """
+
+    name: str
+    saliency: torch.Tensor
+    scores: torch.Tensor
+    reference_scores: torch.Tensor
+    target: BoundTarget
+    num_forwards: int
+
+
+class PerturbationInferer(Inferer):
+    """Explains images by perturbing them: images and network in, saliency maps out.
+
+    For each image ``perturbed = mask * image + (1 - mask) * fill(image)`` is made for every mask, batch by batch on
+    the image's device, and the inner inferer runs the network on it, as it does to predict. Every batch has one
+    shape, and holds masks of several images where those share one call; the unperturbed image takes the row before
+    its first mask.
+
+    Args:
+        masks: where images are perturbed.
+        target: which number of the output is explained.
+        estimator: how scores become a map.
+        fill: what replaces hidden voxels; zeros by default.
+        inferer: runs the network on a batch, any MONAI inferer; ``SimpleInferer`` by default.
+        mask_batch_size: perturbed images in one network batch, at the most.
+        progress: shows a progress bar that counts network forwards.
+
+    Example::
+
+        explain = PerturbationInferer(RISEMasks(1000), ClassScore([1], activation="softmax"), RISEScoring(p1=0.5))
+        maps = explain(images, network)  # (B, C, *spatial) -> (B, 1, *spatial)
+    """
+
+    def __init__(
+        self,
+        masks: Masks,
+        target: Target,
+        estimator: Estimator,
+        fill: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        inferer: Inferer | None = None,
+        mask_batch_size: int = 16,
+        progress: bool = False,
+    ) -> None:
+        super().__init__()
+        if mask_batch_size < 1:
+            raise ValueError(f"`mask_batch_size` must be at least 1, got {mask_batch_size}")
+        self.masks = masks
+        self.target = target
+        self.estimator = estimator
+        self.fill = fill if fill is not None else ConstantFill(0.0)
+        self.inferer = inferer if inferer is not None else SimpleInferer()
+        self.mask_batch_size = int(mask_batch_size)
+        self.progress = progress
+
+    def __call__(
+        self, inputs: torch.Tensor, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Explain a batch of images.
+
+        Args:
+            inputs: ``(B, C, *spatial)``, floating point.
+            network: any callable on such tensors. A module runs in evaluation mode and is left in the mode it had.
+            args: passed on to the inner inferer.
+            kwargs: likewise.
+
+        Returns:
+            ``(B, K, *spatial)`` on the inputs' device: float32, or float64 for float64 inputs. A MetaTensor with the
+            inputs' affine, ``applied_operations`` and other meta data when they are one.
+
+        Raises:
+            TypeError, ValueError: when the inputs or the network's output are not what masks, fill and target read.
+        """
+        explanations = self.explain(inputs, network, *args, **kwargs)
+        counts = sorted({len(explanation.saliency) for explanation in explanations})
+        if len(counts) > 1:
+            raise ValueError(
+                f"the images have different numbers of maps {counts}: call `explain` to have them as a list"
+            )
+        maps = torch.stack([explanation.saliency for explanation in explanations])
+        if isinstance(inputs, MetaTensor):
+            maps = convert_to_dst_type(maps, inputs, dtype=maps.dtype)[0]
+        return maps
+
+    def explain(
+        self,
+        inputs: torch.Tensor,
+        network: Callable[..., torch.Tensor],
+        *args: Any,
+        names: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> list[Explanation]:
+        """Explain a batch of images, with all that is known of each.
+
+        Args:
+            inputs: as for calling.
+            network: as for calling.
+            names: what errors call each image; the files' names by default where the inputs know them.
+            args: passed on to the inner inferer.
+            kwargs: likewise.
+        """
+        if not isinstance(inputs, torch.Tensor) or inputs.ndim not in (4, 5):
+            shape = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
+            raise ValueError(f"`inputs` must be images of shape (B, C, H, W) or (B, C, H, W, D), got {shape}")
+        if not inputs.is_floating_point():
+            raise TypeError(f"`inputs` must be floating point, got {inputs.dtype}: scale the images, or call .float()")
+        if names is None:
+            names = [case_name(inputs, index) for index in range(len(inputs))]
+        images = inputs.as_tensor() if isinstance(inputs, MetaTensor) else inputs
+        with torch.no_grad(), _evaluating(network):
+            runs = [self._start(image, name, i) for i, (image, name) in enumerate(zip(images, names, strict=True))]
+            self._run(runs, network, args, kwargs)
+            return [self._finish(run) for run in runs]
+
+    def _start(self, image: torch.Tensor, name: str, index: int) -> _Run:
+        try:
+            masks = self.masks.bind(image)
+            fill = self.fill(image[None])[0]
+        except ValueError as error:
+            raise CaseError(name, str(error)) from error
+        if fill.shape != image.shape:
+            raise CaseError(name, f"`fill` gave shape {tuple(fill.shape)} for an image of {tuple(image.shape)}")
+        return _Run(Case(name, image, index), masks, fill.to(image))
+
+    def _run(self, runs: Sequence[_Run], network: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> None:
+        lengths = [len(run.masks) + 1 for run in runs]
+        rows = min(self.mask_batch_size, sum(lengths))
+        image = runs[0].case.image
+        # One buffer serves all batches, so memory does not grow with the masks; rows past the end stay zero.
+        batch = image.new_zeros(rows, *image.shape)
+        with self._bar(runs) as advance:
+            for parts in _cut(lengths, rows):
+                offset = 0
+                for index, start, stop in parts:
+                    runs[index].perturb(start, stop, out=batch[offset : offset + stop - start])
+                    offset += stop - start
+                output = self.inferer(batch, network, *args, **kwargs)
+                if isinstance(output, torch.Tensor) and (output.ndim == 0 or len(output) != rows):
+                    raise CaseError(
+                        runs[parts[0][0]].case.name,
+                        f"the network gave an output of shape "
+                        f"{tuple(output.shape)} for a batch of {rows} images; its first axis must be the batch",
+                    )
+                offset = 0
+                for index, start, stop in parts:
+                    runs[index].read(start, stop, output, offset, self)
+                    offset += stop - start
+                advance(offset)
+
+    def _finish(self, run: _Run) -> Explanation:
+        state = run.state
+        wrong = ~torch.isfinite(torch.cat([state.reference_scores[None], state.scores]))
+        if bool(wrong.any()):
+            raise CaseError(
+                run.case.name,
+                f"{int(wrong.any(dim=1).sum())} of {len(wrong)} network scores are NaN or "
+                "infinite; check the network's weights and the preprocessing of this case",
+            )
+        return Explanation(
+            name=run.case.name,
+            saliency=state.compute(),
+            scores=state.scores,
+            reference_scores=state.reference_scores,
+            target=run.target,
+            num_forwards=len(run.masks) + 1,
+        )
+
+    @contextmanager
+    def _bar(self, runs: Sequence[_Run]) -> Iterator[Callable[[int], Any]]:
+        if not self.progress:
+            yield lambda count: None
+            return
+        tqdm = require("tqdm", extra="bundle").tqdm
+        total = sum(len(run.masks) + 1 for run in runs)
+        name = runs[0].case.name if len(runs) == 1 else f"{len(runs)} cases"
+        # A log file is not a screen: there a line every half minute is enough.
+        interval = 0.5 if sys.stderr.isatty() else 30
+        with tqdm(total=total, desc=name, unit="forward", leave=False, mininterval=interval) as bar:
+            yield bar.update
+
+
+class _Run:
+    """One case on its way through the loop. Row 0 is the unperturbed image, row i + 1 mask i."""
+
+    target: BoundTarget
+    state: ScoreState
+
+    def __init__(self, case: Case, masks: BoundMasks, fill: torch.Tensor) -> None:
+        self.case = case
+        self.masks = masks
+        self.fill = fill
+
+    def perturb(self, start: int, stop: int, out: torch.Tensor) -> None:
+        """Write rows [start, stop) of the perturbed image to ``out``."""
+        if start == 0:
+            out[0] = self.case.image
+            start, out = 1, out[1:]
+        if start < stop:
+            masks = self.masks.render(range(start - 1, stop - 1)).to(out.dtype)
+            # lerp is mask * image + (1 - mask) * fill in one pass, and exact at mask 0 and 1.
+            torch.lerp(self.fill, self.case.image, masks, out=out)
+
+    def read(self, start: int, stop: int, output: Any, offset: int, settings: PerturbationInferer) -> None:
+        """Score rows [start, stop), which stand at ``offset`` in the network's output."""
+        if start == 0:
+            reference = output[offset : offset + 1] if isinstance(output, torch.Tensor) else output
+            self.target = settings.target.bind(reference, self.case)
+            self.state = settings.estimator.start(self.masks, self.target(reference)[0].clone())
+            start, offset = 1, offset + 1
+        if start < stop:
+            scores = self.target(output[offset : offset + stop - start])
+            self.state.update(range(start - 1, stop - 1), scores)
+
+
+def _cut(lengths: Sequence[int], size: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Cut runs of rows, laid end to end, into batches of ``size``: lists of (run, first row, last row + 1)."""
+    parts: list[tuple[int, int, int]] = []
+    room = size
+    for index, length in enumerate(lengths):
+        start = 0
+        while start < length:
+            stop = min(length, start + room)
+            parts.append((index, start, stop))
+            room -= stop - start
+            start = stop
+            if room == 0:
+                yield parts
+                parts, room = [], size
+    if parts:
+        yield parts
+
+
+@contextmanager
+def _evaluating(network: Any) -> Iterator[None]:
+    """Evaluation mode for a module, and afterwards each of its parts back in the mode it had."""
+    training = [part for part in network.modules() if part.training] if isinstance(network, torch.nn.Module) else []
+    if training:
+        network.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def case_name(images: torch.Tensor, index: int = 0) -> str:
+    """What to call one image of a batch: its file where its meta data names one, else its place."""
+    names = images.meta.get(ImageMetaKey.FILENAME_OR_OBJ) if isinstance(images, MetaTensor) else None
+    if isinstance(names, (list, tuple)) and index < len(names):
+        names = names[index]
+    return names if isinstance(names, str) and names else f"image {index} of the batch"

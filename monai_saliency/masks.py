@@ -1,0 +1,267 @@
+"""Where an image is perturbed: masks that are 1 where the image is kept and 0 where it is replaced.
+
+A mask generator holds the user's settings only. :meth:`Masks.bind` fits it to one image and gives
+:class:`BoundMasks`, which draws the small *codes* of its masks on the CPU and renders full-size masks from them,
+a few at a time, on any device. Mask ``i`` depends on the seed, ``i`` and the spatial shape, and on nothing else, so
+any division of the work over batches, workers or ranks perturbs the image in the same ways.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from monai_saliency.utils import exact_arithmetic, per_axis
+
+__all__ = ["BoundMasks", "Masks", "RISEMasks", "SlidingWindowMasks"]
+
+
+class Masks(ABC):
+    """Settings of a family of masks."""
+
+    @abstractmethod
+    def bind(self, image: torch.Tensor, labels: torch.Tensor | None = None) -> BoundMasks:
+        """Fit the masks to one image.
+
+        Args:
+            image: ``(C, *spatial)``, 2D or 3D. Its spatial shape, device and precision are read, never its voxels.
+            labels: the case's label map ``(1, *spatial)``, for masks that are made of regions.
+        """
+
+
+class BoundMasks(ABC):
+    """The masks of one image.
+
+    Attributes:
+        spatial_shape: the image's spatial shape.
+        device: where :meth:`render` puts masks unless told otherwise.
+        dtype: float64 for a float64 image, else float32.
+        key: all that decides the masks: equal keys, equal masks.
+    """
+
+    key: tuple
+
+    def __init__(self, image: torch.Tensor) -> None:
+        self.spatial_shape = tuple(image.shape[1:])
+        self.device = image.device
+        self.dtype = torch.float64 if image.dtype == torch.float64 else torch.float32
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of masks."""
+
+    @abstractmethod
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """The small descriptions that masks are rendered from, by name, each with one row a mask."""
+
+    @abstractmethod
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        """Masks ``(n, 1, *spatial)`` in [0, 1] of n codes."""
+
+    def render(self, indices: Sequence[int], device: torch.device | str | None = None) -> torch.Tensor:
+        """Full-size masks.
+
+        Args:
+            indices: which masks, each in ``[0, len(self))``; a ``range`` is cheapest.
+            device: where to; the bound image's device by default.
+
+        Returns:
+            ``(n, 1, *spatial)`` in [0, 1]: 1 where the image is kept.
+
+        Raises:
+            IndexError: when an index is out of range.
+        """
+        for index in {min(indices), max(indices)} if len(indices) else ():
+            if not 0 <= index < len(self):
+                raise IndexError(f"mask indices must be in [0, {len(self)}), got {index}")
+        device = torch.device(device) if device is not None else self.device
+        if not len(indices):
+            return torch.zeros(0, 1, *self.spatial_shape, dtype=self.dtype, device=device)
+        with exact_arithmetic(device):
+            return self._render(self.codes(indices), device)
+
+    def stream(self, indices: Sequence[int], max_elements: int = 2**23) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Render many masks a few at a time.
+
+        The chunks depend on ``indices`` and the spatial shape only, so that sums over them repeat to the bit.
+
+        Args:
+            indices: which masks.
+            max_elements: the most mask voxels held at a time (one mask at the least).
+
+        Yields:
+            the slice of ``indices`` and its masks ``(n, 1, *spatial)``.
+        """
+        step = int(min(64, max(1, max_elements // max(1, int(np.prod(self.spatial_shape))))))
+        for start in range(0, len(indices), step):
+            chunk = slice(start, min(start + step, len(indices)))
+            yield chunk, self.render(indices[chunk])
+
+
+class RISEMasks(Masks):
+    """Random smooth masks of RISE (Petsiuk et al., BMVC 2018, section 3.2), in 2D and 3D.
+
+    A mask is a small grid of cells, each kept with probability ``p1``, stretched linearly to slightly more than the
+    image and cropped at a random shift of up to one cell. Grids and shifts are drawn as xaitk-saliency's ``RISEGrid``
+    draws them in 2D at ``threads=0``, where both packages give the same masks for a seed.
+
+    Args:
+        num_masks: how many masks.
+        grid_size: cells along each axis, one number or one per axis.
+        p1: probability in [0, 1] that a cell is kept.
+        seed: of all draws. More masks of one seed continue the fewer.
+    """
+
+    def __init__(self, num_masks: int, grid_size: int | Sequence[int] = 8, p1: float = 0.5, seed: int = 0) -> None:
+        if num_masks < 1:
+            raise ValueError(f"`num_masks` must be at least 1, got {num_masks}")
+        if not 0 <= p1 <= 1:
+            raise ValueError(f"`p1` must be in [0, 1], got {p1}")
+        if np.min(grid_size) < 1:
+            raise ValueError(f"`grid_size` must be at least 1 along each axis, got {grid_size}")
+        if seed is None or seed < 0:
+            raise ValueError(f"`seed` must be a non-negative integer, so that runs repeat, got {seed}")
+        self.num_masks = int(num_masks)
+        self.grid_size = grid_size
+        self.p1 = float(p1)
+        self.seed = int(seed)
+
+    def bind(self, image: torch.Tensor, labels: torch.Tensor | None = None) -> BoundMasks:
+        return _BoundRISEMasks(self, image)
+
+
+class _BoundRISEMasks(BoundMasks):
+    def __init__(self, masks: RISEMasks, image: torch.Tensor) -> None:
+        super().__init__(image)
+        self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
+        self.grid_shape = per_axis("grid_size", masks.grid_size, self.spatial_shape)
+        self.cell_shape = tuple(-(-n // s) for n, s in zip(self.spatial_shape, self.grid_shape, strict=True))
+        self.key = ("RISEMasks", self.seed, self.p1, self.num_masks, self.grid_shape, self.spatial_shape)
+        # The bounded integers of a stream cannot be reached at random, so all are drawn; they are a few bytes a mask.
+        self.shifts = np.random.default_rng(self.seed).integers(
+            0, self.cell_shape, size=(self.num_masks, len(self.cell_shape))
+        )
+        self._weights: dict[torch.device, list[torch.Tensor]] = {}
+
+    def __len__(self) -> int:
+        return self.num_masks
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """``grid`` bool ``(n, *grid_shape)``, True where a cell is kept, and ``shift`` int ``(n, spatial_dims)``."""
+        cells = int(np.prod(self.grid_shape))
+        grids = np.empty((len(indices), cells), dtype=bool)
+        if isinstance(indices, range) and indices.step == 1:
+            runs = [(0, indices.start, len(indices))]
+        else:
+            runs = [(row, index, 1) for row, index in enumerate(indices)]
+        for row, index, count in runs:
+            # One double takes one step of PCG64, so any grid of the seed's stream is reached without the earlier ones.
+            stream = np.random.PCG64(self.seed).advance(int(index) * cells)
+            grids[row : row + count] = np.random.Generator(stream).random((count, cells)) < self.p1
+        return {"grid": grids.reshape(-1, *self.grid_shape), "shift": self.shifts[np.asarray(indices, dtype=int)]}
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        if device not in self._weights:
+            self._weights[device] = [
+                _stretch_weights(s, cell).to(device, self.dtype)
+                for s, cell in zip(self.grid_shape, self.cell_shape, strict=True)
+            ]
+        masks = torch.from_numpy(codes["grid"]).to(device, self.dtype)
+        shifts = torch.from_numpy(codes["shift"]).to(device)
+        n, dims = len(masks), len(self.spatial_shape)
+        for axis, (size, weights) in enumerate(zip(self.spatial_shape, self._weights[device], strict=True)):
+            # Linear interpolation is separable: one axis at a time, (n, size, cells) @ (n, cells, rest).
+            rows = weights[shifts[:, axis, None] + torch.arange(size, device=device)]
+            masks = masks.movedim(axis + 1, 1) if axis < dims - 1 else masks.movedim(axis + 1, -1)
+            if axis < dims - 1:
+                rest = masks.shape[2:]
+                masks = (rows @ masks.reshape(n, masks.shape[1], -1)).reshape(n, size, *rest).movedim(1, axis + 1)
+            else:
+                # The last axis makes the full-size masks; written last they need no copy to be contiguous.
+                masks = (masks.reshape(n, -1, masks.shape[-1]) @ rows.transpose(1, 2)).reshape(n, *self.spatial_shape)
+        # Two weights that sum to 1 may round to a hair above it.
+        return masks.clamp_(0, 1).unsqueeze(1)
+
+
+def _stretch_weights(cells: int, cell_size: int) -> torch.Tensor:
+    """The matrix ``((cells + 1) * cell_size, cells)`` that stretches a line of cells linearly.
+
+    Voxel centres are half-way, and beyond the outer cell centres the line is mirrored without repeating its edge
+    cell (scikit-image's ``reflect``), as in ``RISEGrid``.
+    """
+    size = (cells + 1) * cell_size
+    position = (torch.arange(size, dtype=torch.float64) + 0.5) * cells / size - 0.5
+    lower = position.floor().long()
+    weights = torch.zeros(size, cells, dtype=torch.float64)
+    for offset, weight in ((0, 1 - (position - lower)), (1, position - lower)):
+        cell = (lower + offset).abs()
+        if cells == 1:
+            cell = torch.zeros_like(cell)
+        cell = torch.where(cell >= cells, 2 * (cells - 1) - cell, cell).clamp_min(0)
+        weights.scatter_add_(1, cell[:, None], weight[:, None])
+    return weights
+
+
+class SlidingWindowMasks(Masks):
+    """Windows that slide over the image, each hiding one box (Zeiler and Fergus, ECCV 2014, section 4.2), 2D and 3D.
+
+    Windows start every ``stride`` voxels along each axis, the whole row shifted by half of the last one's overhang
+    so that both borders are treated alike, and are cut at the border: the masks of xaitk-saliency's
+    ``SlidingWindow``, in its order (the last axis fastest).
+
+    Args:
+        window_size: the hidden box's edge in voxels, one number or one per axis.
+        stride: step in voxels, one number or one per axis; half of the window by default.
+    """
+
+    def __init__(self, window_size: int | Sequence[int], stride: int | Sequence[int] | None = None) -> None:
+        if stride is None:
+            stride = [max(1, int(w) // 2) for w in np.atleast_1d(window_size)]
+            stride = stride[0] if np.ndim(window_size) == 0 else stride
+        for name, value in (("window_size", window_size), ("stride", stride)):
+            if np.min(value) < 1:
+                raise ValueError(f"`{name}` must be at least 1 voxel along each axis, got {value}")
+        self.window_size = window_size
+        self.stride = stride
+
+    def bind(self, image: torch.Tensor, labels: torch.Tensor | None = None) -> BoundMasks:
+        return _BoundSlidingWindowMasks(self, image)
+
+
+class _BoundSlidingWindowMasks(BoundMasks):
+    def __init__(self, masks: SlidingWindowMasks, image: torch.Tensor) -> None:
+        super().__init__(image)
+        self.window_shape = per_axis("window_size", masks.window_size, self.spatial_shape)
+        strides = per_axis("stride", masks.stride, self.spatial_shape)
+        if any(w > n for w, n in zip(self.window_shape, self.spatial_shape, strict=True)):
+            raise ValueError(
+                f"`window_size` {self.window_shape} is larger than the image's spatial shape {self.spatial_shape}: "
+                "a window that covers the whole image cannot tell where the evidence lies; use a smaller one"
+            )
+        self.key = ("SlidingWindowMasks", self.window_shape, strides, self.spatial_shape)
+        self.starts = []
+        for size, window, stride in zip(self.spatial_shape, self.window_shape, strides, strict=True):
+            starts = np.arange(0, size, stride)
+            overhang = window - (size - starts[-1])
+            self.starts.append(starts - overhang // 2)
+
+    def __len__(self) -> int:
+        return int(np.prod([len(starts) for starts in self.starts]))
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """``corner`` int ``(n, spatial_dims)``: each window's first voxel, negative where the border cuts it."""
+        along = np.unravel_index(np.asarray(indices, dtype=int), [len(starts) for starts in self.starts])
+        return {"corner": np.stack([starts[i] for starts, i in zip(self.starts, along, strict=True)], axis=-1)}
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        corners = torch.from_numpy(codes["corner"]).to(device)
+        hidden = torch.ones((), dtype=torch.bool, device=device)
+        dims = len(self.spatial_shape)
+        for axis, (size, window) in enumerate(zip(self.spatial_shape, self.window_shape, strict=True)):
+            offset = torch.arange(size, device=device) - corners[:, axis, None]
+            inside = (offset >= 0) & (offset < window)
+            hidden = hidden & inside.reshape(len(corners), *(size if a == axis else 1 for a in range(dims)))
+        return (~hidden).to(self.dtype).unsqueeze(1)

@@ -1,0 +1,107 @@
+"""The cohort's table: one row for each case and explained value."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+
+from monai_saliency.files import atomic_path, load_scan
+from monai_saliency.inferers import Explanation
+from monai_saliency.report import peak_voxel
+
+__all__ = ["COLUMNS", "Summary", "summarize"]
+
+COLUMNS = (
+    "case",
+    "prediction",
+    "probability",
+    "class",
+    "score",
+    "peak_x_mm",
+    "peak_y_mm",
+    "peak_z_mm",
+    "peak_saliency",
+    "peak_in_label",
+    "forwards",
+    "seconds",
+)
+
+
+def summarize(
+    case: str,
+    explanation: Explanation,
+    maps: np.ndarray,
+    affine: np.ndarray,
+    label: str | Path | None = None,
+    seconds: float = float("nan"),
+) -> list[dict[str, Any]]:
+    """Rows of the summary for one case, one for each explained value.
+
+    Args:
+        case: the case's name.
+        explanation: what the inferer gave.
+        maps: ``(K, *spatial)``, on the scan's own grid.
+        affine: ``(4, 4)``, the scan's, voxel to scanner mm.
+        label: the case's label map, where it has one, on any grid.
+        seconds: what explaining took.
+
+    Returns:
+        dictionaries with the keys of :data:`COLUMNS`: the network's prediction and its probability, the class or
+        channel explained and its score on the unperturbed image, the map's highest value and where it lies (scanner
+        mm), and whether that is inside the label (``""`` without a label, or where the label is empty).
+    """
+    rows = []
+    for label_index, score, saliency in zip(explanation.target.labels, explanation.reference_scores, maps, strict=True):
+        peak = peak_voxel(saliency)
+        # A 2D scan lies in the plane z = 0 of its affine.
+        mm = (affine @ [*peak, *[0] * (3 - len(peak)), 1])[:3]
+        rows.append(
+            {
+                "case": case,
+                "prediction": "",
+                "probability": "",
+                "class": label_index,
+                "score": float(score),
+                **dict(zip(("peak_x_mm", "peak_y_mm", "peak_z_mm"), mm.round(2).tolist(), strict=True)),
+                "peak_saliency": float(saliency[peak]),
+                "peak_in_label": _in_label(mm, label) if label else "",
+                "forwards": explanation.num_forwards,
+                "seconds": round(seconds, 3),
+            }
+            | explanation.target.describe()
+        )
+    return rows
+
+
+def _in_label(mm: np.ndarray, path: str | Path) -> bool | str:
+    label = load_scan(path)
+    inside = np.asanyarray(label.dataobj) != 0
+    if not inside.any():
+        return ""
+    voxel = np.rint(nib.affines.apply_affine(np.linalg.inv(label.affine), mm)).astype(int)[: inside.ndim]
+    return bool(all(0 <= v < n for v, n in zip(voxel, inside.shape, strict=True)) and inside[tuple(voxel)])
+
+
+class Summary:
+    """``summary.csv``, whole after every case, so that a run that stops keeps what it has.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Append rows with the keys of :data:`COLUMNS`, and write the file."""
+        self.rows.extend(rows)
+        with atomic_path(self.path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(self.rows)

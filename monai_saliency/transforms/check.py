@@ -1,0 +1,100 @@
+"""A check that a scan can be explained at all, before any work is spent on it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from monai.config import KeysCollection
+from monai.data import MetaTensor
+from monai.transforms import MapTransform
+
+from monai_saliency.errors import CaseError
+from monai_saliency.files import load_scan
+from monai_saliency.inferers import case_name
+
+__all__ = ["CheckScanD", "CheckScanDict", "CheckScand"]
+
+
+class CheckScand(MapTransform):
+    """Refuses scans that would give a wrong map or none. Place it right after ``EnsureChannelFirstd``.
+
+    Args:
+        keys: the images, ``(C, *spatial)``.
+        spatial_dims: 2 or 3, what the network expects.
+        channels_key: where an item says how many channels it must have; 1 where it does not say.
+        case_key: where an item holds its case's name.
+        allow_missing_keys: don't raise for a key that an item lacks.
+
+    Raises:
+        CaseError: for another number of spatial axes or channels, an empty axis, voxels that are NaN or infinite,
+            or an affine that is singular or not finite.
+    """
+
+    def __init__(
+        self,
+        keys: KeysCollection,
+        spatial_dims: int = 3,
+        channels_key: str = "channels",
+        case_key: str = "case",
+        allow_missing_keys: bool = False,
+    ) -> None:
+        super().__init__(keys, allow_missing_keys)
+        self.spatial_dims = spatial_dims
+        self.channels_key = channels_key
+        self.case_key = case_key
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
+        for key in self.key_iterator(dict(data)):
+            problem = self._problem(data[key], int(data.get(self.channels_key, 1)))
+            if problem:
+                name = data.get(self.case_key)
+                raise CaseError(str(name if name is not None else key), problem)
+        return data
+
+    def _problem(self, image: torch.Tensor, channels: int) -> str | None:
+        dims, shape = image.ndim - 1, tuple(image.shape[1:])
+        if dims != self.spatial_dims:
+            return f"the scan has {dims} spatial axes {shape}, {self.spatial_dims} are expected"
+        if image.shape[0] != channels:
+            return (
+                f"the file is a {dims + 1}D series of {image.shape[0]} volumes of shape {shape}, where {channels} is "
+                "expected: split it into 3D files, or list its modalities in a dataset.json if they are channels of "
+                "one scan"
+            )
+        if 0 in shape:
+            return f"the scan's shape {shape} holds no voxel"
+        if not bool(torch.isfinite(image).all()):
+            count = int((~torch.isfinite(image)).sum())
+            return (
+                f"{count} of its voxels are NaN or infinite: replace them in the file (by the background's value, say)"
+            )
+        affine = _file_affine(image)
+        if affine is not None and _singular(affine[:dims, :dims]):
+            return (
+                f"its affine {np.round(affine, 4).tolist()} is singular, so no voxel has a place in the scanner: mend "
+                "the file's header"
+            )
+        return None
+
+
+def _file_affine(image: torch.Tensor) -> np.ndarray | None:
+    """The affine in the file, which MONAI's reader replaces by another one where it does not like it."""
+    if not isinstance(image, MetaTensor):
+        return None
+    path = Path(case_name(image))
+    if path.is_file() and path.name.lower().endswith((".nii", ".nii.gz")):
+        return np.asarray(load_scan(path).affine)
+    return np.asarray(image.affine)
+
+
+def _singular(matrix: np.ndarray) -> bool:
+    # Relative to the voxel's edges, so that small voxels do not count as singular.
+    edges = np.linalg.norm(matrix, axis=0)
+    return not np.isfinite(matrix).all() or bool((edges == 0).any()) or abs(np.linalg.det(matrix / edges)) < 1e-6
+
+
+CheckScanD = CheckScanDict = CheckScand

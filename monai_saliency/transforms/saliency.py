@@ -1,0 +1,94 @@
+"""Saliency as MONAI transforms, an array and dictionary pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from monai.config import KeysCollection
+from monai.data import MetaTensor
+from monai.transforms import MapTransform, Transform
+from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple_rep
+
+from monai_saliency.inferers import PerturbationInferer, case_name
+
+__all__ = ["Saliency", "SaliencyD", "SaliencyDict", "Saliencyd"]
+
+
+class Saliency(Transform):
+    """Explains one image.
+
+    Place it after the deterministic, cached part of a pipeline: what a cache computes runs once an item, serially.
+
+    Args:
+        network: any callable on batches ``(B, C, *spatial)``.
+        inferer: what explains, as made by :func:`monai_saliency.rise` and its like.
+        device: where to explain; the image's own device by default. The map comes back on the image's device.
+    """
+
+    backend = [TransformBackends.TORCH]  # noqa: RUF012, MONAI's own convention
+
+    def __init__(
+        self,
+        network: Callable[..., torch.Tensor],
+        inferer: PerturbationInferer,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.network = network
+        self.inferer = inferer
+        self.device = device
+
+    def __call__(self, img: Any) -> MetaTensor:
+        """The map ``(K, *spatial)`` of an image ``(C, *spatial)``, array or tensor.
+
+        Returns:
+            a MetaTensor with the image's affine, ``applied_operations`` and other meta data, so that the pipeline's
+            ``Invertd`` takes it to the scan's own grid.
+        """
+        image = convert_to_tensor(img, track_meta=True)
+        batch = image.as_tensor()[None]
+        batch = batch if self.device is None else batch.to(self.device)
+        (explanation,) = self.inferer.explain(batch, self.network, names=[case_name(image)])
+        return MetaTensor(explanation.saliency.to(image.device)).copy_meta_from(image)
+
+
+class Saliencyd(MapTransform):
+    """Dictionary form of :class:`Saliency`.
+
+    Args:
+        keys: the images to explain.
+        network: see :class:`Saliency`.
+        inferer: see :class:`Saliency`.
+        names: where the maps go, one for each key; ``"<key>_saliency"`` by default.
+        device: see :class:`Saliency`.
+        allow_missing_keys: don't raise for a key that an item lacks.
+    """
+
+    backend = Saliency.backend
+
+    def __init__(
+        self,
+        keys: KeysCollection,
+        network: Callable[..., torch.Tensor],
+        inferer: PerturbationInferer,
+        names: str | Sequence[str] | None = None,
+        device: torch.device | str | None = None,
+        allow_missing_keys: bool = False,
+    ) -> None:
+        super().__init__(keys, allow_missing_keys)
+        self.names = (
+            tuple(f"{key}_saliency" for key in self.keys) if names is None else ensure_tuple_rep(names, len(self.keys))
+        )
+        if len(set(self.names)) != len(self.keys):
+            raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {self.names}")
+        self.saliency = Saliency(network, inferer, device)
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        d = dict(data)
+        for key, name in self.key_iterator(d, self.names):
+            d[name] = self.saliency(d[key])
+        return d
+
+
+SaliencyD = SaliencyDict = Saliencyd

@@ -1,0 +1,67 @@
+"""Small things that several modules need."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+
+import numpy as np
+import torch
+from monai.utils import OptionalImportError
+
+__all__ = ["accumulation_dtype", "exact_arithmetic", "per_axis", "require"]
+
+
+def per_axis(name: str, value: int | Sequence[int], spatial_shape: Sequence[int]) -> tuple[int, ...]:
+    """A size given as one number or one per axis, as one per axis of ``spatial_shape``.
+
+    Raises:
+        ValueError: when the number of sizes is not the number of axes.
+    """
+    sizes = np.atleast_1d(np.asarray(value)).astype(int).tolist()
+    if len(sizes) == 1:
+        sizes = sizes * len(spatial_shape)
+    if len(sizes) != len(spatial_shape):
+        raise ValueError(
+            f"`{name}` must be one number or one per spatial axis, got {value} for an image of spatial shape "
+            f"{tuple(spatial_shape)}"
+        )
+    return tuple(sizes)
+
+
+@contextmanager
+def exact_arithmetic(device: torch.device) -> Iterator[None]:
+    """Full precision for our own products, whatever the user allows for the network (autocast, TF32)."""
+    with torch.autocast(device.type, enabled=False):
+        if device.type != "cuda" or not torch.backends.cuda.matmul.allow_tf32:
+            yield
+            return
+        torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def accumulation_dtype(device: torch.device) -> torch.dtype:
+    """The type long sums are kept in: float64, but for Apple's GPUs, which have none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import a module of one of our extras.
+
+    Args:
+        module: its dotted name.
+        extra: the extra of ``pyproject.toml`` that installs it.
+
+    Raises:
+        OptionalImportError: with the pip command, when it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise OptionalImportError(f'{name} is not installed: pip install "monai-saliency[{extra}]"') from error

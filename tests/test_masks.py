@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from skimage.transform import resize
+from xaitk_saliency.impls.perturb_image.rise import RISEGrid
+from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
+
+from monai_saliency.masks import BoundMasks, Masks, RISEMasks, SlidingWindowMasks
+
+
+def bind(masks: Masks, *shape: int, dtype: torch.dtype = torch.float32) -> BoundMasks:
+    return masks.bind(torch.zeros(1, *shape, dtype=dtype))
+
+
+def everything(bound: BoundMasks) -> np.ndarray:
+    return bound.render(range(len(bound)))[:, 0].numpy()
+
+
+def slow_rise(shape: tuple[int, ...], n: int, grid: tuple[int, ...], p1: float, seed: int) -> np.ndarray:
+    """RISE masks, section 3.2 of the paper with xaitk-saliency's draws, in float64 and any number of dimensions."""
+    cells = np.random.default_rng(seed).random((n, *grid)) < p1
+    shifts = np.random.default_rng(seed)
+    cell = [int(np.ceil(size / s)) for size, s in zip(shape, grid, strict=True)]
+    masks = []
+    for i in range(n):
+        corner = [int(shifts.integers(0, edge)) for edge in cell]
+        size = [(s + 1) * edge for s, edge in zip(grid, cell, strict=True)]
+        stretched = resize(cells[i].astype(float), size, order=1, mode="reflect", anti_aliasing=False)
+        masks.append(stretched[tuple(slice(c, c + size) for c, size in zip(corner, shape, strict=True))])
+    return np.stack(masks)
+
+
+def slow_windows(shape: tuple[int, ...], window: tuple[int, ...], stride: tuple[int, ...]) -> np.ndarray:
+    rows = []
+    for size, w, step in zip(shape, window, stride, strict=True):
+        starts = list(range(0, size, step))
+        overhang = w - (size - starts[-1])
+        rows.append([start - overhang // 2 for start in starts])
+    masks = []
+    for corner in itertools.product(*rows):
+        mask = np.ones(shape, dtype=bool)
+        for voxel in itertools.product(*map(range, shape)):
+            if all(c <= v < c + w for v, c, w in zip(voxel, corner, window, strict=True)):
+                mask[voxel] = False
+        masks.append(mask)
+    return np.stack(masks)
+
+
+class TestRISEMasks:
+    @pytest.mark.parametrize("shape", [(24, 24), (23, 31), (40, 17), (7, 5)])
+    @pytest.mark.parametrize("s", range(1, 10))
+    def test_equals_xaitk(self, shape: tuple[int, int], s: int) -> None:
+        for seed, p1 in ((0, 0.5), (7, 0.25), (12345, 0.9)):
+            theirs = RISEGrid(n=6, s=s, p1=p1, seed=seed, threads=0).perturb(np.zeros(shape))
+            np.testing.assert_allclose(everything(bind(RISEMasks(6, s, p1, seed), *shape)), theirs, rtol=0, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("shape", "grid"), [((12, 9, 10), (3, 3, 3)), ((11, 6, 13), (4, 1, 2)), ((5, 7, 6), (8, 7, 2))]
+    )
+    def test_3d_equals_slow_loop(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> None:
+        masks = everything(bind(RISEMasks(5, grid, 0.4, seed=3), *shape, dtype=torch.float64))
+        np.testing.assert_allclose(masks, slow_rise(shape, 5, grid, 0.4, seed=3), rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("grid", [(2, 5), (6, 1)])
+    def test_per_axis_grid_equals_slow_loop(self, grid: tuple[int, int]) -> None:
+        masks = everything(bind(RISEMasks(5, grid, 0.6, seed=1), 14, 19, dtype=torch.float64))
+        np.testing.assert_allclose(masks, slow_rise((14, 19), 5, grid, 0.6, seed=1), rtol=0, atol=1e-12)
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        shape=st.lists(st.integers(3, 12), min_size=2, max_size=3),
+        grid=st.integers(1, 5),
+        seed=st.integers(0, 2**40),
+        picked=st.lists(st.integers(0, 11), max_size=8),
+        more=st.integers(0, 9),
+    )
+    def test_law_2_a_mask_depends_on_seed_index_and_shape_only(
+        self, shape: list[int], grid: int, seed: int, picked: list[int], more: int
+    ) -> None:
+        bound = bind(RISEMasks(12, grid, 0.5, seed), *shape)
+        masks = bound.render(range(12))
+        assert torch.equal(bound.render(picked), masks[picked])
+        assert torch.equal(bound.render(np.asarray(picked, dtype=int)), masks[picked])
+        assert torch.equal(bound.render(range(3, 9)), masks[3:9])
+        assert torch.equal(bound.render(range(11, -1, -2)), masks.flip(0)[::2])
+        assert torch.equal(bind(RISEMasks(12 + more, grid, 0.5, seed), *shape).render(range(12)), masks)
+        several_channels = RISEMasks(12, grid, 0.5, seed).bind(torch.rand(3, *shape))
+        assert torch.equal(several_channels.render(range(12)), masks)
+
+    def test_seeds_differ(self) -> None:
+        assert not np.allclose(
+            everything(bind(RISEMasks(4, seed=0), 16, 16)), everything(bind(RISEMasks(4, seed=1), 16, 16))
+        )
+
+    def test_far_masks_are_reached_directly(self) -> None:
+        """Mask 40 000 of a seed's stream is what a full draw gives."""
+        code = bind(RISEMasks(40_001, (3, 2), 0.5, seed=5), 9, 8).codes([40_000])
+        assert np.array_equal(code["grid"][0], (np.random.default_rng(5).random((40_001, 3, 2)) < 0.5)[-1])
+
+    def test_polarity_1_keeps(self) -> None:
+        assert np.array_equal(everything(bind(RISEMasks(3, 4, p1=1.0), 13, 9, 7)), np.ones((3, 13, 9, 7)))
+        assert np.array_equal(everything(bind(RISEMasks(3, 4, p1=0.0), 13, 9)), np.zeros((3, 13, 9)))
+
+    @pytest.mark.parametrize("p1", [0.2, 0.7])
+    def test_keep_rate_and_range(self, p1: float) -> None:
+        bound = bind(RISEMasks(400, 6, p1, seed=2), 24, 30)
+        masks = everything(bound)
+        assert masks.min() >= 0
+        assert masks.max() <= 1
+        # 400 masks of 36 cells: five standard errors of the rate of cells.
+        margin = 5 * np.sqrt(p1 * (1 - p1) / (400 * 36))
+        assert abs(bound.codes(range(400))["grid"].mean() - p1) < margin
+        # Every voxel is kept equally often: five standard errors of a mean over masks.
+        assert np.abs(masks.mean(axis=0) - p1).max() < 5 * np.sqrt(p1 * (1 - p1) / 400)
+
+    def test_codes_are_the_documented_draws_and_small(self) -> None:
+        codes = bind(RISEMasks(50, (3, 4, 5), 0.3, seed=9), 100, 90, 80).codes(range(10, 20))
+        assert np.array_equal(codes["grid"], (np.random.default_rng(9).random((50, 3, 4, 5)) < 0.3)[10:20])
+        shifts = np.random.default_rng(9)
+        expected = [[shifts.integers(0, cell) for cell in (34, 23, 16)] for _ in range(50)]
+        assert np.array_equal(codes["shift"], expected[10:20])
+        assert codes["grid"].dtype == bool
+        assert sum(code.nbytes for code in codes.values()) <= 10 * (3 * 4 * 5 + 3 * 8)
+
+    @pytest.mark.parametrize(
+        ("settings", "match"),
+        [
+            ({"p1": 5}, r"`p1` must be in \[0, 1\], got 5"),
+            ({"p1": -0.1}, r"`p1` must be in \[0, 1\], got -0.1"),
+            ({"p1": float("nan")}, r"`p1` must be in \[0, 1\], got nan"),
+            ({"num_masks": 0}, "`num_masks` must be at least 1, got 0"),
+            ({"grid_size": (8, 0)}, r"`grid_size` must be at least 1 along each axis, got \(8, 0\)"),
+            ({"seed": -1}, "`seed` must be a non-negative integer.*got -1"),
+            ({"seed": None}, "`seed` must be a non-negative integer.*got None"),
+        ],
+    )
+    def test_errors(self, settings: dict, match: str) -> None:
+        with pytest.raises(ValueError, match=match):
+            RISEMasks(**({"num_masks": 4} | settings))
+
+    def test_wrong_number_of_sizes(self) -> None:
+        with pytest.raises(ValueError, match=r"`grid_size` must be one number or one per spatial axis, got \(4, 4\)"):
+            bind(RISEMasks(4, (4, 4)), 8, 8, 8)
+
+
+class TestSlidingWindowMasks:
+    @pytest.mark.parametrize("shape", [(20, 20), (17, 23), (9, 31)])
+    @pytest.mark.parametrize(
+        ("window", "stride"),
+        [((5, 5), (5, 5)), ((6, 4), (3, 2)), ((3, 2), (7, 5)), ((9, 9), (1, 4)), ((1, 7), (2, 9))],
+    )
+    def test_equals_xaitk(self, shape: tuple[int, int], window: tuple[int, int], stride: tuple[int, int]) -> None:
+        theirs = SlidingWindow(window, stride).perturb(np.zeros(shape))
+        assert np.array_equal(everything(bind(SlidingWindowMasks(window, stride), *shape)), theirs)
+
+    @pytest.mark.parametrize(
+        ("shape", "window", "stride"),
+        [((7, 5, 6), (3, 2, 4), (2, 2, 3)), ((6, 6, 4), (2, 2, 2), (2, 2, 2)), ((5, 8, 3), (1, 3, 3), (3, 4, 2))],
+    )
+    def test_3d_equals_slow_loop(
+        self, shape: tuple[int, ...], window: tuple[int, ...], stride: tuple[int, ...]
+    ) -> None:
+        assert np.array_equal(
+            everything(bind(SlidingWindowMasks(window, stride), *shape)), slow_windows(shape, window, stride)
+        )
+
+    @pytest.mark.parametrize(
+        ("window", "stride", "same_as"), [(4, None, 2), (5, None, 2), (1, None, 1), ((4, 6), None, (2, 3)), ([3], 2, 2)]
+    )
+    def test_one_number_and_default_stride(self, window: object, stride: object, same_as: object) -> None:
+        """One number stands for all axes, and the default stride is half of the window."""
+        ours = everything(bind(SlidingWindowMasks(window, stride), 12, 13))
+        w, s = (tuple(np.broadcast_to(v, 2).tolist()) for v in (window, same_as))
+        assert np.array_equal(ours, slow_windows((12, 13), w, s))
+
+    @settings(max_examples=20, deadline=None)
+    @given(
+        shape=st.lists(st.integers(4, 10), min_size=2, max_size=3),
+        window=st.integers(1, 4),
+        stride=st.integers(1, 5),
+        data=st.data(),
+    )
+    def test_law_2_a_mask_depends_on_index_and_shape_only(
+        self, shape: list[int], window: int, stride: int, data: st.DataObject
+    ) -> None:
+        bound = bind(SlidingWindowMasks(window, stride), *shape)
+        masks = bound.render(range(len(bound)))
+        picked = data.draw(st.lists(st.integers(0, len(bound) - 1), max_size=6))
+        assert torch.equal(bound.render(picked), masks[picked])
+        assert torch.equal(bound.render(range(1, len(bound))), masks[1:])
+        # Windows no further apart than they are long leave no voxel unseen.
+        if stride <= window:
+            assert bool((masks.min(dim=0).values == 0).all())
+
+    def test_codes_are_corners(self) -> None:
+        bound = bind(SlidingWindowMasks((4, 3), (4, 3)), 10, 9)
+        # 10 = 4 + 4 + 2: the last of three windows hangs over by 2, so all move up by 1.
+        expected = [[y, x] for y in (-1, 3, 7) for x in (0, 3, 6)]
+        assert np.array_equal(bound.codes(range(len(bound)))["corner"], expected)
+
+    @pytest.mark.parametrize(
+        ("window", "stride", "match"),
+        [
+            (0, 1, "`window_size` must be at least 1 voxel along each axis, got 0"),
+            ((3, 3), (1, 0), r"`stride` must be at least 1 voxel along each axis, got \(1, 0\)"),
+        ],
+    )
+    def test_errors(self, window: object, stride: object, match: str) -> None:
+        with pytest.raises(ValueError, match=match):
+            SlidingWindowMasks(window, stride)
+
+    def test_window_larger_than_the_image(self) -> None:
+        with pytest.raises(ValueError, match=r"`window_size` \(9, 9\) is larger than.*\(8, 12\).*use a smaller one"):
+            bind(SlidingWindowMasks(9), 8, 12)
+
+    @pytest.mark.parametrize(("window", "stride", "name"), [((3, 3, 3), 1, "window_size"), (3, (1, 1, 1), "stride")])
+    def test_wrong_number_of_sizes(self, window: object, stride: object, name: str) -> None:
+        with pytest.raises(ValueError, match=f"`{name}` must be one number or one per spatial axis"):
+            bind(SlidingWindowMasks(window, stride), 8, 8)
+
+
+@pytest.mark.parametrize("masks", [RISEMasks(9, 3, seed=4), SlidingWindowMasks(4, 3)], ids=lambda m: type(m).__name__)
+class TestAnyMasks:
+    def test_law_9_precision_follows_the_image(self, masks: Masks) -> None:
+        double = bind(masks, 9, 8, dtype=torch.float64).render(range(3))
+        single = bind(masks, 9, 8).render(range(3))
+        half = bind(masks, 9, 8, dtype=torch.float16).render(range(3))
+        assert (double.dtype, single.dtype, half.dtype) == (torch.float64, torch.float32, torch.float32)
+        torch.testing.assert_close(single.double(), double, rtol=0, atol=1e-6)
+        assert torch.equal(half, single)
+
+    def test_rendering_ignores_autocast(self, masks: Masks) -> None:
+        bound = bind(masks, 15, 11, 6)
+        expected = bound.render(range(5))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(bound.render(range(5)), expected)
+
+    def test_stream_is_render_in_pieces(self, masks: Masks) -> None:
+        bound = bind(masks, 10, 7)
+        indices = [4, 0, 8, 3, 3]
+        pieces = list(bound.stream(indices, max_elements=2 * 70))
+        assert [len(piece) for _, piece in pieces] == [2, 2, 1]
+        assert [indices[chunk] for chunk, _ in pieces] == [[4, 0], [8, 3], [3]]
+        assert torch.equal(torch.cat([piece for _, piece in pieces]), bound.render(indices))
+        assert len(next(iter(bound.stream(indices, max_elements=1)))[1]) == 1
+
+    @pytest.mark.parametrize("indices", [[-1], [0, 9999], range(3, 10_000), range(-1, 2)])
+    def test_index_out_of_range(self, masks: Masks, indices: object) -> None:
+        bound = bind(masks, 10, 7)
+        with pytest.raises(IndexError, match=rf"mask indices must be in \[0, {len(bound)}\), got (-1|9999)"):
+            bound.render(indices)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    @pytest.mark.parametrize("tf32", [False, True])
+    def test_law_2_devices_agree(self, masks: Masks, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+        bound = bind(masks, 33, 20, 17)
+        on_gpu = bound.render(range(6), device="cuda")
+        assert on_gpu.is_cuda
+        torch.testing.assert_close(on_gpu.cpu(), bound.render(range(6)), rtol=0, atol=1e-6)
+        assert torch.backends.cuda.matmul.allow_tf32 is tf32
