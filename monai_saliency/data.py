@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -15,6 +16,7 @@ from monai_saliency.errors import CaseError, root_cause
 
 __all__ = ["CohortDataset", "find_cases", "scan_stem"]
 
+SECTIONS = ("test", "training", "validation")
 _SUFFIXES = (".nii.gz", ".nii")
 
 
@@ -91,28 +93,34 @@ def _decathlon_scans(listing: Path, section: str | None) -> list[tuple[Path, Pat
         raise ValueError(
             f"{listing} is not valid JSON ({error}): mend it, or remove it to use every scan of its folder"
         ) from error
-    sections = [section] if section else [name for name in ("test", "training", "validation") if content.get(name)]
+    lists = {name: content.get(name) or [] for name in SECTIONS} if isinstance(content, dict) else {}
+    entries = lists.get(section, []) if section else next((found for found in lists.values() if found), [])
+    if isinstance(entries, list):
+        entries = [{"image": entry} if isinstance(entry, str) else entry for entry in entries]
+    if not lists or not all(isinstance(entry, dict) and isinstance(entry.get("image"), str) for entry in entries):
+        raise ValueError(
+            f"{listing} is not the listing of a Medical Segmentation Decathlon folder, whose sections {SECTIONS} list "
+            "paths or dictionaries with an `image`: mend it, or remove it to use every scan of its folder"
+        )
     channels = max(1, len(content.get("modality") or content.get("channel_names") or [0]))
     scans = []
-    for entry in content.get(sections[0], []) if sections else []:
-        entry = {"image": entry} if isinstance(entry, str) else entry
+    for entry in entries:
         image = listing.parent / entry["image"]
         if not image.is_file():
             raise FileNotFoundError(f"case {scan_stem(image)}: {listing} lists {image}, which does not exist")
         # The Decathlon lists test scans by their path alone; their labels, where present, stand beside them.
-        label = entry.get("label") or entry["image"].replace("images", "labels", 1)
-        label_path = listing.parent / label
-        scans.append((image, label_path if label_path.is_file() and label_path != image else None, channels))
+        label = listing.parent / (entry.get("label") or entry["image"].replace("images", "labels", 1))
+        scans.append((image, label if label.is_file() and label != image else None, channels))
     return scans
 
 
 def _case_id(root: Path, image: Path) -> str:
-    try:
-        below = image.resolve().relative_to(root.resolve())
-    except ValueError:
+    # Links are not followed: data managers link scans to files with names of their own.
+    path, folder = Path(os.path.abspath(image)), Path(os.path.abspath(root))
+    if folder not in path.parents:
         # A listed scan may lie elsewhere; its outputs must not, and its folder's hash keeps equal names apart.
-        return f"{scan_stem(image)}-{sha256(str(image.resolve().parent).encode()).hexdigest()[:8]}"
-    return (below.parent / scan_stem(below)).as_posix()
+        return f"{scan_stem(path)}-{sha256(str(path.parent).encode()).hexdigest()[:8]}"
+    return (path.relative_to(folder).parent / scan_stem(path)).as_posix()
 
 
 class CohortDataset(Dataset):

@@ -18,7 +18,7 @@ from monai_saliency.estimators import Estimator, ScoreState
 from monai_saliency.fills import ConstantFill
 from monai_saliency.masks import BoundMasks, Masks
 from monai_saliency.targets import BoundTarget, Case, Target
-from monai_saliency.utils import require
+from monai_saliency.utils import require, whole_numbers
 
 __all__ = ["Explanation", "PerturbationInferer", "case_name"]
 
@@ -78,8 +78,7 @@ class PerturbationInferer(Inferer):
         progress: bool = False,
     ) -> None:
         super().__init__()
-        if mask_batch_size < 1:
-            raise ValueError(f"`mask_batch_size` must be at least 1, got {mask_batch_size}")
+        whole_numbers("mask_batch_size", mask_batch_size, 1)
         self.masks = masks
         self.target = target
         self.estimator = estimator
@@ -161,7 +160,8 @@ class PerturbationInferer(Inferer):
         lengths = [len(run.masks) + 1 for run in runs]
         rows = min(self.mask_batch_size, sum(lengths))
         image = runs[0].case.image
-        # One buffer serves all batches, so memory does not grow with the masks; rows past the end stay zero.
+        # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
+        # hold what they held before, and their outputs are not read.
         batch = image.new_zeros(rows, *image.shape)
         with self._bar(runs) as advance:
             for parts in _cut(lengths, rows):

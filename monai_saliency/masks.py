@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from monai_saliency.utils import exact_arithmetic, per_axis
+from monai_saliency.utils import exact_arithmetic, per_axis, whole_numbers
 
 __all__ = ["BoundMasks", "Masks", "RISEMasks", "SlidingWindowMasks"]
 
@@ -116,14 +116,11 @@ class RISEMasks(Masks):
     """
 
     def __init__(self, num_masks: int, grid_size: int | Sequence[int] = 8, p1: float = 0.5, seed: int = 0) -> None:
-        if num_masks < 1:
-            raise ValueError(f"`num_masks` must be at least 1, got {num_masks}")
+        whole_numbers("num_masks", num_masks, 1)
+        whole_numbers("grid_size", grid_size, 1)
+        whole_numbers("seed", seed, 0)
         if not 0 <= p1 <= 1:
             raise ValueError(f"`p1` must be in [0, 1], got {p1}")
-        if np.min(grid_size) < 1:
-            raise ValueError(f"`grid_size` must be at least 1 along each axis, got {grid_size}")
-        if seed is None or seed < 0:
-            raise ValueError(f"`seed` must be a non-negative integer, so that runs repeat, got {seed}")
         self.num_masks = int(num_masks)
         self.grid_size = grid_size
         self.p1 = float(p1)
@@ -218,12 +215,11 @@ class SlidingWindowMasks(Masks):
     """
 
     def __init__(self, window_size: int | Sequence[int], stride: int | Sequence[int] | None = None) -> None:
+        whole_numbers("window_size", window_size, 1)
         if stride is None:
             stride = [max(1, int(w) // 2) for w in np.atleast_1d(window_size)]
             stride = stride[0] if np.ndim(window_size) == 0 else stride
-        for name, value in (("window_size", window_size), ("stride", stride)):
-            if np.min(value) < 1:
-                raise ValueError(f"`{name}` must be at least 1 voxel along each axis, got {value}")
+        whole_numbers("stride", stride, 1)
         self.window_size = window_size
         self.stride = stride
 

@@ -78,7 +78,7 @@ def _state_dict(content: Any) -> dict[str, torch.Tensor] | None:
     for key in _WRAPPERS:
         if isinstance(content.get(key), Mapping):
             return _state_dict(content[key])
-    if not content or not all(isinstance(value, torch.Tensor) for value in content.values()):
+    if not content or not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in content.items()):
         return None
     prefixed = all(name.startswith("module.") for name in content)
     return {name.removeprefix("module.") if prefixed else name: value for name, value in content.items()}

@@ -25,9 +25,14 @@ def peak_voxel(saliency: np.ndarray) -> tuple[int, ...]:
     Maps of windows and regions are flat in places: of voxels that are equally high (to 1e-6 of the highest magnitude)
     it is the one nearest to their centre.
     """
-    highest = np.argwhere(saliency >= saliency.max() - 1e-6 * np.abs(saliency).max())
-    nearest = np.argmin(((highest - highest.mean(axis=0)) ** 2).sum(axis=1))
-    return tuple(highest[nearest].tolist())
+    level = saliency >= saliency.max() - 1e-6 * np.abs(saliency).max()
+    # From counts along each axis, so that a flat map of a large scan needs no list of its voxels.
+    distance = np.where(level, np.float32(0), np.float32(np.inf))
+    for axis, size in enumerate(saliency.shape):
+        counts = level.sum(axis=tuple(other for other in range(saliency.ndim) if other != axis))
+        offset = np.arange(size) - (counts @ np.arange(size)) / counts.sum()
+        distance += (offset**2).astype(np.float32).reshape([size if a == axis else 1 for a in range(saliency.ndim)])
+    return tuple(int(i) for i in np.unravel_index(int(np.argmin(distance)), saliency.shape))
 
 
 def plot_saliency(
@@ -100,10 +105,11 @@ def _planes(scan: np.ndarray, saliency: np.ndarray, affine: np.ndarray) -> list[
             {"scan": scan, "map": saliency, "shape": scan.shape, "edges": edges, "peak": peak}
             | {"name": f"peak at voxel {peak}", "across": "", "up": ""}
         ]
-    mm = affine @ [*peak_voxel(saliency), 1]
+    mm = affine @ [*peak_voxel(saliency), 1]  # found once: where a map is flat, reordering it could choose another
     ras = [nib.as_closest_canonical(nib.Nifti1Image(np.asarray(v, np.float32), affine)) for v in (scan, saliency)]
     scan, saliency = (np.asarray(image.dataobj) for image in ras)
-    edges, peak = nib.affines.voxel_sizes(ras[0].affine), peak_voxel(saliency)
+    edges = nib.affines.voxel_sizes(ras[0].affine)
+    peak = tuple(np.rint(np.linalg.inv(ras[0].affine) @ mm).astype(int)[:3].tolist())
     planes = []
     for name, axis in _PLANES:
         a, b = (other for other in range(3) if other != axis)

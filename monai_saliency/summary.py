@@ -83,7 +83,9 @@ def _in_label(mm: np.ndarray, path: str | Path) -> bool | str:
     inside = np.asanyarray(label.dataobj) != 0
     if not inside.any():
         return ""
-    voxel = np.rint(nib.affines.apply_affine(np.linalg.inv(label.affine), mm)).astype(int)[: inside.ndim]
+    # 2D labels lie in one plane, and labels are also stored with further axes of length one.
+    inside = inside.reshape(*inside.shape, *[1] * (3 - inside.ndim)).any(axis=tuple(range(3, inside.ndim)))
+    voxel = np.rint(nib.affines.apply_affine(np.linalg.inv(label.affine), mm)).astype(int)
     return bool(all(0 <= v < n for v, n in zip(voxel, inside.shape, strict=True)) and inside[tuple(voxel)])
 
 

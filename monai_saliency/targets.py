@@ -97,6 +97,12 @@ def _check_output(output: Any, case: Case, target: str, spatial: bool) -> None:
             f"{target} reads one row of class scores an image, shape (B, classes), the network "
             f"gave {_shape(output)}" + ("; use RegionScore for a segmentation" if output.ndim > 3 else ""),
         )
+    if not bool(torch.isfinite(output).all()):
+        raise CaseError(
+            case.name,
+            "the network's output of the unperturbed image is NaN or infinite in places; check the network's weights "
+            "and the preprocessing of this case",
+        )
 
 
 def _shape(output: torch.Tensor) -> str:

@@ -11,7 +11,18 @@ import numpy as np
 import torch
 from monai.utils import OptionalImportError
 
-__all__ = ["accumulation_dtype", "exact_arithmetic", "per_axis", "require"]
+__all__ = ["accumulation_dtype", "exact_arithmetic", "per_axis", "require", "whole_numbers"]
+
+
+def whole_numbers(name: str, value: int | Sequence[int], least: int) -> None:
+    """Refuse what is not a whole number, or several, of at least ``least``.
+
+    Raises:
+        ValueError: naming the parameter.
+    """
+    numbers = np.atleast_1d(np.asarray(value))
+    if not np.issubdtype(numbers.dtype, np.integer) or numbers.min() < least:
+        raise ValueError(f"`{name}` must be a whole number of at least {least}, got {value!r}")
 
 
 def per_axis(name: str, value: int | Sequence[int], spatial_shape: Sequence[int]) -> tuple[int, ...]:
@@ -20,7 +31,7 @@ def per_axis(name: str, value: int | Sequence[int], spatial_shape: Sequence[int]
     Raises:
         ValueError: when the number of sizes is not the number of axes.
     """
-    sizes = np.atleast_1d(np.asarray(value)).astype(int).tolist()
+    sizes = np.atleast_1d(np.asarray(value)).tolist()
     if len(sizes) == 1:
         sizes = sizes * len(spatial_shape)
     if len(sizes) != len(spatial_shape):

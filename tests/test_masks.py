@@ -134,10 +134,10 @@ class TestRISEMasks:
             ({"p1": 5}, r"`p1` must be in \[0, 1\], got 5"),
             ({"p1": -0.1}, r"`p1` must be in \[0, 1\], got -0.1"),
             ({"p1": float("nan")}, r"`p1` must be in \[0, 1\], got nan"),
-            ({"num_masks": 0}, "`num_masks` must be at least 1, got 0"),
-            ({"grid_size": (8, 0)}, r"`grid_size` must be at least 1 along each axis, got \(8, 0\)"),
-            ({"seed": -1}, "`seed` must be a non-negative integer.*got -1"),
-            ({"seed": None}, "`seed` must be a non-negative integer.*got None"),
+            ({"num_masks": 0}, "`num_masks` must be a whole number of at least 1, got 0"),
+            ({"grid_size": (8, 0)}, r"`grid_size` must be a whole number of at least 1, got \(8, 0\)"),
+            ({"seed": -1}, "`seed` must be a whole number of at least 0, got -1"),
+            ({"seed": None}, "`seed` must be a whole number of at least 0, got None"),
         ],
     )
     def test_errors(self, settings: dict, match: str) -> None:
@@ -199,16 +199,18 @@ class TestSlidingWindowMasks:
             assert bool((masks.min(dim=0).values == 0).all())
 
     def test_codes_are_corners(self) -> None:
-        bound = bind(SlidingWindowMasks((4, 3), (4, 3)), 10, 9)
-        # 10 = 4 + 4 + 2: the last of three windows hangs over by 2, so all move up by 1.
+        bound = bind(SlidingWindowMasks((5, 3), (4, 3)), 10, 9)
+        # The last of three windows of 5 starts at 8 of 10 and hangs over by 3, so all move up by 1.
         expected = [[y, x] for y in (-1, 3, 7) for x in (0, 3, 6)]
-        assert np.array_equal(bound.codes(range(len(bound)))["corner"], expected)
+        corners = bound.codes(range(len(bound)))["corner"]
+        assert np.array_equal(corners, expected)
+        assert np.issubdtype(corners.dtype, np.integer)
 
     @pytest.mark.parametrize(
         ("window", "stride", "match"),
         [
-            (0, 1, "`window_size` must be at least 1 voxel along each axis, got 0"),
-            ((3, 3), (1, 0), r"`stride` must be at least 1 voxel along each axis, got \(1, 0\)"),
+            (0, 1, "`window_size` must be a whole number of at least 1, got 0"),
+            ((3, 3), (1, 0), r"`stride` must be a whole number of at least 1, got \(1, 0\)"),
         ],
     )
     def test_errors(self, window: object, stride: object, match: str) -> None:

@@ -150,11 +150,11 @@ class TestRegionScore:
 
     def test_predicted_region_of_sigmoid(self) -> None:
         """Channels overlap under a sigmoid: each has the voxels where its own probability is above one half."""
-        logit = math.log(3.0)
+        logit = math.log(1.25)  # a probability of 5 / 9
         output = torch.tensor([[[[logit, -logit, logit], [-1.0, 0.0, -1.0]], [[logit, logit, -1.0], [-1.0] * 3]]])
         bound = RegionScore([0, 1], "sigmoid").bind(output, FLAT)
-        torch.testing.assert_close(bound(output), torch.tensor([[0.75, 0.75]]))
-        torch.testing.assert_close(bound(-output), torch.tensor([[0.25, 0.25]]))
+        torch.testing.assert_close(bound(output), torch.tensor([[5 / 9, 5 / 9]]))
+        torch.testing.assert_close(bound(-output), torch.tensor([[4 / 9, 4 / 9]]))
 
     def test_softmax_by_hand(self) -> None:
         bound = RegionScore(1, "softmax").bind(self.OUTPUT, FLAT)

@@ -59,7 +59,11 @@ class CheckScand(MapTransform):
         dims, shape = image.ndim - 1, tuple(image.shape[1:])
         if dims != self.spatial_dims:
             return f"the scan has {dims} spatial axes {shape}, {self.spatial_dims} are expected"
-        if image.shape[0] != channels:
+        if image.shape[0] < channels:
+            return (
+                f"the scan has {image.shape[0]} channels {shape}, {channels} are expected, one for each modality listed"
+            )
+        if image.shape[0] > channels:
             return (
                 f"the file is a {dims + 1}D series of {image.shape[0]} volumes of shape {shape}, where {channels} is "
                 "expected: split it into 3D files, or list its modalities in a dataset.json if they are channels of "
@@ -73,10 +77,10 @@ class CheckScand(MapTransform):
                 f"{count} of its voxels are NaN or infinite: replace them in the file (by the background's value, say)"
             )
         affine = _file_affine(image)
-        if affine is not None and _singular(affine[:dims, :dims]):
+        if affine is not None and (not np.isfinite(affine).all() or _singular(affine[:-1, :dims])):
             return (
-                f"its affine {np.round(affine, 4).tolist()} is singular, so no voxel has a place in the scanner: mend "
-                "the file's header"
+                f"its affine {np.round(affine, 4).tolist()} is singular or not finite, so no voxel has a place in the "
+                "scanner: mend the file's header"
             )
         return None
 
@@ -91,10 +95,11 @@ def _file_affine(image: torch.Tensor) -> np.ndarray | None:
     return np.asarray(image.affine)
 
 
-def _singular(matrix: np.ndarray) -> bool:
-    # Relative to the voxel's edges, so that small voxels do not count as singular.
-    edges = np.linalg.norm(matrix, axis=0)
-    return not np.isfinite(matrix).all() or bool((edges == 0).any()) or abs(np.linalg.det(matrix / edges)) < 1e-6
+def _singular(axes: np.ndarray) -> bool:
+    """Whether voxel axes, the columns of a matrix, span fewer dimensions than they are."""
+    edges = np.linalg.norm(axes, axis=0)
+    # Relative to the edges, so that small voxels do not count as singular.
+    return bool((edges == 0).any()) or np.linalg.matrix_rank(axes / edges, tol=1e-6) < axes.shape[1]
 
 
 CheckScanD = CheckScanDict = CheckScand

@@ -66,6 +66,12 @@ class SaveSaliencyd(MapTransform):
         for key in self.key_iterator(d):
             case = str(d[self.case_key])
             saliency: torch.Tensor = d[key]
+            if not Path(case_name(saliency)).is_file():
+                raise CaseError(
+                    case,
+                    f"the map {key!r} does not know the scan it belongs to: it must be a MetaTensor whose "
+                    "`filename_or_obj` is the scan's file, as Saliencyd gives for a scan of LoadImaged",
+                )
             scan = load_scan(case_name(saliency))
             self._check_grid(case, saliency, scan)
             maps = saliency.detach().cpu().numpy().astype(np.float32)

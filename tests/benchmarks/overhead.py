@@ -1,0 +1,96 @@
+"""What an explanation costs beside its network: wall time over that of as many bare forwards, measured in one run.
+
+    python tests/benchmarks/overhead.py [--rounds 3] [--num_masks 127] [--device cpu]
+
+Bare forwards run the network on one batch of the same size again and again, and do nothing else. Rounds of both
+alternate, so that a machine's moods hit both; each ratio is of the sums over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from monai.networks.nets import DenseNet121, resnet18
+
+import monai_saliency as ms
+
+
+def settings() -> dict[str, tuple[torch.nn.Module, torch.Tensor, int]]:
+    """Networks, one image for each, and the batch size."""
+    torch.manual_seed(0)
+    return {
+        "3D 64^3 DenseNet121": (
+            DenseNet121(spatial_dims=3, in_channels=1, out_channels=2).eval(),
+            torch.rand(1, 1, 64, 64, 64),
+            8,
+        ),
+        "2D 224^2 ResNet18": (
+            resnet18(spatial_dims=2, n_input_channels=3, num_classes=10).eval(),
+            torch.rand(1, 3, 224, 224),
+            16,
+        ),
+    }
+
+
+def methods(num_masks: int, batch_size: int) -> dict[str, ms.PerturbationInferer]:
+    """RISE, and windows that make about as many masks."""
+    target = ms.ClassScore([1], activation="softmax")
+    return {
+        "rise": ms.rise(num_masks, seed=0, target=target, mask_batch_size=batch_size),
+        "rise, blurred fill": ms.rise(num_masks, target=target, fill=ms.BlurFill(5), mask_batch_size=batch_size),
+    }
+
+
+def measure(
+    network: torch.nn.Module, image: torch.Tensor, explain: ms.PerturbationInferer, rounds: int
+) -> tuple[float, float, int]:
+    """Seconds of explaining, seconds of the same number of bare forwards, and that number."""
+    batches = 0
+
+    def counting(batch: torch.Tensor) -> torch.Tensor:
+        nonlocal batches
+        batches += 1
+        return network(batch)
+
+    def synchronize() -> float:
+        if image.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    explain(image, counting)
+    count = batches
+    bare_batch = image.repeat(explain.mask_batch_size, *[1] * (image.ndim - 1))
+    explained = bare = 0.0
+    for _ in range(rounds):
+        start = synchronize()
+        explain(image, network)
+        middle = synchronize()
+        with torch.no_grad():
+            for _ in range(count):
+                network(bare_batch)
+        end = synchronize()
+        explained, bare = explained + middle - start, bare + end - middle
+    return explained, bare, count * explain.mask_batch_size
+
+
+def main() -> None:
+    """Print one line a network and method."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--num_masks", type=int, default=127, help="with the unperturbed image, full batches")
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    print(f"{args.num_masks} masks, {args.rounds} rounds, {args.device}, {torch.get_num_threads()} threads")
+    for name, (network, image, batch_size) in settings().items():
+        for method, explain in methods(args.num_masks, batch_size).items():
+            explained, bare, forwards = measure(network.to(args.device), image.to(args.device), explain, args.rounds)
+            print(
+                f"{name:20s} {method:20s} batch {batch_size:3d}: {explained / bare:.3f} times {forwards} bare forwards",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

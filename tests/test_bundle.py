@@ -1,0 +1,279 @@
+"""The bundle, run as a user runs it: on scans of his own, with a network of his own, and on broken input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import monai.bundle
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from monai.bundle import ConfigWorkflow
+from monai.networks.nets import DenseNet
+
+from monai_saliency.errors import CaseError, root_cause
+
+BUNDLE = Path(__file__).parents[1] / "bundle"
+SMALL_NET = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "init_features": 4, "growth_rate": 2}
+SMALL_NET |= {"block_config": [1, 1], "bn_size": 1}
+OBLIQUE = np.array([[1.9, 0.3, -0.2, -20.0], [-0.25, 2.1, 0.4, 10.0], [0.2, -0.35, 2.6, 5.0], [0, 0, 0, 1]])
+LPS = np.diag([-1.5, -1.5, 3.0, 1.0])
+PERMUTED = np.array([[0, 0, 2.0, 1], [2.2, 0, 0, 2], [0, -1.8, 0, 3], [0, 0, 0, 1]])
+
+
+def write_scan(path: Path, shape: tuple[int, ...], affine: np.ndarray, seed: int = 0, **header: int) -> Path:
+    """A smooth random scan, reproducible, with a background."""
+    rng = np.random.default_rng(seed)
+    grid = np.meshgrid(*[np.linspace(-1, 1, n) for n in shape[:3]], indexing="ij")
+    inside = sum(g**2 for g in grid) < 0.8
+    data = (inside[(...,) + (None,) * (len(shape) - 3)] * rng.uniform(50, 150, shape)).astype(np.float32)
+    image = nib.Nifti1Image(data, affine)
+    image.set_sform(affine, code=header.get("sform", 1))
+    image.set_qform(affine, code=header.get("qform", 1), strip_shears=True)
+    image.header.set_xyzt_units("mm", "sec")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(image, path)
+    return path
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path / "weights" / "own.pt"
+    path.parent.mkdir()
+    torch.save(DenseNet(**SMALL_NET).state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> Path:
+    folder = tmp_path / "cohort"
+    write_scan(folder / "a.nii.gz", (21, 17, 13), OBLIQUE, seed=1, sform=2, qform=0)
+    write_scan(folder / "site" / "b.nii.gz", (14, 22, 9), LPS, seed=2)
+    write_scan(folder / "c.nii", (11, 12, 19), PERMUTED, seed=3, sform=0, qform=4)
+    return folder
+
+
+def run(dataset_dir: Path, output_dir: Path, checkpoint: Path | str, **overrides: object) -> list[dict[str, str]]:
+    """Run the bundle with a small network and few masks; the summary's rows."""
+    settings = {
+        "method": "sliding_window",
+        "window_size": 8,
+        "stride": 4,
+        "spatial_size": [16, 16, 16],
+        "picture": False,
+    }
+    settings |= {"network_def": {"_target_": "DenseNet", **SMALL_NET}, "pixdim": [2.5, 2.5, 2.5], "device": "cpu"}
+    settings |= {"dataset_dir": str(dataset_dir), "output_dir": str(output_dir), "checkpoint": str(checkpoint)}
+    monai.bundle.run(
+        bundle_root=str(BUNDLE), config_file=str(BUNDLE / "configs" / "inference.yaml"), **settings | overrides
+    )
+    with open(output_dir / "summary.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_own_scans_get_maps_on_their_own_grids(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    rows = run(cohort, tmp_path / "out", checkpoint, picture=True)
+    assert [row["case"] for row in rows] == ["a", "c", "site/b"]
+    for row, name in zip(rows, ("a.nii.gz", "c.nii", "site/b.nii.gz"), strict=True):
+        scan = nib.load(cohort / name)
+        saliency = nib.load(tmp_path / "out" / f"{row['case']}_saliency.nii.gz")
+        assert saliency.shape == scan.shape
+        np.testing.assert_allclose(saliency.affine, scan.affine, atol=1e-4)
+        for field in ("sform_code", "qform_code", "xyzt_units"):
+            assert saliency.header[field] == scan.header[field]
+        data = saliency.get_fdata()
+        assert data.std() > 0
+        peak = [float(row[f"peak_{axis}_mm"]) for axis in "xyz"]
+        voxel = np.rint(nib.affines.apply_affine(np.linalg.inv(scan.affine), peak)).astype(int)
+        assert data[tuple(voxel)] == pytest.approx(data.max(), rel=1e-5)
+        assert float(row["peak_saliency"]) == pytest.approx(data.max(), rel=1e-5)
+        assert int(row["forwards"]) == 1 + 4**3
+        assert float(row["seconds"]) > 0
+        assert float(row["probability"]) == pytest.approx(float(row["score"]))
+        assert row["prediction"] == row["class"]
+        picture = (tmp_path / "out" / f"{row['case']}_saliency.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+    assert not list(tmp_path.rglob(".tmp*"))
+
+
+def test_prediction_is_the_networks(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    rows = run(cohort, tmp_path / "out", checkpoint)
+    parser = monai.bundle.ConfigParser()
+    parser.read_config(BUNDLE / "configs" / "inference.yaml")
+    parser.update({"spatial_size": [16, 16, 16], "pixdim": [2.5, 2.5, 2.5]})
+    preprocessing = parser.get_parsed_content("preprocessing")
+    network = DenseNet(**SMALL_NET).eval()
+    network.load_state_dict(torch.load(checkpoint, weights_only=True))
+    for row, name in zip(rows, ("a.nii.gz", "c.nii", "site/b.nii.gz"), strict=True):
+        image = preprocessing({"image": str(cohort / name)})["image"]
+        with torch.no_grad():
+            probabilities = network(image[None].as_tensor()).softmax(1)[0]
+        assert int(row["prediction"]) == int(probabilities.argmax())
+        assert float(row["probability"]) == pytest.approx(float(probabilities.max()), rel=1e-4)
+
+
+def test_method_and_its_settings_switch_from_the_command_line(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    rows = run(cohort, tmp_path / "rise", checkpoint, method="rise", num_masks=23, classes="all")
+    assert [(row["case"], row["class"]) for row in rows] == [(c, k) for c in ("a", "c", "site/b") for k in "01"]
+    assert {row["forwards"] for row in rows} == {"24"}
+    assert nib.load(tmp_path / "rise" / "a_saliency.nii.gz").shape == (21, 17, 13, 2)
+    with pytest.raises(RuntimeError) as caught:
+        run(cohort, tmp_path / "no", checkpoint, method="lime")
+    assert str(root_cause(caught.value)) == "`method` must be one of ['rise', 'sliding_window'], got 'lime'"
+
+
+def test_batches_of_cases_give_the_maps_of_one_by_one(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    run(cohort, tmp_path / "one", checkpoint)
+    run(cohort, tmp_path / "two", checkpoint, batch_size=2, mask_batch_size=7)
+    for case in ("a", "c", "site/b"):
+        one, two = (nib.load(tmp_path / n / f"{case}_saliency.nii.gz").get_fdata() for n in ("one", "two"))
+        np.testing.assert_allclose(one, two, atol=1e-5 * np.abs(one).max())
+
+
+def test_decathlon_folder_with_labels_and_modalities(tmp_path: Path) -> None:
+    folder = tmp_path / "Task99"
+    for index in range(2):
+        write_scan(folder / "imagesTs" / f"s{index}.nii.gz", (12, 13, 14, 2), LPS, seed=index)
+        label = np.ones((12, 13, 14), np.uint8)
+        (folder / "labelsTs").mkdir(exist_ok=True)
+        nib.save(nib.Nifti1Image(label, LPS), folder / "labelsTs" / f"s{index}.nii.gz")
+    listing = {"modality": {"0": "T1", "1": "T2"}, "test": [f"./imagesTs/s{i}.nii.gz" for i in range(2)]}
+    (folder / "dataset.json").write_text(json.dumps(listing))
+    network = {"_target_": "DenseNet", **SMALL_NET, "in_channels": 2}
+    rows = run(folder, tmp_path / "out", "", network_def=network)
+    assert [row["case"] for row in rows] == ["imagesTs/s0", "imagesTs/s1"]
+    assert {row["peak_in_label"] for row in rows} == {"True"}
+    assert nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").shape == (12, 13, 14)
+
+
+def test_same_stem_in_two_folders_keeps_apart(checkpoint: Path, tmp_path: Path) -> None:
+    for seed, site in enumerate(("x", "y")):
+        write_scan(tmp_path / "in" / site / "scan.nii.gz", (12 + seed, 13, 14), LPS, seed=seed)
+    run(tmp_path / "in", tmp_path / "out", checkpoint)
+    assert nib.load(tmp_path / "out" / "x" / "scan_saliency.nii.gz").shape == (12, 13, 14)
+    assert nib.load(tmp_path / "out" / "y" / "scan_saliency.nii.gz").shape == (13, 13, 14)
+
+
+def broken(kind: str, folder: Path) -> str:
+    """Add a broken scan, last in order; what its error must say."""
+    path = write_scan(folder / "z_broken.nii.gz", (12, 13, 14), LPS)
+    image = nib.load(path)
+    data, affine = image.get_fdata(), image.affine
+    if kind == "truncated":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        return "truncated"
+    if kind == "not an image":
+        path.write_bytes(b"no NIfTI at all")
+        return "NIfTI"
+    if kind == "4D":
+        data = np.stack([data] * 5, axis=-1)
+        message = "4D series of 5 volumes"
+    elif kind in ("NaN", "infinite"):
+        data[3, 4, 5] = np.nan if kind == "NaN" else np.inf
+        message = "1 of its voxels are NaN or infinite"
+    else:
+        affine = np.diag([2.0, 0.0, 2.0, 1.0])
+        message = "singular"
+    broken_image = nib.Nifti1Image(data.astype(np.float32), None if kind == "singular" else affine)
+    if kind == "singular":
+        broken_image.header["sform_code"] = 1
+        for row, name in enumerate(("srow_x", "srow_y", "srow_z")):
+            broken_image.header[name] = affine[row]
+        raw = broken_image.header.copy()
+        broken_image = nib.Nifti1Image(data.astype(np.float32), affine, raw)
+    nib.save(broken_image, path)
+    return message
+
+
+@pytest.mark.parametrize("kind", ["truncated", "not an image", "4D", "NaN", "infinite", "singular"])
+def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    message = broken(kind, cohort)
+    with pytest.raises(RuntimeError) as caught:
+        run(cohort, tmp_path / "out", checkpoint)
+    cause = root_cause(caught.value)
+    assert isinstance(cause, CaseError)
+    assert str(cause).startswith("case z_broken: ")
+    assert message in str(cause)
+    # What was computed before stays, whole; nothing of the broken case is left.
+    assert sorted(p.name for p in (tmp_path / "out").rglob("*") if p.is_file()) == [
+        "a_saliency.nii.gz",
+        "b_saliency.nii.gz",
+        "c_saliency.nii.gz",
+        "summary.csv",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"dataset_dir": "nowhere"}, "`dataset_dir` nowhere is not a folder"),
+        ({"classes": [7]}, "case a: class 7 is out of range: the network gives 2 classes"),
+        ({"method": "rise", "p1": 1.5}, r"`p1` must be in \[0, 1\], got 1.5"),
+        ({"window_size": 40}, "case a: `window_size` .* is larger than the image"),
+        ({"checkpoint": "none.pt"}, "checkpoint none.pt does not exist"),
+        (
+            {"network_def": {"_target_": "DenseNet", **SMALL_NET, "out_channels": 5}},
+            "does not fit the network DenseNet",
+        ),
+        (
+            {
+                "network_def": {"_target_": "UNet", "spatial_dims": 3, "in_channels": 1, "out_channels": 2}
+                | {"channels": [2, 4], "strides": [2]},
+                "checkpoint": "",
+            },
+            "case a: ClassScore reads one row of class scores.* use RegionScore",
+        ),
+        (
+            {"network_def": {"_target_": "DenseNet", **SMALL_NET, "in_channels": 3}, "checkpoint": ""},
+            "case a: .*channels",
+        ),
+    ],
+)
+def test_wrong_settings_say_what_to_do(
+    overrides: dict, message: str, cohort: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        run(**{"dataset_dir": cohort, "output_dir": tmp_path / "out", "checkpoint": checkpoint} | overrides)
+    assert re.search(message, str(root_cause(caught.value))), str(root_cause(caught.value))
+    assert not [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
+
+
+def test_empty_folder(tmp_path: Path, checkpoint: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RuntimeError) as caught:
+        run(tmp_path / "empty", tmp_path / "out", checkpoint)
+    assert "no scan found in" in str(root_cause(caught.value))
+
+
+def test_command_line_ends_with_the_cause(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    broken("NaN", cohort)
+    (cohort / "a.nii.gz").unlink()
+    command = [sys.executable, "-m", "monai.bundle", "run", "--bundle_root", str(BUNDLE)]
+    command += ["--config_file", str(BUNDLE / "configs" / "inference.yaml"), "--dataset_dir", str(cohort)]
+    command += ["--output_dir", str(tmp_path / "out"), "--checkpoint", str(checkpoint), "--method", "rise"]
+    command += ["--num_masks", "5", "--grid_size", "2", "--spatial_size", "[16,16,16]", "--picture", "False"]
+    command += ["--network_def", json.dumps({"_target_": "DenseNet", **SMALL_NET})]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode != 0
+    assert done.stderr.strip().splitlines()[-1].startswith("error: case z_broken: 1 of its voxels are NaN")
+    assert (tmp_path / "out" / "c_saliency.nii.gz").is_file()
+
+
+def test_bundle_has_the_properties_of_an_infer_workflow(cohort: Path, checkpoint: Path) -> None:
+    workflow = ConfigWorkflow(
+        config_file=str(BUNDLE / "configs" / "inference.yaml"),
+        meta_file=str(BUNDLE / "configs" / "metadata.json"),
+        workflow_type="infer",
+        bundle_root=str(BUNDLE),
+        dataset_dir=str(cohort),
+        checkpoint="",
+    )
+    workflow.initialize()
+    assert workflow.check_properties() == []

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from monai_saliency.networks import load_checkpoint
+
+
+def network(seed: int = 0, out: int = 2) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Conv2d(3, out, 1))
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda weights: weights,
+        lambda weights: {"state_dict": weights, "epoch": 3},
+        lambda weights: {"model": weights, "optimizer": {"lr": 0.1}},
+        lambda weights: {"network": {"state_dict": weights}},
+        lambda weights: {f"module.{name}": value for name, value in weights.items()},
+        lambda weights: {"state_dict": {f"module.{name}": value for name, value in weights.items()}},
+    ],
+    ids=["plain", "state_dict", "model", "nested", "module.", "wrapped module."],
+)
+def test_every_weight_is_loaded(tmp_path: Path, wrap: Any) -> None:
+    trained, fresh = network(seed=1), network()
+    assert not same(trained, fresh)
+    torch.save(wrap(trained.state_dict()), tmp_path / "w.pt")
+    assert load_checkpoint(fresh, tmp_path / "w.pt") is fresh
+    assert same(trained, fresh)
+    assert same(trained, load_checkpoint(network(), str(tmp_path / "w.pt")))
+
+
+def test_none_loads_nothing() -> None:
+    fresh = network()
+    assert load_checkpoint(fresh, None) is fresh
+    assert same(fresh, network())
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda w: w.pop("0.bias"), r"1 missing \(0.bias\)"),
+        (lambda w: w.update(extra=torch.zeros(1)), r"1 not in the network \(extra\)"),
+        (lambda w: w.update({"2.bias": torch.zeros(5)}), r"1 of another shape \(2.bias \(5,\) for \(2,\)\)"),
+        (
+            lambda w: [w.update({f"old.{name}": w.pop(name)}) for name in list(w)],
+            r"9 missing \(0.weight, 0.bias, 1.weight, ...\); 9 not in the network \(old.0.weight, .*, ...\)",
+        ),
+    ],
+    ids=["missing", "surplus", "shape", "renamed"],
+)
+def test_a_misfit_lists_names_and_loads_nothing(tmp_path: Path, change: Any, match: str) -> None:
+    weights = network(seed=1).state_dict()
+    change(weights)
+    torch.save(weights, tmp_path / "w.pt")
+    fresh = network()
+    with pytest.raises(ValueError, match=rf"w.pt does not fit the network Sequential: {match}.*Set network_def"):
+        load_checkpoint(fresh, tmp_path / "w.pt")
+    assert same(fresh, network())
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"checkpoint .*nowhere.pt does not exist: pass --checkpoint"):
+        load_checkpoint(network(), tmp_path / "nowhere.pt")
+
+
+@pytest.mark.parametrize("content", [[1, 2], {}, {"epoch": 3}, torch.zeros(3), {0: torch.zeros(3)}])
+def test_no_state_dictionary(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(ValueError, match=r"checkpoint .*w.pt "):
+        load_checkpoint(network(), tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut"])
+def test_not_a_checkpoint(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "w.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"checkpoint .*w.pt is not a file of weights"):
+        load_checkpoint(network(), tmp_path / "w.pt")
+
+
+def test_truncated(tmp_path: Path) -> None:
+    torch.save(network().state_dict(), tmp_path / "w.pt")
+    whole = (tmp_path / "w.pt").read_bytes()
+    (tmp_path / "w.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"checkpoint .*w.pt is not a file of weights"):
+        load_checkpoint(network(), tmp_path / "w.pt")
+
+
+class Malicious:
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("how", ["zip", "legacy", "pickle"])
+def test_code_in_a_file_is_never_run(tmp_path: Path, how: str) -> None:
+    trap, path = tmp_path / "trap", tmp_path / "w.pt"
+    content = {"state_dict": network().state_dict(), "extra": Malicious(trap)}
+    if how == "pickle":
+        path.write_bytes(pickle.dumps(content))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=how == "zip")
+    with pytest.raises(ValueError, match=r"w.pt is not a file of weights that can be read without running code in it"):
+        load_checkpoint(network(), path)
+    assert not trap.exists()
+    # The trap works: it is the loader that keeps it shut.
+    torch.load(path, weights_only=False) if how != "pickle" else pickle.loads(path.read_bytes())
+    assert trap.exists()
