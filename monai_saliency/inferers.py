@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -268,9 +268,12 @@ def _cut(lengths: Sequence[int], size: int) -> Iterator[list[tuple[int, int, int
 @contextmanager
 def _evaluating(network: Any) -> Iterator[None]:
     """Evaluation mode for a module, and afterwards each of its parts back in the mode it had."""
-    training = [part for part in network.modules() if part.training] if isinstance(network, torch.nn.Module) else []
+    parts = network.modules() if isinstance(network, torch.nn.Module) else []
+    # A frozen TorchScript module has no mode, and an exported program's is fixed: it refuses to change it.
+    training = [part for part in parts if getattr(part, "training", False)]
     if training:
-        network.eval()
+        with suppress(NotImplementedError):
+            network.eval()
     try:
         yield
     finally:

@@ -536,3 +536,29 @@ class TestErrors:
     def test_mask_batch_size(self) -> None:
         with pytest.raises(ValueError, match="`mask_batch_size` must be a whole number of at least 1, got 0"):
             PerturbationInferer(RISEMasks(4), LOGIT, OcclusionScoring(), mask_batch_size=0)
+
+
+@pytest.mark.parametrize("kind", ["script", "frozen", "trace", "export"])
+def test_exported_networks_are_explained_like_the_original(kind: str) -> None:
+    """Law 8: any callable; a frozen module has no mode, and an exported program refuses to change its own."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(4, 2),
+    ).eval()
+    image = images(1, 12, 10)[None].float()
+    batch = image.repeat(3, 1, 1, 1)
+    exported: Any
+    if kind == "export":
+        shapes = ({0: torch.export.Dim("batch", min=2, max=64)},)
+        exported = torch.export.export(network, (batch,), dynamic_shapes=shapes).module()
+    elif kind == "trace":
+        exported = torch.jit.trace(network, batch)
+    else:
+        exported = torch.jit.script(network)
+        exported = torch.jit.freeze(exported) if kind == "frozen" else exported
+    explain = sliding_window(4, 2, target=LOGIT)
+    torch.testing.assert_close(explain(image, exported), explain(image, network), rtol=1e-4, atol=1e-6)
