@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-__all__ = ["CaseError", "repeat_cause_last", "root_cause"]
+__all__ = ["CaseError", "OutputError", "repeat_cause_last", "root_cause"]
 
 
 class CaseError(ValueError):
@@ -26,9 +26,13 @@ class CaseError(ValueError):
         return type(self), (self.case, self.problem)
 
 
+class OutputError(OSError):
+    """A file that cannot be written: no fault of a case, and every further case would meet it too."""
+
+
 def root_cause(error: BaseException) -> BaseException:
-    """The first error of a chain of ``raise ... from``, or the :class:`CaseError` in it nearest to the top."""
-    while not isinstance(error, CaseError) and error.__cause__ is not None:
+    """The first error of a chain of ``raise ... from``, or the one of ours in it nearest to the top."""
+    while not isinstance(error, (CaseError, OutputError)) and error.__cause__ is not None:
         error = error.__cause__
     return error
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import get_ident
 
 import nibabel as nib
 from nibabel.spatialimages import SpatialImage
 
-__all__ = ["atomic_path", "load_scan"]
+from monai_saliency.errors import OutputError
+
+__all__ = ["atomic_path", "load_scan", "locked"]
 
 
 @contextmanager
@@ -18,15 +22,24 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """A temporary path beside ``path`` to write to; renamed to it at the end, removed on any error.
 
     The temporary name starts with a dot and keeps the suffixes, from which writers tell the format.
+
+    Raises:
+        OutputError: when the file cannot be written; no part of it is left.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    temporary = path.with_name(f".tmp-{os.getpid()}-{get_ident()}-{path.name}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         os.replace(temporary, path)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}. What was written before is whole; free space or choose "
+            "another folder, and run again"
+        ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def load_scan(path: str | Path) -> SpatialImage:
@@ -39,3 +52,20 @@ def load_scan(path: str | Path) -> SpatialImage:
     if not isinstance(image, SpatialImage):
         raise ValueError(f"{path} is not a scan that nibabel reads, but a {type(image).__name__}")
     return image
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Hold a folder's lock while files in it are read, changed and written by several processes.
+
+    The lock is the operating system's, leaves no file and ends with the process. On a file system that has none the
+    block runs all the same.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

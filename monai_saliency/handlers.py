@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,17 +14,21 @@ from monai.data import MetaTensor, decollate_batch
 from monai.engines import IterationEvents
 from monai.utils import CommonKeys
 
-from monai_saliency.errors import CaseError, root_cause
+from monai_saliency.failures import Failures
+from monai_saliency.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.inferers import Explanation, PerturbationInferer, case_name
+from monai_saliency.networks import network_fingerprint
+from monai_saliency.store import CaseScores, ScoreStore
 from monai_saliency.summary import Summary, summarize
 from monai_saliency.utils import require
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
 
-__all__ = ["SaliencyHandler", "run"]
+__all__ = ["SaliencyHandler"]
 
 require("ignite", extra="bundle")
+logger = logging.getLogger(__name__)
 
 
 class SaliencyHandler:
@@ -36,6 +43,9 @@ class SaliencyHandler:
         postprocessing: transforms of one case's dictionary: the batch's own keys, the map, ``explanation`` and
             ``title``.
         summary: the cohort's table.
+        failures: where cases that cannot be explained go; they are raised when None.
+        store: keeps scores, so that a run that was stopped goes on where it was; nothing is kept when None.
+        network_id: names the network for the store, needed where it is not a module.
         image_key: the network's input.
         saliency_key: where the map goes.
     """
@@ -46,6 +56,9 @@ class SaliencyHandler:
         network: Callable[..., torch.Tensor],
         postprocessing: Callable[[dict[str, Any]], dict[str, Any]],
         summary: Summary | None = None,
+        failures: Failures | None = None,
+        store: ScoreStore | None = None,
+        network_id: str | None = None,
         image_key: str = CommonKeys.IMAGE,
         saliency_key: str = "saliency",
     ) -> None:
@@ -53,8 +66,12 @@ class SaliencyHandler:
         self.network = network
         self.postprocessing = postprocessing
         self.summary = summary
+        self.failures = failures
+        self.store = store
+        self.network_id = network_id
         self.image_key = image_key
         self.saliency_key = saliency_key
+        self._settings: list[str] | None = None
 
     def attach(self, engine: Engine) -> None:
         """Register with an evaluator."""
@@ -63,48 +80,75 @@ class SaliencyHandler:
     def __call__(self, engine: Engine) -> None:
         images = engine.state.output[self.image_key]  # type: ignore[index]
         cases = decollate_batch(engine.state.batch)
-        names = [str(case.get("case", case_name(images, i))) for i, case in enumerate(cases)]
+        for i, case in enumerate(cases):
+            case.setdefault("case", case_name(images, i))
+        with ExitStack() as held:
+            free = [i for i, case in enumerate(cases) if self._claim(str(case["case"]), held)]
+            if free:
+                # Plain from here on: the cases' dictionaries hold the meta data.
+                plain = images.as_tensor() if isinstance(images, MetaTensor) else images
+                self._explain(plain[free], [cases[i] for i in free])
+
+    def _claim(self, case: str, held: ExitStack) -> bool:
+        holder = held.enter_context(self.store.claim(case)) if self.store is not None else None
+        if holder:
+            logger.warning("case %s is being explained by %s: left to it", case, holder)
+        return holder is None
+
+    def _explain(self, images: torch.Tensor, cases: Sequence[dict[str, Any]]) -> None:
+        """Explain a batch; where that fails and there is a list of failures, each case alone, so that one fails."""
+        names = [str(case["case"]) for case in cases]
+        stored = self._stored(images, names)
         start = time.perf_counter()
-        explanations = self.inferer.explain(images, self.network, names=names)
-        if images.is_cuda:
-            torch.cuda.synchronize(images.device)
-        seconds = (time.perf_counter() - start) / len(cases)
-        for name, case, explanation in zip(names, cases, explanations, strict=True):
-            case[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(case[self.image_key])
-            case["explanation"] = explanation
-            case["title"] = _title(name, explanation)
-            done = self.postprocessing(case)
-            if self.summary is not None:
-                maps = done[self.saliency_key]
-                self.summary.add(
-                    summarize(
-                        name, explanation, maps.numpy(force=True), maps.affine.numpy(), case.get("label"), seconds
-                    )
-                )
+        try:
+            explanations = self.inferer.explain(images, self.network, names=names, stored=stored)
+            if images.is_cuda:
+                torch.cuda.synchronize(images.device)
+            seconds = (time.perf_counter() - start) / len(cases)
+            for case, explanation in zip(cases, explanations, strict=True):
+                self._finish(case, explanation, seconds)
+        except Exception as error:
+            if self.failures is None:
+                raise
+            if len(cases) == 1:
+                self.failures.add(names[0], "explain", error)
+                return
+            for i, case in enumerate(cases):
+                self._explain(images[i : i + 1], [case])
+
+    def _stored(self, images: torch.Tensor, names: Sequence[str]) -> list[CaseScores] | None:
+        if self.store is None:
+            return None
+        # Taken anew for each batch: weights may change in place between them.
+        network = network_fingerprint(self.network, self.network_id)
+        if network is None:
+            warnings.warn("scores are not kept: the network is no module, so give it a network_id", stacklevel=2)
+            return None
+        try:
+            if self._settings is None:
+                parts = (self.inferer.masks, self.inferer.target, self.inferer.fill, self.inferer.inferer)
+                self._settings = [fingerprint(part) for part in parts]
+            keys = [fingerprint([network, self._settings, image]) for image in images]
+        except Unfingerprintable as error:
+            warnings.warn(f"scores are not kept: {error}", stacklevel=2)
+            return None
+        return [self.store.open(name, key[:32]) for name, key in zip(names, keys, strict=True)]
+
+    def _finish(self, case: dict[str, Any], explanation: Explanation, seconds: float) -> None:
+        case[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(case[self.image_key])
+        case["explanation"] = explanation
+        case["title"] = _title(explanation)
+        done = self.postprocessing(case)
+        if self.summary is not None:
+            maps = done[self.saliency_key]
+            arrays = maps.numpy(force=True), maps.affine.numpy()
+            self.summary.add(summarize(explanation.name, explanation, *arrays, case.get("label"), seconds))
 
 
-def _title(name: str, explanation: Explanation) -> str:
+def _title(explanation: Explanation) -> str:
+    described = {"prediction": "-", "probability": float("nan")} | explanation.target.describe()
     scores = zip(explanation.target.labels, explanation.reference_scores.tolist(), strict=True)
-    explained = ", ".join(f"class {label} scores {score:.3f}" for label, score in scores)
-    return f"{name}\npredicted {{prediction}} ({{probability:.3f}}), explained: {explained}".format(
-        **{"prediction": "-", "probability": float("nan")} | explanation.target.describe()
+    return (
+        f"{explanation.name}\npredicted {described['prediction']} ({described['probability']:.3f}), explained: "
+        + ", ".join(f"class {label} scores {score:.3f}" for label, score in scores)
     )
-
-
-def run(evaluator: Any) -> None:
-    """Run an evaluator over its cohort, so that an error names the case it stopped at.
-
-    Raises:
-        CaseError: for anything that goes wrong with a case.
-    """
-    try:
-        evaluator.run()
-    except Exception as error:
-        cause = root_cause(error)
-        if isinstance(cause, CaseError):
-            raise
-        batch = evaluator.state.batch
-        names = batch.get("case") if isinstance(batch, dict) else None
-        if not names:
-            raise
-        raise CaseError(", ".join(names), f"{type(cause).__name__}: {cause}") from error

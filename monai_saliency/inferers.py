@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from monai.data import MetaTensor
 from monai.inferers import Inferer, SimpleInferer
@@ -17,6 +18,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.estimators import Estimator, ScoreState
 from monai_saliency.fills import ConstantFill
 from monai_saliency.masks import BoundMasks, Masks
+from monai_saliency.store import CaseScores
 from monai_saliency.targets import BoundTarget, Case, Target
 from monai_saliency.utils import require, whole_numbers
 
@@ -33,7 +35,8 @@ class Explanation:
         scores: ``(N, K)``, one row a mask.
         reference_scores: ``(K,)``, of the unperturbed image.
         target: the target, bound to the case.
-        num_forwards: images that went through the network for this case: the masks and the unperturbed image.
+        num_forwards: images that went through the network for this case: the masks and the unperturbed image, less the
+            masks whose scores were stored.
     """
 
     name: str
@@ -122,6 +125,7 @@ class PerturbationInferer(Inferer):
         network: Callable[..., torch.Tensor],
         *args: Any,
         names: Sequence[str] | None = None,
+        stored: Sequence[CaseScores] | None = None,
         **kwargs: Any,
     ) -> list[Explanation]:
         """Explain a batch of images, with all that is known of each.
@@ -130,6 +134,8 @@ class PerturbationInferer(Inferer):
             inputs: as for calling.
             network: as for calling.
             names: what errors call each image; the files' names by default where the inputs know them.
+            stored: each image's scores on disk, under a key that covers all they depend on. Batches whose scores are
+                there are not run again if the unperturbed image still scores the same, and new scores are added.
             args: passed on to the inner inferer.
             kwargs: likewise.
         """
@@ -143,6 +149,8 @@ class PerturbationInferer(Inferer):
         images = inputs.as_tensor() if isinstance(inputs, MetaTensor) else inputs
         with torch.no_grad(), _evaluating(network):
             runs = [self._start(image, name, i) for i, (image, name) in enumerate(zip(images, names, strict=True))]
+            for run, scores in zip(runs, stored or [], strict=stored is not None):
+                run.stored = scores
             self._run(runs, network, args, kwargs)
             return [self._finish(run) for run in runs]
 
@@ -165,6 +173,9 @@ class PerturbationInferer(Inferer):
         batch = image.new_zeros(rows, *image.shape)
         with self._bar(runs) as advance:
             for parts in _cut(lengths, rows):
+                if all(runs[index].has(start, stop) for index, start, stop in parts):
+                    advance(sum(stop - start for _, start, stop in parts))
+                    continue
                 offset = 0
                 for index, start, stop in parts:
                     runs[index].perturb(start, stop, out=batch[offset : offset + stop - start])
@@ -179,6 +190,7 @@ class PerturbationInferer(Inferer):
                 offset = 0
                 for index, start, stop in parts:
                     runs[index].read(start, stop, output, offset, self)
+                    runs[index].num_forwards += stop - start
                     offset += stop - start
                 advance(offset)
 
@@ -191,13 +203,15 @@ class PerturbationInferer(Inferer):
                 f"{int(wrong.any(dim=1).sum())} of {len(wrong)} network scores are NaN or "
                 "infinite; check the network's weights and the preprocessing of this case",
             )
+        if run.stored is not None:
+            run.stored.finish(state.scores)
         return Explanation(
             name=run.case.name,
             saliency=state.compute(),
             scores=state.scores,
             reference_scores=state.reference_scores,
             target=run.target,
-            num_forwards=len(run.masks) + 1,
+            num_forwards=run.num_forwards,
         )
 
     @contextmanager
@@ -219,6 +233,8 @@ class _Run:
 
     target: BoundTarget
     state: ScoreState
+    stored: CaseScores | None = None
+    num_forwards = 0
 
     def __init__(self, case: Case, masks: BoundMasks, fill: torch.Tensor) -> None:
         self.case = case
@@ -241,10 +257,29 @@ class _Run:
             reference = output[offset : offset + 1] if isinstance(output, torch.Tensor) else output
             self.target = settings.target.bind(reference, self.case)
             self.state = settings.estimator.start(self.masks, self.target(reference)[0].clone())
+            self._take_stored()
             start, offset = 1, offset + 1
         if start < stop:
             scores = self.target(output[offset : offset + stop - start])
             self.state.update(range(start - 1, stop - 1), scores)
+            if self.stored is not None:
+                self.stored.add(start - 1, stop - 1, scores)
+
+    def has(self, start: int, stop: int) -> bool:
+        """Whether rows [start, stop) need no forward. The unperturbed image always does: it vouches for the others."""
+        return start > 0 and bool(self.state.seen[start - 1 : stop - 1].all())
+
+    def _take_stored(self) -> None:
+        if self.stored is None:
+            return
+        reference = self.state.reference_scores
+        stored = self.stored.reference()
+        if stored is None or not np.array_equal(stored, reference.numpy(force=True)):
+            self.stored.start(reference)
+            return
+        for start, stop, scores in self.stored.ranges():
+            if stop <= len(self.masks) and scores.shape[1] == len(reference):
+                self.state.update(range(start, stop), torch.from_numpy(scores))
 
 
 def _cut(lengths: Sequence[int], size: int) -> Iterator[list[tuple[int, int, int]]]:

@@ -1,4 +1,4 @@
-"""Putting a user's checkpoint into a user's network."""
+"""A user's network: putting a checkpoint into it, and telling whether it changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["load_checkpoint"]
+from monai_saliency.fingerprint import fingerprint
+
+__all__ = ["load_checkpoint", "network_fingerprint"]
 
 _WRAPPERS = ("state_dict", "model", "network", "net", "model_state_dict")
 
@@ -82,3 +84,22 @@ def _state_dict(content: Any) -> dict[str, torch.Tensor] | None:
         return None
     prefixed = all(name.startswith("module.") for name in content)
     return {name.removeprefix("module.") if prefixed else name: value for name, value in content.items()}
+
+
+def network_fingerprint(network: Any, network_id: str | None = None) -> str | None:
+    """What a network is, as a hash: equal for equal parts, parameters and buffers.
+
+    Args:
+        network: a module, or any other callable.
+        network_id: the caller's own word for it, needed for anything but a module; it must change with the network.
+
+    Returns:
+        the hash, or None where nothing is known of the network, so that its scores must not be reused.
+    """
+    if network_id:
+        return fingerprint(network_id)
+    if not isinstance(network, torch.nn.Module):
+        return None
+    parts = {name: getattr(part, "original_name", type(part).__qualname__) for name, part in network.named_modules()}
+    tensors = {name: tensor.detach() for name, tensor in [*network.named_parameters(), *network.named_buffers()]}
+    return fingerprint([parts, tensors])

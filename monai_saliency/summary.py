@@ -10,7 +10,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from monai_saliency.files import atomic_path, load_scan
+from monai_saliency.files import atomic_path, load_scan, locked
 from monai_saliency.inferers import Explanation
 from monai_saliency.report import peak_voxel
 
@@ -92,18 +92,37 @@ def _in_label(mm: np.ndarray, path: str | Path) -> bool | str:
 class Summary:
     """``summary.csv``, whole after every case, so that a run that stops keeps what it has.
 
+    Rows of other cases that are in the file stay: a run that goes on from an earlier one, or beside another one on the
+    same folder, completes their table.
+
     Args:
         path: the file.
+        cases: the cohort's cases; rows of others are dropped. None keeps all.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, cases: Sequence[str] | None = None) -> None:
         self.path = Path(path)
-        self.rows: list[dict[str, Any]] = []
+        self.cases = None if cases is None else set(cases)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Append rows with the keys of :data:`COLUMNS`, and write the file."""
-        self.rows.extend(rows)
-        with atomic_path(self.path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(self.rows)
+        """Put rows with the keys of :data:`COLUMNS` in the place of their cases' earlier ones."""
+        new = {row["case"] for row in rows}
+        with locked(self.path.parent):
+            kept = [
+                row
+                for row in self._read()
+                if row["case"] not in new and (self.cases is None or row["case"] in self.cases)
+            ]
+            with atomic_path(self.path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, COLUMNS)
+                writer.writeheader()
+                # A stable sort: the rows of one case stay in the order of its explained values.
+                writer.writerows(sorted([*kept, *rows], key=lambda row: row["case"]))
+
+    def _read(self) -> list[dict[str, str]]:
+        try:
+            with open(self.path, newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                return list(reader) if tuple(reader.fieldnames or ()) == COLUMNS else []
+        except FileNotFoundError:
+            return []

@@ -195,19 +195,28 @@ def broken(kind: str, folder: Path) -> str:
 @pytest.mark.parametrize("kind", ["truncated", "not an image", "4D", "NaN", "infinite", "singular"])
 def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     message = broken(kind, cohort)
-    with pytest.raises(RuntimeError) as caught:
-        run(cohort, tmp_path / "out", checkpoint)
-    cause = root_cause(caught.value)
+    (cohort / "z_broken.nii.gz").rename(cohort / "b_broken.nii.gz")  # in the middle, so that some come after it
+    with pytest.raises(
+        SystemExit, match=r"error: 1 case without a map, see .*; the first is case b_broken: "
+    ) as caught:
+        run(cohort, tmp_path / "out", checkpoint, store_dir="", cache="none")
+    assert message in str(caught.value)
+    with open(tmp_path / "out" / "failures.csv", newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["case"], row["stage"]) == ("b_broken", "load")
+    assert message in row["error"]
+    # All others are there, whole; nothing of the broken case is left.
+    files = ["a_saliency.nii.gz", "b_saliency.nii.gz", "c_saliency.nii.gz", "failures.csv", "summary.csv"]
+    assert sorted(p.name for p in (tmp_path / "out").rglob("*") if p.is_file()) == files
+
+    with pytest.raises(RuntimeError) as strict:
+        run(cohort, tmp_path / "strict", checkpoint, strict=True)
+    cause = root_cause(strict.value)
     assert isinstance(cause, CaseError)
-    assert str(cause).startswith("case z_broken: ")
+    assert str(cause).startswith("case b_broken: ")
     assert message in str(cause)
-    # What was computed before stays, whole; nothing of the broken case is left.
-    assert sorted(p.name for p in (tmp_path / "out").rglob("*") if p.is_file()) == [
-        "a_saliency.nii.gz",
-        "b_saliency.nii.gz",
-        "c_saliency.nii.gz",
-        "summary.csv",
-    ]
+    assert (tmp_path / "strict" / "a_saliency.nii.gz").is_file()
+    assert not (tmp_path / "strict" / "c_saliency.nii.gz").exists()
 
 
 @pytest.mark.parametrize(
@@ -239,10 +248,11 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
 def test_wrong_settings_say_what_to_do(
     overrides: dict, message: str, cohort: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
+    settings = {"dataset_dir": cohort, "output_dir": tmp_path / "out", "checkpoint": checkpoint, "strict": True}
     with pytest.raises(RuntimeError) as caught:
-        run(**{"dataset_dir": cohort, "output_dir": tmp_path / "out", "checkpoint": checkpoint} | overrides)
+        run(**settings | overrides)
     assert re.search(message, str(root_cause(caught.value))), str(root_cause(caught.value))
-    assert not [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
+    assert not list((tmp_path / "out").rglob("*saliency*"))
 
 
 def test_empty_folder(tmp_path: Path, checkpoint: Path) -> None:
@@ -261,6 +271,10 @@ def test_command_line_ends_with_the_cause(cohort: Path, checkpoint: Path, tmp_pa
     command += ["--num_masks", "5", "--grid_size", "2", "--spatial_size", "[16,16,16]", "--picture", "False"]
     command += ["--network_def", json.dumps({"_target_": "DenseNet", **SMALL_NET})]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert re.match(r"error: 1 case without a map, see .*failures.csv; the first is case z_broken: 1 of its vox", last)
+    done = subprocess.run([*command, "--strict", "true"], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].startswith("error: case z_broken: 1 of its voxels are NaN")
     assert (tmp_path / "out" / "c_saliency.nii.gz").is_file()

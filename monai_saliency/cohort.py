@@ -1,0 +1,56 @@
+"""Running an evaluator over a cohort, so that every case ends with a map or in the list of failures."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from monai.engines import SupervisedEvaluator
+
+from monai_saliency.errors import CaseError, OutputError, root_cause
+from monai_saliency.failures import Failures
+
+__all__ = ["CohortEvaluator", "run"]
+
+
+class CohortEvaluator(SupervisedEvaluator):
+    """A ``SupervisedEvaluator`` that goes on with the next batch where the network fails on one.
+
+    Args:
+        args: those of ``SupervisedEvaluator``.
+        failures: where the failed batch's cases go; the error is raised when None.
+        kwargs: those of ``SupervisedEvaluator``.
+    """
+
+    def __init__(self, *args: Any, failures: Failures | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.failures = failures
+
+    def _iteration(self, engine: Any, batchdata: Any) -> dict:
+        try:
+            return super()._iteration(engine, batchdata)
+        except Exception as error:
+            if isinstance(root_cause(error), OutputError) or not isinstance(batchdata, dict):
+                raise
+            names = [str(name) for name in batchdata.get("case", [])]
+            if not names:
+                raise
+            if self.failures is None:
+                cause = root_cause(error)
+                if isinstance(cause, CaseError):
+                    raise
+                raise CaseError(", ".join(names), f"{type(cause).__name__}: {cause}") from error
+            for name in names:
+                self.failures.add(name, "predict", error)
+            return {}
+
+
+def run(evaluator: SupervisedEvaluator, failures: Failures | None = None) -> None:
+    """Run an evaluator over its cohort.
+
+    Raises:
+        SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1.
+    """
+    evaluator.run()
+    if failures is not None and failures.rows:
+        sys.exit(f"error: {failures.summary()}")

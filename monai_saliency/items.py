@@ -1,0 +1,257 @@
+"""Preprocessed items as bytes and back, without pickle: reading bytes that anyone wrote runs no code.
+
+An entry is a few magic bytes, a checksum of all that follows, a JSON header, and the arrays' raw bytes. The header
+holds the entry's key and the item: plain JSON for text, numbers, booleans, ``None`` and lists, and ``{"kind": ...}``
+for the rest, which refers to a slice of the raw bytes where there is an array.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pathlib
+import struct
+import sys
+import zlib
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from monai.data import MetaTensor
+
+__all__ = ["DamagedEntry", "NotStorable", "decode", "encode"]
+
+_MAGIC = b"MSALITM1"
+_PREFIX = struct.Struct("<8sIQ")  # magic, checksum, length of the header
+_ALIGNMENT = 64
+_PATHS = {name: getattr(pathlib, name) for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")}
+
+
+class NotStorable(TypeError):
+    """An item that holds something that no entry can hold; the message says where in it and of which type."""
+
+
+class DamagedEntry(ValueError):
+    """Bytes that are not the entry that was asked for, or not all of it."""
+
+
+def encode(item: Any, key: str) -> bytearray:
+    """An item as bytes.
+
+    Args:
+        item: tensors, MetaTensors, arrays, numbers, text, paths, MONAI's enumerations, and containers of these.
+        key: what the entry is stored under.
+
+    Raises:
+        NotStorable: when something else is in it.
+    """
+    writer = _Writer()
+    try:
+        header = json.dumps({"key": key, "item": writer.node(item, "item")}, separators=(",", ":")).encode()
+    except RecursionError as error:
+        raise NotStorable("an item that holds itself") from error
+    header += b" " * (-(_PREFIX.size + len(header)) % _ALIGNMENT)
+    start = _PREFIX.size + len(header)
+    data = bytearray(start + writer.size)
+    data[_PREFIX.size : start] = header
+    target = np.frombuffer(data, np.uint8)
+    for offset, content in writer.arrays:
+        target[start + offset : start + offset + content.size] = content
+    del target
+    _PREFIX.pack_into(data, 0, _MAGIC, 0, len(header))
+    _PREFIX.pack_into(data, 0, _MAGIC, _checksum(data), len(header))
+    return data
+
+
+def decode(data: bytes | bytearray | memoryview, key: str, trusted: bool = False) -> Any:
+    """The item, all its tensors and arrays in memory of their own.
+
+    Args:
+        data: what :func:`encode` gave.
+        key: what the entry was stored under.
+        trusted: skip the checksum, for bytes that never left the memory.
+
+    Raises:
+        DamagedEntry: for anything else, whatever it is.
+    """
+    try:
+        magic, checksum, length = _PREFIX.unpack_from(data)
+        if magic != _MAGIC or not (trusted or checksum == _checksum(data)):
+            raise DamagedEntry("its checksum differs")
+        start = _PREFIX.size + length
+        header = json.loads(bytes(memoryview(data)[_PREFIX.size : start]))
+        if header["key"] != key:
+            raise DamagedEntry("it belongs to another key")
+        return _Reader(np.frombuffer(data, np.uint8)[start:]).value(header["item"])
+    except DamagedEntry:
+        raise
+    # Bytes of unknown origin can break anything; none of it is worth more than a computation of the item.
+    except Exception as error:
+        raise DamagedEntry(f"{type(error).__name__}: {error}") from error
+
+
+def _checksum(data: bytes | bytearray | memoryview) -> int:
+    return zlib.crc32(memoryview(data)[12:], len(data) & 0xFFFFFFFF)
+
+
+class _Writer:
+    """Turns values into JSON and collects the arrays."""
+
+    def __init__(self) -> None:
+        self.arrays: list[tuple[int, np.ndarray]] = []
+        self.size = 0
+
+    def raw(self, content: np.ndarray) -> list[int]:
+        """Offset and length of bytes, ``(n,)`` uint8."""
+        offset = self.size
+        self.arrays.append((offset, content))
+        self.size = offset + content.size + (-content.size % _ALIGNMENT)
+        return [offset, content.size]
+
+    def node(self, value: Any, where: str) -> Any:
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str):
+            return value
+        if kind is list:
+            return [self.node(content, f"{where}[{i}]") for i, content in enumerate(value)]
+        if kind in (tuple, torch.Size):
+            content = [self.node(content, f"{where}[{i}]") for i, content in enumerate(value)]
+            return {"kind": "tuple" if kind is tuple else "size", "of": content}
+        if kind is dict:
+            pairs = [[self.node(k, f"a key of {where}"), self.node(v, f"{where}[{k!r}]")] for k, v in value.items()]
+            return {"kind": "dict", "of": pairs}
+        if kind is MetaTensor:
+            # All attributes as they are: building it anew would deduce some of them differently.
+            return self._tensor(value.as_tensor(), where) | {"meta": self.node(value.__dict__, where)}
+        if kind is torch.Tensor:
+            return self._tensor(value, where)
+        if kind is np.ndarray or isinstance(value, np.generic):
+            return self._array(value, where)
+        if isinstance(value, Enum) and kind.__module__.partition(".")[0] == "monai":
+            return {"kind": "enum", "of": [kind.__module__, kind.__qualname__, value.name]}
+        if kind in (torch.dtype, torch.device):
+            return {"kind": kind.__name__, "of": str(value).removeprefix("torch.")}
+        if isinstance(value, np.dtype) and not value.hasobject and value.names is None:
+            return {"kind": "numpy dtype", "of": value.str}
+        if kind is type and issubclass(value, np.generic) and hasattr(np, value.__name__):
+            return {"kind": "numpy type", "of": value.__name__}
+        if kind.__name__ in _PATHS and kind is _PATHS[kind.__name__]:
+            return {"kind": "path", "of": [kind.__name__, str(value)]}
+        if kind is bytes:
+            return {"kind": "bytes", "of": base64.b64encode(value).decode()}
+        if kind is complex:
+            return {"kind": "complex", "of": [value.real, value.imag]}
+        raise NotStorable(f"{where} is of type {kind.__module__}.{kind.__qualname__}")
+
+    def _tensor(self, value: torch.Tensor, where: str) -> dict[str, Any]:
+        if value.layout is not torch.strided or value.is_quantized or value.requires_grad:
+            raise NotStorable(f"{where} is a tensor that is sparse, quantized or needs a gradient")
+        plain = value.cpu().resolve_conj().resolve_neg()
+        # The memory's order is kept: kernels choose by it how to add, so another one moves the last bits of a result.
+        order = sorted(range(plain.ndim), key=lambda axis: -plain.stride()[axis])
+        ordered = plain.permute(order)
+        if not ordered.is_contiguous():
+            order, ordered = list(range(plain.ndim)), plain.contiguous()
+        strides = [0] * plain.ndim
+        for axis, stride in zip(order, ordered.stride(), strict=True):
+            strides[axis] = stride
+        return {
+            "kind": "tensor",
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape),
+            "strides": strides,
+            "device": str(value.device),
+            "at": self.raw(ordered.reshape(-1).view(torch.uint8).numpy()),
+        }
+
+    def _array(self, value: np.ndarray | np.generic, where: str) -> dict[str, Any]:
+        if value.dtype.hasobject or value.dtype.names is not None or value.dtype.subdtype is not None:
+            raise NotStorable(f"{where} is an array of {value.dtype}")
+        fortran = isinstance(value, np.ndarray) and value.flags.fnc
+        flat = np.frombuffer(value.tobytes("F" if fortran else "C"), np.uint8)
+        return {
+            "kind": "array" if isinstance(value, np.ndarray) else "scalar",
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "fortran": fortran,
+            "at": self.raw(flat),
+        }
+
+
+class _Reader:
+    """Turns JSON back into values, with copies of slices of ``raw``, ``(n,)`` uint8."""
+
+    def __init__(self, raw: np.ndarray) -> None:
+        self.raw = raw
+
+    def value(self, node: Any) -> Any:
+        if isinstance(node, list):
+            return [self.value(content) for content in node]
+        return _READERS[node["kind"]](self, node) if isinstance(node, dict) else node
+
+    def slice(self, node: dict[str, Any]) -> np.ndarray:
+        offset, size = node["at"]
+        found = self.raw[offset : offset + size]
+        if found.size != size:
+            raise DamagedEntry("it is cut off")
+        return found
+
+    def tensor(self, node: dict[str, Any]) -> torch.Tensor:
+        content = self.slice(node)
+        # Torch's own memory, aligned as that of a computed tensor is.
+        memory = torch.empty(content.size, dtype=torch.uint8)
+        memory.numpy()[...] = content
+        tensor = memory.view(_torch_dtype(node["dtype"])).as_strided(node["shape"], node["strides"])
+        tensor = tensor.to(node["device"])
+        if "meta" in node:
+            tensor = tensor.as_subclass(MetaTensor)
+            tensor.__dict__.update(self.value(node["meta"]))
+        return tensor
+
+    def array(self, node: dict[str, Any]) -> np.ndarray:
+        flat = np.frombuffer(self.slice(node).tobytes(), np.dtype(node["dtype"]))
+        return flat.reshape(node["shape"], order="F" if node["fortran"] else "C").copy("K")
+
+    def enum(self, node: dict[str, Any]) -> Enum:
+        module, name, member = node["of"]
+        # Only looked up, never imported: an import runs code.
+        found: Any = sys.modules[module] if module.partition(".")[0] == "monai" else None
+        for part in name.split("."):
+            found = vars(found)[part]
+        if not (isinstance(found, type) and issubclass(found, Enum) and found.__module__ == module):
+            raise DamagedEntry(f"{module}.{name} is no enumeration of MONAI")
+        return found[member]
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise DamagedEntry(f"torch.{name} is no type of tensors")
+    return found
+
+
+def _numpy_type(name: str) -> type:
+    found = getattr(np, name)
+    if not (isinstance(found, type) and issubclass(found, np.generic)):
+        raise DamagedEntry(f"numpy.{name} is no type of arrays")
+    return found
+
+
+_READERS: dict[str, Callable[[_Reader, dict[str, Any]], Any]] = {
+    "tuple": lambda reader, node: tuple(reader.value(node["of"])),
+    "size": lambda reader, node: torch.Size(reader.value(node["of"])),
+    "dict": lambda reader, node: {reader.value(key): reader.value(content) for key, content in node["of"]},
+    "tensor": _Reader.tensor,
+    "array": _Reader.array,
+    "scalar": lambda reader, node: reader.array(node)[()],
+    "enum": _Reader.enum,
+    "dtype": lambda reader, node: _torch_dtype(node["of"]),
+    "device": lambda reader, node: torch.device(node["of"]),
+    "numpy dtype": lambda reader, node: np.dtype(node["of"]),
+    "numpy type": lambda reader, node: _numpy_type(node["of"]),
+    "path": lambda reader, node: _PATHS[node["of"][0]](node["of"][1]),
+    "bytes": lambda reader, node: base64.b64decode(node["of"]),
+    "complex": lambda reader, node: complex(*node["of"]),
+}

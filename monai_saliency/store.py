@@ -1,0 +1,131 @@
+"""Scores on disk, so that a run resumes in the middle of a case and no work is done twice.
+
+Below its folder the store keeps, for each case and *key* (a hash of the image, the network's weights and all settings),
+one small ``.npy`` file for each range of masks, and ``reference.npy`` with the scores of the unperturbed image. Files
+appear by rename and hold no pickle, so any number of writers on any file system do no harm: two that compute one range
+write the same file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from monai_saliency.files import atomic_path
+
+__all__ = ["CaseScores", "ScoreStore"]
+
+logger = logging.getLogger(__name__)
+_RANGE = re.compile(r"(\d+)-(\d+)\.npy")
+
+
+class ScoreStore:
+    """The scores of a cohort.
+
+    Args:
+        root: the folder.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    @contextmanager
+    def claim(self, case: str) -> Iterator[str | None]:
+        """Hold a case while it is worked on, so that of several runs on one folder only one does it.
+
+        The lock is the operating system's and ends with the process, however that ends.
+
+        Yields:
+            None when the case is held by this run, else who holds it.
+        """
+        path = self.root / case / "lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                yield file.read().strip() or "another run"
+                return
+            except OSError as error:
+                # Without locks, two runs may do the same work; each range they write is the same file.
+                logger.info("no lock on %s (%s)", path, error)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield None
+
+    def open(self, case: str, key: str) -> CaseScores:
+        """The scores of one case under one key; other keys' scores are left alone."""
+        return CaseScores(self.root / case / key)
+
+
+class CaseScores:
+    """The scores of one case, under one key."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._pending: tuple[int, int, torch.Tensor] | None = None
+
+    def reference(self) -> np.ndarray | None:
+        """The stored scores ``(K,)`` of the unperturbed image."""
+        return _read(self.folder / "reference.npy")
+
+    def start(self, reference: torch.Tensor) -> None:
+        """Begin anew with these scores ``(K,)`` of the unperturbed image: what was stored is of something else."""
+        for path in self.folder.glob("*.npy"):
+            path.unlink(missing_ok=True)
+        _write(self.folder / "reference.npy", reference)
+
+    def ranges(self) -> list[tuple[int, int, np.ndarray]]:
+        """The stored ranges of masks ``[start, stop)`` with their scores ``(stop - start, K)``."""
+        found = []
+        for path in sorted(self.folder.glob("*-*.npy")):
+            match = _RANGE.fullmatch(path.name)
+            scores = _read(path) if match else None
+            if match and scores is not None:
+                start, stop = int(match[1]), int(match[2])
+                if scores.ndim == 2 and len(scores) == stop - start:
+                    found.append((start, stop, scores))
+        return found
+
+    def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
+        """Keep the scores ``(stop - start, K)`` of a range of masks.
+
+        They are written when the next range comes, or at :meth:`finish`: by then the device has them, and nothing
+        waits.
+        """
+        pending, self._pending = self._pending, (start, stop, scores)
+        if pending is not None:
+            _write(self.folder / f"{pending[0]}-{pending[1]}.npy", pending[2])
+
+    def finish(self, scores: torch.Tensor) -> None:
+        """Replace the ranges by one file, once all scores ``(N, K)`` are there."""
+        self._pending = None
+        whole = self.folder / f"0-{len(scores)}.npy"
+        _write(whole, scores)
+        for path in self.folder.glob("*-*.npy"):
+            if path != whole:
+                path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> np.ndarray | None:
+    """An array, or None where there is none that is whole: it is computed again then."""
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def _write(path: Path, scores: torch.Tensor) -> None:
+    with atomic_path(path) as temporary:
+        np.save(temporary, scores.numpy(force=True), allow_pickle=False)

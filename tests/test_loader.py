@@ -1,0 +1,203 @@
+"""A loader that cannot lose a case, and what is lost without it."""
+
+from __future__ import annotations
+
+import csv
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.data import Dataset, ThreadDataLoader
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, ResizeWithPadOrCropd
+from test_bundle import LPS, OBLIQUE, write_scan
+
+import monai_saliency as ms
+from monai_saliency.cache import cohort_dataset
+from monai_saliency.data import find_cases
+from monai_saliency.errors import CaseError
+from monai_saliency.failures import Failures
+from monai_saliency.loader import CohortLoader
+from monai_saliency.transforms import CheckScand
+
+NUM_SCANS = 5
+PREPROCESSING = Compose(
+    [
+        LoadImaged("image"),
+        EnsureChannelFirstd("image"),
+        CheckScand("image"),
+        Orientationd("image", "RAS", labels=None),
+        ResizeWithPadOrCropd("image", (10, 10, 10)),
+    ]
+)
+EXPLAIN = ms.sliding_window(5, 5, target=ms.ClassScore([0], activation="none"))
+
+
+def network(x: torch.Tensor) -> torch.Tensor:
+    return (x**2).mean(dim=(1, 2, 3, 4))[:, None]
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> list[dict[str, Any]]:
+    for seed in range(NUM_SCANS):
+        write_scan(tmp_path / "in" / f"s{seed}.nii.gz", (11 + seed, 9, 12), OBLIQUE if seed % 2 else LPS, seed=seed)
+    return find_cases(tmp_path / "in")
+
+
+def spoil(kind: str, cases: list[dict[str, Any]]) -> set[str]:
+    """Spoil the third scan; the names of the cases that are lost by right."""
+    path = Path(cases[2]["image"])
+    if kind == "truncated":
+        path.write_bytes(path.read_bytes()[:300])
+    elif kind == "missing":
+        path.unlink()
+    elif kind == "NaN":
+        import nibabel as nib
+
+        data = nib.load(path).get_fdata()
+        data[0, 0, 0] = np.nan
+        nib.save(nib.Nifti1Image(data, LPS), path)
+    return set() if kind == "good" else {"s2"}
+
+
+def collect(loader: CohortLoader) -> dict[str, list[torch.Tensor]]:
+    """Maps by case, as many as there were."""
+    maps: dict[str, list[torch.Tensor]] = {}
+    for batch in loader:
+        for name, saliency in zip(batch["case"], EXPLAIN(batch["image"].as_tensor(), network), strict=True):
+            maps.setdefault(name, []).append(saliency)
+    return maps
+
+
+@pytest.mark.parametrize("workers", [(0, False), (2, False), (2, True)], ids=["no workers", "2 threads", "2 processes"])
+@pytest.mark.parametrize("cache", ["none", "memory", "disk", "lmdb", "window"])
+@pytest.mark.parametrize("kind", ["good", "truncated", "missing", "NaN"])
+def test_every_good_case_once_and_every_bad_one_listed(
+    kind: str, cache: str, workers: tuple[int, bool], cases: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    expected = {
+        case["case"]: EXPLAIN(PREPROCESSING(dict(case))["image"].as_tensor()[None], network)[0] for case in cases
+    }
+    bad = spoil(kind, cases)
+    dataset = cohort_dataset(cases, PREPROCESSING, cache, cache_dir=tmp_path / "cache", window=2)
+    for _ in ("cold", "warm"):
+        failures = Failures(tmp_path / "failures.csv")
+        loader = CohortLoader(dataset, failures, batch_size=2, num_workers=workers[0], processes=workers[1])
+        maps = collect(loader)
+        assert set(maps) == set(expected) - bad
+        for name, found in maps.items():
+            assert len(found) == 1
+            assert torch.equal(found[0], expected[name])
+        if bad:
+            with open(failures.path, newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            assert [(row["case"], row["stage"]) for row in rows] == [("s2", "load")]
+            assert "\n" not in rows[0]["error"]
+        else:
+            assert not failures.path.exists()
+
+
+def test_what_monais_thread_loader_loses(cases: list[dict[str, Any]]) -> None:
+    """The reason for ours. When this fails, MONAI raises what its thread met, and our guard can go."""
+    spoil("truncated", cases)
+    loader = ThreadDataLoader(Dataset(cases, PREPROCESSING), batch_size=1, num_workers=0)
+    seen = [batch["case"][0] for batch in loader]
+    assert seen == ["s0", "s1"]
+    assert len(loader) == NUM_SCANS
+
+
+def test_strict_stops_at_the_first(cases: list[dict[str, Any]], tmp_path: Path) -> None:
+    spoil("missing", cases)
+    for failures in (Failures(tmp_path / "failures.csv", strict=True), None):
+        loader = CohortLoader(cohort_dataset(cases, PREPROCESSING, "none"), failures, num_workers=2)
+        seen = []
+        with pytest.raises(CaseError, match="case s2: "):
+            seen.extend(batch["case"] for batch in loader)
+        assert seen == [["s0"], ["s1"]]
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("CohortLoader")]
+
+
+class Items:
+    """Items of given shapes; ``loaded`` notes which were asked for."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], seconds: float = 0.0) -> None:
+        self.data = [{"case": f"c{i}"} for i in range(len(shapes))]
+        self.shapes, self.seconds, self.loaded = shapes, seconds, [0] * len(shapes)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        self.loaded[index] += 1
+        return {**self.data[index], "image": torch.full(self.shapes[index], float(index))}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_neighbours_of_one_shape_share_a_batch(num_workers: int) -> None:
+    shapes = [(1, 4, 4)] * 3 + [(1, 5, 4)] * 2 + [(1, 4, 4)]
+    loader = CohortLoader(Items(shapes), batch_size=2, num_workers=num_workers)
+    batches = [(batch["case"], tuple(batch["image"].shape)) for batch in loader]
+    assert batches == [
+        (["c0", "c1"], (2, 1, 4, 4)),
+        (["c2"], (1, 1, 4, 4)),
+        (["c3", "c4"], (2, 1, 5, 4)),
+        (["c5"], (1, 1, 4, 4)),
+    ]
+    assert not hasattr(loader, "__len__")
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_queues_are_bounded_and_an_early_stop_leaves_no_thread(num_workers: int) -> None:
+    items = Items([(1, 2, 2)] * 50)
+    iterator = iter(CohortLoader(items, num_workers=num_workers, prefetch=2))
+    next(iterator)
+    time.sleep(0.5)
+    assert sum(items.loaded) <= 1 + 2 + 1 + num_workers + 1
+    iterator.close()  # type: ignore[attr-defined]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("CohortLoader")]
+
+
+def test_an_interrupt_in_the_consumer_leaves_no_thread() -> None:
+    def consume() -> None:
+        for _ in CohortLoader(Items([(1, 2, 2)] * 50, seconds=0.01), num_workers=2):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        consume()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("CohortLoader")]
+
+
+def test_loading_goes_on_while_the_consumer_works() -> None:
+    """Loads of 20 ms behind work of 40 ms: all but the first are hidden."""
+    start, work = time.perf_counter(), 0.0
+    for _ in CohortLoader(Items([(1, 2, 2)] * 12, seconds=0.02), num_workers=1):
+        before = time.perf_counter()
+        time.sleep(0.04)
+        work += time.perf_counter() - before
+    waited = time.perf_counter() - start - work
+    assert waited < 0.5 * 12 * 0.02
+
+
+def test_collating_errors_reach_the_consumer() -> None:
+    items = Items([(1, 2, 2)] * 2)
+    items.data[0]["extra"] = 1  # which the second item lacks
+    with pytest.raises(Exception, match="extra"):
+        list(CohortLoader(items, batch_size=2))
+
+
+def test_failures_are_one_line_each_and_vanish_with_the_next_run(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "failures.csv"
+    failures = Failures(path)
+    assert not path.exists()
+    failures.add("a,1", "load", RuntimeError("two\nlines"))
+    failures.add("b", "explain", CaseError("b", "no region"))
+    with open(path, newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [
+            ["case", "stage", "error"],
+            ["a,1", "load", "RuntimeError: two lines"],
+            ["b", "explain", "no region"],
+        ]
+    assert "2 cases without a map" in failures.summary()
+    Failures(path)
+    assert not path.exists()
