@@ -9,6 +9,7 @@ from monai.engines import SupervisedEvaluator
 
 from monai_saliency.errors import CaseError, OutputError, root_cause
 from monai_saliency.failures import Failures
+from monai_saliency.files import remove_stale
 
 __all__ = ["CohortEvaluator", "run"]
 
@@ -51,6 +52,8 @@ def run(evaluator: SupervisedEvaluator, failures: Failures | None = None) -> Non
     Raises:
         SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1.
     """
+    if failures is not None:
+        remove_stale(failures.path.parent)
     evaluator.run()
     if failures is not None and failures.rows:
         sys.exit(f"error: {failures.summary()}")

@@ -143,7 +143,7 @@ class CohortDataset(Dataset):
             if isinstance(cause, CaseError):
                 raise cause from error
             raise CaseError(
-                case["case"],
-                f"{case['image']} could not be loaded: {type(cause).__name__}: {cause}. "
+                str(case.get("case", index)),
+                f"{case.get('image')} could not be loaded: {type(cause).__name__}: {cause}. "
                 "Check that the file is a complete NIfTI scan (a truncated one must be copied again), or remove it",
             ) from error

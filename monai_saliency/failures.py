@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from monai_saliency.errors import CaseError, OutputError, root_cause
@@ -30,7 +31,8 @@ class Failures:
         self.path = Path(path)
         self.strict = strict
         self.rows: list[dict[str, str]] = []
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that cannot be written is met, and named, at the first file
+            self.path.unlink(missing_ok=True)
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
         """Note a case that failed.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import get_ident
+from uuid import uuid4
 
 import nibabel as nib
 from nibabel.spatialimages import SpatialImage
 
 from monai_saliency.errors import OutputError
 
-__all__ = ["atomic_path", "load_scan", "locked"]
+__all__ = ["atomic_path", "load_scan", "locked", "remove_stale"]
 
 
 @contextmanager
@@ -27,7 +29,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         OutputError: when the file cannot be written; no part of it is left.
     """
     path = Path(path)
-    temporary = path.with_name(f".tmp-{os.getpid()}-{get_ident()}-{path.name}")
+    temporary = path.with_name(f"{_temporary_prefix(os.getpid())}{uuid4().hex[:8]}-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -40,6 +42,22 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _temporary_prefix(process: int | str) -> str:
+    return f".tmp-{re.sub('[^A-Za-z0-9]', '', socket.gethostname())}-{process}-"
+
+
+def remove_stale(folder: str | Path) -> None:
+    """Remove temporary files below a folder whose process, on this machine, was killed before it could."""
+    for path in Path(folder).rglob(_temporary_prefix("*") + "*"):
+        process = path.name.split("-")[2]
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            path.unlink(missing_ok=True)
+        except (ValueError, PermissionError):
+            continue
 
 
 def load_scan(path: str | Path) -> SpatialImage:

@@ -251,7 +251,8 @@ def _feed_object(hasher: Any, value: Any, above: tuple[int, ...]) -> None:
     if isinstance(value, RandomizableTrait) and kind is not Compose:
         raise Unfingerprintable(f"the random transform {name} inside it")
     if callable(value) and hasattr(value, "__name__") and _home(value):
-        return _feed_function(hasher, value, above)
+        _feed_function(hasher, value, above)
+        return
     slots = [slot for base in kind.__mro__ for slot in _slots(base)]
     # The test by which pickle refuses objects that hold more than their attributes: room for these, a dictionary and
     # weak references.
@@ -268,7 +269,8 @@ def _feed_object(hasher: Any, value: Any, above: tuple[int, ...]) -> None:
     if isinstance(value, TraceableTransform):
         # Kept for each thread, and made at first use.
         state = {**state, "_tracing": bool(value.tracing)}
-    _feed(hasher, {key: content for key, content in state.items() if not isinstance(content, threading.local)}, above)
+    state = {key: content for key, content in state.items() if not isinstance(content, threading.local)}
+    _feed(hasher, state, above)
 
 
 def _slots(kind: type) -> list[str]:

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from monai.transforms import (
     Orientationd,
     RandFlipd,
     RandGaussianNoised,
+    RandomizableTransform,
     ResizeWithPadOrCropd,
     Spacingd,
 )
@@ -69,6 +72,42 @@ class Logged(MapTransform):
 class Object(MapTransform):
     def __call__(self, data: Any) -> Any:
         return {**data, "odd": object()}
+
+
+class Draws(RandomizableTransform):
+    """Draws, and looks a moment later what it drew."""
+
+    def __call__(self, data: Any) -> Any:
+        self.drawn = drawn = self.R.random()
+        time.sleep(0.01)
+        return {**data, "drawn": (drawn, self.drawn)}
+
+
+class Edits(MapTransform):
+    def __call__(self, data: Any) -> Any:
+        data["notes"].append("seen")
+        return data
+
+
+class WaitsIn(MapTransform):
+    """Waits, but only in one process."""
+
+    def __init__(self, process: int, started: str, go_on: str) -> None:
+        super().__init__("image")
+        self.process, self.started, self.go_on = process, Path(started), Path(go_on)
+
+    def __call__(self, data: Any) -> Any:
+        if os.getpid() == self.process:
+            self.started.touch()
+            wait_for(self.go_on.exists)
+        return data
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def plus_one(x: Any) -> Any:
@@ -209,18 +248,14 @@ def test_two_threads(cohort: Path, cache: str, computed: Any) -> None:
     uncached = [digest(item) for item in expected(cohort)]
     computed()
     shared = dataset(cohort, cache)
-    found: dict[int, list[str]] = {}
+    found: list[list[str]] = []
 
-    def read(number: int) -> None:
+    def read() -> None:
         loader = DataLoader(shared, batch_size=1, collate_fn=only, num_workers=0)
-        found[number] = [digest(item) for _ in range(3) for item in loader]
+        found.append([digest(item) for _ in range(3) for item in loader])
 
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == dict.fromkeys(range(2), uncached * 3)
+    in_threads([read, read])
+    assert found == [uncached * 3] * 2
     assert computed() == all_once()
     assert not shared._locks
 
@@ -619,6 +654,24 @@ def test_edits_in_place(cohort: Path, cache: str) -> None:
         assert items.data[0]["case"] == "a"
 
 
+def test_cases_stay_as_they_are(cohort: Path) -> None:
+    """Also those that a transform edits."""
+    cases = [{**case, "notes": []} for case in find_cases(cohort)]
+    for cache in ("none", "memory"):
+        items = cohort_dataset(cases, preprocessing(Edits("image")), cache)
+        for _ in range(2):
+            assert items[0]["notes"] == ["seen"]
+    assert cases[0]["notes"] == []
+
+
+def test_draws_of_two_threads_stay_apart(cohort: Path) -> None:
+    items = cohort_dataset(find_cases(cohort), Compose([Logged("image"), Draws()]), "memory")
+    found: list[tuple[float, float]] = []
+    in_threads([lambda: found.extend(item["drawn"] for item in items)] * 2)
+    assert len({first for first, _ in found}) == 8
+    assert all(first == later for first, later in found)
+
+
 def random_pipeline() -> Compose:
     return preprocessing(RandGaussianNoised("image", prob=1.0), Compose([RandFlipd("image", prob=0.5)]))
 
@@ -659,8 +712,44 @@ def in_children(works: list[Callable[[], None]]) -> None:
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(30)
+        if child.is_alive():
+            child.kill()
+            child.join()
     assert [child.exitcode for child in children] == [0] * len(children)
+
+
+def in_threads(works: list[Callable[[], object]]) -> None:
+    with ThreadPoolExecutor(len(works)) as pool:
+        for future in [pool.submit(work) for work in works]:
+            future.result()
+
+
+def test_a_fork_while_a_scan_is_computed(cohort: Path) -> None:
+    """The child does not wait for a thread that did not follow it."""
+    signs = [str(cohort.parent / name) for name in ("started", "go_on")]
+    items = dataset(cohort, "memory", preprocessing(WaitsIn(os.getpid(), *signs)))
+    thread = threading.Thread(target=lambda: items[0])
+    thread.start()
+    wait_for(Path(signs[0]).exists)
+    try:
+        in_children([lambda: items[0]])
+    finally:
+        Path(signs[1]).touch()
+        thread.join()
+
+
+def test_many_writers_of_one_file(tmp_path: Path) -> None:
+    backend = DiskBackend(tmp_path / "cache")
+    contents = [bytes([number]) * 10**5 for number in range(4)]
+
+    def write(data: bytes) -> None:
+        for _ in range(30):
+            backend.put("k" * 64, data)
+            assert backend.get("k" * 64) in contents
+
+    in_threads([lambda data=data: write(data) for data in contents])  # type: ignore[misc]
+    assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == ["k" * 64]
 
 
 @pytest.mark.parametrize("cache", FILED)
@@ -698,7 +787,11 @@ def test_database_grows(cohort: Path, computed: Any) -> None:
     other = LMDBBackend(cohort.parent / "cache" / "x.lmdb")
     payload = {f"{number:064d}": os.urandom(20000 + number) for number in range(30)}
 
+    started, go_on = (cohort.parent / name for name in ("started", "go_on"))
+
     def child() -> None:
+        started.touch()
+        wait_for(go_on.exists)
         for key, data in payload.items():
             database.put(f"c{key[1:]}", data)
 
@@ -706,14 +799,17 @@ def test_database_grows(cohort: Path, computed: Any) -> None:
         for key in keys:
             database.put(key, payload[key])
 
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    wait_for(started.exists)
+    # Open here while the child makes it grow.
     database.put("0" * 64, b"first")
-    in_children([child])
+    go_on.touch()
+    process.join()
+    assert process.exitcode == 0
+    assert len(database.get(f"c{'29':0>63}") or b"") == 20029
     keys = list(payload)
-    threads = [threading.Thread(target=write, args=(keys[start::2],)) for start in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([lambda: write(keys[::2]), lambda: write(keys[1::2])])
     for key, data in payload.items():
         assert database.get(key) == data
         assert other.get(f"c{key[1:]}") == data
