@@ -53,8 +53,9 @@ def _template() -> _Template:
 def make_scan(seed: int, lesion: bool) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
     """Make one skull-stripped T1 scan of the template brain, and the mask of its lesion.
 
-    Of one seed, the scans with and without lesion show the same head, pose and noise: they differ in the
-    lesion and its soft edge (3 mm) only.
+    Of one seed, the scans with and without lesion show the same head, pose and noise: they differ in the lesion and
+    its soft edge (3 mm) only, but for a few voxels elsewhere that are rounded to the other one of two neighbouring
+    integers, since the lesion is added in double precision.
 
     Args:
         seed: decides everything else, to the bit; at least 0.

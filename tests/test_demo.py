@@ -135,10 +135,12 @@ def test_label_is_the_lesion() -> None:
         assert ndimage.label(inside)[1] == 1
         volume = inside.sum() * abs(np.linalg.det(scan.affine[:3, :3]))
         assert 4 / 3 * np.pi * 5**3 < volume < 4 / 3 * np.pi * 15**3
-        # The twins differ in the lesion and its 3 mm edge alone; a voxel is up to 3 mm long.
+        # The twins differ in the lesion, its 3 mm edge, and a few voxels' rounding; a voxel is up to 3 mm.
         before, after = voxels(healthy).astype(float), voxels(scan).astype(float)
         far = mm_to_lesion(label) > 6
-        np.testing.assert_array_equal(before[far], after[far])
+        rounded = before[far] != after[far]
+        assert rounded.mean() < 1e-4  # single precision is off by about 1e-4 of a unit at intensities of 1000
+        assert np.abs(before - after)[far].max() <= 1
         assert after[inside].mean() > 1.2 * before[inside].mean()
         assert (after[inside] > before[inside]).mean() > 0.9
 

@@ -49,16 +49,22 @@ def test_machine_paths_are_seen(text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run_from", ["tutorials", "."])
+@pytest.mark.parametrize(("run_from", "cells"), [("tutorials", None), (".", 6)])
 @each_notebook
-def test_notebook_runs(path: Path, run_from: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a copy, so that whatever a notebook writes beside itself does not stay."""
+def test_notebook_runs(
+    path: Path, run_from: str, cells: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a copy, so that whatever a notebook writes beside itself does not stay.
+
+    From the tutorials' folder all of it, from the repository's root the first cells, which find the bundle.
+    """
     nbformat = pytest.importorskip("nbformat", reason='needs pip install "monai-saliency[test]"')
     nbclient = pytest.importorskip("nbclient", reason='needs pip install "monai-saliency[test]"')
     for name in ("tutorials", "bundle"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("eval", "demo", "train_data"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     notebook = nbformat.read(tmp_path / "tutorials" / path.name, as_version=4)
+    notebook.cells = notebook.cells[:cells]
     client = nbclient.NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path / run_from)}}
     )
