@@ -139,7 +139,7 @@ class PerturbationInferer(Inferer):
             args: passed on to the inner inferer.
             kwargs: likewise.
         """
-        if not isinstance(inputs, torch.Tensor) or inputs.ndim not in (4, 5):
+        if not isinstance(inputs, torch.Tensor) or inputs.ndim not in (4, 5) or not len(inputs):
             shape = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
             raise ValueError(f"`inputs` must be images of shape (B, C, H, W) or (B, C, H, W, D), got {shape}")
         if not inputs.is_floating_point():

@@ -533,6 +533,11 @@ class TestErrors:
         with pytest.raises(CaseError, match=r"case ct_2: `fill` gave shape \(1, 9, 4\) for an image of \(1, 9, 8\)"):
             rise(4, target=LOGIT, fill=lambda x: x[..., :4]).explain(images(1, 1, 9, 8), Classifier(), names=["ct_2"])
 
+    @pytest.mark.parametrize("shape", [(9, 9), (1, 9, 9), (0, 1, 9, 9), (1, 1, 9, 9, 9, 9)])
+    def test_shapes_that_are_no_batch_of_images(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match=r"`inputs` must be images of shape .*got \("):
+            sliding_window(3, target=LOGIT)(torch.ones(shape), lambda x: x.flatten(1))
+
     def test_mask_batch_size(self) -> None:
         with pytest.raises(ValueError, match="`mask_batch_size` must be a whole number of at least 1, got 0"):
             PerturbationInferer(RISEMasks(4), LOGIT, OcclusionScoring(), mask_batch_size=0)
