@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from monai_saliency.errors import CaseError
@@ -152,7 +153,7 @@ class ClassScore(Target):
             if classes not in ("predicted", "all"):
                 raise ValueError(f"`classes` must be a list of indices, 'predicted' or 'all', got {classes!r}")
         else:
-            classes = [classes] if isinstance(classes, int) else [int(c) for c in classes]
+            classes = [int(c) for c in np.atleast_1d(classes)]
             if not classes:
                 raise ValueError("`classes` must name at least one class, got an empty list")
         self.classes: list[int] | str = classes
@@ -213,7 +214,7 @@ class RegionScore(Target):
         _activation(activation)
         if isinstance(region, str) and region not in ("predicted", "all"):
             raise ValueError(f"`region` must be 'predicted', 'all' or a label tensor, got {region!r}")
-        self.channels = [channel] if isinstance(channel, int) else [int(c) for c in channel]
+        self.channels = [int(c) for c in np.atleast_1d(channel)]
         self.region = region
         self.activation = activation
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,6 +34,11 @@ class TestClassScore:
     def test_sigmoid_by_hand(self) -> None:
         bound = ClassScore(1, "sigmoid").bind(LOGITS, FLAT)
         torch.testing.assert_close(bound(LOGITS), torch.tensor([[0.75]]))
+
+    @pytest.mark.parametrize("classes", [2, np.int64(2), (2,), np.array([2]), torch.tensor([2])])
+    def test_one_class_in_many_forms(self, classes: Any) -> None:
+        assert list(ClassScore(classes, "none").bind(LOGITS, FLAT).labels) == [2]
+        assert RegionScore(classes, "none").channels == [2]
 
     def test_none_is_the_output_itself(self) -> None:
         assert torch.equal(ClassScore([2, 0], "none").bind(LOGITS, FLAT)(LOGITS), LOGITS[:, [2, 0]])
