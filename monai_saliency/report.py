@@ -66,7 +66,8 @@ def plot_saliency(
     )
     figure.suptitle(title, fontsize=10)
     axes = figure.subplots(len(views), len(views[0]), squeeze=False)
-    low, high = np.percentile(scan, [0.5, 99.5])
+    # A small lesion may be the brightest thing in the scan, and must not be clipped away.
+    low, high = np.percentile(scan, [0.5, 99.99])
     for row, (planes, saliency) in enumerate(zip(views, maps, strict=True)):
         limit = float(np.abs(saliency).max()) or 1.0
         for column, plane in enumerate(planes):
@@ -79,7 +80,7 @@ def plot_saliency(
                 vmin=-limit,
                 vmax=limit,
                 # Strong values cover, weak ones leave the scan to see.
-                alpha=0.8 * np.clip(np.abs(plane["map"].T) / limit, 0, 1),
+                alpha=0.6 * np.clip(np.abs(plane["map"].T) / limit, 0, 1),
                 origin="lower",
                 extent=extent,
                 interpolation="bilinear",
