@@ -35,7 +35,7 @@ def settings() -> dict[str, tuple[torch.nn.Module, torch.Tensor, int]]:
 
 
 def methods(num_masks: int, batch_size: int) -> dict[str, ms.PerturbationInferer]:
-    """RISE, and windows that make about as many masks."""
+    """RISE, with the cheapest fill and with the dearest."""
     target = ms.ClassScore([1], activation="softmax")
     return {
         "rise": ms.rise(num_masks, seed=0, target=target, mask_batch_size=batch_size),
