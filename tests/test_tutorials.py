@@ -43,7 +43,9 @@ def test_stored_notebook_knows_no_machine(path: Path) -> None:
     assert not MACHINE_PATH.findall(json.dumps(notebook))
 
 
-@pytest.mark.parametrize("text", ["/work/x", "in /tmp/abc", "file:///home/me", "/root/.cache", "/opt/ms", "/Users/me/"])
+@pytest.mark.parametrize(
+    "text", ["/private/x", "in /tmp/abc", "file:///home/me", "/root/.cache", "/opt/conda", "/Users/me/"]
+)
 def test_machine_paths_are_seen(text: str) -> None:
     assert MACHINE_PATH.search(json.dumps({"text": text}))
 
