@@ -3,7 +3,7 @@
 from monai_saliency.estimators import OcclusionScoring, RISEScoring
 from monai_saliency.fills import BlurFill, ConstantFill, MeanFill
 from monai_saliency.inferers import Explanation, PerturbationInferer
-from monai_saliency.masks import RISEMasks, SlidingWindowMasks
+from monai_saliency.masks import RegionMasks, RISEMasks, SlidingWindowMasks
 from monai_saliency.methods import rise, sliding_window
 from monai_saliency.targets import ClassScore, RegionScore
 from monai_saliency.transforms import Saliency, Saliencyd
@@ -19,6 +19,7 @@ __all__ = [
     "PerturbationInferer",
     "RISEMasks",
     "RISEScoring",
+    "RegionMasks",
     "RegionScore",
     "Saliency",
     "Saliencyd",

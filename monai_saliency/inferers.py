@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import torch
 from monai.data import MetaTensor
@@ -22,7 +23,7 @@ from monai_saliency.store import CaseScores
 from monai_saliency.targets import BoundTarget, Case, Target
 from monai_saliency.utils import require, whole_numbers
 
-__all__ = ["Explanation", "PerturbationInferer", "case_name"]
+__all__ = ["Explanation", "PerturbationInferer", "case_name", "image_spacing"]
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ class PerturbationInferer(Inferer):
         network: Callable[..., torch.Tensor],
         *args: Any,
         names: Sequence[str] | None = None,
+        labels: Sequence[torch.Tensor | None] | None = None,
+        spacings: Sequence[Sequence[float] | None] | None = None,
         stored: Sequence[CaseScores] | None = None,
         **kwargs: Any,
     ) -> list[Explanation]:
@@ -134,6 +137,9 @@ class PerturbationInferer(Inferer):
             inputs: as for calling.
             network: as for calling.
             names: what errors call each image; the files' names by default where the inputs know them.
+            labels: each image's label map ``(1, *spatial)`` on its own grid, for masks and targets made of regions.
+            spacings: each image's voxel sizes in mm, one per spatial axis, for masks whose sizes are in mm; those of
+                the inputs' affines by default, where they are a MetaTensor.
             stored: each image's scores on disk, under a key that covers all they depend on. Batches whose scores are
                 there are not run again if the unperturbed image still scores the same, and new scores are added.
             args: passed on to the inner inferer.
@@ -147,22 +153,29 @@ class PerturbationInferer(Inferer):
         if names is None:
             names = [case_name(inputs, index) for index in range(len(inputs))]
         images = inputs.as_tensor() if isinstance(inputs, MetaTensor) else inputs
+        spacings = [image_spacing(inputs, i) for i in range(len(inputs))] if spacings is None else spacings
+        each = zip(images, names, labels or [None] * len(images), spacings, strict=True)
         with torch.no_grad(), _evaluating(network):
-            runs = [self._start(image, name, i) for i, (image, name) in enumerate(zip(images, names, strict=True))]
+            runs = [
+                self._start(Case(name, image, i, regions, spacing))
+                for i, (image, name, regions, spacing) in enumerate(each)
+            ]
             for run, scores in zip(runs, stored or [], strict=stored is not None):
                 run.stored = scores
             self._run(runs, network, args, kwargs)
             return [self._finish(run) for run in runs]
 
-    def _start(self, image: torch.Tensor, name: str, index: int) -> _Run:
+    def _start(self, case: Case) -> _Run:
         try:
-            masks = self.masks.bind(image)
-            fill = self.fill(image[None])[0]
+            masks = self.masks.bind(case.image, labels=case.labels, spacing=case.spacing)
+            fill = self.fill(case.image[None])[0]
         except ValueError as error:
-            raise CaseError(name, str(error)) from error
-        if fill.shape != image.shape:
-            raise CaseError(name, f"`fill` gave shape {tuple(fill.shape)} for an image of {tuple(image.shape)}")
-        return _Run(Case(name, image, index), masks, fill.to(image))
+            raise CaseError(case.name, str(error)) from error
+        if fill.shape != case.image.shape:
+            raise CaseError(
+                case.name, f"`fill` gave shape {tuple(fill.shape)} for an image of {tuple(case.image.shape)}"
+            )
+        return _Run(case, masks, fill.to(case.image))
 
     def _run(self, runs: Sequence[_Run], network: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> None:
         lengths = [len(run.masks) + 1 for run in runs]
@@ -322,3 +335,11 @@ def case_name(images: torch.Tensor, index: int = 0) -> str:
     if isinstance(names, (list, tuple)) and index < len(names):
         names = names[index]
     return names if isinstance(names, str) and names else f"image {index} of the batch"
+
+
+def image_spacing(images: torch.Tensor, index: int = 0) -> tuple[float, ...] | None:
+    """The voxel sizes in mm, one per spatial axis, of one image of a batch; None where it has no affine."""
+    if not isinstance(images, MetaTensor):
+        return None
+    affine = images.affine[index] if images.affine.ndim == 3 else images.affine
+    return tuple(nib.affines.voxel_sizes(affine.numpy(force=True))[: images.ndim - 2].tolist())

@@ -8,27 +8,36 @@ any division of the work over batches, workers or ranks perturbs the image in th
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
+from monai.data import MetaTensor
 
 from monai_saliency.utils import exact_arithmetic, per_axis, whole_numbers
 
-__all__ = ["BoundMasks", "Masks", "RISEMasks", "SlidingWindowMasks"]
+__all__ = ["BoundMasks", "Masks", "RISEMasks", "RegionMasks", "SlidingWindowMasks"]
 
 
 class Masks(ABC):
     """Settings of a family of masks."""
 
     @abstractmethod
-    def bind(self, image: torch.Tensor, labels: torch.Tensor | None = None) -> BoundMasks:
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
         """Fit the masks to one image.
 
         Args:
-            image: ``(C, *spatial)``, 2D or 3D. Its spatial shape, device and precision are read, never its voxels.
+            image: ``(C, *spatial)``, 2D or 3D. Its spatial shape, device and precision are read; its voxels only by
+                masks that are made of its regions.
             labels: the case's label map ``(1, *spatial)``, for masks that are made of regions.
+            spacing: voxel sizes in mm, one per axis, for masks whose sizes are given in mm.
+
+        Raises:
+            ValueError: when the masks do not fit the image, or need what is not given.
         """
 
 
@@ -126,7 +135,9 @@ class RISEMasks(Masks):
         self.p1 = float(p1)
         self.seed = int(seed)
 
-    def bind(self, image: torch.Tensor, labels: torch.Tensor | None = None) -> BoundMasks:
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
         return _BoundRISEMasks(self, image)
 
 
@@ -148,16 +159,7 @@ class _BoundRISEMasks(BoundMasks):
 
     def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
         """``grid`` bool ``(n, *grid_shape)``, True where a cell is kept, and ``shift`` int ``(n, spatial_dims)``."""
-        cells = int(np.prod(self.grid_shape))
-        grids = np.empty((len(indices), cells), dtype=bool)
-        if isinstance(indices, range) and indices.step == 1:
-            runs = [(0, indices.start, len(indices))]
-        else:
-            runs = [(row, index, 1) for row, index in enumerate(indices)]
-        for row, index, count in runs:
-            # One double takes one step of PCG64, so any grid of the seed's stream is reached without the earlier ones.
-            stream = np.random.PCG64(self.seed).advance(int(index) * cells)
-            grids[row : row + count] = np.random.Generator(stream).random((count, cells)) < self.p1
+        grids = _random_rows(self.seed, indices, int(np.prod(self.grid_shape))) < self.p1
         return {"grid": grids.reshape(-1, *self.grid_shape), "shift": self.shifts[np.asarray(indices, dtype=int)]}
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
@@ -181,6 +183,24 @@ class _BoundRISEMasks(BoundMasks):
                 masks = (masks.reshape(n, -1, masks.shape[-1]) @ rows.transpose(1, 2)).reshape(n, *self.spatial_shape)
         # Two weights that sum to 1 may round to a hair above it.
         return masks.clamp_(0, 1).unsqueeze(1)
+
+
+def _random_rows(seed: int, indices: Sequence[int], width: int) -> np.ndarray:
+    """Rows ``indices`` of the endless table of draws from [0, 1) that ``default_rng(seed).random((n, width))`` begins.
+
+    Returns:
+        ``(len(indices), width)``.
+    """
+    rows = np.empty((len(indices), width))
+    if isinstance(indices, range) and indices.step == 1:
+        runs = [(0, indices.start, len(indices))]
+    else:
+        runs = [(row, index, 1) for row, index in enumerate(indices)]
+    for row, index, count in runs:
+        # One double takes one step of PCG64, so any row of the seed's stream is reached without the earlier ones.
+        stream = np.random.PCG64(seed).advance(int(index) * width)
+        rows[row : row + count] = np.random.Generator(stream).random((count, width))
+    return rows
 
 
 def _stretch_weights(cells: int, cell_size: int) -> torch.Tensor:
@@ -223,7 +243,9 @@ class SlidingWindowMasks(Masks):
         self.window_size = window_size
         self.stride = stride
 
-    def bind(self, image: torch.Tensor, labels: torch.Tensor | None = None) -> BoundMasks:
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
         return _BoundSlidingWindowMasks(self, image)
 
 
@@ -261,3 +283,95 @@ class _BoundSlidingWindowMasks(BoundMasks):
             inside = (offset >= 0) & (offset < window)
             hidden = hidden & inside.reshape(len(corners), *(size if a == axis else 1 for a in range(dims)))
         return (~hidden).to(self.dtype).unsqueeze(1)
+
+
+class RegionMasks(Masks):
+    """Masks that hide whole regions: organs, the regions of an atlas, supervoxels. 2D and 3D.
+
+    A region is the voxels of one label other than 0, and label 0 is always kept. A mask is a *coalition*: which regions
+    are kept, the others being hidden.
+
+    Args:
+        num_masks: how many random coalitions; None for as many masks as there are regions, each hiding one of them.
+        p1: probability in [0, 1] that a region is kept in a random coalition.
+        seed: of random coalitions. More masks of one seed continue the fewer.
+        regions: makes the label map ``(1, *spatial)`` of an image ``(C, *spatial)``; by default it is the case's own.
+    """
+
+    def __init__(
+        self,
+        num_masks: int | None = None,
+        p1: float = 0.5,
+        seed: int = 0,
+        regions: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        if num_masks is not None:
+            whole_numbers("num_masks", num_masks, 1)
+        whole_numbers("seed", seed, 0)
+        if not 0 <= p1 <= 1:
+            raise ValueError(f"`p1` must be in [0, 1], got {p1}")
+        self.num_masks = None if num_masks is None else int(num_masks)
+        self.p1 = float(p1)
+        self.seed = int(seed)
+        self.regions = regions
+
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
+        if self.regions is not None:
+            labels = self.regions(image)
+        if labels is None:
+            raise ValueError(
+                "masks of regions need the case's label map: give `labels` (the handler's `label_key`), or `regions`, "
+                "which makes one of the image"
+            )
+        return _BoundRegionMasks(self, image, labels)
+
+
+class _BoundRegionMasks(BoundMasks):
+    """The masks of one label map.
+
+    Attributes:
+        values: the regions' labels, ascending.
+        index: int32 ``(*spatial)``: each voxel's place in ``values``, counted from 1; 0 where it is always kept.
+    """
+
+    def __init__(self, masks: RegionMasks, image: torch.Tensor, labels: torch.Tensor) -> None:
+        super().__init__(image)
+        labels = labels.as_tensor() if isinstance(labels, MetaTensor) else torch.as_tensor(labels)
+        if labels.shape not in (self.spatial_shape, (1, *self.spatial_shape)):
+            raise ValueError(
+                f"the label map has shape {tuple(labels.shape)}, the image needs one of {(1, *self.spatial_shape)}: "
+                "take it through the image's own spatial transforms, with nearest-neighbour interpolation"
+            )
+        labels = labels.to(self.device).reshape(self.spatial_shape)
+        if labels.is_floating_point():
+            if not bool((labels == labels.round()).all()):
+                raise ValueError(
+                    "the label map holds values that are no whole numbers: resample it by nearest neighbour"
+                )
+            labels = labels.long()
+        found, place = labels.unique(return_inverse=True)
+        hidden = found != 0
+        if not bool(hidden.any()):
+            raise ValueError("the label map holds no label but 0, so there is no region to hide")
+        self.values = found[hidden].tolist()
+        self.index = torch.where(hidden, hidden.cumsum(0), 0).to(torch.int32)[place]
+        self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
+        digest = hashlib.sha256(self.index.cpu().numpy().tobytes()).hexdigest()
+        self.key = ("RegionMasks", self.seed, self.p1, self.num_masks, tuple(self.values), digest, self.spatial_shape)
+
+    def __len__(self) -> int:
+        return self.num_masks or len(self.values)
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """``coalition`` bool ``(n, regions)``, True where a region is kept."""
+        if self.num_masks is None:
+            return {"coalition": np.asarray(indices, dtype=int)[:, None] != np.arange(len(self.values))}
+        return {"coalition": _random_rows(self.seed, indices, len(self.values)) < self.p1}
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        coalition = torch.from_numpy(codes["coalition"]).to(device, self.dtype)
+        kept = torch.cat([coalition.new_ones(len(coalition), 1), coalition], dim=1)
+        masks = kept.index_select(1, self.index.flatten().to(device))
+        return masks.reshape(len(coalition), 1, *self.spatial_shape)

@@ -34,11 +34,15 @@ class Case:
         name: what errors call it, the file's name where there is one.
         image: ``(C, *spatial)``, unperturbed, in the network's input space.
         index: its place in the batch that was given.
+        labels: its label map ``(1, *spatial)``, where it has one.
+        spacing: voxel sizes in mm, one per spatial axis, where they are known.
     """
 
     name: str
     image: torch.Tensor
     index: int = 0
+    labels: torch.Tensor | None = None
+    spacing: Sequence[float] | None = None
 
 
 class BoundTarget(ABC):

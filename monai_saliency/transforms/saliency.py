@@ -11,7 +11,7 @@ from monai.data import MetaTensor
 from monai.transforms import MapTransform, Transform
 from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple_rep
 
-from monai_saliency.inferers import PerturbationInferer, case_name
+from monai_saliency.inferers import PerturbationInferer, case_name, image_spacing
 
 __all__ = ["Saliency", "SaliencyD", "SaliencyDict", "Saliencyd"]
 
@@ -39,8 +39,12 @@ class Saliency(Transform):
         self.inferer = inferer
         self.device = device
 
-    def __call__(self, img: Any) -> MetaTensor:
+    def __call__(self, img: Any, labels: torch.Tensor | None = None) -> MetaTensor:
         """The map ``(K, *spatial)`` of an image ``(C, *spatial)``, array or tensor.
+
+        Args:
+            img: the image.
+            labels: its label map ``(1, *spatial)``, for masks and targets that are made of regions.
 
         Returns:
             a MetaTensor with the image's affine, ``applied_operations`` and other meta data, so that the pipeline's
@@ -49,7 +53,13 @@ class Saliency(Transform):
         image = convert_to_tensor(img, track_meta=True)
         batch = image.as_tensor()[None]
         batch = batch if self.device is None else batch.to(self.device)
-        (explanation,) = self.inferer.explain(batch, self.network, names=[case_name(image)])
+        (explanation,) = self.inferer.explain(
+            batch,
+            self.network,
+            names=[case_name(image)],
+            labels=None if labels is None else [labels],
+            spacings=[image_spacing(image[None])],
+        )
         return MetaTensor(explanation.saliency.to(image.device)).copy_meta_from(image)
 
 
@@ -62,6 +72,7 @@ class Saliencyd(MapTransform):
         inferer: see :class:`Saliency`.
         names: where the maps go, one for each key; ``"<key>_saliency"`` by default.
         device: see :class:`Saliency`.
+        label_key: where an item holds its label map ``(1, *spatial)``, for masks and targets that are made of regions.
         allow_missing_keys: don't raise for a key that an item lacks.
     """
 
@@ -74,9 +85,11 @@ class Saliencyd(MapTransform):
         inferer: PerturbationInferer,
         names: str | Sequence[str] | None = None,
         device: torch.device | str | None = None,
+        label_key: str | None = None,
         allow_missing_keys: bool = False,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
+        self.label_key = label_key
         self.names = (
             tuple(f"{key}_saliency" for key in self.keys) if names is None else ensure_tuple_rep(names, len(self.keys))
         )
@@ -87,7 +100,7 @@ class Saliencyd(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
         for key, name in self.key_iterator(d, self.names):
-            d[name] = self.saliency(d[key])
+            d[name] = self.saliency(d[key], None if self.label_key is None else d[self.label_key])
         return d
 
 
