@@ -7,7 +7,7 @@ from typing import Any
 
 from monai.engines import SupervisedEvaluator
 
-from monai_saliency.errors import CaseError, OutputError, root_cause
+from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.failures import Failures
 from monai_saliency.files import remove_stale
 
@@ -37,10 +37,7 @@ class CohortEvaluator(SupervisedEvaluator):
             if not names:
                 raise
             if self.failures is None:
-                cause = root_cause(error)
-                if isinstance(cause, CaseError):
-                    raise
-                raise CaseError(", ".join(names), f"{type(cause).__name__}: {cause}") from error
+                raise as_case_error(error, ", ".join(names)) from error
             for name in names:
                 self.failures.add(name, "predict", error)
             return {}

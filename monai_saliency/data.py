@@ -12,7 +12,7 @@ from typing import Any
 
 from monai.data import Dataset
 
-from monai_saliency.errors import CaseError, root_cause
+from monai_saliency.errors import as_case_error
 
 __all__ = ["CohortDataset", "find_cases", "scan_stem"]
 
@@ -139,11 +139,10 @@ class CohortDataset(Dataset):
         try:
             return super()._transform(index)
         except Exception as error:
-            cause = root_cause(error)
-            if isinstance(cause, CaseError):
-                raise cause from error
-            raise CaseError(
+            raise as_case_error(
+                error,
                 str(case.get("case", index)),
-                f"{case.get('image')} could not be loaded: {type(cause).__name__}: {cause}. "
-                "Check that the file is a complete NIfTI scan (a truncated one must be copied again), or remove it",
+                before=f"{case.get('image')} could not be loaded: ",
+                after=". Check that the file is a complete NIfTI scan (a truncated one must be copied again), or "
+                "remove it",
             ) from error

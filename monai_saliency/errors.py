@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-__all__ = ["CaseError", "OutputError", "repeat_cause_last", "root_cause"]
+__all__ = ["CaseError", "OutputError", "as_case_error", "repeat_cause_last", "root_cause"]
 
 
 class CaseError(ValueError):
@@ -13,10 +13,11 @@ class CaseError(ValueError):
 
     Args:
         case: the case's name.
-        problem: what is wrong, what was expected, and what to do.
+        problem: what is wrong, what was expected, and what to do; made one line.
     """
 
     def __init__(self, case: str, problem: str) -> None:
+        problem = " ".join(problem.split())
         super().__init__(f"case {case}: {problem}")
         self.case = case
         self.problem = problem
@@ -35,6 +36,19 @@ def root_cause(error: BaseException) -> BaseException:
     while not isinstance(error, (CaseError, OutputError)) and error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def as_case_error(error: BaseException, case: str, before: str = "", after: str = "") -> CaseError:
+    """Any error as that of a case: its cause, which is given back if it names a case itself, else put in one line.
+
+    Args:
+        error: what went wrong.
+        case: the case it went wrong with.
+        before: words to put before the cause.
+        after: words to put after it.
+    """
+    cause = root_cause(error)
+    return cause if isinstance(cause, CaseError) else CaseError(case, f"{before}{type(cause).__name__}: {cause}{after}")
 
 
 def repeat_cause_last() -> None:

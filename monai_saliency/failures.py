@@ -7,7 +7,7 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-from monai_saliency.errors import CaseError, OutputError, root_cause
+from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.files import atomic_path
 
 __all__ = ["Failures"]
@@ -47,15 +47,13 @@ class Failures:
             CaseError: the failure itself, when strict.
             OutputError: when that is the failure, since every further case would meet it too.
         """
-        cause = root_cause(error)
-        if isinstance(cause, OutputError):
-            raise cause
-        if not isinstance(cause, CaseError):
-            cause = CaseError(case, " ".join(f"{type(cause).__name__}: {cause}".split()))
+        if isinstance(output_error := root_cause(error), OutputError):
+            raise output_error
+        cause = as_case_error(error, case)
         if self.strict:
             raise cause from error
         logger.error("%s (%s)\n%s", cause, stage, trace, exc_info=None if trace else error)
-        self.rows.append({"case": case, "stage": stage, "error": " ".join(cause.problem.split())})
+        self.rows.append({"case": case, "stage": stage, "error": cause.problem})
         with atomic_path(self.path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.COLUMNS)
             writer.writeheader()

@@ -16,7 +16,7 @@ from monai.data import list_data_collate
 from monai.utils import CommonKeys
 from torch.utils.data import DataLoader, Dataset
 
-from monai_saliency.errors import CaseError, root_cause
+from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.failures import Failures
 
 __all__ = ["CohortLoader"]
@@ -44,10 +44,7 @@ class _Guarded(Dataset):
         try:
             return self.dataset[index]
         except Exception as error:
-            cause = root_cause(error)
-            if not isinstance(cause, CaseError):
-                cause = CaseError(self.names[index], " ".join(f"{type(cause).__name__}: {cause}".split()))
-            return _Failed(cause, "".join(traceback.format_exception(error)))
+            return _Failed(as_case_error(error, self.names[index]), "".join(traceback.format_exception(error)))
 
 
 class CohortLoader:
