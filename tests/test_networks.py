@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from monai_saliency.networks import load_checkpoint
+from monai_saliency import networks
+from monai_saliency.networks import load_checkpoint, network_fingerprint
 
 
 def network(seed: int = 0, out: int = 2) -> torch.nn.Module:
@@ -120,3 +121,101 @@ def test_code_in_a_file_is_never_run(tmp_path: Path, how: str) -> None:
     # The trap works: it is the loader that keeps it shut.
     torch.load(path, weights_only=False) if how != "pickle" else pickle.loads(path.read_bytes())
     assert trap.exists()
+
+
+# -- telling whether a network changed --
+
+
+def step(module: torch.nn.Module, **options: Any) -> None:
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW(module.parameters(), **options).step()
+
+
+def turn(module: torch.nn.Module, axis: int) -> None:
+    weight = module[0].weight.data  # type: ignore[index, union-attr]
+    weight.copy_(weight.flip(axis))
+
+
+def write(module: torch.nn.Module) -> None:
+    module[2].bias.detach().numpy()[1] += 1e-6  # type: ignore[index, union-attr, operator]
+
+
+CHANGES: dict[str, Any] = {
+    "a step": step,
+    "a fused step": lambda module: step(module, fused=True),
+    "a step of many at once": lambda module: step(module, foreach=True),
+    "other weights": lambda module: module.load_state_dict(network(seed=5).state_dict()),
+    "assigned weights": lambda module: module.load_state_dict(network(seed=5).state_dict(), assign=True),
+    "through .data": lambda module: module[0].weight.data.mul_(1 + 1e-6),
+    "another .data": lambda module: setattr(module[0].weight, "data", module[0].weight.data + 1),
+    "filters turned through .data": lambda module: turn(module, 0),
+    "rows turned through .data": lambda module: turn(module, 2),
+    "columns turned through .data": lambda module: turn(module, 3),
+    "through NumPy": write,
+    "batch statistics": lambda module: module.train()(torch.rand(2, 1, 5, 5)),
+    "a sign of zero": lambda module: module[1].bias.data.neg_(),
+    "double precision": lambda module: module.double(),
+    "half precision": lambda module: module.half(),
+    "another part": lambda module: module.append(torch.nn.ReLU()),
+    "a part of another kind": lambda module: module.__setitem__(1, torch.nn.InstanceNorm2d(3, affine=True)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_change_is_noticed(change: Any) -> None:
+    module = network()
+    before = network_fingerprint(module)
+    change(module)
+    found = network_fingerprint(module)
+    assert found != before
+    networks._known.clear()
+    assert network_fingerprint(module) == found
+
+
+def test_weights_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[object] = []
+    fingerprint = networks.fingerprint
+    monkeypatch.setattr(networks, "fingerprint", lambda value: hashed.append(value) or fingerprint(value))
+    module, twin = network(), network()
+    first = network_fingerprint(module)
+    module.eval()(torch.rand(1, 1, 5, 5))
+    assert [network_fingerprint(module) for _ in range(3)] == [first] * 3
+    assert len(hashed) == 1
+    assert network_fingerprint(twin) == first
+    with torch.no_grad():
+        module[0].weight.add_(1)  # type: ignore[index, operator, union-attr]
+        changed = network_fingerprint(module)
+        module[0].weight.copy_(twin[0].weight)  # type: ignore[index, operator, union-attr]
+    assert changed != first
+    assert network_fingerprint(module) == first
+    assert len(hashed) == 4
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.tensor([1 + 2j]), torch.tensor([1 + 2j], dtype=torch.complex128), torch.tensor([True]), torch.zeros(0, 3)]
+    + [torch.ones(3, dtype=dtype) for dtype in (torch.bfloat16, torch.uint8, torch.int64, torch.float64)]
+    + [torch.rand(4, 5).T, torch.tensor(7)],
+    ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
+)
+def test_buffers_of_any_kind(tensor: torch.Tensor) -> None:
+    module = torch.nn.Module()
+    module.register_buffer("buffer", tensor.clone())
+    before = network_fingerprint(module)
+    assert network_fingerprint(module) == before
+    module.buffer.data.copy_(1 - tensor.to(torch.int) if tensor.dtype == torch.bool else 3 * tensor)
+    assert (network_fingerprint(module) == before) == (tensor.numel() == 0)
+
+
+def test_weights_that_autograd_never_sees() -> None:
+    with torch.inference_mode():
+        module = network()
+        before = network_fingerprint(module)
+        module[0].weight.add_(1)  # type: ignore[index, operator, union-attr]
+        assert network_fingerprint(module) != before
+
+
+def test_a_network_that_is_no_module() -> None:
+    assert network_fingerprint(len) is None
+    assert network_fingerprint(len, "a") == network_fingerprint(len, "a") != network_fingerprint(len, "b")
