@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import lmdb
 import numpy as np
 
+from monai_saliency.files import temporary_path
+
 __all__ = ["Backend", "DiskBackend", "LMDBBackend", "MemoryBackend"]
 
 Bytes: TypeAlias = "bytes | bytearray"
@@ -103,8 +105,7 @@ class DiskBackend:
     def put(self, key: str, data: Bytes) -> None:
         path = self.path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Unique among threads, processes, and machines that share the folder.
-        temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
+        temporary = temporary_path(path)
         try:
             temporary.write_bytes(data)
             os.replace(temporary, path)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import functools
+import logging
 import os
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,32 +19,48 @@ from nibabel.spatialimages import SpatialImage
 
 from monai_saliency.errors import OutputError
 
-__all__ = ["atomic_path", "load_scan", "locked", "remove_stale"]
+__all__ = ["atomic_path", "load_scan", "locked", "remove_stale", "temporary_path"]
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """A temporary path beside ``path`` to write to; renamed to it at the end, removed on any error.
 
-    The temporary name starts with a dot and keeps the suffixes, from which writers tell the format.
-
     Raises:
         OutputError: when the file cannot be written; no part of it is left.
     """
     path = Path(path)
-    temporary = path.with_name(f"{_temporary_prefix(os.getpid())}{uuid4().hex[:8]}-{path.name}")
+    temporary = temporary_path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}. What was written before is whole; free space or choose "
-            "another folder, and run again"
-        ) from error
+        with _naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            os.replace(temporary, path)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let what the machine refuses name the file, and say what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}. What was written before is whole; free space, mend the "
+            "permissions or choose another folder, and run again"
+        ) from error
+
+
+def temporary_path(path: Path) -> Path:
+    """A name beside ``path`` that no other thread, process or machine uses.
+
+    It starts with a dot, and keeps the suffixes, from which writers tell the format. :func:`remove_stale` knows it.
+    """
+    return path.with_name(f"{_temporary_prefix(os.getpid())}{uuid4().hex[:8]}-{path.name}")
 
 
 def _temporary_prefix(process: int | str) -> str:
@@ -55,7 +74,8 @@ def remove_stale(folder: str | Path) -> None:
         try:
             os.kill(int(process), 0)
         except ProcessLookupError:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder that cannot be written is met, and named, at the first file
+                path.unlink(missing_ok=True)
         except (ValueError, PermissionError):
             continue
 
@@ -73,17 +93,53 @@ def load_scan(path: str | Path) -> SpatialImage:
 
 
 @contextmanager
-def locked(folder: str | Path) -> Iterator[None]:
-    """Hold a folder's lock while files in it are read, changed and written by several processes.
+def locked(path: str | Path, wait: bool = True) -> Iterator[str | None]:
+    """Hold a lock on a file made for nothing else, and note in it who does.
 
-    The lock is the operating system's, leaves no file and ends with the process. On a file system that has none the
-    block runs all the same.
+    The lock is the operating system's and ends with the process, however that ends; the file stays. Where the file
+    system has no locks, as some network file systems, the block runs without one, and a warning is logged once.
+
+    Args:
+        path: the file.
+        wait: until whoever holds the lock lets go of it; else the block runs at once.
+
+    Yields:
+        None when the lock is held, else who holds it.
+
+    Raises:
+        OutputError: when the file cannot be made or opened.
     """
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    path = Path(path)
+    with ExitStack() as stack:
+        with _naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # For writing: NFS turns flock into a lock that a file opened for reading, or a folder, cannot have.
+            file = stack.enter_context(open(path, "ab+", buffering=0))
+        holder = None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            # SMB says "permission denied" of a lock that is taken.
+            if not wait and isinstance(error, BlockingIOError | PermissionError):
+                holder = _holder(file)
+            else:
+                _warn_no_locks(str(error))
+        if holder is None:
+            with suppress(OSError):  # for people to read: a full disk must not cost the lock
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield holder
+
+
+def _holder(file: FileIO) -> str:
+    with suppress(OSError):  # SMB lets nobody read a locked file
+        file.seek(0)
+        return file.read().decode(errors="replace").strip() or "another run"
+    return "another run"
+
+
+@functools.cache
+def _warn_no_locks(reason: str) -> None:
+    logger.warning(
+        "this file system has no locks (%s): start no second run on this folder, for it would do the same work", reason
+    )

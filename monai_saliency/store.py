@@ -8,23 +8,17 @@ write the same file.
 
 from __future__ import annotations
 
-import fcntl
-import logging
-import os
 import re
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from monai_saliency.files import atomic_path
+from monai_saliency.files import atomic_path, locked
 
 __all__ = ["CaseScores", "ScoreStore"]
 
-logger = logging.getLogger(__name__)
 _RANGE = re.compile(r"(\d+)-(\d+)\.npy")
 
 
@@ -38,31 +32,16 @@ class ScoreStore:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
-    @contextmanager
-    def claim(self, case: str) -> Iterator[str | None]:
+    def claim(self, case: str) -> AbstractContextManager[str | None]:
         """Hold a case while it is worked on, so that of several runs on one folder only one does it.
 
-        The lock is the operating system's and ends with the process, however that ends.
+        Without locks (see :func:`monai_saliency.files.locked`) two runs may do the same work: each range that they
+        write is the same file.
 
         Yields:
             None when the case is held by this run, else who holds it.
         """
-        path = self.root / case / "lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                yield file.read().strip() or "another run"
-                return
-            except OSError as error:
-                # Without locks, two runs may do the same work; each range they write is the same file.
-                logger.info("no lock on %s (%s)", path, error)
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
-            yield None
+        return locked(self.root / case / "lock", wait=False)
 
     def open(self, case: str, key: str) -> CaseScores:
         """The scores of one case under one key; other keys' scores are left alone."""

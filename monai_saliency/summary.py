@@ -107,7 +107,7 @@ class Summary:
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Put rows with the keys of :data:`COLUMNS` in the place of their cases' earlier ones."""
         new = {row["case"] for row in rows}
-        with locked(self.path.parent):
+        with locked(self.path.with_name(f".{self.path.name}.lock")):
             kept = [
                 row
                 for row in self._read()

@@ -206,7 +206,14 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     assert (row["case"], row["stage"]) == ("b_broken", "load")
     assert message in row["error"]
     # All others are there, whole; nothing of the broken case is left.
-    files = ["a_saliency.nii.gz", "b_saliency.nii.gz", "c_saliency.nii.gz", "failures.csv", "summary.csv"]
+    files = [
+        ".summary.csv.lock",
+        "a_saliency.nii.gz",
+        "b_saliency.nii.gz",
+        "c_saliency.nii.gz",
+        "failures.csv",
+        "summary.csv",
+    ]
     assert sorted(p.name for p in (tmp_path / "out").rglob("*") if p.is_file()) == files
 
     with pytest.raises(RuntimeError) as strict:

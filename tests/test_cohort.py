@@ -15,7 +15,6 @@ from test_bundle import LPS, write_scan
 from test_store import settings
 
 from monai_saliency.errors import OutputError, root_cause
-from monai_saliency.files import atomic_path, remove_stale
 
 
 class Picky(torch.nn.Module):
@@ -92,16 +91,3 @@ def test_an_output_folder_that_cannot_be_made(cohort: Path) -> None:
         run(cohort, output_dir=str(cohort / "file" / "out"))
     assert isinstance(root_cause(caught.value), OutputError)
     assert "cannot write" in str(root_cause(caught.value))
-
-
-def test_temporary_files_of_killed_processes_go(tmp_path: Path) -> None:
-    with atomic_path(tmp_path / "sub" / "x.npy") as temporary:
-        temporary.write_bytes(b"mine, and still at work")
-        prefix = temporary.name.split("-")
-        dead = temporary.with_name("-".join([*prefix[:2], "4194305", *prefix[3:]]))  # above the largest process number
-        foreign = temporary.with_name("-".join([prefix[0], "elsewhere", "4194305", *prefix[3:]]))
-        for path in (dead, foreign):
-            path.write_bytes(b"half a file")
-        remove_stale(tmp_path)
-        assert sorted(tmp_path.rglob(".tmp*")) == sorted([temporary, foreign])
-    assert (tmp_path / "sub" / "x.npy").read_bytes() == b"mine, and still at work"
