@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.failures import Failures
+from monai_saliency.utils import whole_numbers
 
 __all__ = ["CohortLoader"]
 
@@ -47,18 +49,29 @@ class _Guarded(Dataset):
             return _Failed(as_case_error(error, self.names[index]), "".join(traceback.format_exception(error)))
 
 
-class CohortLoader:
-    """Loads a cohort ahead of its consumer, in order, batch by batch.
+def _own_signals(worker: int) -> None:
+    """What a worker process does before anything else: leave Ctrl-C to its parent, and end when told to."""
+    # Born with both signals blocked, by its parent's loading thread; the parent's handlers would act in its name.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
-    Transforms run in threads or processes, then a thread collates neighbouring cases of one shape and copies the
-    batch to the device, so that the next one is there when the network asks for it. All queues are bounded. A case
-    that cannot be loaded goes to ``failures`` and the cohort goes on. The loader has no length, since it does not know
-    how many cases load; MONAI's ``ThreadDataLoader`` has one, and ends early without a word where a case fails.
+
+class CohortLoader:
+    """Loads a cohort ahead of its consumer, batch by batch.
+
+    Transforms run in threads or processes, then a thread collates cases of one shape and copies the batch to the
+    device, so that the next one is there when the network asks for it. A case waits for others of its shape until they
+    fill a batch or too many wait; then the oldest goes, with those of its shape. So batches depend on the order and
+    shapes of the cases and on nothing else. All queues are bounded. A case that cannot be loaded goes to ``failures``
+    and the cohort goes on. The loader has no length, since it does not know how many cases load; MONAI's
+    ``ThreadDataLoader`` has one, and ends early without a word where a case fails.
 
     Args:
         dataset: the cases, item by item; ``dataset.data`` holds their dictionaries with the key ``case``.
         failures: where failed cases go; they are raised when None.
-        batch_size: cases in a batch, at the most: a case of another shape starts a new one.
+        batch_size: cases in a batch, at the most.
+        max_waiting: preprocessed cases that wait for others of their shape, at the most; 4 times ``batch_size`` by
+            default.
         num_workers: how many threads or processes run transforms; 0 runs them in the collating thread.
         processes: processes instead of threads, for transforms that hold Python's global lock.
         prefetch: batches that are ready ahead of the consumer.
@@ -71,15 +84,20 @@ class CohortLoader:
         dataset: Any,
         failures: Failures | None = None,
         batch_size: int = 1,
+        max_waiting: int | None = None,
         num_workers: int = 0,
         processes: bool = False,
         prefetch: int = 2,
         device: torch.device | str | None = None,
         image_key: str = CommonKeys.IMAGE,
     ) -> None:
+        whole_numbers("batch_size", batch_size, 1)
+        if max_waiting is not None:
+            whole_numbers("max_waiting", max_waiting, 0)
         self.dataset = dataset
         self.failures = failures
         self.batch_size = batch_size
+        self.max_waiting = max_waiting if max_waiting is not None else 4 * batch_size
         self.num_workers = num_workers
         self.processes = processes
         self.prefetch = prefetch
@@ -127,26 +145,36 @@ class CohortLoader:
                 except Full:
                     continue
 
+        # Python handles signals in the main thread anyway. Worker processes inherit this, so that a Ctrl-C, which the
+        # terminal sends to them too, stops none of them in the middle of something and fills no screen.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            waiting: list[dict[str, Any]] = []
-            for item in self._items(stop):
+            for batch in self._batches(stop):
+                put(batch)
                 if stop.is_set():
                     return
-                if isinstance(item, _Failed):
-                    put(item)
-                    continue
-                if waiting and item[self.image_key].shape != waiting[0][self.image_key].shape:
-                    put(self._collate(waiting))
-                    waiting = []
-                waiting.append(item)
-                if len(waiting) == self.batch_size:
-                    put(self._collate(waiting))
-                    waiting = []
-            if waiting:
-                put(self._collate(waiting))
             put(None)
         except BaseException as error:  # the consumer raises it: an exception that dies with its thread is a lost case
             put(error)
+
+    def _batches(self, stop: Event) -> Iterator[dict[str, Any] | _Failed]:
+        """Cases of one shape together, or what went wrong with one."""
+        waiting: dict[Any, list[dict[str, Any]]] = {}  # by shape, in the order of each one's first case
+        for item in self._items(stop):
+            if stop.is_set():
+                return
+            if isinstance(item, _Failed):
+                yield item
+                continue
+            image = item[self.image_key]
+            kind = image.shape, image.dtype
+            waiting.setdefault(kind, []).append(item)
+            if len(waiting[kind]) == self.batch_size:
+                yield self._collate(waiting.pop(kind))
+            elif sum(map(len, waiting.values())) > self.max_waiting:
+                yield self._collate(waiting.pop(next(iter(waiting))))
+        for items in waiting.values():
+            yield self._collate(items)
 
     def _items(self, stop: Event) -> Iterator[Any]:
         """Items in order, or what went wrong with them."""
@@ -154,7 +182,13 @@ class CohortLoader:
         if self.num_workers == 0:
             yield from (guarded[index] for index in range(len(guarded)))
         elif self.processes:
-            yield from DataLoader(guarded, batch_size=None, num_workers=self.num_workers, prefetch_factor=1)
+            yield from DataLoader(
+                guarded,
+                batch_size=None,
+                num_workers=self.num_workers,
+                prefetch_factor=1,
+                worker_init_fn=_own_signals,
+            )
         else:
             with ThreadPoolExecutor(self.num_workers, thread_name_prefix="CohortLoader") as pool:
                 futures: deque[Future] = deque()

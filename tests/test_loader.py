@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import threading
 import time
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,28 +124,120 @@ def test_strict_stops_at_the_first(cases: list[dict[str, Any]], tmp_path: Path) 
 class Items:
     """Items of given shapes; ``loaded`` notes which were asked for."""
 
-    def __init__(self, shapes: list[tuple[int, ...]], seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        shapes: list[tuple[int, ...]],
+        seconds: float = 0.0,
+        broken: Container[int] = (),
+        images: Sequence[torch.Tensor] | None = None,
+    ) -> None:
         self.data = [{"case": f"c{i}"} for i in range(len(shapes))]
         self.shapes, self.seconds, self.loaded = shapes, seconds, [0] * len(shapes)
+        self.broken = broken
+        self.images = images or [torch.full(shape, float(index)) for index, shape in enumerate(shapes)]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         time.sleep(self.seconds)
         self.loaded[index] += 1
-        return {**self.data[index], "image": torch.full(self.shapes[index], float(index))}
+        if index in self.broken:
+            raise RuntimeError("broken")
+        return {**self.data[index], "image": self.images[index]}
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_neighbours_of_one_shape_share_a_batch(num_workers: int) -> None:
-    shapes = [(1, 4, 4)] * 3 + [(1, 5, 4)] * 2 + [(1, 4, 4)]
-    loader = CohortLoader(Items(shapes), batch_size=2, num_workers=num_workers)
-    batches = [(batch["case"], tuple(batch["image"].shape)) for batch in loader]
-    assert batches == [
-        (["c0", "c1"], (2, 1, 4, 4)),
-        (["c2"], (1, 1, 4, 4)),
-        (["c3", "c4"], (2, 1, 5, 4)),
-        (["c5"], (1, 1, 4, 4)),
-    ]
+A, B, C = (1, 4, 4), (1, 5, 4), (1, 4, 5)
+
+
+def batches(loader: CohortLoader) -> list[str]:
+    """The cases of each batch, by their numbers, each checked to hold what it says."""
+    found = []
+    for batch in loader:
+        assert [float(image.max()) for image in batch["image"]] == [float(name[1:]) for name in batch["case"]]
+        found.append(" ".join(name[1:] for name in batch["case"]))
+    return found
+
+
+@pytest.mark.parametrize("workers", [(0, False), (3, False), (2, True)], ids=["no workers", "3 threads", "2 processes"])
+@pytest.mark.parametrize(
+    ("shapes", "options", "expected"),
+    [
+        ([A, A, A, B, B, A], {}, ["0 1", "3 4", "2 5"]),
+        ([A, B, A, B, A, B], {}, ["0 2", "1 3", "4", "5"]),
+        ([A, B, C, A, B, C], {"batch_size": 1}, ["0", "1", "2", "3", "4", "5"]),
+        # One waits at the most: when a second one has to, the older one goes.
+        ([A, B, C, C, A, A], {"max_waiting": 1}, ["0", "1", "2 3", "4 5"]),
+        ([A, A, B, C, A, B], {"batch_size": 3, "max_waiting": 3}, ["0 1", "2 5", "3", "4"]),
+        ([A, B, A, B], {"max_waiting": 0}, ["0", "1", "2", "3"]),
+    ],
+)
+def test_cases_of_one_shape_share_a_batch(
+    shapes: list[tuple[int, ...]], options: dict[str, int], expected: list[str], workers: tuple[int, bool]
+) -> None:
+    loader = CohortLoader(Items(shapes), num_workers=workers[0], processes=workers[1], **{"batch_size": 2} | options)
+    assert batches(loader) == expected
     assert not hasattr(loader, "__len__")
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_broken_cases_leave_batches_as_if_they_were_not_there(num_workers: int, tmp_path: Path) -> None:
+    items = Items([A, B, A, A, B, C, A, B], broken={2, 4})
+    loader = CohortLoader(items, Failures(tmp_path / "failures.csv"), batch_size=2, num_workers=num_workers)
+    assert batches(loader) == ["0 3", "1 7", "5", "6"]
+    assert [row["case"] for row in loader.failures.rows] == ["c2", "c4"]  # type: ignore[union-attr]
+
+
+def test_types_do_not_mix() -> None:
+    """Law 9: float64 images stay so, and make no others so."""
+    images = [torch.zeros(A, dtype=dtype) for dtype in (torch.float32, torch.float64) * 2]
+    loader = CohortLoader(Items([A] * 4, images=images), batch_size=2)
+    assert [(batch["case"], batch["image"].dtype) for batch in loader] == [
+        (["c0", "c2"], torch.float32),
+        (["c1", "c3"], torch.float64),
+    ]
+
+
+@pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("batch_size", 1.5), ("max_waiting", -1)])
+def test_arguments(option: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"`{option}` must be a whole number of at least"):
+        CohortLoader(Items([A]), **{option: value})  # type: ignore[arg-type]
+
+
+class RowCounter(torch.nn.Module):
+    """Two scores of an image of any shape; ``rows`` notes the rows of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows.append(len(x))
+        left = x[..., : x.shape[-1] // 2]
+        return torch.stack([(x**2).mean(dim=(1, 2, 3)), left.mean(dim=(1, 2, 3))], dim=1)
+
+
+def test_small_images_fill_the_networks_batches() -> None:
+    """200 images of two shapes in turns, 50 masks each: full rows, and each image's own maps."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, 20, 24), (1, 24, 20)] * 100
+    images = [torch.rand(shape, generator=generator) for shape in shapes]
+    items = Items(shapes, images=images)  # type: ignore[arg-type]
+    network, alone = RowCounter(), RowCounter()
+    explain = ms.rise(50, 4, target=ms.ClassScore("all", activation="none"), mask_batch_size=16)
+    used, maps = 0, {}
+    for batch in CohortLoader(items, batch_size=20, num_workers=2):
+        for name, explanation in zip(batch["case"], explain.explain(batch["image"], network), strict=True):
+            used += explanation.num_forwards
+            assert name not in maps
+            maps[name] = explanation.saliency
+    assert len(maps) == 200
+    assert used == 200 * (50 + 1)
+    assert set(network.rows) == {16}
+    assert used / sum(network.rows) >= 0.98
+    for i, image in enumerate(images):
+        (expected,) = explain(image[None], alone)
+        assert maps[f"c{i}"].shape == (2, *image.shape[1:])
+        torch.testing.assert_close(maps[f"c{i}"], expected, rtol=1e-5, atol=1e-7)
+    # What sharing is for: alone, a fifth of the rows is padding.
+    assert used / sum(alone.rows) < 0.8
 
 
 @pytest.mark.parametrize("num_workers", [0, 3])
