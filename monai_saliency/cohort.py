@@ -10,6 +10,7 @@ from monai.engines import SupervisedEvaluator
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.failures import Failures
 from monai_saliency.files import remove_stale
+from monai_saliency.interrupts import stoppable
 
 __all__ = ["CohortEvaluator", "run"]
 
@@ -48,9 +49,11 @@ def run(evaluator: SupervisedEvaluator, failures: Failures | None = None) -> Non
 
     Raises:
         SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1.
+        KeyboardInterrupt, SystemExit: when it is stopped, see :func:`monai_saliency.interrupts.stoppable`.
     """
     if failures is not None:
         remove_stale(failures.path.parent)
-    evaluator.run()
+    with stoppable(evaluator):
+        evaluator.run()
     if failures is not None and failures.rows:
         sys.exit(f"error: {failures.summary()}")

@@ -52,7 +52,7 @@ def as_case_error(error: BaseException, case: str, before: str = "", after: str 
 
 
 def repeat_cause_last() -> None:
-    """Let an uncaught exception end with its cause.
+    """Let an uncaught exception end with its cause, and a Ctrl-C that comes with a line be this line alone.
 
     MONAI's transforms and configs wrap what went wrong in errors of their own, so that the line that helps stands in
     the middle of a long traceback. For use by a program, as the bundle's ``initialize`` does.
@@ -62,6 +62,9 @@ def repeat_cause_last() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, KeyboardInterrupt) and error.args:
+            print(f"\n{error}", file=sys.stderr)
+            return
         previous(kind, error, trace)
         cause = root_cause(error)
         if cause is not error:

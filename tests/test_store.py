@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -189,13 +188,26 @@ def test_only_what_changed_is_computed_again(cohort: Path) -> None:
     assert count() == start + 3 * BATCHES
 
 
-def launch(tmp_path: Path, out: str, seconds: float) -> subprocess.Popen:
+def launch(
+    tmp_path: Path, out: str, seconds: float, user: int | None = None, **overrides: object
+) -> subprocess.Popen[str]:
+    """Run the bundle from the command line, in a session of its own."""
     command = [sys.executable, "-m", "monai.bundle", "run"]
-    for name, value in settings(tmp_path, out, seconds).items():
-        command += [f"--{name}", json.dumps(value) if not isinstance(value, str) else value]
+    for name, value in settings(tmp_path, out, seconds, **overrides).items():
+        command += [f"--{name}", value if isinstance(value, str) else repr(value)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment |= {"OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
     return subprocess.Popen(
-        command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command,
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        user=user,
+        group=user,
+        extra_groups=[] if user is not None else None,
     )
 
 
