@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import os
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from test_bundle import LPS, write_scan
-from test_store import settings
+from test_store import launch, settings
 
 from monai_saliency.errors import OutputError, root_cause
 
@@ -91,3 +98,155 @@ def test_an_output_folder_that_cannot_be_made(cohort: Path) -> None:
         run(cohort, output_dir=str(cohort / "file" / "out"))
     assert isinstance(root_cause(caught.value), OutputError)
     assert "cannot write" in str(root_cause(caught.value))
+
+
+# -- what the machine refuses, met by the program as a user runs it --
+
+
+@pytest.fixture(scope="module")
+def bound() -> list[str]:
+    """A command under which permissions bind: root is not bound by them unless it gives that up."""
+    if os.geteuid() != 0:
+        return []
+    command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    if shutil.which("setpriv") is None or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("root cannot be bound by permissions here: it takes setpriv, and the right to give up rights")
+    return command
+
+
+@pytest.fixture
+def modes() -> Iterator[Callable[[Path, int, int], None]]:
+    """Sets the modes of all folders and files below a folder; in the end they can be removed again."""
+    changed: list[Path] = []
+
+    def change(root: Path, folders: int, files: int) -> None:
+        paths = sorted([root, *root.rglob("*")], reverse=True)
+        changed.extend(paths)
+        for path in paths:
+            path.chmod(folders if path.is_dir() else files)
+
+    yield change
+    for path in reversed(changed):
+        path.chmod(0o700)
+
+
+def ended(process: subprocess.Popen[str], code: int) -> list[str]:
+    """What a program wrote to its standard error, line by line, once it ended as expected."""
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == code, errors
+    return errors.strip().splitlines()
+
+
+def maps(folder: Path) -> dict[str, bytes]:
+    """The voxels of the maps below a folder, each read whole."""
+    return {path.name: np.asarray(nib.load(path).dataobj).tobytes() for path in folder.glob("*.nii.gz")}
+
+
+def assert_valid(folder: Path, whole: dict[str, bytes]) -> None:
+    """All that was written is whole and right, and nothing half written is left."""
+    assert maps(folder).items() <= whole.items()
+    for path in folder.rglob("scores/**/*.npy"):
+        assert np.isfinite(np.load(path, allow_pickle=False)).all()
+    if (folder / "summary.csv").exists():
+        with open(folder / "summary.csv", newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert {f"{row['case']}_saliency.nii.gz" for row in rows} <= set(maps(folder))
+        assert all(np.isfinite(float(row["score"])) for row in rows)
+    assert not list(folder.rglob(".tmp*"))
+
+
+def whole_maps(folder: Path) -> dict[str, bytes]:
+    monai.bundle.run(**settings(folder, "whole"))
+    return maps(folder / "whole")
+
+
+def test_a_read_only_output_folder(
+    cohort: Path, bound: list[str], modes: Callable[[Path, int, int], None], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole, out = whole_maps(cohort), cohort / "out"
+    aside = tmp_path_factory.mktemp("aside") / "s2.nii.gz"
+    (cohort / "cohort" / "s2.nii.gz").rename(aside)
+    run(cohort)
+    aside.rename(cohort / "cohort" / "s2.nii.gz")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    modes(out, 0o555, 0o444)
+    last = ended(launch(cohort, "out", 0.0, bound), 1)[-1]
+    assert re.fullmatch(
+        rf"error: cannot write {out}/\S+: Permission denied\. What was written before is whole; free space, "
+        "mend the permissions or choose another folder, and run again",
+        last,
+    )
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert len(maps(out)) == 2
+    assert_valid(out, whole)
+
+
+@pytest.mark.parametrize(
+    ("cache", "what"),
+    [
+        ("disk", "entries"),
+        pytest.param("disk", "folder", marks=pytest.mark.slow),
+        pytest.param("lmdb", "entries", marks=pytest.mark.slow),
+        pytest.param("lmdb", "folder", marks=pytest.mark.slow),
+    ],
+)
+def test_an_unreadable_cache_costs_time_and_one_warning(
+    cache: str, what: str, cohort: Path, bound: list[str], modes: Callable[[Path, int, int], None]
+) -> None:
+    whole = whole_maps(cohort)
+    kept = {"cache": cache, "cache_dir": str(cohort / "cache")}
+    run(cohort, **kept)
+    # Neither to be read nor to be replaced, like those of somebody else.
+    modes(cohort / "cache", 0o555 if what == "entries" else 0o000, 0o000)
+    lines = ended(launch(cohort, "again", 0.0, bound, num_workers=2, **kept), 0)
+    (line,) = (line for line in lines if "preprocessed scans" in line)
+    assert "UserWarning: preprocessed scans cannot be read in the cache, and are computed instead:" in line
+    assert "ermission denied" in line
+    assert maps(cohort / "again") == whole
+
+
+def test_a_file_that_may_not_grow(cohort: Path) -> None:
+    """A limit on the size of files, which the kernel enforces as it does a full disk."""
+    write_scan(cohort / "cohort" / "s1.nii.gz", (60, 50, 60), LPS, seed=1)
+    whole = whole_maps(cohort)
+    size = {path.name: path.stat().st_size for path in (cohort / "whole").glob("*.nii.gz")}
+    limit = size["s1_saliency.nii.gz"] // 2
+    assert size["s0_saliency.nii.gz"] < limit
+    process = launch(cohort, "out", 0.0)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    last = ended(process, 1)[-1]
+    assert last.startswith(f"error: cannot write {cohort}/out/s1_saliency.nii.gz: File too large. What was written")
+    assert list(maps(cohort / "out")) == ["s0_saliency.nii.gz"]
+    assert_valid(cohort / "out", whole)
+    run(cohort)
+    assert maps(cohort / "out") == whole
+
+
+@pytest.fixture
+def small_disk(cohort: Path) -> Iterator[Path]:
+    """A disk of 100 kB, which holds the maps of one or two scans."""
+    disk = cohort / "out"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=100k,mode=777", "tmpfs", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.skipif(shutil.which("mount") is None, reason="no mount command here")
+def test_a_disk_that_is_full(cohort: Path, small_disk: Path) -> None:
+    whole = whole_maps(cohort)
+    lines = ended(launch(cohort, "out", 0.0), 1)
+    assert lines[-1].startswith(f"error: cannot write {small_disk}/")
+    assert ": No space left on device. What was written before is whole; free space" in lines[-1]
+    assert 1 <= len(maps(small_disk)) < len(whole)
+    assert_valid(small_disk, whole)
+    subprocess.run(["mount", "-o", "remount,size=10m", str(small_disk)], check=True)
+    run(cohort)
+    assert maps(small_disk) == whole
+    assert_valid(small_disk, whole)

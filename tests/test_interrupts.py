@@ -100,7 +100,8 @@ def test_a_stopped_run_leaves_nothing_and_goes_on(moment: str, workers: str, sig
     start = time.monotonic()
     os.killpg(process.pid, number) if "to all" in sign else process.send_signal(number)
     errors = process.communicate(timeout=30)[1]
-    assert time.monotonic() - start < 5
+    # Where worker processes are ended by the signal too, PyTorch looks whether they live every 5 s only.
+    assert time.monotonic() - start < (10 if (workers, sign) == ("processes", "SIGTERM to all") else 5)
     # A shell stops its loop over runs for one that died of Ctrl-C, not for one that ended with 130.
     assert process.returncode == (-signal.SIGINT if number == signal.SIGINT else 143), errors
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
@@ -152,16 +153,15 @@ def test_a_second_term_does_not_disturb_the_end(capsys: pytest.CaptureFixture) -
     engine, ended = evaluator(), []
 
     def end() -> None:
+        engine.run([{"case": ["a", "b"]}, {"case": ["c"]}])
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
             ended.append(True)
 
-    with stoppable(engine):
-        engine.run([{"case": ["x"]}])
     with pytest.raises(SystemExit) as caught, stoppable(engine):
-        engine.run([{"case": ["a", "b"]}, {"case": ["c"]}]), end()
+        end()
     assert ended
     assert caught.value.code == 128 + signal.SIGTERM
     assert capsys.readouterr().err.startswith("stopped by SIGTERM after 3 of 5 cases. ")

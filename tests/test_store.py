@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import monai.bundle
@@ -189,10 +190,10 @@ def test_only_what_changed_is_computed_again(cohort: Path) -> None:
 
 
 def launch(
-    tmp_path: Path, out: str, seconds: float, user: int | None = None, **overrides: object
+    tmp_path: Path, out: str, seconds: float, prefix: Sequence[str] = (), **overrides: object
 ) -> subprocess.Popen[str]:
-    """Run the bundle from the command line, in a session of its own."""
-    command = [sys.executable, "-m", "monai.bundle", "run"]
+    """Run the bundle from the command line, in a session of its own, by another command where ``prefix`` is one."""
+    command = [*prefix, sys.executable, "-m", "monai.bundle", "run"]
     for name, value in settings(tmp_path, out, seconds, **overrides).items():
         command += [f"--{name}", value if isinstance(value, str) else repr(value)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
@@ -205,9 +206,6 @@ def launch(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        user=user,
-        group=user,
-        extra_groups=[] if user is not None else None,
     )
 
 
