@@ -85,6 +85,7 @@ def matrix() -> list[Any]:
 @pytest.mark.parametrize(("moment", "workers", "sign"), matrix())
 def test_a_stopped_run_leaves_nothing_and_goes_on(moment: str, workers: str, sign: str, cohort: Path) -> None:
     number = signal.SIGTERM if "SIGTERM" in sign else signal.SIGINT
+    launched = time.monotonic()
     process = launch(
         cohort,
         "out",
@@ -100,8 +101,10 @@ def test_a_stopped_run_leaves_nothing_and_goes_on(moment: str, workers: str, sig
     start = time.monotonic()
     os.killpg(process.pid, number) if "to all" in sign else process.send_signal(number)
     errors = process.communicate(timeout=30)[1]
-    # Where worker processes are ended by the signal too, PyTorch looks whether they live every 5 s only.
-    assert time.monotonic() - start < (10 if (workers, sign) == ("processes", "SIGTERM to all") else 5)
+    # Promptly: on a machine so busy that the start took longer than 5 s, in less time than that. Where worker processes
+    # are ended by the signal too, PyTorch looks whether they live every 5 s only.
+    poll = 5 if (workers, sign) == ("processes", "SIGTERM to all") else 0
+    assert time.monotonic() - start < max(5, start - launched) + poll
     # A shell stops its loop over runs for one that died of Ctrl-C, not for one that ended with 130.
     assert process.returncode == (-signal.SIGINT if number == signal.SIGINT else 143), errors
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
