@@ -5,7 +5,16 @@ from monai_saliency.fills import BlurFill, ConstantFill, MeanFill
 from monai_saliency.inferers import Explanation, PerturbationInferer
 from monai_saliency.masks import RegionMasks, RISEMasks, SlidingWindowMasks
 from monai_saliency.methods import rise, sliding_window
-from monai_saliency.targets import ClassScore, RegionScore
+from monai_saliency.targets import (
+    ClassScore,
+    DetectionScore,
+    DiceScore,
+    EmbeddingSimilarity,
+    FieldSimilarity,
+    FunctionScore,
+    RegionScore,
+    RegressionScore,
+)
 from monai_saliency.transforms import Saliency, Saliencyd
 from monai_saliency.version import __version__ as __version__
 
@@ -13,7 +22,12 @@ __all__ = [
     "BlurFill",
     "ClassScore",
     "ConstantFill",
+    "DetectionScore",
+    "DiceScore",
+    "EmbeddingSimilarity",
     "Explanation",
+    "FieldSimilarity",
+    "FunctionScore",
     "MeanFill",
     "OcclusionScoring",
     "PerturbationInferer",
@@ -21,6 +35,7 @@ __all__ = [
     "RISEScoring",
     "RegionMasks",
     "RegionScore",
+    "RegressionScore",
     "Saliency",
     "Saliencyd",
     "SlidingWindowMasks",

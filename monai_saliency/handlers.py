@@ -20,6 +20,7 @@ from monai_saliency.inferers import Explanation, PerturbationInferer, case_name
 from monai_saliency.networks import network_fingerprint
 from monai_saliency.store import CaseScores, ScoreStore
 from monai_saliency.summary import Summary, summarize
+from monai_saliency.targets.base import label_name
 from monai_saliency.utils import require
 
 if TYPE_CHECKING:
@@ -126,7 +127,13 @@ class SaliencyHandler:
             return None
         try:
             if self._settings is None:
-                parts = (self.inferer.masks, self.inferer.target, self.inferer.fill, self.inferer.inferer)
+                parts = (
+                    self.inferer.masks,
+                    self.inferer.target,
+                    self.inferer.fill,
+                    self.inferer.inferer,
+                    self.inferer.output,
+                )
                 self._settings = [fingerprint(part) for part in parts]
             keys = [fingerprint([network, self._settings, image]) for image in images]
         except Unfingerprintable as error:
@@ -146,9 +153,10 @@ class SaliencyHandler:
 
 
 def _title(explanation: Explanation) -> str:
-    described = {"prediction": "-", "probability": float("nan")} | explanation.target.describe()
+    described = explanation.target.describe()
+    predicted = f"predicted {described['prediction']}" if "prediction" in described else ""
+    if "probability" in described:
+        predicted += f" ({described['probability']:.3f})"
     scores = zip(explanation.target.labels, explanation.reference_scores.tolist(), strict=True)
-    return (
-        f"{explanation.name}\npredicted {described['prediction']} ({described['probability']:.3f}), explained: "
-        + ", ".join(f"class {label} scores {score:.3f}" for label, score in scores)
-    )
+    explained = ", ".join(f"{label_name(label)} scores {score:.3f}" for label, score in scores)
+    return f"{explanation.name}\n{predicted}{', ' * bool(predicted)}explained: {explained}"

@@ -19,6 +19,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.estimators import Estimator, ScoreState
 from monai_saliency.fills import ConstantFill
 from monai_saliency.masks import BoundMasks, Masks
+from monai_saliency.outputs import OutputPath, check_rows, read, rows
 from monai_saliency.store import CaseScores
 from monai_saliency.targets import BoundTarget, Case, Target
 from monai_saliency.utils import require, whole_numbers
@@ -64,6 +65,8 @@ class PerturbationInferer(Inferer):
         inferer: runs the network on a batch, any MONAI inferer; ``SimpleInferer`` by default.
         mask_batch_size: perturbed images in one network batch, at the most.
         progress: shows a progress bar that counts network forwards.
+        output: which part of the network's output the target reads, where that is a dictionary, a tuple or a list: a
+            key, an index, several such as ``("pred", 0)``, or a callable that takes the output. All of it by default.
 
     Example::
 
@@ -80,6 +83,7 @@ class PerturbationInferer(Inferer):
         inferer: Inferer | None = None,
         mask_batch_size: int = 16,
         progress: bool = False,
+        output: OutputPath | None = None,
     ) -> None:
         super().__init__()
         whole_numbers("mask_batch_size", mask_batch_size, 1)
@@ -90,6 +94,7 @@ class PerturbationInferer(Inferer):
         self.inferer = inferer if inferer is not None else SimpleInferer()
         self.mask_batch_size = int(mask_batch_size)
         self.progress = progress
+        self.output = output
 
     def __call__(
         self, inputs: torch.Tensor, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
@@ -179,13 +184,13 @@ class PerturbationInferer(Inferer):
 
     def _run(self, runs: Sequence[_Run], network: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> None:
         lengths = [len(run.masks) + 1 for run in runs]
-        rows = min(self.mask_batch_size, sum(lengths))
+        count = min(self.mask_batch_size, sum(lengths))
         image = runs[0].case.image
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, and their outputs are not read.
-        batch = image.new_zeros(rows, *image.shape)
+        batch = image.new_zeros(count, *image.shape)
         with self._bar(runs) as advance:
-            for parts in _cut(lengths, rows):
+            for parts in _cut(lengths, count):
                 if all(runs[index].has(start, stop) for index, start, stop in parts):
                     advance(sum(stop - start for _, start, stop in parts))
                     continue
@@ -194,15 +199,14 @@ class PerturbationInferer(Inferer):
                     runs[index].perturb(start, stop, out=batch[offset : offset + stop - start])
                     offset += stop - start
                 output = self.inferer(batch, network, *args, **kwargs)
-                if isinstance(output, torch.Tensor) and (output.ndim == 0 or len(output) != rows):
-                    raise CaseError(
-                        runs[parts[0][0]].case.name,
-                        f"the network gave an output of shape "
-                        f"{tuple(output.shape)} for a batch of {rows} images; its first axis must be the batch",
-                    )
+                try:
+                    output = read(output, self.output)
+                    check_rows(output, count)
+                except ValueError as error:
+                    raise CaseError(runs[parts[0][0]].case.name, str(error)) from error
                 offset = 0
                 for index, start, stop in parts:
-                    runs[index].read(start, stop, output, offset, self)
+                    runs[index].read(start, stop, output, offset, count, self)
                     runs[index].num_forwards += stop - start
                     offset += stop - start
                 advance(offset)
@@ -264,16 +268,16 @@ class _Run:
             # lerp is mask * image + (1 - mask) * fill in one pass, and exact at mask 0 and 1.
             torch.lerp(self.fill, self.case.image, masks, out=out)
 
-    def read(self, start: int, stop: int, output: Any, offset: int, settings: PerturbationInferer) -> None:
-        """Score rows [start, stop), which stand at ``offset`` in the network's output."""
+    def read(self, start: int, stop: int, output: Any, offset: int, count: int, settings: PerturbationInferer) -> None:
+        """Score rows [start, stop), which stand at ``offset`` in the network's output of ``count`` images."""
         if start == 0:
-            reference = output[offset : offset + 1] if isinstance(output, torch.Tensor) else output
+            reference = rows(output, offset, offset + 1, count)
             self.target = settings.target.bind(reference, self.case)
             self.state = settings.estimator.start(self.masks, self.target(reference)[0].clone())
             self._take_stored()
             start, offset = 1, offset + 1
         if start < stop:
-            scores = self.target(output[offset : offset + stop - start])
+            scores = self.target(rows(output, offset, offset + stop - start, count))
             self.state.update(range(start - 1, stop - 1), scores)
             if self.stored is not None:
                 self.stored.add(start - 1, stop - 1, scores)

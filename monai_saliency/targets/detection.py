@@ -1,0 +1,251 @@
+"""Boxes that a detector finds (D-RISE)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from monai.data.box_utils import box_iou
+from torch.nn.utils.rnn import pad_sequence
+
+from monai_saliency.errors import CaseError
+from monai_saliency.targets.base import BoundTarget, Case, Target, computed
+
+__all__ = ["DetectionScore"]
+
+# Of boxes, labels and scores: MONAI's RetinaNetDetector, the Model Zoo's bundles, torchvision.
+_KEYS = (("boxes", "labels", "labels_scores"), ("box", "label", "label_scores"), ("boxes", "labels", "scores"))
+
+
+@dataclass(frozen=True)
+class _Detections:
+    """The detections of B images, each padded to N boxes by boxes that score 0.
+
+    Attributes:
+        boxes: ``(B, N, 4 or 6)``, corners.
+        objectness: ``(B, N)``; the score of the label where the detector gives no more.
+        classes: the best class of each box ``(B, N)``, -1 in the padding.
+        vectors: the scores of all classes ``(B, N, classes)``, where the detector gives them.
+    """
+
+    boxes: torch.Tensor
+    objectness: torch.Tensor
+    classes: torch.Tensor
+    vectors: torch.Tensor | None
+
+    @property
+    def scores(self) -> torch.Tensor:
+        """How sure the detector is of each box ``(B, N)``."""
+        return self.objectness if self.vectors is None else self.objectness * self.vectors.amax(dim=2)
+
+
+class DetectionScore(Target):
+    """How well a perturbed image's detections match a reference box: D-RISE (Petsiuk et al., CVPR 2021, section 3).
+
+    For a reference box t, the score is the maximum over the perturbed image's detections j of
+    ``IoU(t, j) * similarity of their classes * objectness(j)``, in [0, 1]; 0 where nothing is detected. Each reference
+    box has a map of its own. With :func:`monai_saliency.rise` this is D-RISE.
+
+    A detector gives a list with a dictionary for each image: boxes ``(N, 4 or 6)`` by their corners (MONAI's standard
+    mode), class labels ``(N,)``, and scores ``(N,)`` of those labels or ``(N, classes)`` of all classes; N differs from
+    image to image. One dictionary of tensors with a further first axis for the batch is read likewise.
+
+    - With scores of all classes, the similarity of classes is the cosine of the two boxes' score vectors, as in the
+      paper, and objectness is read by ``objectness_key``, 1 without one.
+    - With the score of the best class only, it is 1 for the same label and 0 for another, and that score stands for
+      objectness. This is the paper's formula for score vectors that are zero but for their label.
+
+    Overlaps are computed in float32.
+
+    Args:
+        threshold: boxes of the unperturbed image that score at least this are explained, the highest first.
+        max_boxes: how many of them at the most; all by default.
+        boxes: explain these boxes ``(M, 4 or 6)`` instead, found or not (a missed lesion, a label), in voxels of the
+            network's input; a list has one such tensor an image of the batch.
+        classes: the class labels ``(M,)`` of ``boxes``, or a list with one tensor an image; any class by default.
+        keys: of boxes, labels and scores in the network's output. By default those of MONAI's ``RetinaNetDetector``,
+            of the Model Zoo or of torchvision, whichever are there.
+        objectness_key: of objectness ``(N,)``, where the detector gives it apart from the classes' scores.
+    """
+
+    def __init__(
+        self,
+        threshold: float = 0.5,
+        max_boxes: int | None = None,
+        *,
+        boxes: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        classes: torch.Tensor | Sequence[Any] | None = None,
+        keys: Sequence[str] | None = None,
+        objectness_key: str | None = None,
+    ) -> None:
+        if max_boxes is not None and max_boxes < 1:
+            raise ValueError(f"`max_boxes` must be at least 1, got {max_boxes}")
+        if keys is not None and len(keys) != 3:
+            raise ValueError(f"`keys` must name boxes, labels and scores, got {keys!r}")
+        if classes is not None and boxes is None:
+            raise ValueError("`classes` are those of `boxes`: give both")
+        self.threshold = float(threshold)
+        self.max_boxes = max_boxes
+        self.boxes = boxes
+        self.classes = classes
+        self.keys = None if keys is None else tuple(keys)
+        self.objectness_key = objectness_key
+
+    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
+        reader = _Reader(self._find_keys(reference_output, case), self.objectness_key, case)
+        found = reader(reference_output)
+        if self.boxes is not None:
+            return self._bind_given(reader, found, case)
+        scores = found.scores[0]
+        order = scores.argsort(descending=True, stable=True)[: int((scores >= self.threshold).sum())][: self.max_boxes]
+        if not len(order):
+            highest = f"the highest of its boxes scores {float(scores.max()):.3f}" if len(scores) else "it finds no box"
+            raise CaseError(
+                case.name,
+                f"the network finds no box that scores at least {self.threshold}, {highest}; lower `threshold`, or "
+                "give the `boxes` to be explained",
+            )
+        vectors = None if found.vectors is None else found.vectors[0, order]
+        return _BoundDetectionScore(reader, found, found.boxes[0, order], found.classes[0, order], vectors)
+
+    def _bind_given(self, reader: _Reader, found: _Detections, case: Case) -> BoundTarget:
+        assert self.boxes is not None
+        boxes = torch.as_tensor(_own(self.boxes, 2, "boxes", case))
+        if boxes.ndim != 2 or not len(boxes) or boxes.shape[1] != reader.columns:
+            raise CaseError(
+                case.name,
+                f"`boxes` must have shape (M, {reader.columns}), at least one box, got {tuple(boxes.shape)}",
+            )
+        classes = None
+        if self.classes is not None:
+            classes = torch.as_tensor(_own(self.classes, 1, "classes", case), device=found.classes.device).long()
+            if classes.shape != boxes.shape[:1]:
+                raise CaseError(case.name, f"`classes` has shape {tuple(classes.shape)} for {len(boxes)} boxes")
+        return _BoundDetectionScore(reader, found, boxes.to(found.boxes), classes, None)
+
+    def _find_keys(self, output: Any, case: Case) -> tuple[str, ...]:
+        first = output[0] if isinstance(output, (list, tuple)) and output else output
+        if not isinstance(first, Mapping):
+            raise CaseError(
+                case.name,
+                "DetectionScore reads a list with one dictionary of boxes, labels and scores an image, the network "
+                f"gave a {type(output).__name__}"
+                + (f" of {type(first).__name__}s" if first is not output else "")
+                + "; choose the part that holds it by the inferer's `output`",
+            )
+        for keys in _KEYS if self.keys is None else (self.keys,):
+            # Scores of all classes need no labels.
+            if keys[0] in first and keys[2] in first and (keys[1] in first or first[keys[2]].ndim > 1):
+                return keys
+        known = " or ".join(map(str, _KEYS if self.keys is None else (self.keys,)))
+        raise CaseError(case.name, f"the detections have the keys {sorted(map(str, first))}, not {known}: set `keys`")
+
+
+def _own(given: Any, ndim: int, name: str, case: Case) -> Any:
+    """One image's part of what was given for all, or for each."""
+    if isinstance(given, (torch.Tensor, np.ndarray)) or np.ndim(given[0]) < ndim:
+        return given
+    if case.index >= len(given):
+        raise CaseError(case.name, f"`{name}` holds {len(given)} entries, one an image")
+    return given[case.index]
+
+
+class _Reader:
+    """Reads a detector's output.
+
+    Args:
+        keys: of boxes, labels and scores.
+        objectness_key: of objectness.
+        case: the case.
+    """
+
+    def __init__(self, keys: Sequence[str], objectness_key: str | None, case: Case) -> None:
+        self.keys = keys
+        self.objectness_key = objectness_key
+        self.case = case
+        self.columns = 2 * (case.image.ndim - 1)
+
+    def __call__(self, output: Any) -> _Detections:
+        if isinstance(output, Mapping):
+            count = len(output[self.keys[0]])
+            output = [{key: part[i] for key, part in output.items()} for i in range(count)]
+        box_key, label_key, score_key = self.keys
+        boxes = [image[box_key] for image in output]
+        for each in boxes:
+            if each.numel() and each.shape[-1] != self.columns:
+                raise CaseError(
+                    self.case.name,
+                    f"a box of this image has {self.columns} corner coordinates, the network gave {tuple(each.shape)}",
+                )
+        scores = [computed(image[score_key]) for image in output]
+        num_classes = max((each.shape[1] for each in scores if each.ndim == 2), default=0)
+        objectness = vectors = None
+        if num_classes:
+            # An image without detections may come without the axis of classes.
+            vectors = pad_sequence([each.reshape(-1, num_classes) for each in scores], batch_first=True)
+        else:
+            objectness = pad_sequence(scores, batch_first=True)
+        if self.objectness_key is not None:
+            given = [computed(image[self.objectness_key]).reshape(-1) for image in output]
+            objectness = pad_sequence(given, batch_first=True)
+        if vectors is not None and objectness is None:
+            objectness = pad_sequence([each.new_ones(len(each)) for each in boxes], batch_first=True).to(vectors)
+        if vectors is not None:
+            classes = vectors.argmax(dim=2)
+        else:
+            labels = [image[label_key].reshape(-1).long() for image in output]
+            classes = pad_sequence(labels, batch_first=True, padding_value=-1)
+        assert objectness is not None
+        padded = pad_sequence([each.reshape(-1, self.columns) for each in boxes], batch_first=True)
+        return _Detections(computed(padded), objectness, classes, vectors)
+
+
+class _BoundDetectionScore(BoundTarget):
+    """M reference boxes ``(M, 4 or 6)``; their classes ``(M,)``, None for any; their class scores ``(M, classes)``."""
+
+    def __init__(
+        self,
+        reader: _Reader,
+        found: _Detections,
+        boxes: torch.Tensor,
+        classes: torch.Tensor | None,
+        vectors: torch.Tensor | None,
+    ) -> None:
+        names = ["any class"] * len(boxes) if classes is None else [f"class {c}" for c in classes.tolist()]
+        self.labels = [f"box {i} ({name})" for i, name in enumerate(names, 1)]
+        self.reader = reader
+        self.boxes = boxes.clone()
+        self.classes = classes
+        self.vectors = vectors
+        self.found = found
+
+    def __call__(self, output: Any) -> torch.Tensor:
+        found = self.reader(output)
+        count, most = found.objectness.shape
+        if not most:
+            return found.objectness.new_zeros(count, len(self.boxes))
+        overlap = torch.as_tensor(box_iou(found.boxes.flatten(0, 1), self.boxes)).to(found.objectness)
+        overlap = overlap.reshape(count, most, -1)
+        return (overlap * self._similarity(found) * found.objectness[..., None]).amax(dim=1)
+
+    def _similarity(self, found: _Detections) -> torch.Tensor | float:
+        """How alike the classes of detections and reference boxes are, in [0, 1], ``(B, N, M)``."""
+        if self.classes is None:
+            return 1.0
+        if found.vectors is None:
+            return (found.classes[..., None] == self.classes).to(found.objectness)
+        vectors = self.vectors
+        if vectors is None:
+            vectors = torch.nn.functional.one_hot(self.classes, found.vectors.shape[2]).to(found.vectors)
+        normalize = torch.nn.functional.normalize
+        return normalize(found.vectors, dim=2) @ normalize(vectors, dim=1).T
+
+    def describe(self) -> dict[str, Any]:
+        scores = self.found.scores[0]
+        if not len(scores):
+            return {}
+        best = int(scores.argmax())
+        return {"prediction": int(self.found.classes[0, best]), "probability": float(scores[best])}

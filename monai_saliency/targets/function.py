@@ -1,0 +1,68 @@
+"""Any number that a user computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from monai_saliency.errors import CaseError
+from monai_saliency.outputs import num_rows
+from monai_saliency.targets.base import BoundTarget, Case, Target, computed
+
+__all__ = ["FunctionScore"]
+
+
+class FunctionScore(Target):
+    """What a function of the user's own makes of the output.
+
+    Args:
+        function: takes the network's output of B images, as the inferer's ``output`` reads it, and gives scores
+            ``(B,)`` or ``(B, K)``, each row from its image alone.
+        labels: what each of the K scores is called; ``"score"``, or ``"score 1"``, ..., by default.
+    """
+
+    def __init__(self, function: Callable[[Any], torch.Tensor], labels: Sequence[str] | None = None) -> None:
+        if not callable(function):
+            raise ValueError(f"`function` must be a function of the network's output, got {function!r}")
+        self.function = function
+        self.labels = None if labels is None else [str(label) for label in labels]
+
+    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
+        scores = _scores(self.function, reference_output, case)
+        count = scores.shape[1]
+        labels = self.labels
+        if labels is None:
+            labels = ["score"] if count == 1 else [f"score {i}" for i in range(1, count + 1)]
+        if len(labels) != count:
+            raise CaseError(case.name, f"`function` gave {count} scores an image for {len(labels)} `labels`")
+        return _BoundFunctionScore(labels, self.function, case)
+
+
+class _BoundFunctionScore(BoundTarget):
+    def __init__(self, labels: Sequence[str], function: Callable[[Any], torch.Tensor], case: Case) -> None:
+        self.labels = labels
+        self.function = function
+        self.case = case
+
+    def __call__(self, output: Any) -> torch.Tensor:
+        scores = _scores(self.function, output, self.case)
+        if scores.shape[1] != len(self.labels):
+            raise CaseError(
+                self.case.name,
+                f"`function` gave {scores.shape[1]} scores an image, and {len(self.labels)} for the unperturbed image",
+            )
+        return scores
+
+
+def _scores(function: Callable[[Any], torch.Tensor], output: Any, case: Case) -> torch.Tensor:
+    """Scores as ``(B, K)``."""
+    scores, count = function(output), num_rows(output)
+    if not isinstance(scores, torch.Tensor) or scores.ndim not in (1, 2) or len(scores) != count:
+        what = f"shape {tuple(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+        raise CaseError(
+            case.name,
+            f"`function` must give a tensor (B,) or (B, K), one row an image; it gave {what} for {count} images",
+        )
+    return computed(scores).reshape(count, -1)

@@ -1,0 +1,273 @@
+"""Segmentations: how sure the network is of a region, and how much of its segmentation is left."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from monai_saliency.errors import CaseError
+from monai_saliency.targets.base import (
+    ACTIVATIONS,
+    BoundTarget,
+    Case,
+    Target,
+    check_activation,
+    check_indices,
+    check_volume,
+    computed,
+    known,
+)
+from monai_saliency.targets.regions import components, given_region, label_region, predicted_region
+from monai_saliency.utils import whole_numbers
+
+__all__ = ["DiceScore", "RegionScore"]
+
+
+class _SegmentationTarget(Target):
+    """A target that compares channels with regions, which are frozen on the unperturbed output."""
+
+    regions: tuple[str, ...]
+
+    def __init__(
+        self,
+        channel: int | Sequence[int] | str,
+        activation: str,
+        region: str | torch.Tensor,
+        label_values: Sequence[int | Sequence[int]] | None,
+    ) -> None:
+        known("activation", activation, list(ACTIVATIONS))
+        if isinstance(region, str) and region not in self.regions:
+            raise ValueError(f"`region` must be {', '.join(map(repr, self.regions))} or a label tensor, got {region!r}")
+        if isinstance(channel, str) and channel != "predicted":
+            raise ValueError(f"`channel` must be an index, several, or 'predicted', got {channel!r}")
+        self.channels = channel if isinstance(channel, str) else [int(c) for c in np.atleast_1d(channel)]
+        self.activation = activation
+        self.region = region
+        self.label_values = None
+        if label_values is not None:
+            if isinstance(self.channels, str) or len(label_values) != len(self.channels):
+                raise ValueError(f"`label_values` must have one entry for each channel, got {label_values!r}")
+            self.label_values = {
+                c: np.atleast_1d(values).tolist() for c, values in zip(self.channels, label_values, strict=True)
+            }
+
+    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
+        output = check_volume(reference_output, case, type(self).__name__)
+        check_activation(output, self.activation, case)
+        regions = []
+        for channel in self._channels(output, case):
+            region, what = self._region(channel, output, case)
+            if region is not None and not bool(region.any()):
+                raise CaseError(
+                    case.name,
+                    f"{what} of channel {channel} is empty, so there is no score to explain; "
+                    "choose another `channel`, give `region` as a label tensor"
+                    + (", or use region='all'" * ("all" in self.regions)),
+                )
+            regions.append((channel, region))
+        return self._bound(regions, output, case)
+
+    @abstractmethod
+    def _bound(
+        self, regions: Sequence[tuple[int, torch.Tensor | None]], output: torch.Tensor, case: Case
+    ) -> BoundTarget:
+        """The bound target of channels with their regions."""
+
+    def _channels(self, output: torch.Tensor, case: Case) -> Sequence[int]:
+        count = output.shape[1]
+        if not isinstance(self.channels, str):
+            check_indices(self.channels, count, "channel", "channel", case)
+            return self.channels
+        # Channel 0 is the background where exactly one channel wins a voxel.
+        candidates = range(0 if self.activation == "sigmoid" else 1, count)
+        found = [c for c in candidates if bool(predicted_region(output, c, self.activation, case).any())]
+        if not found:
+            raise CaseError(
+                case.name,
+                f"the network segments nothing: the predicted region of each of the channels {list(candidates)} is "
+                "empty; name a `channel` and give `region` as a label tensor",
+            )
+        return found
+
+    def _region(self, channel: int, output: torch.Tensor, case: Case) -> tuple[torch.Tensor | None, str]:
+        """The region, bool ``(*spatial)`` on the output's device, or None for everywhere, and what it is called."""
+        spatial = output.shape[2:]
+        if isinstance(self.region, torch.Tensor):
+            return given_region(self.region, spatial, case).to(output.device), "the given region"
+        if self.region == "all":
+            return None, "the image"
+        if self.region == "label":
+            return self._label(channel, output, case), "the label's region"
+        predicted = predicted_region(output, channel, self.activation, case)
+        if self.region == "false_positive":
+            return predicted & ~self._label(channel, output, case), "the region that is predicted but not in the label"
+        above = " (probability above one half)" if self.activation == "sigmoid" else ""
+        return predicted, f"the predicted region{above}"
+
+    def _label(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
+        if self.label_values is not None:
+            values = self.label_values[channel]
+        else:
+            values = [channel] if output.shape[1] > 1 else None
+        return label_region(values, output.shape[2:], case).to(output.device)
+
+
+class RegionScore(_SegmentationTarget):
+    """The mean probability of segmentation channels inside a fixed region: the output is ``(B, C, *spatial)``.
+
+    The region is frozen on the unperturbed output, so that a perturbation which moves the segmentation lowers the
+    score instead of moving the question. With ``"false_positive"`` the map shows what makes the network see a channel
+    where the label has none.
+
+    Args:
+        channel: the output channel explained, or several, each with a map of its own; ``"predicted"`` is all channels
+            that the unperturbed output gives a voxel to, but the background (channel 0, unless under ``"sigmoid"``).
+        activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``, as in :class:`ClassScore`.
+        region: ``"predicted"`` (the voxels that the unperturbed output gives to the channel: the highest channel, or
+            a probability above one half under ``"sigmoid"``), ``"label"`` (the channel's voxels in the case's label
+            map), ``"false_positive"`` (predicted, but not in the label), ``"all"``, or a label tensor ``(*spatial)``,
+            ``(1, *spatial)`` or, for a batch, ``(B, 1, *spatial)``, non-zero inside. Label maps and tensors on the
+            image's grid are resampled to the output's by the nearest voxel, where that is coarser.
+        label_values: which values of the case's label map belong to each channel, one or several a channel; by default
+            the channel's own index, or any but zero for a network with one channel.
+        components: explains each connected component of the region on its own, the largest first: at the most how
+            many. None explains the region as a whole.
+        min_size: components with fewer voxels on the output's grid are left out.
+    """
+
+    regions = ("predicted", "label", "false_positive", "all")
+
+    def __init__(
+        self,
+        channel: int | Sequence[int] | str,
+        activation: str,
+        region: str | torch.Tensor = "predicted",
+        *,
+        label_values: Sequence[int | Sequence[int]] | None = None,
+        components: int | None = None,
+        min_size: int = 1,
+    ) -> None:
+        super().__init__(channel, activation, region, label_values)
+        whole_numbers("min_size", min_size, 1)
+        if components is not None:
+            whole_numbers("components", components, 1)
+            if isinstance(region, str) and region == "all":
+                raise ValueError("`components` are those of a region, so `region` must not be 'all'")
+        self.components = components
+        self.min_size = min_size
+
+    def _bound(
+        self, regions: Sequence[tuple[int, torch.Tensor | None]], output: torch.Tensor, case: Case
+    ) -> BoundTarget:
+        if self.components is None:
+            labels: list[int | str] = [channel for channel, _ in regions]
+            return _BoundRegionScore(labels, regions, self.activation, output)
+        labels, parts = [], []
+        for channel, region in regions:
+            assert region is not None
+            found = components(region, self.components, self.min_size)
+            labels += [f"component {i} of class {channel}" for i in range(1, len(found) + 1)]
+            parts += [(channel, part) for part in found]
+        if not parts:
+            raise CaseError(
+                case.name, f"no component has {self.min_size} voxels, so there is no score to explain; lower `min_size`"
+            )
+        return _BoundRegionScore(labels, parts, self.activation, output)
+
+
+class _BoundRegionScore(BoundTarget):
+    def __init__(
+        self,
+        labels: Sequence[int | str],
+        regions: Sequence[tuple[int, torch.Tensor | None]],
+        activation: str,
+        reference: torch.Tensor,
+    ) -> None:
+        self.labels = labels
+        self.activation = activation
+        self.channels = [channel for channel, _ in regions]
+        self.voxels = [None if region is None else region.flatten().nonzero().flatten() for _, region in regions]
+        self.reference = self(reference)[0]
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        flat = computed(output).flatten(2)
+        scores = []
+        for channel, voxels in zip(self.channels, self.voxels, strict=True):
+            # Only the region's voxels are activated: a softmax of the whole volume would cost a copy of it.
+            inside = flat if voxels is None else flat[:, :, voxels]
+            scores.append(ACTIVATIONS[self.activation](inside)[:, channel].mean(dim=1))
+        return torch.stack(scores, dim=1)
+
+    def describe(self) -> dict[str, Any]:
+        best = int(self.reference.argmax())
+        return {"prediction": self.channels[best], "probability": float(self.reference[best])}
+
+
+class DiceScore(_SegmentationTarget):
+    """How much of a segmentation is left: the soft Dice score with what the unperturbed image gives.
+
+    With p the perturbed probabilities of a channel and r its region, 1 inside and 0 outside:
+    ``(2 * sum(p * r) + smooth) / (sum(p) + sum(r) + smooth)``, in [0, 1]. Unlike :class:`RegionScore` it also falls
+    where a perturbation adds voxels outside of the region.
+
+    Args:
+        channel: see :class:`RegionScore`.
+        activation: see :class:`RegionScore`.
+        region: see :class:`RegionScore`; ``"label"`` gives the Dice score with the label instead.
+        label_values: see :class:`RegionScore`.
+        smooth: keeps the score of small regions from jumping; that of ``monai.losses.DiceLoss`` by default.
+    """
+
+    regions = ("predicted", "label")
+
+    def __init__(
+        self,
+        channel: int | Sequence[int] | str,
+        activation: str,
+        region: str | torch.Tensor = "predicted",
+        *,
+        label_values: Sequence[int | Sequence[int]] | None = None,
+        smooth: float = 1e-5,
+    ) -> None:
+        super().__init__(channel, activation, region, label_values)
+        if smooth < 0:
+            raise ValueError(f"`smooth` must be at least 0, got {smooth}")
+        self.smooth = float(smooth)
+
+    def _bound(
+        self, regions: Sequence[tuple[int, torch.Tensor | None]], output: torch.Tensor, case: Case
+    ) -> BoundTarget:
+        return _BoundDiceScore(regions, self.activation, self.smooth, output)
+
+
+class _BoundDiceScore(BoundTarget):
+    labels: list[int]
+
+    def __init__(
+        self,
+        regions: Sequence[tuple[int, torch.Tensor | None]],
+        activation: str,
+        smooth: float,
+        reference: torch.Tensor,
+    ) -> None:
+        self.labels = [channel for channel, _ in regions]
+        self.regions = torch.stack([region.flatten() for _, region in regions if region is not None]).to(
+            reference.dtype
+        )
+        self.activation = activation
+        self.smooth = smooth
+        self.reference = self(reference)[0]
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        probabilities = ACTIVATIONS[self.activation](computed(output))[:, self.labels].flatten(2)
+        shared = (probabilities * self.regions).sum(dim=2)
+        total = probabilities.sum(dim=2) + self.regions.sum(dim=1)
+        return (2 * shared + self.smooth) / (total + self.smooth)
+
+    def describe(self) -> dict[str, Any]:
+        best = int(self.reference.argmax())
+        return {"prediction": self.labels[best], "probability": float(self.reference[best])}

@@ -1,0 +1,130 @@
+"""Embeddings and displacement fields: how near the perturbed output stays to a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from monai_saliency.errors import CaseError
+from monai_saliency.targets.base import (
+    BoundTarget,
+    Case,
+    Target,
+    check_finite,
+    check_tensor,
+    check_volume,
+    computed,
+    known,
+)
+from monai_saliency.targets.regions import given_region, label_region
+
+__all__ = ["EmbeddingSimilarity", "FieldSimilarity"]
+
+
+def _cosine(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
+    normalize = torch.nn.functional.normalize
+    return normalize(embeddings, dim=1) @ normalize(references, dim=1).T
+
+
+def _negative_distance(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
+    # Differences, not products: of two near vectors the products would lose all digits that matter.
+    return -torch.stack([(embeddings - reference).norm(dim=1) for reference in references], dim=1)
+
+
+_MEASURES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cosine": _cosine,
+    "distance": _negative_distance,
+}
+
+
+class EmbeddingSimilarity(Target):
+    """How similar the perturbed image's embedding is to a reference: the output is ``(B, ...)``, flattened.
+
+    With sliding windows it is similarity-based saliency (SBSM; Dong et al., "Explainability for content-based image
+    retrieval", CVPR workshops 2019): the map is positive where hiding a place moves the image away from the reference.
+    For registration, the warped image (chosen by the inferer's ``output``) may serve as the embedding.
+
+    Args:
+        measure: ``"cosine"``, in [-1, 1], or ``"distance"``, the negative Euclidean distance, at most 0.
+        reference: embeddings ``(*embedding)`` or, for one map each, ``(M, *embedding)``, such as those of a query or of
+            another image; by default the unperturbed image's own.
+    """
+
+    def __init__(self, measure: str = "cosine", reference: torch.Tensor | None = None) -> None:
+        known("measure", measure, list(_MEASURES))
+        self.measure = measure
+        self.reference = reference
+
+    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
+        output = check_tensor(reference_output, case, "EmbeddingSimilarity")
+        check_finite(output, case)
+        own = computed(output)
+        if self.reference is None:
+            return _BoundEmbeddingSimilarity(["similarity to itself"], own.flatten(1).clone(), self.measure)
+        given = self.reference if self.reference.ndim == own.ndim else self.reference[None]
+        if given.shape[1:] != own.shape[1:] or not len(given):
+            raise CaseError(
+                case.name,
+                f"`reference` has shape {tuple(self.reference.shape)}, an embedding {tuple(own.shape[1:])}: give one "
+                "embedding, or several along a first axis",
+            )
+        names = [f"similarity to reference {i}" for i in range(1, len(given) + 1)]
+        return _BoundEmbeddingSimilarity(names, given.to(own).flatten(1), self.measure)
+
+
+class _BoundEmbeddingSimilarity(BoundTarget):
+    def __init__(self, labels: list[str], references: torch.Tensor, measure: str) -> None:
+        self.labels = labels
+        self.references = references
+        self.measure = measure
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        return _MEASURES[self.measure](computed(output).reshape(len(output), -1), self.references)
+
+
+class FieldSimilarity(Target):
+    """How far a registration network's displacements move: the output is a field ``(B, axes, *spatial)``.
+
+    The score is the negative mean Euclidean distance, in the field's unit, between the perturbed displacement and the
+    unperturbed one over the voxels of a region; 0 for the unperturbed image. The map is positive where the image holds
+    the registration in place.
+
+    Args:
+        region: ``"all"``, ``"label"`` (where the case's label map is not zero), or a label tensor, as in
+            :class:`RegionScore`.
+    """
+
+    def __init__(self, region: str | torch.Tensor = "all") -> None:
+        if isinstance(region, str):
+            known("region", region, ["all", "label"])
+        self.region = region
+
+    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
+        field = check_volume(reference_output, case, "FieldSimilarity", "a displacement field")
+        spatial = field.shape[2:]
+        if isinstance(self.region, torch.Tensor):
+            region = given_region(self.region, spatial, case)
+        elif self.region == "label":
+            region = label_region(None, spatial, case)
+        else:
+            return _BoundFieldSimilarity(field.clone(), None)
+        if not bool(region.any()):
+            raise CaseError(case.name, "the region is empty, so there is no score to explain; use region='all'")
+        return _BoundFieldSimilarity(field.clone(), region.to(field.device).flatten().nonzero().flatten())
+
+
+class _BoundFieldSimilarity(BoundTarget):
+    labels = ("displacement",)
+
+    def __init__(self, reference: torch.Tensor, voxels: torch.Tensor | None) -> None:
+        self.voxels = voxels
+        self.reference = self._inside(reference)
+
+    def _inside(self, field: torch.Tensor) -> torch.Tensor:
+        flat = computed(field).flatten(2)
+        return flat if self.voxels is None else flat[:, :, self.voxels]
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        return -(self._inside(output) - self.reference).norm(dim=1).mean(dim=1, keepdim=True)
