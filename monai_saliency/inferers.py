@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import nibabel as nib
@@ -18,6 +19,7 @@ from monai.utils import ImageMetaKey, convert_to_dst_type
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators import Estimator, ScoreState
 from monai_saliency.fills import ConstantFill
+from monai_saliency.inputs import InputAdapter, SplitInputs, TensorInput
 from monai_saliency.masks import BoundMasks, Masks
 from monai_saliency.outputs import OutputPath, check_rows, read, rows
 from monai_saliency.store import CaseScores
@@ -67,6 +69,8 @@ class PerturbationInferer(Inferer):
         progress: shows a progress bar that counts network forwards.
         output: which part of the network's output the target reads, where that is a dictionary, a tuple or a list: a
             key, an index, several such as ``("pred", 0)``, or a callable that takes the output. All of it by default.
+        inputs: how the network takes its inputs, and which of them are perturbed (:mod:`monai_saliency.inputs`); one
+            tensor by default.
 
     Example::
 
@@ -84,6 +88,7 @@ class PerturbationInferer(Inferer):
         mask_batch_size: int = 16,
         progress: bool = False,
         output: OutputPath | None = None,
+        inputs: InputAdapter | None = None,
     ) -> None:
         super().__init__()
         whole_numbers("mask_batch_size", mask_batch_size, 1)
@@ -95,15 +100,14 @@ class PerturbationInferer(Inferer):
         self.mask_batch_size = int(mask_batch_size)
         self.progress = progress
         self.output = output
+        self.inputs = inputs if inputs is not None else TensorInput()
 
-    def __call__(
-        self, inputs: torch.Tensor, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
+    def __call__(self, inputs: Any, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Explain a batch of images.
 
         Args:
-            inputs: ``(B, C, *spatial)``, floating point.
-            network: any callable on such tensors. A module runs in evaluation mode and is left in the mode it had.
+            inputs: ``(B, C, *spatial)``, floating point, or what the inferer's ``inputs`` is for.
+            network: any callable on such inputs. A module runs in evaluation mode and is left in the mode it had.
             args: passed on to the inner inferer.
             kwargs: likewise.
 
@@ -121,13 +125,14 @@ class PerturbationInferer(Inferer):
                 f"the images have different numbers of maps {counts}: call `explain` to have them as a list"
             )
         maps = torch.stack([explanation.saliency for explanation in explanations])
-        if isinstance(inputs, MetaTensor):
-            maps = convert_to_dst_type(maps, inputs, dtype=maps.dtype)[0]
+        meta = self.inputs.split(inputs).meta
+        if isinstance(meta, MetaTensor):
+            maps = convert_to_dst_type(maps, meta, dtype=maps.dtype)[0]
         return maps
 
     def explain(
         self,
-        inputs: torch.Tensor,
+        inputs: Any,
         network: Callable[..., torch.Tensor],
         *args: Any,
         names: Sequence[str] | None = None,
@@ -150,27 +155,26 @@ class PerturbationInferer(Inferer):
             args: passed on to the inner inferer.
             kwargs: likewise.
         """
-        if not isinstance(inputs, torch.Tensor) or inputs.ndim not in (4, 5) or not len(inputs):
-            shape = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
-            raise ValueError(f"`inputs` must be images of shape (B, C, H, W) or (B, C, H, W, D), got {shape}")
-        if not inputs.is_floating_point():
-            raise TypeError(f"`inputs` must be floating point, got {inputs.dtype}: scale the images, or call .float()")
+        if "condition" in kwargs:
+            raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
+        split = self.inputs.split(inputs)
+        self.inputs.check_inferer(split, self.inferer)
+        count = len(split.images)
         if names is None:
-            names = [case_name(inputs, index) for index in range(len(inputs))]
-        images = inputs.as_tensor() if isinstance(inputs, MetaTensor) else inputs
-        spacings = [image_spacing(inputs, i) for i in range(len(inputs))] if spacings is None else spacings
-        each = zip(images, names, labels or [None] * len(images), spacings, strict=True)
+            names = [case_name(split.meta, index) for index in range(count)]
+        spacings = [image_spacing(split.meta, i) for i in range(count)] if spacings is None else spacings
+        each = zip(split.images, split.held_images, names, labels or [None] * count, spacings, strict=True)
         with torch.no_grad(), _evaluating(network):
             runs = [
-                self._start(Case(name, image, i, regions, spacing))
-                for i, (image, name, regions, spacing) in enumerate(each)
+                self._start(Case(name, image, i, regions, spacing), held)
+                for i, (image, held, name, regions, spacing) in enumerate(each)
             ]
             for run, scores in zip(runs, stored or [], strict=stored is not None):
                 run.stored = scores
-            self._run(runs, network, args, kwargs)
+            self._run(runs, split, network, args, kwargs)
             return [self._finish(run) for run in runs]
 
-    def _start(self, case: Case) -> _Run:
+    def _start(self, case: Case, held: torch.Tensor) -> _Run:
         try:
             masks = self.masks.bind(case.image, labels=case.labels, spacing=case.spacing)
             fill = self.fill(case.image[None])[0]
@@ -180,15 +184,21 @@ class PerturbationInferer(Inferer):
             raise CaseError(
                 case.name, f"`fill` gave shape {tuple(fill.shape)} for an image of {tuple(case.image.shape)}"
             )
-        return _Run(case, masks, fill.to(case.image))
+        return _Run(case, masks, fill.to(case.image), held)
 
-    def _run(self, runs: Sequence[_Run], network: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> None:
+    def _run(
+        self, runs: Sequence[_Run], split: SplitInputs, network: Callable[..., Any], args: Any, kwargs: Any
+    ) -> None:
         lengths = [len(run.masks) + 1 for run in runs]
         count = min(self.mask_batch_size, sum(lengths))
         image = runs[0].case.image
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, and their outputs are not read.
-        batch = image.new_zeros(count, *image.shape)
+        batch = image.new_zeros(count, len(image) + split.held_images.shape[1], *image.shape[1:])
+
+        def infer(batch: Any, network: Callable[..., Any]) -> Any:
+            return self.inferer(batch, network, *args, **kwargs)
+
         with self._bar(runs) as advance:
             for parts in _cut(lengths, count):
                 if all(runs[index].has(start, stop) for index, start, stop in parts):
@@ -198,7 +208,8 @@ class PerturbationInferer(Inferer):
                 for index, start, stop in parts:
                     runs[index].perturb(start, stop, out=batch[offset : offset + stop - start])
                     offset += stop - start
-                output = self.inferer(batch, network, *args, **kwargs)
+                values = split.values_of([(index, stop - start) for index, start, stop in parts], count)
+                output = self.inputs.run(infer, network, batch, partial(split.take_apart, values=values))
                 try:
                     output = read(output, self.output)
                     check_rows(output, count)
@@ -253,13 +264,16 @@ class _Run:
     stored: CaseScores | None = None
     num_forwards = 0
 
-    def __init__(self, case: Case, masks: BoundMasks, fill: torch.Tensor) -> None:
+    def __init__(self, case: Case, masks: BoundMasks, fill: torch.Tensor, held: torch.Tensor) -> None:
         self.case = case
         self.masks = masks
         self.fill = fill
+        self.held = held
 
     def perturb(self, start: int, stop: int, out: torch.Tensor) -> None:
-        """Write rows [start, stop) of the perturbed image to ``out``."""
+        """Write rows [start, stop) of the perturbed image to ``out``, and the held channels behind its own."""
+        out[:, len(self.case.image) :] = self.held
+        out = out[:, : len(self.case.image)]
         if start == 0:
             out[0] = self.case.image
             start, out = 1, out[1:]
