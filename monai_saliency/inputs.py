@@ -70,6 +70,14 @@ class InputAdapter(ABC):
             TypeError, ValueError: when the inputs are not what the adapter is for.
         """
 
+    @abstractmethod
+    def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
+        """What :meth:`split` takes, made of the image that is perturbed ``(B, C, *spatial)`` and held inputs by name.
+
+        Raises:
+            ValueError: when the network does not take them.
+        """
+
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
         """Refuse an inner inferer that cannot run these inputs.
 
@@ -106,6 +114,14 @@ class TensorInput(InputAdapter):
     def split(self, inputs: Any) -> SplitInputs:
         images = _images("`inputs`", inputs)
         return SplitInputs(images, inputs, images[:, :0])
+
+    def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
+        if held:
+            raise ValueError(
+                f"held inputs {list(held)} are given, and the inferer's `inputs` takes one tensor: set DictInput or "
+                "ArgumentInputs"
+            )
+        return image
 
     def run(
         self,
@@ -192,6 +208,11 @@ class _NamedInputs(InputAdapter):
             channels=channels,
             names=list(tensors),
         )
+
+    def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
+        if len(self.perturb) > 1:
+            raise ValueError(f"one image is given, and {self.perturb} are perturbed: give all inputs to `explain`")
+        return {self.perturb[0]: image, **held}
 
     def run(
         self,

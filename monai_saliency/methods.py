@@ -7,6 +7,8 @@ All take the same further arguments, passed on to :class:`~monai_saliency.infere
 - ``estimator``: how scores become a map (:mod:`monai_saliency.estimators`), the method's own by default;
 - ``inferer``: the MONAI inferer that runs the network on a batch, ``SimpleInferer`` by default;
 - ``mask_batch_size``: perturbed images in one network batch, at the most;
+- ``inputs``: how the network takes several inputs, and which are perturbed (:mod:`monai_saliency.inputs`);
+- ``output``: which part of a structured output is read (:mod:`monai_saliency.outputs`);
 - ``progress``: shows a progress bar.
 """
 

@@ -10,6 +10,7 @@ from monai.inferers import PatchInferer, SlidingWindowInferer, SlidingWindowSpli
 from monai_saliency.inputs import ArgumentInputs, DictInput, InputAdapter, ListInput, TensorInput
 from monai_saliency.methods import rise, sliding_window
 from monai_saliency.targets import ClassScore, RegionScore
+from monai_saliency.transforms import Saliency, Saliencyd
 
 TARGET = ClassScore("all", "none")
 
@@ -144,7 +145,26 @@ def test_a_map_carries_the_meta_data_of_the_perturbed_input() -> None:
     assert explain.explain(inputs, network)[0].name == "/scans/t1.nii.gz"
 
 
+@pytest.mark.parametrize("adapter", [DictInput("image"), ArgumentInputs("image", positional=["image", "prior"])])
+def test_as_a_transform(adapter: InputAdapter) -> None:
+    """Held inputs of one item have no batch axis, and may be arrays and numbers."""
+    network: Any = lambda image, prior, age: score(image, prior, age)  # noqa: E731
+    if isinstance(adapter, DictInput):
+        network = lambda batch: score(batch["image"], batch["prior"], batch["age"])  # noqa: E731
+    explain = Saliencyd("image", network, rise(7, 3, target=TARGET, inputs=adapter), held_keys=["prior", "age"])
+    expected = one_by_one(IMAGES)
+    for image, prior, age, each in zip(IMAGES, PRIORS, AGES, expected, strict=True):
+        item = explain({"image": image, "prior": prior.numpy(), "age": float(age)})
+        torch.testing.assert_close(item["image_saliency"].as_tensor(), each, rtol=0, atol=1e-6)
+
+
 class TestErrors:
+    def test_held_inputs_that_nobody_takes(self) -> None:
+        with pytest.raises(ValueError, match=r"held inputs \['prior'\] are given, .*: set DictInput or ArgumentInputs"):
+            Saliency(score, rise(3, 3, target=TARGET))(IMAGES[0], held={"prior": PRIORS[0]})
+        with pytest.raises(ValueError, match=r"one image is given, and \['t1', 't2'\] are perturbed"):
+            Saliency(score, rise(3, 3, target=TARGET, inputs=DictInput(["t1", "t2"])))(IMAGES[0])
+
     @pytest.mark.parametrize(
         ("adapter", "inputs", "match"),
         [

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from monai_saliency.inferers import Explanation
 from monai_saliency.report import peak_voxel, plot_saliency
 from monai_saliency.summary import COLUMNS, Summary, summarize
-from monai_saliency.targets import Case, ClassScore
+from monai_saliency.targets import Case, ClassScore, RegressionScore
 
 SHAPE = (7, 9, 6)
 PEAK = (5, 2, 1)
@@ -177,6 +177,19 @@ class TestSummarize:
         }
         assert (second["class"], second["score"], second["peak_saliency"]) == (0, pytest.approx(0.05), -0.5)
         assert (second["peak_x_mm"], second["peak_y_mm"], second["peak_z_mm"]) == (10.0, -20.0, 30.0)
+
+    def test_values_that_are_no_classes(self) -> None:
+        maps, output = peaked()[None], torch.tensor([[61.5]])
+        target = RegressionScore(names=["age (years)"]).bind(output, Case("ct_7", torch.zeros(1, *SHAPE)))
+        regressed = Explanation("ct_7", torch.from_numpy(maps), torch.zeros(5, 1), output[0], target, num_forwards=6)
+        (row,) = summarize("ct_7", regressed, maps, LEFTWARD)
+        assert tuple(row) == COLUMNS
+        assert [row[key] for key in ("class", "prediction", "probability", "score")] == [
+            "age (years)",
+            "61.5",
+            "",
+            61.5,
+        ]
 
     def test_2d_scan(self) -> None:
         maps = peaked()[None, :, :, 1]

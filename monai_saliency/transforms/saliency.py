@@ -9,7 +9,7 @@ import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
 from monai.transforms import MapTransform, Transform
-from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple_rep
+from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple, ensure_tuple_rep
 
 from monai_saliency.inferers import PerturbationInferer, case_name, image_spacing
 
@@ -39,12 +39,16 @@ class Saliency(Transform):
         self.inferer = inferer
         self.device = device
 
-    def __call__(self, img: Any, labels: torch.Tensor | None = None) -> MetaTensor:
+    def __call__(
+        self, img: Any, labels: torch.Tensor | None = None, held: Mapping[str, Any] | None = None
+    ) -> MetaTensor:
         """The map ``(K, *spatial)`` of an image ``(C, *spatial)``, array or tensor.
 
         Args:
             img: the image.
             labels: its label map ``(1, *spatial)``, for masks and targets that are made of regions.
+            held: the network's other inputs of this image, without a batch axis, by the names that the inferer's
+                ``inputs`` passes them on by.
 
         Returns:
             a MetaTensor with the image's affine, ``applied_operations`` and other meta data, so that the pipeline's
@@ -53,8 +57,9 @@ class Saliency(Transform):
         image = convert_to_tensor(img, track_meta=True)
         batch = image.as_tensor()[None]
         batch = batch if self.device is None else batch.to(self.device)
+        others = {name: convert_to_tensor(value, device=batch.device)[None] for name, value in (held or {}).items()}
         (explanation,) = self.inferer.explain(
-            batch,
+            self.inferer.inputs.join(batch, others),
             self.network,
             names=[case_name(image)],
             labels=None if labels is None else [labels],
@@ -73,6 +78,8 @@ class Saliencyd(MapTransform):
         names: where the maps go, one for each key; ``"<key>_saliency"`` by default.
         device: see :class:`Saliency`.
         label_key: where an item holds its label map ``(1, *spatial)``, for masks and targets that are made of regions.
+        held_keys: where an item holds the network's other inputs, which stay as they are; they are passed on by these
+            names, as the inferer's ``inputs`` says.
         allow_missing_keys: don't raise for a key that an item lacks.
     """
 
@@ -86,10 +93,12 @@ class Saliencyd(MapTransform):
         names: str | Sequence[str] | None = None,
         device: torch.device | str | None = None,
         label_key: str | None = None,
+        held_keys: KeysCollection = (),
         allow_missing_keys: bool = False,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         self.label_key = label_key
+        self.held_keys = ensure_tuple(held_keys)
         self.names = (
             tuple(f"{key}_saliency" for key in self.keys) if names is None else ensure_tuple_rep(names, len(self.keys))
         )
@@ -100,7 +109,8 @@ class Saliencyd(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
         for key, name in self.key_iterator(d, self.names):
-            d[name] = self.saliency(d[key], None if self.label_key is None else d[self.label_key])
+            held = {other: d[other] for other in self.held_keys}
+            d[name] = self.saliency(d[key], None if self.label_key is None else d[self.label_key], held)
         return d
 
 

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from monai.data import MetaTensor, list_data_collate
+
+from monai_saliency.handlers import SaliencyHandler
+from monai_saliency.inferers import PerturbationInferer
+from monai_saliency.methods import sliding_window
+from monai_saliency.summary import Summary
+from monai_saliency.targets import ClassScore, DetectionScore, FunctionScore, RegressionScore, Target
+
+IMAGES = torch.stack([torch.full((1, 6, 6, 6), value) for value in (0.5, 1.0)])
+
+
+def detector(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """One box at the mean brightness, and a second one, fainter, in bright images."""
+    found = []
+    for image in x:
+        scores = image.mean() * torch.tensor([0.8, 0.6])
+        kept = scores > 0.35
+        boxes = torch.tensor([[0.0, 0, 0, 2, 2, 2], [3, 3, 3, 6, 6, 6]])
+        found.append({"boxes": boxes[kept], "labels": torch.tensor([4, 7])[kept], "scores": scores[kept]})
+    return found
+
+
+def handle(inferer: PerturbationInferer, network: Any, summary: Summary | None = None) -> list[dict[str, Any]]:
+    """What postprocessing gets of a batch of two cases."""
+    cases: list[dict[str, Any]] = []
+
+    def postprocessing(case: dict[str, Any]) -> dict[str, Any]:
+        cases.append(case)
+        return case
+
+    batch = list_data_collate([{"image": MetaTensor(image), "case": f"ct_{i}"} for i, image in enumerate(IMAGES, 1)])
+    state = SimpleNamespace(output=batch, batch=batch)
+    handler: Any = SaliencyHandler(inferer, network, postprocessing, summary)
+    handler(SimpleNamespace(state=state))
+    return cases
+
+
+@pytest.mark.parametrize(
+    ("target", "network", "title"),
+    [
+        (
+            ClassScore([0, 1], "none"),
+            lambda x: torch.stack([x.mean((1, 2, 3, 4)), 1 - x.mean((1, 2, 3, 4))], 1),
+            "ct_2\npredicted 0 (1.000), explained: class 0 scores 1.000, class 1 scores 0.000",
+        ),
+        (
+            RegressionScore(names=["age (years)"]),
+            lambda x: 60 * x.mean((1, 2, 3, 4)),
+            "ct_2\npredicted 60, explained: age (years) scores 60.000",
+        ),
+        (
+            FunctionScore(lambda output: output, ["contrast"]),
+            lambda x: x.mean((1, 2, 3, 4)),
+            "ct_2\nexplained: contrast scores 1.000",
+        ),
+    ],
+)
+def test_titles(target: Target, network: Any, title: str) -> None:
+    assert handle(sliding_window(3, 3, target=target), network)[1]["title"] == title
+
+
+def test_cases_with_different_numbers_of_boxes(tmp_path: Path) -> None:
+    """Each box has a map and a row of its own."""
+    explain = sliding_window(3, 3, target=DetectionScore(0.3), mask_batch_size=5)
+    first, second = handle(explain, detector, Summary(tmp_path / "summary.csv"))
+    assert (first["saliency"].shape, second["saliency"].shape) == ((1, 6, 6, 6), (2, 6, 6, 6))
+    assert second["title"] == (
+        "ct_2\npredicted 4 (0.800), explained: box 1 (class 4) scores 0.800, box 2 (class 7) scores 0.600"
+    )
+    with open(tmp_path / "summary.csv", newline="", encoding="utf-8") as file:
+        rows = [(row["case"], row["class"], row["prediction"]) for row in csv.DictReader(file)]
+    assert rows == [
+        ("ct_1", "box 1 (class 4)", "4"),
+        ("ct_2", "box 1 (class 4)", "4"),
+        ("ct_2", "box 2 (class 7)", "4"),
+    ]
