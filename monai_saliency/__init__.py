@@ -3,6 +3,7 @@
 from monai_saliency.estimators import OcclusionScoring, RISEScoring
 from monai_saliency.fills import BlurFill, ConstantFill, MeanFill
 from monai_saliency.inferers import Explanation, PerturbationInferer
+from monai_saliency.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.masks import RegionMasks, RISEMasks, SlidingWindowMasks
 from monai_saliency.methods import rise, sliding_window
 from monai_saliency.targets import (
@@ -19,15 +20,18 @@ from monai_saliency.transforms import Saliency, Saliencyd
 from monai_saliency.version import __version__ as __version__
 
 __all__ = [
+    "ArgumentInputs",
     "BlurFill",
     "ClassScore",
     "ConstantFill",
     "DetectionScore",
     "DiceScore",
+    "DictInput",
     "EmbeddingSimilarity",
     "Explanation",
     "FieldSimilarity",
     "FunctionScore",
+    "ListInput",
     "MeanFill",
     "OcclusionScoring",
     "PerturbationInferer",

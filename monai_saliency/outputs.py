@@ -47,7 +47,13 @@ def check_rows(output: Any, count: int) -> None:
     Raises:
         ValueError: saying which part of it is not.
     """
-    for path, part in _leaves(output, count):
+    parts = list(_leaves(output, count))
+    if not any(isinstance(part, (torch.Tensor, list, tuple)) for _, part in parts):
+        raise ValueError(
+            f"the network gave a {type(output).__name__} without tensors; give the inferer a callable as `output` that "
+            "reads tensors from it"
+        )
+    for path, part in parts:
         if _is_list_of(Mapping, part) and len(part) != count:
             what = f"a list of {len(part)} dictionaries{_at(path)}"
             should = "it must have one entry an image"

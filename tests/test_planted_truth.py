@@ -184,3 +184,46 @@ class TestOneTaskEach:
         target = FunctionScore(lambda output: output["a"] - output["b"], ["contrast"])
         network = lambda x: {"a": 2 * cue(x, CUES[dims][0]), "b": cue(x, CUES[dims][1])}  # noqa: E731
         check(target, network, dims, [{0: 2.0, 1: -1.0}])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "target",
+    [
+        RegionScore("predicted", "sigmoid", components=3),
+        RegionScore(0, "sigmoid", "label"),
+        DiceScore(0, "sigmoid"),
+        FieldSimilarity("label"),
+        EmbeddingSimilarity("distance"),
+        EmbeddingSimilarity("cosine"),
+        RegressionScore([3, 5]),
+    ],
+)
+def test_on_the_gpu_as_on_the_cpu(target: Target) -> None:
+    """Label maps stay on the CPU; a held input follows its case."""
+    network = lambda image, held: two_structures(image * held).expand(-1, 3, -1, -1, -1)  # noqa: E731
+    image, held = ones(3, 2), torch.rand(2, 1, *SHAPES[3], generator=torch.Generator().manual_seed(0)).double() + 0.5
+    labels = [(torch.rand(1, *SHAPES[3], generator=torch.Generator().manual_seed(i)) > 0.5).int() for i in range(2)]
+    explain = rise(9, 3, target=target, inputs=ArgumentInputs(0), mask_batch_size=4)
+    expected = explain.explain((image, held), network, labels=labels)
+    for ours, theirs in zip(
+        explain.explain((image.cuda(), held.cuda()), network, labels=labels), expected, strict=True
+    ):
+        assert ours.saliency.is_cuda
+        torch.testing.assert_close(ours.saliency.cpu(), theirs.saliency, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_detection_on_the_gpu_as_on_the_cpu() -> None:
+    def network(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        first = cue(x, CUES[3][0])
+        boxes = torch.tensor([[0.0, 0, 0, 4, 4, 4]], device=x.device)
+        labels = torch.ones(1, dtype=torch.int64, device=x.device)
+        found = [{"boxes": boxes, "labels": labels, "labels_scores": each[None].float()} for each in first]
+        return [
+            {key: value[: int(each > 0.3)] for key, value in one.items()}
+            for one, each in zip(found, first, strict=True)
+        ]
+
+    explain = rise(20, 3, target=DetectionScore(), mask_batch_size=4)
+    torch.testing.assert_close(explain(ones(3).cuda(), network).cpu(), explain(ones(3), network), rtol=1e-6, atol=1e-9)

@@ -169,10 +169,10 @@ class _Reader:
         self.columns = 2 * (case.image.ndim - 1)
 
     def __call__(self, output: Any) -> _Detections:
-        if isinstance(output, Mapping):
-            count = len(output[self.keys[0]])
-            output = [{key: part[i] for key, part in output.items()} for i in range(count)]
         box_key, label_key, score_key = self.keys
+        if isinstance(output, Mapping):
+            read = {key: output[key] for key in (*self.keys, self.objectness_key) if key in output}
+            output = [{key: part[i] for key, part in read.items()} for i in range(len(output[box_key]))]
         boxes = [image[box_key] for image in output]
         for each in boxes:
             if each.numel() and each.shape[-1] != self.columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,23 +12,43 @@ from scipy import ndimage
 from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import Case
 
-__all__ = ["components", "given_region", "label_region", "on_grid", "predicted_region"]
+__all__ = ["Prediction", "components", "given_region", "label_region", "on_grid"]
 
 
-def predicted_region(output: torch.Tensor, channel: int, activation: str, case: Case) -> torch.Tensor:
-    """The voxels that the unperturbed output ``(1, C, *spatial)`` gives to a channel, bool ``(*spatial)``.
+class Prediction:
+    """What the unperturbed output segments.
 
-    Those of the highest channel, or under ``"sigmoid"``, where channels overlap, those of a probability above one half.
+    Args:
+        output: ``(1, C, *spatial)``.
+        activation: under ``"sigmoid"`` channels overlap, and each has the voxels of a probability above one half;
+            otherwise the highest channel has the voxel.
+        case: the case.
     """
-    if activation == "sigmoid":
-        return output[0, channel] > 0
-    if output.shape[1] > 1:
-        return output[0].argmax(dim=0) == channel
-    raise CaseError(
-        case.name,
-        "with one output channel and activation='none' the predicted region is not "
-        "defined; use activation='sigmoid' for a logit, or give `region` as a label tensor",
-    )
+
+    def __init__(self, output: torch.Tensor, activation: str, case: Case) -> None:
+        self.output = output
+        self.overlapping = activation == "sigmoid"
+        self.case = case
+
+    @cached_property
+    def _highest(self) -> torch.Tensor:
+        if self.output.shape[1] == 1:
+            raise CaseError(
+                self.case.name,
+                "with one output channel and activation='none' the predicted region is not "
+                "defined; use activation='sigmoid' for a logit, or give `region` as a label tensor",
+            )
+        return self.output[0].argmax(dim=0)
+
+    def region(self, channel: int) -> torch.Tensor:
+        """The voxels of a channel, bool ``(*spatial)``."""
+        return self.output[0, channel] > 0 if self.overlapping else self._highest == channel
+
+    def channels(self) -> list[int]:
+        """The channels that have a voxel, but the background: channel 0 where channels do not overlap."""
+        if self.overlapping:
+            return (self.output[0] > 0).flatten(1).any(dim=1).nonzero().flatten().tolist()
+        return [channel for channel in self._highest.unique().tolist() if channel != 0]
 
 
 def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch.Tensor:
@@ -51,8 +72,11 @@ def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch
         raise CaseError(
             case.name,
             f"`region` has shape {tuple(region.shape)}, the network's output has spatial shape {tuple(spatial)}"
-            + (f" and the image {image}; give the label on one of these grids" * (image != spatial))
-            + ("; give the label on the output's grid" * (image == spatial)),
+            + (
+                "; give the label on the output's grid"
+                if image == spatial
+                else f" and the image {image}; give the label on one of these grids"
+            ),
         )
     return on_grid(own != 0, spatial, "the given region", case)
 

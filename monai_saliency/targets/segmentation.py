@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,22 @@ from monai_saliency.targets.base import (
     computed,
     known,
 )
-from monai_saliency.targets.regions import components, given_region, label_region, predicted_region
+from monai_saliency.targets.regions import Prediction, components, given_region, label_region
 from monai_saliency.utils import whole_numbers
 
 __all__ = ["DiceScore", "RegionScore"]
+
+
+class _Part(NamedTuple):
+    """One explained value: what it is called, its channel, and its voxels on the flattened grid, None for all."""
+
+    label: int | str
+    channel: int
+    voxels: torch.Tensor | None
+
+
+def _voxels(region: torch.Tensor) -> torch.Tensor:
+    return region.flatten().nonzero().flatten()
 
 
 class _SegmentationTarget(Target):
@@ -58,51 +70,55 @@ class _SegmentationTarget(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_volume(reference_output, case, type(self).__name__)
         check_activation(output, self.activation, case)
-        regions = []
-        for channel in self._channels(output, case):
-            region, what = self._region(channel, output, case)
-            if region is not None and not bool(region.any()):
+        prediction = Prediction(output, self.activation, case)
+        parts: list[_Part] = []
+        for channel in self._channels(output, prediction, case):
+            region, what = self._region(channel, output, prediction, case)
+            if region is None:
+                parts.append(_Part(channel, channel, None))
+                continue
+            if not bool(region.any()):
                 raise CaseError(
                     case.name,
                     f"{what} of channel {channel} is empty, so there is no score to explain; "
                     "choose another `channel`, give `region` as a label tensor"
-                    + (", or use region='all'" * ("all" in self.regions)),
+                    + (", or use region='all'" if "all" in self.regions else ""),
                 )
-            regions.append((channel, region))
-        return self._bound(regions, output, case)
+            parts += self._parts(channel, region)
+        return self._bound(parts, output, case)
+
+    def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
+        """What is explained of a channel's region, bool ``(*spatial)``."""
+        return [_Part(channel, channel, _voxels(region))]
 
     @abstractmethod
-    def _bound(
-        self, regions: Sequence[tuple[int, torch.Tensor | None]], output: torch.Tensor, case: Case
-    ) -> BoundTarget:
-        """The bound target of channels with their regions."""
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case) -> BoundTarget:
+        """The bound target of what is explained."""
 
-    def _channels(self, output: torch.Tensor, case: Case) -> Sequence[int]:
-        count = output.shape[1]
+    def _channels(self, output: torch.Tensor, prediction: Prediction, case: Case) -> Sequence[int]:
         if not isinstance(self.channels, str):
-            check_indices(self.channels, count, "channel", "channel", case)
+            check_indices(self.channels, output.shape[1], "channel", "channel", case)
             return self.channels
-        # Channel 0 is the background where exactly one channel wins a voxel.
-        candidates = range(0 if self.activation == "sigmoid" else 1, count)
-        found = [c for c in candidates if bool(predicted_region(output, c, self.activation, case).any())]
+        found = prediction.channels()
         if not found:
             raise CaseError(
                 case.name,
-                f"the network segments nothing: the predicted region of each of the channels {list(candidates)} is "
-                "empty; name a `channel` and give `region` as a label tensor",
+                f"the network segments nothing: the predicted region of each of its {output.shape[1]} channels (but "
+                "the background) is empty; name a `channel` and give `region` as a label tensor",
             )
         return found
 
-    def _region(self, channel: int, output: torch.Tensor, case: Case) -> tuple[torch.Tensor | None, str]:
+    def _region(
+        self, channel: int, output: torch.Tensor, prediction: Prediction, case: Case
+    ) -> tuple[torch.Tensor | None, str]:
         """The region, bool ``(*spatial)`` on the output's device, or None for everywhere, and what it is called."""
-        spatial = output.shape[2:]
         if isinstance(self.region, torch.Tensor):
-            return given_region(self.region, spatial, case).to(output.device), "the given region"
+            return given_region(self.region, output.shape[2:], case).to(output.device), "the given region"
         if self.region == "all":
             return None, "the image"
         if self.region == "label":
             return self._label(channel, output, case), "the label's region"
-        predicted = predicted_region(output, channel, self.activation, case)
+        predicted = prediction.region(channel)
         if self.region == "false_positive":
             return predicted & ~self._label(channel, output, case), "the region that is predicted but not in the label"
         above = " (probability above one half)" if self.activation == "sigmoid" else ""
@@ -160,37 +176,26 @@ class RegionScore(_SegmentationTarget):
         self.components = components
         self.min_size = min_size
 
-    def _bound(
-        self, regions: Sequence[tuple[int, torch.Tensor | None]], output: torch.Tensor, case: Case
-    ) -> BoundTarget:
+    def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
         if self.components is None:
-            labels: list[int | str] = [channel for channel, _ in regions]
-            return _BoundRegionScore(labels, regions, self.activation, output)
-        labels, parts = [], []
-        for channel, region in regions:
-            assert region is not None
-            found = components(region, self.components, self.min_size)
-            labels += [f"component {i} of class {channel}" for i in range(1, len(found) + 1)]
-            parts += [(channel, part) for part in found]
+            return super()._parts(channel, region)
+        found = components(region, self.components, self.min_size)
+        return [_Part(f"component {i} of class {channel}", channel, _voxels(part)) for i, part in enumerate(found, 1)]
+
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case) -> BoundTarget:
         if not parts:
             raise CaseError(
                 case.name, f"no component has {self.min_size} voxels, so there is no score to explain; lower `min_size`"
             )
-        return _BoundRegionScore(labels, parts, self.activation, output)
+        return _BoundRegionScore(parts, self.activation, output)
 
 
 class _BoundRegionScore(BoundTarget):
-    def __init__(
-        self,
-        labels: Sequence[int | str],
-        regions: Sequence[tuple[int, torch.Tensor | None]],
-        activation: str,
-        reference: torch.Tensor,
-    ) -> None:
-        self.labels = labels
+    def __init__(self, parts: Sequence[_Part], activation: str, reference: torch.Tensor) -> None:
+        self.labels = [part.label for part in parts]
+        self.channels = [part.channel for part in parts]
+        self.voxels = [part.voxels for part in parts]
         self.activation = activation
-        self.channels = [channel for channel, _ in regions]
-        self.voxels = [None if region is None else region.flatten().nonzero().flatten() for _, region in regions]
         self.reference = self(reference)[0]
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
@@ -238,35 +243,28 @@ class DiceScore(_SegmentationTarget):
             raise ValueError(f"`smooth` must be at least 0, got {smooth}")
         self.smooth = float(smooth)
 
-    def _bound(
-        self, regions: Sequence[tuple[int, torch.Tensor | None]], output: torch.Tensor, case: Case
-    ) -> BoundTarget:
-        return _BoundDiceScore(regions, self.activation, self.smooth, output)
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case) -> BoundTarget:
+        return _BoundDiceScore(parts, self.activation, self.smooth, output)
 
 
 class _BoundDiceScore(BoundTarget):
     labels: list[int]
 
-    def __init__(
-        self,
-        regions: Sequence[tuple[int, torch.Tensor | None]],
-        activation: str,
-        smooth: float,
-        reference: torch.Tensor,
-    ) -> None:
-        self.labels = [channel for channel, _ in regions]
-        self.regions = torch.stack([region.flatten() for _, region in regions if region is not None]).to(
-            reference.dtype
-        )
+    def __init__(self, parts: Sequence[_Part], activation: str, smooth: float, reference: torch.Tensor) -> None:
+        self.labels = [part.channel for part in parts]
+        self.voxels = [part.voxels for part in parts if part.voxels is not None]
         self.activation = activation
         self.smooth = smooth
         self.reference = self(reference)[0]
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        probabilities = ACTIVATIONS[self.activation](computed(output))[:, self.labels].flatten(2)
-        shared = (probabilities * self.regions).sum(dim=2)
-        total = probabilities.sum(dim=2) + self.regions.sum(dim=1)
-        return (2 * shared + self.smooth) / (total + self.smooth)
+        probabilities = ACTIVATIONS[self.activation](computed(output)).flatten(2)
+        scores = []
+        for channel, voxels in zip(self.labels, self.voxels, strict=True):
+            inside = probabilities[:, channel, voxels].sum(dim=1)
+            total = probabilities[:, channel].sum(dim=1) + len(voxels)
+            scores.append((2 * inside + self.smooth) / (total + self.smooth))
+        return torch.stack(scores, dim=1)
 
     def describe(self) -> dict[str, Any]:
         best = int(self.reference.argmax())
