@@ -175,6 +175,14 @@ class TestByHand:
         assert bound.describe() == {}
         torch.testing.assert_close(bound([empty, self.REFERENCE]), torch.tensor([[0.0], [0.8]]))
 
+    def test_images_without_boxes_may_lack_labels_and_the_axis_of_classes(self) -> None:
+        boxes = torch.tensor([[0.0, 0, 4, 4]])
+        output = [{"boxes": boxes, "labels_scores": torch.tensor([[0.6, 0.8]])}]
+        empty = {"boxes": torch.zeros(0), "labels_scores": torch.zeros(0)}
+        bound = DetectionScore().bind(output, CASES[2])
+        torch.testing.assert_close(bound([empty, *output]), torch.tensor([[0.0], [1.0]]))
+        assert torch.equal(bound([empty, empty]), torch.zeros(2, 1))
+
     @pytest.mark.parametrize(
         "keys", [("boxes", "labels", "labels_scores"), ("box", "label", "label_scores"), ("boxes", "labels", "scores")]
     )
@@ -203,6 +211,11 @@ class TestByHand:
             ([torch.zeros(1, 6)], {}, "gave a list of Tensors; choose"),
             ([REFERENCE], {"boxes": torch.zeros(2, 6)}, r"`boxes` must have shape \(M, 4\).*got \(2, 6\)"),
             ([REFERENCE], {"boxes": torch.zeros(2, 4), "classes": [1]}, r"`classes` has shape \(1,\) for 2 boxes"),
+            (
+                [{"boxes": torch.ones(1, 4), "scores": torch.ones(1, 3)}],
+                {"boxes": torch.ones(1, 4), "classes": [3]},
+                r"class 3 is out of range: the network gives 3 classes",
+            ),
             ([box(0, 0, 0, 1, 1, 1)], {}, r"this image has 4 corner coordinates, the network gave \(1, 6\)"),
         ],
     )

@@ -12,6 +12,7 @@ import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.outputs import choices, shape
+from monai_saliency.utils import exact_arithmetic
 
 __all__ = [
     "ACTIVATIONS",
@@ -24,6 +25,7 @@ __all__ = [
     "check_tensor",
     "check_volume",
     "computed",
+    "cosine",
     "known",
     "label_name",
 ]
@@ -187,3 +189,10 @@ def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
 def computed(output: torch.Tensor) -> torch.Tensor:
     """The output in a precision that scores can be compared in (autocast networks give half)."""
     return output if output.dtype in (torch.float32, torch.float64) else output.float()
+
+
+def cosine(vectors: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
+    """Cosines ``(..., M)`` of vectors ``(..., D)`` and references ``(M, D)``, in full precision; 0 for zero vectors."""
+    normalize = torch.nn.functional.normalize
+    with exact_arithmetic(vectors.device):
+        return normalize(vectors, dim=-1) @ normalize(references, dim=-1).T

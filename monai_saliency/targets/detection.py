@@ -12,7 +12,7 @@ from monai.data.box_utils import box_iou
 from torch.nn.utils.rnn import pad_sequence
 
 from monai_saliency.errors import CaseError
-from monai_saliency.targets.base import BoundTarget, Case, Target, computed
+from monai_saliency.targets.base import BoundTarget, Case, Target, check_indices, computed, cosine
 
 __all__ = ["DetectionScore"]
 
@@ -98,7 +98,7 @@ class DetectionScore(Target):
         reader = _Reader(self._find_keys(reference_output, case), self.objectness_key, case)
         found = reader(reference_output)
         if self.boxes is not None:
-            return self._bind_given(reader, found, case)
+            return self._bind_given(self.boxes, reader, found, case)
         scores = found.scores[0]
         order = scores.argsort(descending=True, stable=True)[: int((scores >= self.threshold).sum())][: self.max_boxes]
         if not len(order):
@@ -111,9 +111,8 @@ class DetectionScore(Target):
         vectors = None if found.vectors is None else found.vectors[0, order]
         return _BoundDetectionScore(reader, found, found.boxes[0, order], found.classes[0, order], vectors)
 
-    def _bind_given(self, reader: _Reader, found: _Detections, case: Case) -> BoundTarget:
-        assert self.boxes is not None
-        boxes = torch.as_tensor(_own(self.boxes, 2, "boxes", case))
+    def _bind_given(self, given: Any, reader: _Reader, found: _Detections, case: Case) -> BoundTarget:
+        boxes = torch.as_tensor(_own(given, 2, "boxes", case))
         if boxes.ndim != 2 or not len(boxes) or boxes.shape[1] != reader.columns:
             raise CaseError(
                 case.name,
@@ -122,6 +121,8 @@ class DetectionScore(Target):
         classes = None
         if self.classes is not None:
             classes = torch.as_tensor(_own(self.classes, 1, "classes", case), device=found.classes.device).long()
+            if found.vectors is not None:
+                check_indices(classes.tolist(), found.vectors.shape[2], "classes", "class", case)
             if classes.shape != boxes.shape[:1]:
                 raise CaseError(case.name, f"`classes` has shape {tuple(classes.shape)} for {len(boxes)} boxes")
         return _BoundDetectionScore(reader, found, boxes.to(found.boxes), classes, None)
@@ -182,23 +183,23 @@ class _Reader:
                 )
         scores = [computed(image[score_key]) for image in output]
         num_classes = max((each.shape[1] for each in scores if each.ndim == 2), default=0)
-        objectness = vectors = None
+        # An image without detections may come without the axis of classes.
+        scores = [each.reshape(-1, num_classes) if num_classes else each.reshape(-1) for each in scores]
+        padded_scores = pad_sequence(scores, batch_first=True)
         if num_classes:
-            # An image without detections may come without the axis of classes.
-            vectors = pad_sequence([each.reshape(-1, num_classes) for each in scores], batch_first=True)
+            vectors, classes = padded_scores, padded_scores.argmax(dim=2)
+            objectness = pad_sequence([each.new_ones(len(each)) for each in scores], batch_first=True)
         else:
-            objectness = pad_sequence(scores, batch_first=True)
+            vectors, objectness = None, padded_scores
+            # An image without detections may come without labels.
+            labels = [
+                image[label_key].reshape(-1).long() if len(each) else each.long()
+                for image, each in zip(output, scores, strict=True)
+            ]
+            classes = pad_sequence(labels, batch_first=True, padding_value=-1)
         if self.objectness_key is not None:
             given = [computed(image[self.objectness_key]).reshape(-1) for image in output]
             objectness = pad_sequence(given, batch_first=True)
-        if vectors is not None and objectness is None:
-            objectness = pad_sequence([each.new_ones(len(each)) for each in boxes], batch_first=True).to(vectors)
-        if vectors is not None:
-            classes = vectors.argmax(dim=2)
-        else:
-            labels = [image[label_key].reshape(-1).long() for image in output]
-            classes = pad_sequence(labels, batch_first=True, padding_value=-1)
-        assert objectness is not None
         padded = pad_sequence([each.reshape(-1, self.columns) for each in boxes], batch_first=True)
         return _Detections(computed(padded), objectness, classes, vectors)
 
@@ -240,8 +241,7 @@ class _BoundDetectionScore(BoundTarget):
         vectors = self.vectors
         if vectors is None:
             vectors = torch.nn.functional.one_hot(self.classes, found.vectors.shape[2]).to(found.vectors)
-        normalize = torch.nn.functional.normalize
-        return normalize(found.vectors, dim=2) @ normalize(vectors, dim=1).T
+        return cosine(found.vectors, vectors)
 
     def describe(self) -> dict[str, Any]:
         scores = self.found.scores[0]

@@ -16,16 +16,12 @@ from monai_saliency.targets.base import (
     check_tensor,
     check_volume,
     computed,
+    cosine,
     known,
 )
 from monai_saliency.targets.regions import given_region, label_region
 
 __all__ = ["EmbeddingSimilarity", "FieldSimilarity"]
-
-
-def _cosine(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
-    normalize = torch.nn.functional.normalize
-    return normalize(embeddings, dim=1) @ normalize(references, dim=1).T
 
 
 def _negative_distance(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
@@ -34,7 +30,7 @@ def _negative_distance(embeddings: torch.Tensor, references: torch.Tensor) -> to
 
 
 _MEASURES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "cosine": _cosine,
+    "cosine": cosine,
     "distance": _negative_distance,
 }
 
