@@ -258,7 +258,7 @@ class TestSummary:
         assert [row["case"] for row in rows] == ["a, with comma", "b", "ç"]
         assert tuple(rows[0]) == COLUMNS
         assert (rows[1]["peak_y_mm"], rows[1]["class"], rows[1]["peak_in_label"]) == ("-18.0", "2", "")
-        assert [path.name for path in summary.path.parent.iterdir()] == ["summary.csv"]
+        assert sorted(path.name for path in summary.path.parent.iterdir()) == [".summary.csv.lock", "summary.csv"]
 
     def test_a_failed_write_keeps_the_table(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         summary = Summary(tmp_path / "summary.csv")
@@ -271,4 +271,4 @@ class TestSummary:
         with pytest.raises(OSError, match="No space left"):
             summary.add(self.rows("b"))
         assert [row["case"] for row in self.read(summary.path)] == ["a"]
-        assert [path.name for path in tmp_path.iterdir()] == ["summary.csv"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".summary.csv.lock", "summary.csv"]
