@@ -87,7 +87,7 @@ class InputAdapter(ABC):
         if split.held_values and isinstance(inferer, (SlidingWindowInferer, PatchInferer)):
             raise ValueError(
                 f"held inputs {list(split.held_values)} are not on the images' grid, so they do not follow their cases "
-                f" into the patches of {type(inferer).__name__}: use SimpleInferer"
+                f"into the patches of {type(inferer).__name__}: use SimpleInferer"
             )
 
     @abstractmethod
