@@ -1,11 +1,13 @@
 """Saliency maps for MONAI models: which part of this scan made the network say that?"""
 
+from monai_saliency.channels import ChannelMasks, IndependentChannelMasks
 from monai_saliency.estimators import OcclusionScoring, RISEScoring
-from monai_saliency.fills import BlurFill, ConstantFill, MeanFill
+from monai_saliency.fills import BlurFill, ConstantFill, MeanFill, ScanUnitFill
 from monai_saliency.inferers import Explanation, PerturbationInferer
 from monai_saliency.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.masks import RegionMasks, RISEMasks, SlidingWindowMasks
-from monai_saliency.methods import rise, sliding_window
+from monai_saliency.methods import channel_occlusion, region_occlusion, rise, sliding_window
+from monai_saliency.regions import Supervoxels
 from monai_saliency.targets import (
     ClassScore,
     DetectionScore,
@@ -22,6 +24,7 @@ from monai_saliency.version import __version__ as __version__
 __all__ = [
     "ArgumentInputs",
     "BlurFill",
+    "ChannelMasks",
     "ClassScore",
     "ConstantFill",
     "DetectionScore",
@@ -31,6 +34,7 @@ __all__ = [
     "Explanation",
     "FieldSimilarity",
     "FunctionScore",
+    "IndependentChannelMasks",
     "ListInput",
     "MeanFill",
     "OcclusionScoring",
@@ -42,7 +46,11 @@ __all__ = [
     "RegressionScore",
     "Saliency",
     "Saliencyd",
+    "ScanUnitFill",
     "SlidingWindowMasks",
+    "Supervoxels",
+    "channel_occlusion",
+    "region_occlusion",
     "rise",
     "sliding_window",
 ]

@@ -65,7 +65,7 @@ class ScoreState:
         self.update(rows, other.scores[rows])
 
     def compute(self) -> torch.Tensor:
-        """The map ``(K, *spatial)`` of the scores seen so far.
+        """The map ``(K, *spatial)`` of the scores seen so far, or ``(K * C, *spatial)``: see :class:`Estimator`.
 
         Raises:
             ValueError: when no score has been seen.
@@ -82,7 +82,11 @@ class ScoreState:
 
 
 class Estimator(ABC):
-    """Settings of an estimator."""
+    """Settings of an estimator.
+
+    Where each channel has masks of its own, it has a map of its own, which is what the estimator makes of the channel's
+    masks. Maps of several explained values lie one after the other: all channels of the first, then of the second.
+    """
 
     def start(self, masks: BoundMasks, reference_scores: torch.Tensor) -> ScoreState:
         """An empty state for one case, given its masks and the unperturbed image's scores ``(K,)``."""
@@ -101,8 +105,9 @@ class Estimator(ABC):
             reference_scores: ``(K,)``, of the unperturbed image.
 
         Returns:
-            ``(K, *spatial)`` in the masks' precision, on the masks' device. Its unit is the score's, and nothing is
-            normalised to a range. Positive where the image supports the score.
+            ``(K, *spatial)``, or ``(K * C, *spatial)`` where channels have masks of their own, in the masks' precision,
+            on the masks' device. Its unit is the score's, and nothing is normalised to a range. Positive where the
+            image supports the score.
         """
 
 
@@ -128,12 +133,17 @@ class RISEScoring(Estimator):
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         weighted, coverage = _weighted_mask_sums(masks, indices, scores, replaced=False)
-        kept = self.p1 * len(indices) if self.p1 else float(coverage.mean())
+        ones = [1] * len(masks.spatial_shape)
+        kept = coverage.flatten(1).mean(dim=1).reshape(-1, *ones)
         if self.p1:
             total = scores.to(weighted).sum(dim=0)
-            weighted -= self.p1 * total.reshape(-1, *[1] * len(masks.spatial_shape))
+            weighted -= self.p1 * total.reshape(-1, 1, *ones)
+            kept = torch.full_like(kept, self.p1 * len(indices))
+            if masks.regions is not None:
+                # What lies in no region is kept by every mask, not by a share p1 of them: nothing is known of it.
+                weighted[..., masks.regions.index == 0] = 0
         # Masks that keep nothing have nothing to say of any voxel.
-        return (weighted / kept if kept else weighted).to(masks.dtype)
+        return torch.where(kept > 0, weighted / kept, weighted).flatten(0, 1).to(masks.dtype)
 
 
 class OcclusionScoring(Estimator):
@@ -148,20 +158,22 @@ class OcclusionScoring(Estimator):
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         drop, coverage = _weighted_mask_sums(masks, indices, reference_scores - scores, replaced=True)
-        return torch.where(coverage > 0, drop / coverage, 0.0).to(masks.dtype)
+        return torch.where(coverage > 0, drop / coverage, 0.0).flatten(0, 1).to(masks.dtype)
 
 
 def _weighted_mask_sums(
     masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor, replaced: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``sum_i weights[i, k] * M_i`` as ``(K, *spatial)`` and ``sum_i M_i`` as ``(*spatial)``, masks streamed.
+    """``sum_i weights[i, k] * M_i`` as ``(K, channels or 1, *spatial)`` and ``sum_i M_i`` without the first axis, masks
+    streamed.
 
     Sums are exact to the masks' precision a chunk, and in double across chunks. With ``replaced``, 1 - M stands for
     M.
     """
     device = masks.device
     weights = torch.cat([weights, weights.new_ones(len(weights), 1)], dim=1).to(device, masks.dtype)
-    sums = torch.zeros(weights.shape[1], *masks.spatial_shape, dtype=accumulation_dtype(device), device=device)
+    shape = (weights.shape[1], masks.channels or 1, *masks.spatial_shape)
+    sums = torch.zeros(shape, dtype=accumulation_dtype(device), device=device)
     flat = sums.view(len(sums), -1)
     with exact_arithmetic(device):
         for chunk, rendered in masks.stream(indices):

@@ -16,7 +16,7 @@ from monai.utils import CommonKeys
 
 from monai_saliency.failures import Failures
 from monai_saliency.fingerprint import Unfingerprintable, fingerprint
-from monai_saliency.inferers import Explanation, PerturbationInferer, case_name
+from monai_saliency.inferers import Explanation, PerturbationInferer, case_name, image_spacing, source_file
 from monai_saliency.networks import network_fingerprint
 from monai_saliency.store import CaseScores, ScoreStore
 from monai_saliency.summary import Summary, summarize
@@ -48,6 +48,8 @@ class SaliencyHandler:
         store: keeps scores, so that a run that was stopped goes on where it was; nothing is kept when None.
         network_id: names the network for the store, needed where it is not a module.
         image_key: the network's input.
+        label_key: where a case holds its label map ``(1, *spatial)`` on the network's grid, for masks and targets that
+            are made of regions.
         saliency_key: where the map goes.
     """
 
@@ -62,6 +64,7 @@ class SaliencyHandler:
         network_id: str | None = None,
         image_key: str = CommonKeys.IMAGE,
         saliency_key: str = "saliency",
+        label_key: str | None = None,
     ) -> None:
         self.inferer = inferer
         self.network = network
@@ -72,6 +75,7 @@ class SaliencyHandler:
         self.network_id = network_id
         self.image_key = image_key
         self.saliency_key = saliency_key
+        self.label_key = label_key
         self._settings: list[str] | None = None
 
     def attach(self, engine: Engine) -> None:
@@ -87,8 +91,7 @@ class SaliencyHandler:
             free = [i for i, case in enumerate(cases) if self._claim(str(case["case"]), held)]
             if free:
                 # Plain from here on: the cases' dictionaries hold the meta data.
-                plain = images.as_tensor() if isinstance(images, MetaTensor) else images
-                self._explain(plain[free], [cases[i] for i in free])
+                self._explain(_plain(images)[free], [cases[i] for i in free])
 
     def _claim(self, case: str, held: ExitStack) -> bool:
         holder = held.enter_context(self.store.claim(case)) if self.store is not None else None
@@ -99,10 +102,18 @@ class SaliencyHandler:
     def _explain(self, images: torch.Tensor, cases: Sequence[dict[str, Any]]) -> None:
         """Explain a batch; where that fails and there is a list of failures, each case alone, so that one fails."""
         names = [str(case["case"]) for case in cases]
-        stored = self._stored(images, names)
+        scans = [case[self.image_key] for case in cases]
+        known: dict[str, list[Any]] = {
+            "labels": [None if self.label_key is None else _plain(case.get(self.label_key)) for case in cases],
+            "spacings": [image_spacing(scan[None]) for scan in scans],
+        }
+        stored = self._stored(images, names, known)
+        sources = [source_file(scan) for scan in scans]
         start = time.perf_counter()
         try:
-            explanations = self.inferer.explain(images, self.network, names=names, stored=stored)
+            explanations = self.inferer.explain(
+                images, self.network, names=names, sources=sources, stored=stored, **known
+            )
             if images.is_cuda:
                 torch.cuda.synchronize(images.device)
             seconds = (time.perf_counter() - start) / len(cases)
@@ -117,7 +128,9 @@ class SaliencyHandler:
             for i, case in enumerate(cases):
                 self._explain(images[i : i + 1], [case])
 
-    def _stored(self, images: torch.Tensor, names: Sequence[str]) -> list[CaseScores] | None:
+    def _stored(
+        self, images: torch.Tensor, names: Sequence[str], known: dict[str, list[Any]]
+    ) -> list[CaseScores] | None:
         if self.store is None:
             return None
         # Taken anew for each batch: weights may change in place between them.
@@ -135,7 +148,8 @@ class SaliencyHandler:
                     self.inferer.output,
                 )
                 self._settings = [fingerprint(part) for part in parts]
-            keys = [fingerprint([network, self._settings, image]) for image in images]
+            each = zip(images, *known.values(), strict=True)
+            keys = [fingerprint([network, self._settings, *case]) for case in each]
         except Unfingerprintable as error:
             warnings.warn(f"scores are not kept: {error}", stacklevel=2)
             return None
@@ -150,6 +164,10 @@ class SaliencyHandler:
             maps = done[self.saliency_key]
             arrays = maps.numpy(force=True), maps.affine.numpy()
             self.summary.add(summarize(explanation.name, explanation, *arrays, case.get("label"), seconds))
+
+
+def _plain(value: Any) -> Any:
+    return value.as_tensor() if isinstance(value, MetaTensor) else value
 
 
 def _title(explanation: Explanation) -> str:

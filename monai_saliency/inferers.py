@@ -18,7 +18,7 @@ from monai.utils import ImageMetaKey, convert_to_dst_type
 
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators import Estimator, ScoreState
-from monai_saliency.fills import ConstantFill
+from monai_saliency.fills import CaseFill, ConstantFill
 from monai_saliency.inputs import InputAdapter, SplitInputs, TensorInput
 from monai_saliency.masks import BoundMasks, Masks
 from monai_saliency.outputs import OutputPath, check_rows, read, rows
@@ -26,7 +26,7 @@ from monai_saliency.store import CaseScores
 from monai_saliency.targets import BoundTarget, Case, Target
 from monai_saliency.utils import require, whole_numbers
 
-__all__ = ["Explanation", "PerturbationInferer", "case_name", "image_spacing"]
+__all__ = ["Explanation", "PerturbationInferer", "case_name", "image_spacing", "source_file"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,12 @@ class Explanation:
 
     Attributes:
         name: the case's name.
-        saliency: the map ``(K, *spatial)``, on the image's device, in the score's unit.
+        saliency: the map ``(K, *spatial)``, on the image's device, in the score's unit; ``(K * C, *spatial)`` where
+            channels have masks of their own.
         scores: ``(N, K)``, one row a mask.
         reference_scores: ``(K,)``, of the unperturbed image.
         target: the target, bound to the case.
+        masks: the masks, bound to the case.
         num_forwards: images that went through the network for this case: the masks and the unperturbed image, less the
             masks whose scores were stored.
     """
@@ -48,7 +50,17 @@ class Explanation:
     scores: torch.Tensor
     reference_scores: torch.Tensor
     target: BoundTarget
+    masks: BoundMasks
     num_forwards: int
+
+    @property
+    def explained(self) -> list[tuple[Any, int | None, float]]:
+        """What each map shows: the class or channel explained, the image's channel (None where a map is of all), and
+        the unperturbed image's score.
+        """
+        channels = [None] if self.masks.channels is None else range(self.masks.channels)
+        scores = zip(self.target.labels, self.reference_scores.tolist(), strict=True)
+        return [(label, channel, score) for label, score in scores for channel in channels]
 
 
 class PerturbationInferer(Inferer):
@@ -83,7 +95,7 @@ class PerturbationInferer(Inferer):
         masks: Masks,
         target: Target,
         estimator: Estimator,
-        fill: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
         inferer: Inferer | None = None,
         mask_batch_size: int = 16,
         progress: bool = False,
@@ -112,7 +124,8 @@ class PerturbationInferer(Inferer):
             kwargs: likewise.
 
         Returns:
-            ``(B, K, *spatial)`` on the inputs' device: float32, or float64 for float64 inputs. A MetaTensor with the
+            ``(B, K, *spatial)``, or ``(B, K * C, *spatial)`` where channels have masks of their own, on the inputs'
+            device: float32, or float64 for float64 inputs. A MetaTensor with the
             inputs' affine, ``applied_operations`` and other meta data when they are one.
 
         Raises:
@@ -138,6 +151,7 @@ class PerturbationInferer(Inferer):
         names: Sequence[str] | None = None,
         labels: Sequence[torch.Tensor | None] | None = None,
         spacings: Sequence[Sequence[float] | None] | None = None,
+        sources: Sequence[str | None] | None = None,
         stored: Sequence[CaseScores] | None = None,
         **kwargs: Any,
     ) -> list[Explanation]:
@@ -150,6 +164,8 @@ class PerturbationInferer(Inferer):
             labels: each image's label map ``(1, *spatial)`` on its own grid, for masks and targets made of regions.
             spacings: each image's voxel sizes in mm, one per spatial axis, for masks whose sizes are in mm; those of
                 the inputs' affines by default, where they are a MetaTensor.
+            sources: each image's file, for fills in the scan's own units; those that the inputs' meta data name by
+                default.
             stored: each image's scores on disk, under a key that covers all they depend on. Batches whose scores are
                 there are not run again if the unperturbed image still scores the same, and new scores are added.
             args: passed on to the inner inferer.
@@ -163,11 +179,12 @@ class PerturbationInferer(Inferer):
         if names is None:
             names = [case_name(split.meta, index) for index in range(count)]
         spacings = [image_spacing(split.meta, i) for i in range(count)] if spacings is None else spacings
-        each = zip(split.images, split.held_images, names, labels or [None] * count, spacings, strict=True)
+        sources = [source_file(split.meta, i) for i in range(count)] if sources is None else sources
+        each = zip(split.images, split.held_images, names, labels or [None] * count, spacings, sources, strict=True)
         with torch.no_grad(), _evaluating(network):
             runs = [
-                self._start(Case(name, image, i, regions, spacing), held)
-                for i, (image, held, name, regions, spacing) in enumerate(each)
+                self._start(Case(name, image, i, regions, spacing, source), held)
+                for i, (image, held, name, regions, spacing, source) in enumerate(each)
             ]
             for run, scores in zip(runs, stored or [], strict=stored is not None):
                 run.stored = scores
@@ -177,7 +194,7 @@ class PerturbationInferer(Inferer):
     def _start(self, case: Case, held: torch.Tensor) -> _Run:
         try:
             masks = self.masks.bind(case.image, labels=case.labels, spacing=case.spacing)
-            fill = self.fill(case.image[None])[0]
+            fill = (self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill)(case.image[None])[0]
         except ValueError as error:
             raise CaseError(case.name, str(error)) from error
         if fill.shape != case.image.shape:
@@ -239,6 +256,7 @@ class PerturbationInferer(Inferer):
             scores=state.scores,
             reference_scores=state.reference_scores,
             target=run.target,
+            masks=run.masks,
             num_forwards=run.num_forwards,
         )
 
@@ -349,10 +367,15 @@ def _evaluating(network: Any) -> Iterator[None]:
 
 def case_name(images: torch.Tensor, index: int = 0) -> str:
     """What to call one image of a batch: its file where its meta data names one, else its place."""
+    return source_file(images, index) or f"image {index} of the batch"
+
+
+def source_file(images: torch.Tensor, index: int = 0) -> str | None:
+    """The file that one image of a batch was loaded from, where its meta data names one."""
     names = images.meta.get(ImageMetaKey.FILENAME_OR_OBJ) if isinstance(images, MetaTensor) else None
     if isinstance(names, (list, tuple)) and index < len(names):
         names = names[index]
-    return names if isinstance(names, str) and names else f"image {index} of the batch"
+    return names if isinstance(names, str) and names else None
 
 
 def image_spacing(images: torch.Tensor, index: int = 0) -> tuple[float, ...] | None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from monai.data import MetaTensor
 
-from monai_saliency.utils import exact_arithmetic, per_axis, whole_numbers
+from monai_saliency.utils import exact_arithmetic, per_axis, positive_numbers, voxels_of_mm, whole_numbers
 
 __all__ = ["BoundMasks", "Masks", "RISEMasks", "RegionMasks", "SlidingWindowMasks"]
 
@@ -49,14 +49,21 @@ class BoundMasks(ABC):
         device: where :meth:`render` puts masks unless told otherwise.
         dtype: float64 for a float64 image, else float32.
         key: all that decides the masks: equal keys, equal masks.
+        channels: how many channels have masks of their own; None where a mask is the same for all of them.
     """
 
     key: tuple
+    channels: int | None = None
 
     def __init__(self, image: torch.Tensor) -> None:
         self.spatial_shape = tuple(image.shape[1:])
         self.device = image.device
         self.dtype = torch.float64 if image.dtype == torch.float64 else torch.float32
+
+    @property
+    def regions(self) -> _BoundRegionMasks | None:
+        """The masks of regions that these are made of, which know the regions; None for masks of other kinds."""
+        return None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -68,7 +75,7 @@ class BoundMasks(ABC):
 
     @abstractmethod
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        """Masks ``(n, 1, *spatial)`` in [0, 1] of n codes."""
+        """Masks ``(n, channels or 1, *spatial)`` in [0, 1] of n codes."""
 
     def render(self, indices: Sequence[int], device: torch.device | str | None = None) -> torch.Tensor:
         """Full-size masks.
@@ -78,7 +85,8 @@ class BoundMasks(ABC):
             device: where to; the bound image's device by default.
 
         Returns:
-            ``(n, 1, *spatial)`` in [0, 1]: 1 where the image is kept.
+            ``(n, 1, *spatial)`` in [0, 1], or ``(n, C, *spatial)`` where channels have masks of their own: 1 where the
+            image is kept.
 
         Raises:
             IndexError: when an index is out of range.
@@ -88,7 +96,7 @@ class BoundMasks(ABC):
                 raise IndexError(f"mask indices must be in [0, {len(self)}), got {index}")
         device = torch.device(device) if device is not None else self.device
         if not len(indices):
-            return torch.zeros(0, 1, *self.spatial_shape, dtype=self.dtype, device=device)
+            return torch.zeros(0, self.channels or 1, *self.spatial_shape, dtype=self.dtype, device=device)
         with exact_arithmetic(device):
             return self._render(self.codes(indices), device)
 
@@ -102,9 +110,10 @@ class BoundMasks(ABC):
             max_elements: the most mask voxels held at a time (one mask at the least).
 
         Yields:
-            the slice of ``indices`` and its masks ``(n, 1, *spatial)``.
+            the slice of ``indices`` and its masks, as :meth:`render` gives them.
         """
-        step = int(min(64, max(1, max_elements // max(1, int(np.prod(self.spatial_shape))))))
+        size = max(1, (self.channels or 1) * int(np.prod(self.spatial_shape)))
+        step = int(min(64, max(1, max_elements // size)))
         for start in range(0, len(indices), step):
             chunk = slice(start, min(start + step, len(indices)))
             yield chunk, self.render(indices[chunk])
@@ -229,35 +238,53 @@ class SlidingWindowMasks(Masks):
     so that both borders are treated alike, and are cut at the border: the masks of xaitk-saliency's
     ``SlidingWindow``, in its order (the last axis fastest).
 
+    Sizes in mm are for anisotropic scans. On each axis they become the nearest whole number of the image's voxels (half
+    a voxel rounds up), and at least one: 20 mm are 20 x 20 x 4 voxels of 1 x 1 x 5 mm.
+
     Args:
-        window_size: the hidden box's edge in voxels, one number or one per axis.
-        stride: step in voxels, one number or one per axis; half of the window by default.
+        window_size: the hidden box's edge, one number or one per axis.
+        stride: step, one number or one per axis; half of the window by default.
+        unit: of both: ``"voxel"`` or ``"mm"``.
     """
 
-    def __init__(self, window_size: int | Sequence[int], stride: int | Sequence[int] | None = None) -> None:
-        whole_numbers("window_size", window_size, 1)
-        if stride is None:
-            stride = [max(1, int(w) // 2) for w in np.atleast_1d(window_size)]
-            stride = stride[0] if np.ndim(window_size) == 0 else stride
-        whole_numbers("stride", stride, 1)
+    def __init__(
+        self,
+        window_size: float | Sequence[float],
+        stride: float | Sequence[float] | None = None,
+        unit: str = "voxel",
+    ) -> None:
+        if unit not in ("voxel", "mm"):
+            raise ValueError(f"`unit` must be 'voxel' or 'mm', got {unit!r}")
+        if unit == "mm":
+            positive_numbers("window_size", window_size)
+            stride = (np.asarray(window_size) / 2).tolist() if stride is None else stride
+            positive_numbers("stride", stride)
+        else:
+            whole_numbers("window_size", window_size, 1)
+            stride = np.maximum(1, np.asarray(window_size) // 2).tolist() if stride is None else stride
+            whole_numbers("stride", stride, 1)
         self.window_size = window_size
         self.stride = stride
+        self.unit = unit
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
-        return _BoundSlidingWindowMasks(self, image)
+        return _BoundSlidingWindowMasks(self, image, spacing)
 
 
 class _BoundSlidingWindowMasks(BoundMasks):
-    def __init__(self, masks: SlidingWindowMasks, image: torch.Tensor) -> None:
+    def __init__(self, masks: SlidingWindowMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
         super().__init__(image)
-        self.window_shape = per_axis("window_size", masks.window_size, self.spatial_shape)
+        window = per_axis("window_size", masks.window_size, self.spatial_shape)
         strides = per_axis("stride", masks.stride, self.spatial_shape)
+        if masks.unit == "mm":
+            window, strides = voxels_of_mm(window, spacing), voxels_of_mm(strides, spacing)
+        self.window_shape = window
         if any(w > n for w, n in zip(self.window_shape, self.spatial_shape, strict=True)):
             raise ValueError(
-                f"`window_size` {self.window_shape} is larger than the image's spatial shape {self.spatial_shape}: "
-                "a window that covers the whole image cannot tell where the evidence lies; use a smaller one"
+                f"`window_size` {self.window_shape} is larger than the image's spatial shape {self.spatial_shape}, in "
+                "voxels: a window that covers the whole image cannot tell where the evidence lies; use a smaller one"
             )
         self.key = ("SlidingWindowMasks", self.window_shape, strides, self.spatial_shape)
         self.starts = []
@@ -295,7 +322,8 @@ class RegionMasks(Masks):
         num_masks: how many random coalitions; None for as many masks as there are regions, each hiding one of them.
         p1: probability in [0, 1] that a region is kept in a random coalition.
         seed: of random coalitions. More masks of one seed continue the fewer.
-        regions: makes the label map ``(1, *spatial)`` of an image ``(C, *spatial)``; by default it is the case's own.
+        regions: makes the label map ``(1, *spatial)`` of an image ``(C, *spatial)`` and its voxel sizes in mm (None
+            where they are unknown), as :class:`~monai_saliency.Supervoxels` does; by default it is the case's own.
     """
 
     def __init__(
@@ -303,7 +331,7 @@ class RegionMasks(Masks):
         num_masks: int | None = None,
         p1: float = 0.5,
         seed: int = 0,
-        regions: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
     ) -> None:
         if num_masks is not None:
             whole_numbers("num_masks", num_masks, 1)
@@ -319,7 +347,7 @@ class RegionMasks(Masks):
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
         if self.regions is not None:
-            labels = self.regions(image)
+            labels = self.regions(image, spacing)
         if labels is None:
             raise ValueError(
                 "masks of regions need the case's label map: give `labels` (the handler's `label_key`), or `regions`, "
@@ -360,6 +388,10 @@ class _BoundRegionMasks(BoundMasks):
         self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
         digest = hashlib.sha256(self.index.cpu().numpy().tobytes()).hexdigest()
         self.key = ("RegionMasks", self.seed, self.p1, self.num_masks, tuple(self.values), digest, self.spatial_shape)
+
+    @property
+    def regions(self) -> _BoundRegionMasks:
+        return self
 
     def __len__(self) -> int:
         return self.num_masks or len(self.values)

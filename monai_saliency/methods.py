@@ -10,19 +10,28 @@ All take the same further arguments, passed on to :class:`~monai_saliency.infere
 - ``inputs``: how the network takes several inputs, and which are perturbed (:mod:`monai_saliency.inputs`);
 - ``output``: which part of a structured output is read (:mod:`monai_saliency.outputs`);
 - ``progress``: shows a progress bar.
+
+Those with ``per_channel`` make a map for each channel of the image (:mod:`monai_saliency.channels`): which modality
+mattered, where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+import torch
+
+from monai_saliency.channels import ChannelMasks, IndependentChannelMasks
 from monai_saliency.estimators import Estimator, OcclusionScoring, RISEScoring
 from monai_saliency.inferers import PerturbationInferer
-from monai_saliency.masks import RISEMasks, SlidingWindowMasks
+from monai_saliency.masks import Masks, RegionMasks, RISEMasks, SlidingWindowMasks
+from monai_saliency.regions import whole_image
 from monai_saliency.targets import Target
 
-__all__ = ["choose", "rise", "sliding_window"]
+__all__ = ["channel_occlusion", "choose", "region_occlusion", "rise", "sliding_window"]
+
+T = TypeVar("T")
 
 
 def rise(
@@ -30,6 +39,7 @@ def rise(
     grid_size: int | Sequence[int] = 8,
     p1: float = 0.5,
     seed: int = 0,
+    per_channel: bool = False,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -42,17 +52,21 @@ def rise(
         grid_size: cells along each axis, one number or one per axis: finer cells, finer maps, more masks needed.
         p1: probability in [0, 1] that a cell is kept.
         seed: of the masks.
+        per_channel: whether each channel has masks of its own, drawn independently, and so a map of its own.
         target: which number is explained.
         estimator: ``RISEScoring(p1)`` by default; ``RISEScoring()`` is the paper's plain form.
         settings: see this module's page.
     """
-    masks = RISEMasks(num_masks, grid_size, p1, seed)
+    masks: Masks = RISEMasks(num_masks, grid_size, p1, seed)
+    masks = IndependentChannelMasks(masks) if per_channel else masks
     return PerturbationInferer(masks, target, estimator or RISEScoring(p1), **settings)
 
 
 def sliding_window(
-    window_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
+    window_size: float | Sequence[float],
+    stride: float | Sequence[float] | None = None,
+    unit: str = "voxel",
+    per_channel: bool = False,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -61,22 +75,70 @@ def sliding_window(
     """Sliding-window occlusion (Zeiler and Fergus, ECCV 2014, section 4.2).
 
     Args:
-        window_size: the hidden box's edge in voxels, one number or one per axis.
-        stride: step in voxels, one number or one per axis; half of the window by default.
+        window_size: the hidden box's edge, one number or one per axis.
+        stride: step, one number or one per axis; half of the window by default.
+        unit: of both: ``"voxel"`` or ``"mm"``.
+        per_channel: whether each window hides one channel at a time.
         target: which number is explained.
         estimator: ``OcclusionScoring()`` by default.
         settings: see this module's page.
     """
-    masks = SlidingWindowMasks(window_size, stride)
+    masks: Masks = SlidingWindowMasks(window_size, stride, unit)
+    masks = ChannelMasks(masks) if per_channel else masks
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
 
 
-def choose(name: str, methods: Mapping[str, PerturbationInferer]) -> PerturbationInferer:
-    """The method that a config names.
+def region_occlusion(
+    num_masks: int | None = None,
+    p1: float = 0.5,
+    seed: int = 0,
+    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    per_channel: bool = False,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Occlusion of whole regions, organs or supervoxels: which organ?
+
+    By default each region is hidden in turn, and its value, the same on all its voxels, is how far the score falls.
+    With ``num_masks`` random coalitions of regions are hidden together, which also finds regions that stand in for
+    each other, and the value is RISE's, debiased.
+
+    Args:
+        num_masks: how many random coalitions; None to hide each region in turn.
+        p1: probability in [0, 1] that a region is kept in a random coalition.
+        seed: of random coalitions.
+        regions: makes the regions of an image, such as ``Supervoxels(200)``; by default they are the case's label map.
+        per_channel: whether each channel has masks of its own.
+        target: which number is explained.
+        estimator: by default ``OcclusionScoring()``, or ``RISEScoring(p1)`` with ``num_masks``.
+        settings: see this module's page.
+    """
+    masks: Masks = RegionMasks(num_masks, p1, seed, regions)
+    if per_channel:
+        masks = ChannelMasks(masks) if num_masks is None else IndependentChannelMasks(masks)
+    default = OcclusionScoring() if num_masks is None else RISEScoring(p1)
+    return PerturbationInferer(masks, target, estimator or default, **settings)
+
+
+def channel_occlusion(*, target: Target, estimator: Estimator | None = None, **settings: Any) -> PerturbationInferer:
+    """Occlusion of one whole channel at a time: which modality? One forward each.
+
+    Args:
+        target: which number is explained.
+        estimator: ``OcclusionScoring()`` by default; a channel's map then is flat, its drop everywhere.
+        settings: see this module's page.
+    """
+    return region_occlusion(regions=whole_image, per_channel=True, target=target, estimator=estimator, **settings)
+
+
+def choose(name: str, options: Mapping[str, T], what: str = "method") -> T:
+    """What a config names, such as one of its methods.
 
     Raises:
         ValueError: when there is none of that name.
     """
-    if name not in methods:
-        raise ValueError(f"`method` must be one of {sorted(methods)}, got {name!r}")
-    return methods[name]
+    if name not in options:
+        raise ValueError(f"`{what}` must be one of {sorted(options)}, got {name!r}")
+    return options[name]

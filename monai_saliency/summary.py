@@ -1,4 +1,4 @@
-"""The cohort's table: one row for each case and explained value."""
+"""The cohort's tables: one row for each case and map, or for each of its regions."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ COLUMNS = (
     "prediction",
     "probability",
     "class",
+    "channel",
     "score",
     "peak_x_mm",
     "peak_y_mm",
@@ -45,18 +46,19 @@ def summarize(
     Args:
         case: the case's name.
         explanation: what the inferer gave.
-        maps: ``(K, *spatial)``, on the scan's own grid.
+        maps: ``(K, *spatial)``, or ``(K * C, *spatial)``, on the scan's own grid.
         affine: ``(4, 4)``, the scan's, voxel to scanner mm.
         label: the case's label map, where it has one, on any grid.
         seconds: what explaining took.
 
     Returns:
         dictionaries with the keys of :data:`COLUMNS`: the network's prediction and its probability, the class or
-        channel explained and its score on the unperturbed image, the map's highest value and where it lies (scanner
-        mm), and whether that is inside the label (``""`` without a label, or where the label is empty).
+        channel explained, the image's channel where each has a map, the score on the unperturbed image, the map's
+        highest value and where it lies (scanner mm), and whether that is inside the label (``""`` without a label, or
+        where the label is empty).
     """
     rows = []
-    for label_index, score, saliency in zip(explanation.target.labels, explanation.reference_scores, maps, strict=True):
+    for (label_index, channel, score), saliency in zip(explanation.explained, maps, strict=True):
         peak = peak_voxel(saliency)
         # A 2D scan lies in the plane z = 0 of its affine.
         mm = (affine @ [*peak, *[0] * (3 - len(peak)), 1])[:3]
@@ -66,7 +68,8 @@ def summarize(
                 "prediction": "",
                 "probability": "",
                 "class": label_index,
-                "score": float(score),
+                "channel": "" if channel is None else channel,
+                "score": score,
                 **dict(zip(("peak_x_mm", "peak_y_mm", "peak_z_mm"), mm.round(2).tolist(), strict=True)),
                 "peak_saliency": float(saliency[peak]),
                 "peak_in_label": _in_label(mm, label) if label else "",
@@ -90,7 +93,7 @@ def _in_label(mm: np.ndarray, path: str | Path) -> bool | str:
 
 
 class Summary:
-    """``summary.csv``, whole after every case, so that a run that stops keeps what it has.
+    """A table such as ``summary.csv``, whole after every case, so that a run that stops keeps what it has.
 
     Rows of other cases that are in the file stay: a run that goes on from an earlier one, or beside another one on the
     same folder, completes their table.
@@ -98,14 +101,16 @@ class Summary:
     Args:
         path: the file.
         cases: the cohort's cases; rows of others are dropped. None keeps all.
+        columns: the table's columns.
     """
 
-    def __init__(self, path: str | Path, cases: Sequence[str] | None = None) -> None:
+    def __init__(self, path: str | Path, cases: Sequence[str] | None = None, columns: Sequence[str] = COLUMNS) -> None:
         self.path = Path(path)
+        self.columns = tuple(columns)
         self.cases = None if cases is None else set(cases)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Put rows with the keys of :data:`COLUMNS` in the place of their cases' earlier ones."""
+        """Put rows with the columns' keys in the place of their cases' earlier ones."""
         new = {row["case"] for row in rows}
         with locked(self.path.with_name(f".{self.path.name}.lock")):
             kept = [
@@ -114,7 +119,7 @@ class Summary:
                 if row["case"] not in new and (self.cases is None or row["case"] in self.cases)
             ]
             with atomic_path(self.path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, COLUMNS)
+                writer = csv.DictWriter(file, self.columns)
                 writer.writeheader()
                 # A stable sort: the rows of one case stay in the order of its explained values.
                 writer.writerows(sorted([*kept, *rows], key=lambda row: row["case"]))
@@ -123,6 +128,6 @@ class Summary:
         try:
             with open(self.path, newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)
-                return list(reader) if tuple(reader.fieldnames or ()) == COLUMNS else []
+                return list(reader) if tuple(reader.fieldnames or ()) == self.columns else []
         except FileNotFoundError:
             return []

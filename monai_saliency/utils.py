@@ -6,15 +6,24 @@ import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 from monai.utils import OptionalImportError
 
-__all__ = ["accumulation_dtype", "exact_arithmetic", "per_axis", "require", "whole_numbers"]
+__all__ = [
+    "accumulation_dtype",
+    "exact_arithmetic",
+    "per_axis",
+    "positive_numbers",
+    "require",
+    "voxels_of_mm",
+    "whole_numbers",
+]
 
 
-def whole_numbers(name: str, value: int | Sequence[int], least: int) -> None:
+def whole_numbers(name: str, value: Any, least: int) -> None:
     """Refuse what is not a whole number, or several, of at least ``least``.
 
     Raises:
@@ -25,7 +34,18 @@ def whole_numbers(name: str, value: int | Sequence[int], least: int) -> None:
         raise ValueError(f"`{name}` must be a whole number of at least {least}, got {value!r}")
 
 
-def per_axis(name: str, value: int | Sequence[int], spatial_shape: Sequence[int]) -> tuple[int, ...]:
+def positive_numbers(name: str, value: Any) -> None:
+    """Refuse what is not a finite number above 0, or several.
+
+    Raises:
+        ValueError: naming the parameter.
+    """
+    numbers = np.atleast_1d(np.asarray(value))
+    if numbers.dtype.kind not in "iuf" or not bool((np.isfinite(numbers) & (numbers > 0)).all()):
+        raise ValueError(f"`{name}` must be a number above 0, got {value!r}")
+
+
+def per_axis(name: str, value: Any, spatial_shape: Sequence[int]) -> tuple[Any, ...]:
     """A size given as one number or one per axis, as one per axis of ``spatial_shape``.
 
     Raises:
@@ -40,6 +60,24 @@ def per_axis(name: str, value: int | Sequence[int], spatial_shape: Sequence[int]
             f"{tuple(spatial_shape)}"
         )
     return tuple(sizes)
+
+
+def voxels_of_mm(sizes: Sequence[float], spacing: Sequence[float] | None) -> tuple[int, ...]:
+    """Sizes in mm as the nearest whole numbers of voxels, one per axis: half a voxel rounds up, and none below one.
+
+    Args:
+        sizes: in mm, one per axis.
+        spacing: voxel sizes in mm, one per axis.
+
+    Raises:
+        ValueError: when the voxel sizes are not known.
+    """
+    if spacing is None:
+        raise ValueError(
+            "sizes in mm need the image's voxel sizes, which are unknown: give a MetaTensor with its affine (as "
+            "LoadImaged does) or `spacings`, or give the sizes in voxels"
+        )
+    return tuple(max(1, int(size / edge + 0.5)) for size, edge in zip(sizes, spacing, strict=True))
 
 
 @contextmanager

@@ -126,7 +126,9 @@ def test_method_and_its_settings_switch_from_the_command_line(cohort: Path, chec
     assert nib.load(tmp_path / "rise" / "a_saliency.nii.gz").shape == (21, 17, 13, 2)
     with pytest.raises(RuntimeError) as caught:
         run(cohort, tmp_path / "no", checkpoint, method="lime")
-    assert str(root_cause(caught.value)) == "`method` must be one of ['rise', 'sliding_window'], got 'lime'"
+    assert str(root_cause(caught.value)) == (
+        "`method` must be one of ['channel_occlusion', 'region_occlusion', 'rise', 'sliding_window'], got 'lime'"
+    )
 
 
 def test_batches_of_cases_give_the_maps_of_one_by_one(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -298,3 +300,92 @@ def test_bundle_has_the_properties_of_an_infer_workflow(cohort: Path, checkpoint
     )
     workflow.initialize()
     assert workflow.check_properties() == []
+
+
+def decathlon(folder: Path, count: int = 2) -> Path:
+    """Scans of two modalities, the second ten times as bright, with two organs; spacing 1.5 x 1.5 x 3 mm."""
+    for index in range(count):
+        path = write_scan(folder / "imagesTs" / f"s{index}.nii.gz", (12, 13, 14, 2), LPS, seed=index)
+        image = nib.load(path)
+        nib.save(nib.Nifti1Image(image.get_fdata(dtype=np.float32) * [1, 10], LPS, image.header), path)
+        label = np.zeros((12, 13, 14), np.uint8)
+        label[2:6, 3:9, 4:9], label[7:11, 3:9, 4:9] = 4, 9
+        (folder / "labelsTs").mkdir(parents=True, exist_ok=True)
+        nib.save(nib.Nifti1Image(label, LPS), folder / "labelsTs" / f"s{index}.nii.gz")
+    listing = {"modality": {"0": "T1", "1": "T2"}, "test": [f"./imagesTs/s{i}.nii.gz" for i in range(count)]}
+    (folder / "dataset.json").write_text(json.dumps(listing))
+    return folder
+
+
+TWO_CHANNELS = {"network_def": {"_target_": "DenseNet", **SMALL_NET, "in_channels": 2}, "pixdim": [1.5, 1.5, 3.0]}
+
+
+def test_organs_and_modalities(tmp_path: Path) -> None:
+    """Each organ in each modality: the map on the scan is the table's value inside the label, and zero outside."""
+    folder = decathlon(tmp_path / "Task99")
+    settings = TWO_CHANNELS | {"per_channel": True, "region_names": {4: "liver"}, "method": "region_occlusion"}
+    torch.manual_seed(0)
+    rows = run(folder, tmp_path / "out", "", **settings)
+    assert [(row["case"], row["channel"]) for row in rows] == [(f"imagesTs/s{i}", c) for i in range(2) for c in "01"]
+    assert {row["forwards"] for row in rows} == {str(1 + 2 * 2)}
+    with open(tmp_path / "out" / "regions.csv", newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 2 * 2 * 2
+    assert {(row["region"], row["name"]) for row in table} == {("4", "liver"), ("9", "")}
+    saliency = nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
+    label = np.asarray(nib.load(folder / "labelsTs" / "s0.nii.gz").dataobj)
+    assert saliency.shape == (12, 13, 14, 2)
+    assert np.all(saliency[label == 0] == 0)
+    for row in table[:4]:
+        inside = saliency[label == int(row["region"]), int(row["channel"])]
+        np.testing.assert_allclose(inside, float(row["saliency"]), rtol=1e-5)
+        assert float(row["volume_ml"]) == pytest.approx((label == int(row["region"])).sum() * 1.5 * 1.5 * 3 / 1000)
+
+    # Other labels, other regions: stored scores of the old ones must not be used.
+    torch.manual_seed(0)
+    assert {row["forwards"] for row in run(folder, tmp_path / "out", "", **settings)} == {"1"}
+    moved = np.roll(label, 2, axis=1)
+    nib.save(nib.Nifti1Image(moved, LPS), folder / "labelsTs" / "s0.nii.gz")
+    (folder / "labelsTs" / "s1.nii.gz").unlink()
+    torch.manual_seed(0)
+    with pytest.raises(SystemExit, match=r"error: 1 case without a map.* case imagesTs/s1: it has no label map"):
+        run(folder, tmp_path / "out", "", **settings)
+    with open(tmp_path / "out" / "summary.csv", newline="", encoding="utf-8") as file:
+        assert [row["forwards"] for row in csv.DictReader(file)][:2] == ["5", "5"]
+    again = nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
+    assert np.all(again[moved == 0] == 0)
+    assert np.all(again[moved == 4][:, 0] != saliency[label == 4][0, 0])
+
+
+def test_supervoxels_modalities_and_windows_in_mm(tmp_path: Path) -> None:
+    folder = decathlon(tmp_path / "Task99", count=1)
+    rows = run(
+        folder, tmp_path / "a", "", method="region_occlusion", num_supervoxels=8, num_coalitions=12, **TWO_CHANNELS
+    )
+    assert [row["forwards"] for row in rows] == ["13"]
+    rows = run(folder, tmp_path / "b", "", method="channel_occlusion", **TWO_CHANNELS)
+    assert [(row["channel"], row["forwards"]) for row in rows] == [("0", "3"), ("1", "3")]
+    with open(tmp_path / "b" / "regions.csv", newline="", encoding="utf-8") as file:
+        assert [row["channel"] for row in csv.DictReader(file)] == ["0", "1"]
+    # 12 mm are 8 x 8 x 4 voxels of 1.5 x 1.5 x 3 mm.
+    rows = run(folder, tmp_path / "c", "", window_size=12, stride=12, window_unit="mm", **TWO_CHANNELS)
+    assert [row["forwards"] for row in rows] == [str(1 + 2 * 2 * 4)]
+
+
+def test_fill_in_the_scans_unit(tmp_path: Path) -> None:
+    """Hiding all of a scan with the fill gives the network the scan's statistics on that value."""
+    folder = tmp_path / "scans"
+    write_scan(folder / "a.nii.gz", (16, 16, 16), np.eye(4), seed=1)
+    voxels = nib.load(folder / "a.nii.gz").get_fdata()
+    inside = voxels[voxels != 0]
+    value = (77.0 - inside.mean()) / inside.std()
+    settings = {"pixdim": [1, 1, 1], "method": "channel_occlusion", "classes": [1], "activation": "none"}
+    for name, more in (("scan", {"fill": 77.0, "fill_unit": "scan"}), ("network", {"fill": float(value)})):
+        torch.manual_seed(0)
+        run(folder, tmp_path / name, "", **settings, **more)
+    maps = [nib.load(tmp_path / name / "a_saliency.nii.gz").get_fdata() for name in ("scan", "network")]
+    assert np.abs(maps[0]).max() > 0
+    np.testing.assert_allclose(maps[0], maps[1], rtol=1e-4)
+    with pytest.raises(RuntimeError) as caught:
+        run(folder, tmp_path / "no", "", fill_unit="HU")
+    assert str(root_cause(caught.value)) == "`fill_unit` must be one of ['network', 'scan'], got 'HU'"

@@ -289,7 +289,7 @@ class TestRegionMasks:
 
     def test_made_of_the_image(self) -> None:
         image = torch.tensor([[[0.0, 3.0, 0.0, 3.0]]])
-        bound = RegionMasks(regions=lambda image: (image > 1).long()).bind(image)
+        bound = RegionMasks(regions=lambda image, spacing: (image > 1).long()).bind(image)
         assert bound.render([0]).tolist() == [[[[1.0, 0.0, 1.0, 0.0]]]]
 
     def test_other_regions_are_other_masks(self) -> None:

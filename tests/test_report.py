@@ -11,6 +11,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from monai_saliency.inferers import Explanation
+from monai_saliency.masks import RISEMasks
 from monai_saliency.report import peak_voxel, plot_saliency
 from monai_saliency.summary import COLUMNS, Summary, summarize
 from monai_saliency.targets import Case, ClassScore, RegressionScore
@@ -140,9 +141,10 @@ def test_peak_voxel_of_a_plateau_is_its_middle() -> None:
 def explanation(maps: np.ndarray) -> Explanation:
     """Classes 2 and 0 of three, of which 1 is predicted with three quarters."""
     output = torch.tensor([[0.05, 0.75, 0.2]])
-    target = ClassScore([2, 0][: len(maps)], "none").bind(output, Case("ct_7", torch.zeros(1, *maps.shape[1:])))
-    scores = target(output)[0]
-    return Explanation("ct_7", torch.from_numpy(maps), torch.zeros(5, len(maps)), scores, target, num_forwards=6)
+    image = torch.zeros(1, *maps.shape[1:])
+    target = ClassScore([2, 0][: len(maps)], "none").bind(output, Case("ct_7", image))
+    masks, scores = RISEMasks(5).bind(image), target(output)[0]
+    return Explanation("ct_7", torch.from_numpy(maps), torch.zeros(5, len(maps)), scores, target, masks, num_forwards=6)
 
 
 @pytest.fixture
@@ -165,6 +167,7 @@ class TestSummarize:
             "prediction": 1,
             "probability": 0.75,
             "class": 2,
+            "channel": "",
             "score": pytest.approx(0.2),
             # (10 - 2 * 5, -20 + 2, 30 + 3 * 1)
             "peak_x_mm": 0.0,

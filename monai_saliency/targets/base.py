@@ -47,6 +47,7 @@ class Case:
         index: its place in the batch that was given.
         labels: its label map ``(1, *spatial)``, where it has one.
         spacing: voxel sizes in mm, one per spatial axis, where they are known.
+        source: the file that it was loaded from, where it is known.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Case:
     index: int = 0
     labels: torch.Tensor | None = None
     spacing: Sequence[float] | None = None
+    source: str | None = None
 
 
 class BoundTarget(ABC):

@@ -1,4 +1,5 @@
 from .check import CheckScanD, CheckScand, CheckScanDict
+from .regions import LoadRegionsD, LoadRegionsd, LoadRegionsDict, SaveRegionsD, SaveRegionsd, SaveRegionsDict
 from .saliency import Saliency, SaliencyD, Saliencyd, SaliencyDict
 from .save import SaveSaliencyD, SaveSaliencyd, SaveSaliencyDict
 
@@ -6,10 +7,16 @@ __all__ = [
     "CheckScanD",
     "CheckScanDict",
     "CheckScand",
+    "LoadRegionsD",
+    "LoadRegionsDict",
+    "LoadRegionsd",
     "Saliency",
     "SaliencyD",
     "SaliencyDict",
     "Saliencyd",
+    "SaveRegionsD",
+    "SaveRegionsDict",
+    "SaveRegionsd",
     "SaveSaliencyD",
     "SaveSaliencyDict",
     "SaveSaliencyd",

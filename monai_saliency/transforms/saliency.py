@@ -11,7 +11,7 @@ from monai.data import MetaTensor
 from monai.transforms import MapTransform, Transform
 from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple, ensure_tuple_rep
 
-from monai_saliency.inferers import PerturbationInferer, case_name, image_spacing
+from monai_saliency.inferers import PerturbationInferer, case_name, image_spacing, source_file
 
 __all__ = ["Saliency", "SaliencyD", "SaliencyDict", "Saliencyd"]
 
@@ -42,7 +42,8 @@ class Saliency(Transform):
     def __call__(
         self, img: Any, labels: torch.Tensor | None = None, held: Mapping[str, Any] | None = None
     ) -> MetaTensor:
-        """The map ``(K, *spatial)`` of an image ``(C, *spatial)``, array or tensor.
+        """The map ``(K, *spatial)`` (``(K * C, *spatial)`` where channels have masks of their own) of an image
+        ``(C, *spatial)``, array or tensor.
 
         Args:
             img: the image.
@@ -64,6 +65,7 @@ class Saliency(Transform):
             names=[case_name(image)],
             labels=None if labels is None else [labels],
             spacings=[image_spacing(image[None])],
+            sources=[source_file(image)],
         )
         return MetaTensor(explanation.saliency.to(image.device)).copy_meta_from(image)
 
