@@ -20,7 +20,8 @@ class Supervoxels:
     """Regions of similar brightness, made of the image itself (SLIC: Achanta et al., TPAMI 2012), in 2D and 3D.
 
     For :class:`~monai_saliency.RegionMasks`'s ``regions``. Every voxel is in one region, and equal images have equal
-    regions. They grow by distances in mm where the voxel sizes are known. Channels count alike, each scaled to [0, 1].
+    regions. They begin at seeds laid evenly over the voxels, and grow by distances in mm where voxel sizes are known.
+    Channels count alike, each scaled to [0, 1].
 
     Args:
         num_regions: about how many; SLIC itself settles on the number.

@@ -221,6 +221,37 @@ class TestSlidingWindowMasks:
         with pytest.raises(ValueError, match=r"`window_size` \(9, 9\) is larger than.*\(8, 12\).*use a smaller one"):
             bind(SlidingWindowMasks(9), 8, 12)
 
+    @pytest.mark.parametrize(
+        ("window", "stride", "spacing", "same_window", "same_stride"),
+        [
+            (20, 10, (1.0, 2.0, 5.0), (20, 10, 4), (10, 5, 2)),
+            ((6, 5, 4.9), (6, 5, 4.9), (4.0, 2.0, 10.0), (2, 3, 1), (2, 3, 1)),  # 1.5, 2.5 and 0.49 voxels
+            (10, None, (2.5, 4.0, 9.0), (4, 3, 1), (2, 1, 1)),
+        ],
+    )
+    def test_sizes_in_mm(
+        self, window: object, stride: object, spacing: tuple, same_window: tuple, same_stride: tuple
+    ) -> None:
+        image = torch.zeros(1, 21, 12, 5)
+        in_mm = SlidingWindowMasks(window, stride, unit="mm").bind(image, spacing=spacing)
+        in_voxels = SlidingWindowMasks(same_window, same_stride).bind(image, spacing=spacing)
+        assert in_mm.key == in_voxels.key
+        assert torch.equal(in_mm.render(range(len(in_mm))), in_voxels.render(range(len(in_voxels))))
+
+    def test_errors_of_sizes_in_mm(self) -> None:
+        with pytest.raises(ValueError, match="need the image's voxel sizes, which are unknown"):
+            bind(SlidingWindowMasks(5.5, unit="mm"), 8, 8)
+        with pytest.raises(ValueError, match="`unit` must be 'voxel' or 'mm', got 'cm'"):
+            SlidingWindowMasks(5, unit="cm")
+        with pytest.raises(ValueError, match=r"`window_size` must be a number above 0, got \[3, -1\]"):
+            SlidingWindowMasks([3, -1], unit="mm")
+        with pytest.raises(ValueError, match="`stride` must be a number above 0, got nan"):
+            SlidingWindowMasks(3, float("nan"), unit="mm")
+        with pytest.raises(ValueError, match=r"`window_size` must be a whole number of at least 1, got 2\.5"):
+            SlidingWindowMasks(2.5)
+        with pytest.raises(ValueError, match=r"`window_size` \(10, 5\) is larger than .* \(8, 8\)"):
+            SlidingWindowMasks(10, unit="mm").bind(torch.zeros(1, 8, 8), spacing=(1.0, 2.0))
+
     @pytest.mark.parametrize(("window", "stride", "name"), [((3, 3, 3), 1, "window_size"), (3, (1, 1, 1), "stride")])
     def test_wrong_number_of_sizes(self, window: object, stride: object, name: str) -> None:
         with pytest.raises(ValueError, match=f"`{name}` must be one number or one per spatial axis"):
