@@ -16,7 +16,7 @@ from nibabel.spatialimages import SpatialImage
 
 from monai_saliency.errors import CaseError
 from monai_saliency.files import atomic_path, load_scan
-from monai_saliency.inferers import case_name
+from monai_saliency.inferers import Explanation, case_name
 from monai_saliency.report import plot_saliency
 
 __all__ = ["SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd"]
@@ -86,6 +86,7 @@ class SaveSaliencyd(MapTransform):
                         maps,
                         scan.affine,
                         title=str(d.get(self.title_key, case)),
+                        labels=_labels(d.get("explanation")),
                     ).savefig(temporary, dpi=100)
             d[f"{key}_path"] = str(path)
         return d
@@ -104,6 +105,13 @@ class SaveSaliencyd(MapTransform):
             f"scan's grid {tuple(scan.shape[:dims])}, {scan.affine.round(3).tolist()}, so it is not saved: invert it "
             "with Invertd(transform=<the preprocessing>, orig_keys=<the image>, nearest_interp=False) first",
         )
+
+
+def _labels(explanation: Explanation | None) -> list[str] | None:
+    """What to call each map, where there is one a channel: the picture's title names the rest."""
+    if explanation is None or explanation.masks.channels is None:
+        return None
+    return [f"saliency of channel {channel} for {label}" for label, channel, _ in explanation.explained]
 
 
 def _on_grid_of(scan: SpatialImage, maps: np.ndarray) -> nib.Nifti1Image:
