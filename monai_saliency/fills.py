@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from monai.data import MetaTensor
 from monai.networks.layers import separable_filtering
-from monai.transforms import Compose, RandomizableTrait
+from monai.transforms import Compose, MapTransform, RandomizableTrait
 from monai.transforms.traits import LazyTrait
 
 from monai_saliency.targets import Case
@@ -135,8 +135,16 @@ class ScanUnitFill(CaseFill):
                 continue
             if isinstance(step, RandomizableTrait):
                 raise ValueError(f"{type(step).__name__} is random, so a fill in the scan's own units has no one value")
-            before, item = item[self.key], self._run(step, item)
-            after = item[self.key]
+            before = item[self.key]
+            try:
+                item = self._run(step, item)
+                after = item[self.key]
+            except Exception as error:
+                raise ValueError(
+                    f"{case.source} could not be preprocessed again from its file alone, as a fill in the scan's own "
+                    f"units needs: {type(step).__name__} failed ({type(error).__name__}: {error}); give the fill in "
+                    "the network's input space (ConstantFill)"
+                ) from error
             if isinstance(before, torch.Tensor) and not _is_geometry(step, before, after):
                 values = self._follow(step, before, after, values)
         image = torch.as_tensor(item[self.key]).to(case.image)
@@ -152,8 +160,9 @@ class ScanUnitFill(CaseFill):
     def _run(self, step: Any, item: dict[Hashable, Any]) -> dict[Hashable, Any]:
         """One step on the image alone, which it may not change in place."""
         image = item[self.key]
-        step = copy.copy(step)
-        step.allow_missing_keys = True
+        if isinstance(step, MapTransform):
+            step = copy.copy(step)
+            step.allow_missing_keys = True
         return step({self.key: image.clone() if isinstance(image, torch.Tensor) else image})
 
     def _follow(self, step: Any, before: torch.Tensor, after: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -41,11 +41,11 @@ class Supervoxels:
     def __call__(self, image: torch.Tensor, spacing: Sequence[float] | None = None) -> torch.Tensor:
         """The label map int64 ``(1, *spatial)``, regions counted from 1, of an image ``(C, *spatial)``."""
         slic = require("skimage.segmentation", extra="regions").slic
-        channels = image.flatten(1).double()
+        channels = image.flatten(1).cpu().double()
         low, high = channels.amin(dim=1, keepdim=True), channels.amax(dim=1, keepdim=True)
         scaled = ((channels - low) / (high - low).clamp_min(torch.finfo(torch.float64).tiny)).reshape(image.shape)
         labels = slic(
-            scaled.movedim(0, -1).numpy(force=True),
+            scaled.movedim(0, -1).numpy(),
             n_segments=self.num_regions,
             compactness=self.compactness,
             sigma=self.sigma,
@@ -91,7 +91,7 @@ def region_rows(
     rows = []
     for (label, channel, _), saliency in zip(explanation.explained, explanation.saliency, strict=True):
         # A map is flat inside a region; its mean there is its value.
-        values = index.bincount(saliency.flatten().double().cpu(), minlength=len(counts)) / counts
+        values = index.bincount(saliency.flatten().cpu().double(), minlength=len(counts)) / counts
         for place, region in enumerate(regions.values, start=1):
             rows.append(
                 {

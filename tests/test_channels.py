@@ -78,6 +78,14 @@ class TestChannelMasks:
         bound = ChannelMasks(SlidingWindowMasks(4, 2)).bind(torch.zeros(5, 10, 7))
         assert max(len(chunk) for _, chunk in bound.stream(range(len(bound)), max_elements=5 * 70 * 3)) == 3
 
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    @pytest.mark.parametrize("kind", [ChannelMasks, IndependentChannelMasks])
+    def test_law_2_devices_agree(self, kind: type) -> None:
+        bound = kind(RISEMasks(6, 3)).bind(torch.zeros(2, 9, 8))
+        on_gpu = bound.render(range(6), device="cuda")
+        assert on_gpu.is_cuda
+        torch.testing.assert_close(on_gpu.cpu(), bound.render(range(6)), rtol=0, atol=1e-6)
+
     def test_keys_differ(self) -> None:
         base = RISEMasks(6, 3)
         bound = [

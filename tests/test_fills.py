@@ -220,6 +220,13 @@ class TestScanUnitFillOfCases:
         image = Compose(steps)({"image": ct, "label": ct})["image"].as_tensor()
         assert ScanUnitFill(50, Compose(steps)).bind(Case("ct", image, source=ct)).value == [0.5]
 
+    def test_a_step_that_needs_more_than_the_image(self, ct: str) -> None:
+        steps = [LoadImaged(["image", "label"]), EnsureChannelFirstd(["image", "label"])]
+        steps.append(CropForegroundd("image", "label", allow_smaller=True))
+        image = Compose(steps)({"image": ct, "label": ct})["image"].as_tensor()
+        with pytest.raises(ValueError, match=r"from its file alone.*CropForegroundd failed \(KeyError: 'label'\)"):
+            ScanUnitFill(50, Compose(steps)).bind(Case("ct", image, source=ct))
+
     def test_errors(self, ct: str) -> None:
         with pytest.raises(ValueError, match="needs the scan's file, which is unknown"):
             ScanUnitFill(0, loading()).bind(Case("ct", torch.zeros(1, 4, 4, 4)))

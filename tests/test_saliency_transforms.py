@@ -7,6 +7,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from monai.data import MetaTensor
 from monai.transforms import (
     Compose,
@@ -19,7 +20,7 @@ from monai.transforms import (
     Spacingd,
 )
 
-from monai_saliency import ClassScore, Saliency, Saliencyd, sliding_window
+from monai_saliency import ClassScore, Saliency, Saliencyd, channel_occlusion, sliding_window
 from monai_saliency.errors import CaseError
 from monai_saliency.transforms import CheckScand, SaveSaliencyd
 
@@ -270,6 +271,23 @@ class TestSaveSaliencyd:
         mm = nib.affines.apply_affine(written.affine, np.moveaxis(np.indices(SHAPE), 0, -1))
         far = np.linalg.norm(mm - nib.affines.apply_affine(written.affine, PLANTED), axis=-1) > 12
         assert np.abs(saliency[far]).max() < 0.01 * saliency.max()
+
+    def test_pictures_name_the_channels(self, scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        drawn = []
+
+        def plot(*args: Any, labels: list[str] | None, **kwargs: Any) -> Figure:
+            drawn.append(labels)
+            return Figure()
+
+        monkeypatch.setattr("monai_saliency.transforms.save.plot_saliency", plot)
+        for explain in (channel_occlusion(target=ClassScore([1, 0], "none")), EXPLAIN):
+            image = loaded(scan)["image"].float()
+            (explanation,) = explain.explain(torch.cat([image, image])[None, :, :4, :4, :4], total)
+            count = len(explanation.saliency)
+            item = on_scan(scan, torch.ones(count, *SHAPE)) | {"explanation": explanation}
+            SaveSaliencyd("saliency", tmp_path / "out")(item)
+        names = [f"saliency of channel {channel} for {label}" for label in (1, 0) for channel in (0, 1)]
+        assert drawn == [names, None]
 
     @pytest.mark.parametrize("fault", ["shape", "affine", "no meta data"])
     def test_a_map_off_the_grid_is_refused(self, scan: Path, tmp_path: Path, fault: str) -> None:
