@@ -117,8 +117,8 @@ class RISEScoring(Estimator):
     With f the score and M the mask over n masks: ``sum(f * M) / (n * E[M])``, where E[M] is the masks' mean value.
     A map of this plain form is read relative to its own mean. With ``p1`` it is debiased (Hatakeyama et al., ACCV
     2020): ``sum(f * (M - p1)) / (n * p1)``, how much keeping a voxel raises the score above the average perturbed
-    score, centred at zero; of a voxel in no region, which no mask hides, it says 0. Both are xaitk-saliency's ``RISEScoring`` up to a constant factor, which it replaces by
-    scaling every map to [-1, 1].
+    score, centred at zero; of a voxel in no region, which no mask hides, it says 0. Both are xaitk-saliency's
+    ``RISEScoring`` up to a constant factor, which it replaces by scaling every map to [-1, 1].
 
     Args:
         p1: the masks' probability of keeping a cell, in [0, 1]; 0 for the plain form.
