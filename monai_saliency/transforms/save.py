@@ -29,7 +29,9 @@ class SaveSaliencyd(MapTransform):
     ``(*spatial, K)`` for several maps, with the scan's own header: affine, sform and qform codes, units) and
     ``.png``. Each appears whole or not at all.
 
-    Place it after ``Invertd``: a map that does not lie on the scan's own grid is refused.
+    Place it after ``Invertd``: a map that does not lie on the scan's own grid is refused. Shape and affine are all that
+    can be checked: a step that moves voxels without recording it, such as slicing in a ``Lambdad``, goes unseen where
+    an earlier step's inverse restores the scan's shape.
 
     Args:
         keys: the maps ``(K, *spatial)``.
