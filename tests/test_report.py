@@ -184,7 +184,10 @@ class TestSummarize:
     def test_values_that_are_no_classes(self) -> None:
         maps, output = peaked()[None], torch.tensor([[61.5]])
         image = torch.zeros(1, *SHAPE)
-        target, masks = RegressionScore(names=["age (years)"]).bind(output, Case("ct_7", image)), RISEMasks(5).bind(image)
+        target, masks = (
+            RegressionScore(names=["age (years)"]).bind(output, Case("ct_7", image)),
+            RISEMasks(5).bind(image),
+        )
         regressed = Explanation("ct_7", torch.from_numpy(maps), torch.zeros(5, 1), output[0], target, masks, 6)
         (row,) = summarize("ct_7", regressed, maps, LEFTWARD)
         assert tuple(row) == COLUMNS
