@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from monai.engines import SupervisedEvaluator
@@ -44,8 +45,17 @@ class CohortEvaluator(SupervisedEvaluator):
             return {}
 
 
-def run(evaluator: SupervisedEvaluator, failures: Failures | None = None) -> None:
-    """Run an evaluator over its cohort.
+def run(
+    evaluator: SupervisedEvaluator,
+    failures: Failures | None = None,
+    tracker: AbstractContextManager[Any] | None = None,
+) -> None:
+    """Run an evaluator over its cohort, and print its metrics in one line.
+
+    Args:
+        evaluator: it.
+        failures: the list that it puts failed cases into.
+        tracker: a context to run it in, such as :class:`monai_saliency.tracking.Tracker`.
 
     Raises:
         SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1.
@@ -53,7 +63,10 @@ def run(evaluator: SupervisedEvaluator, failures: Failures | None = None) -> Non
     """
     if failures is not None:
         remove_stale(failures.path.parent)
-    with stoppable(evaluator):
+    with stoppable(evaluator), tracker or nullcontext():
         evaluator.run()
+    numbers = {name: value for name, value in evaluator.state.metrics.items() if isinstance(value, (int, float))}
+    if numbers:
+        print("cohort: " + ", ".join(f"{name} {value:.7g}" for name, value in numbers.items()), flush=True)
     if failures is not None and failures.rows:
         sys.exit(f"error: {failures.summary()}")

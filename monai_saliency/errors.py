@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
+from monai.utils import OptionalImportError
+
 __all__ = ["CaseError", "OutputError", "as_case_error", "repeat_cause_last", "root_cause"]
 
 
@@ -32,8 +34,8 @@ class OutputError(OSError):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first error of a chain of ``raise ... from``, or the one of ours in it nearest to the top."""
-    while not isinstance(error, (CaseError, OutputError)) and error.__cause__ is not None:
+    """The first error of a chain of ``raise ... from``, or the one nearest to the top that says what to do."""
+    while not isinstance(error, (CaseError, OutputError, OptionalImportError)) and error.__cause__ is not None:
         error = error.__cause__
     return error
 

@@ -19,7 +19,7 @@ from nibabel.spatialimages import SpatialImage
 
 from monai_saliency.errors import OutputError
 
-__all__ = ["atomic_path", "load_scan", "locked", "remove_stale", "temporary_path"]
+__all__ = ["atomic_path", "is_running", "load_scan", "locked", "remove_stale", "temporary_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +71,20 @@ def remove_stale(folder: str | Path) -> None:
     """Remove temporary files below a folder whose process, on this machine, was killed before it could."""
     for path in Path(folder).rglob(_temporary_prefix("*") + "*"):
         process = path.name.split("-")[2]
-        try:
-            os.kill(int(process), 0)
-        except ProcessLookupError:
+        if process.isdecimal() and not is_running(int(process)):
             with suppress(OSError):  # a folder that cannot be written is met, and named, at the first file
                 path.unlink(missing_ok=True)
-        except (ValueError, PermissionError):
-            continue
+
+
+def is_running(process: int) -> bool:
+    """Whether this machine has a process of that number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def load_scan(path: str | Path) -> SpatialImage:

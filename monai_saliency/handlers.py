@@ -19,7 +19,7 @@ from monai_saliency.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.inferers import Explanation, PerturbationInferer, case_name, image_spacing, source_file
 from monai_saliency.networks import network_fingerprint
 from monai_saliency.store import CaseScores, ScoreStore
-from monai_saliency.summary import Summary, summarize
+from monai_saliency.summary import Summary, figures, summarize
 from monai_saliency.targets.base import label_name
 from monai_saliency.utils import require
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SaliencyHandler"]
 
-require("ignite", extra="bundle")
+Events = require("ignite.engine", extra="bundle").Events
 logger = logging.getLogger(__name__)
 
 
@@ -81,6 +81,7 @@ class SaliencyHandler:
     def attach(self, engine: Engine) -> None:
         """Register with an evaluator."""
         engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self)
+        engine.add_event_handler(Events.COMPLETED, self._report)
 
     def __call__(self, engine: Engine) -> None:
         images = engine.state.output[self.image_key]  # type: ignore[index]
@@ -127,6 +128,12 @@ class SaliencyHandler:
                 return
             for i, case in enumerate(cases):
                 self._explain(images[i : i + 1], [case])
+
+    def _report(self, engine: Engine) -> None:
+        """Put the cohort's figures among the engine's metrics."""
+        if self.summary is not None:
+            failures = 0 if self.failures is None else len(self.failures.rows)
+            engine.state.metrics.update(figures(self.summary.read(), failures))
 
     def _stored(
         self, images: torch.Tensor, names: Sequence[str], known: dict[str, list[Any]]

@@ -14,7 +14,7 @@ from monai_saliency.files import atomic_path, load_scan, locked
 from monai_saliency.inferers import Explanation
 from monai_saliency.report import peak_voxel
 
-__all__ = ["COLUMNS", "Summary", "summarize"]
+__all__ = ["COLUMNS", "Summary", "figures", "summarize"]
 
 COLUMNS = (
     "case",
@@ -92,6 +92,31 @@ def _in_label(mm: np.ndarray, path: str | Path) -> bool | str:
     return bool(all(0 <= v < n for v, n in zip(voxel, inside.shape, strict=True)) and inside[tuple(voxel)])
 
 
+def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, float]:
+    """The cohort's figures.
+
+    Args:
+        rows: the summary's, as they were made or as they were read from the file.
+        failures: how many cases ended without a map.
+
+    Returns:
+        ``cases``: how many are in the table; ``failures``; ``forwards`` and ``seconds``: the sums of those columns,
+        each case once; ``mean_score`` and ``mean_peak_saliency``: over the rows; ``peak_in_label``: the share of peaks
+        inside their label, in [0, 1], over the rows that say. Means of nothing are left out.
+    """
+    # The rows of one case repeat what explaining it took.
+    by_case = {row["case"]: row for row in rows}
+    found: dict[str, float] = {"cases": len(by_case), "failures": failures}
+    for name in ("forwards", "seconds"):
+        found[name] = float(np.nansum([float(row[name]) for row in by_case.values()]))
+    means: dict[str, list[float]] = {
+        "mean_score": [float(row["score"]) for row in rows],
+        "mean_peak_saliency": [float(row["peak_saliency"]) for row in rows],
+        "peak_in_label": [str(row["peak_in_label"]) == "True" for row in rows if str(row["peak_in_label"])],
+    }
+    return found | {name: float(np.mean(values)) for name, values in means.items() if values}
+
+
 class Summary:
     """A table such as ``summary.csv``, whole after every case, so that a run that stops keeps what it has.
 
@@ -115,7 +140,7 @@ class Summary:
         with locked(self.path.with_name(f".{self.path.name}.lock")):
             kept = [
                 row
-                for row in self._read()
+                for row in self.read()
                 if row["case"] not in new and (self.cases is None or row["case"] in self.cases)
             ]
             with atomic_path(self.path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
@@ -124,7 +149,8 @@ class Summary:
                 # A stable sort: the rows of one case stay in the order of its explained values.
                 writer.writerows(sorted([*kept, *rows], key=lambda row: row["case"]))
 
-    def _read(self) -> list[dict[str, str]]:
+    def read(self) -> list[dict[str, str]]:
+        """The rows of the file, by case; none where it is not there or has other columns."""
         try:
             with open(self.path, newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from monai_saliency.inferers import Explanation
 from monai_saliency.masks import RISEMasks
 from monai_saliency.report import peak_voxel, plot_saliency
-from monai_saliency.summary import COLUMNS, Summary, summarize
+from monai_saliency.summary import COLUMNS, Summary, figures, summarize
 from monai_saliency.targets import Case, ClassScore, RegressionScore
 
 SHAPE = (7, 9, 6)
@@ -279,3 +279,32 @@ class TestSummary:
             summary.add(self.rows("b"))
         assert [row["case"] for row in self.read(summary.path)] == ["a"]
         assert sorted(path.name for path in tmp_path.iterdir()) == [".summary.csv.lock", "summary.csv"]
+
+
+class TestFigures:
+    @pytest.mark.parametrize("read", [False, True])
+    def test_by_hand(self, read: bool, tmp_path: Path) -> None:
+        """A case of two rows, its peaks in the label and beside it, and one without label or time."""
+        row = {"prediction": 1, "probability": 0.75, "peak_x_mm": 0, "peak_y_mm": 0, "peak_z_mm": 0, "class": 0}
+        rows = [
+            row | {"case": case, "score": score, "peak_saliency": 10 * score}
+            | {"peak_in_label": inside, "forwards": forwards, "seconds": seconds}
+            for case, score, inside, forwards, seconds in [
+                ("a", 0.5, True, 7, 1.5), ("a", 0.25, False, 7, 1.5), ("b", 0.75, "", 9, float("nan"))
+            ]
+        ]  # fmt: skip
+        summary = Summary(tmp_path / "summary.csv")
+        summary.add(rows)
+        assert figures(summary.read() if read else rows, failures=4) == {
+            "cases": 2,
+            "failures": 4,
+            "forwards": 16,
+            "seconds": 1.5,
+            "mean_score": 0.5,
+            "mean_peak_saliency": 5.0,
+            "peak_in_label": 0.5,
+        }
+
+    def test_no_case(self, tmp_path: Path) -> None:
+        nothing = {"cases": 0, "failures": 2, "forwards": 0, "seconds": 0}
+        assert figures(Summary(tmp_path / "summary.csv").read(), failures=2) == nothing
