@@ -8,6 +8,7 @@ from monai_saliency.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.masks import RegionMasks, RISEMasks, SlidingWindowMasks
 from monai_saliency.methods import channel_occlusion, region_occlusion, rise, sliding_window
 from monai_saliency.regions import Supervoxels
+from monai_saliency.saliency_dataset import SaliencyDataset
 from monai_saliency.targets import (
     ClassScore,
     DetectionScore,
@@ -45,6 +46,7 @@ __all__ = [
     "RegionScore",
     "RegressionScore",
     "Saliency",
+    "SaliencyDataset",
     "Saliencyd",
     "ScanUnitFill",
     "SlidingWindowMasks",

@@ -14,11 +14,8 @@ let replace a scan.
 
 from __future__ import annotations
 
-import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -34,9 +31,10 @@ from monai_saliency.backends import Backend, DiskBackend, LMDBBackend, MemoryBac
 from monai_saliency.data import CohortDataset
 from monai_saliency.fingerprint import Unfingerprintable, fingerprint, input_files, library_versions
 from monai_saliency.items import DamagedEntry, NotStorable, decode, encode
+from monai_saliency.locks import Locks
 from monai_saliency.utils import whole_numbers
 
-__all__ = ["CachedDataset", "cohort_dataset"]
+__all__ = ["CachedDataset", "choose_backend", "cohort_dataset"]
 
 _MISSING = object()
 
@@ -71,6 +69,13 @@ def cohort_dataset(
     Raises:
         ValueError: for another name, a missing ``cache_dir`` or a window below 1.
     """
+    return CachedDataset(data, transform, choose_backend(cache, cache_dir, window, map_size), checksum)
+
+
+def choose_backend(
+    cache: str, cache_dir: str | Path | None, window: int, map_size: int, entries: int = 1
+) -> Backend | None:
+    """The backend that a config names; for all but ``entries``, how many a scan has, see :func:`cohort_dataset`."""
     whole_numbers("window", window, 1)
     whole_numbers("map_size", map_size, 1)
     if cache in {"disk", "lmdb"} and cache_dir is None:
@@ -81,11 +86,11 @@ def cohort_dataset(
         "memory": MemoryBackend,
         "disk": lambda: DiskBackend(folder or ""),
         "lmdb": lambda: LMDBBackend((folder or Path()) / "cache.lmdb", map_size),
-        "window": lambda: MemoryBackend(window, DiskBackend(folder) if folder else None),
+        "window": lambda: MemoryBackend(window * entries, DiskBackend(folder) if folder else None),
     }
     if cache not in backends:
         raise ValueError(f"`cache` must be one of {', '.join(backends)}, got {cache!r}")
-    return CachedDataset(data, transform, backends[cache](), checksum)
+    return backends[cache]()
 
 
 class _CachedItems(Dataset):
@@ -101,15 +106,12 @@ class _CachedItems(Dataset):
     def __init__(self, data: Sequence[Any], transform: Any) -> None:
         super().__init__(data, transform)
         self._warned: set[str] = set()
-        self._locks: dict[tuple[int, str], tuple[threading.Lock, int]] = {}
+        self._locks = Locks()
         steps = self._steps()
-        self._num_cached = self._count_cached(steps)
+        self._num_cached = self._num_prepared = self._count_cached(steps)
         # Where nothing is cached, nothing need be told.
         settings = [steps[: self._num_cached], _settings(self.transform)] if self._num_cached else None
         self._settings = [library_versions(), fingerprint(settings)]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_locks": {}}
 
     def _steps(self) -> tuple[Any, ...]:
         """The transforms with nested ``Compose`` objects laid out."""
@@ -138,13 +140,15 @@ class _CachedItems(Dataset):
         return len(steps)
 
     def _transform(self, index: int) -> Any:
-        item = self._prepared(self.data[index])
-        rest = self._steps()[self._num_cached :]
-        if not any(isinstance(step, ThreadUnsafe) for step in rest):
-            return self._run(item, rest)
+        return self._finish(self._prepared(self.data[index]), self._steps()[self._num_prepared :])
+
+    def _finish(self, item: Any, steps: Sequence[Any]) -> Any:
+        """Run transforms that are not cached."""
+        if not any(isinstance(step, ThreadUnsafe) for step in steps):
+            return self._run(item, steps)
         # Random transforms keep their draw in themselves.
-        with self._only_one("random"):
-            return self._run(item, rest)
+        with self._locks.only_one("random"):
+            return self._run(item, steps)
 
     def _run(self, item: Any, steps: Sequence[Any], threading: bool = False) -> Any:
         outer = self.transform
@@ -160,20 +164,42 @@ class _CachedItems(Dataset):
         )
 
     def _prepared(self, case: Any) -> Any:
-        """The item before its first random transform."""
-        if self.backend is None or self._num_cached == 0:
-            return self._compute(case)
+        """The item after its first ``_num_prepared`` transforms."""
+        return self._preprocessed(case, self._case_key(case) if self._num_cached else None)
+
+    def _preprocessed(self, case: Any, key: str | None) -> Any:
+        """The item after its first ``_num_cached`` transforms."""
+        return self._cached("preprocessed scans", key, lambda: self._compute(case), lambda: self._key(case) == key)
+
+    def _case_key(self, case: Any) -> str | None:
+        """The case's key; None where it cannot be told, or there is no cache."""
+        if self.backend is None:
+            return None
         try:
-            key = self._key(case)
+            return self._key(case)
         except Unfingerprintable as error:
             self._warn("case", f"cases are not cached that hold what cannot be told: {error}")
-            return self._compute(case)
-        item = self._stored(self.backend, key)
-        if item is not _MISSING:
-            return item
-        with self._only_one(key):
-            item = self._stored(self.backend, key)
-            return item if item is not _MISSING else self._compute_and_store(self.backend, case, key)
+            return None
+
+    def _cached(self, what: str, key: str | None, compute: Callable[[], Any], is_current: Callable[[], bool]) -> Any:
+        """What ``compute`` gives, from the cache where it is there.
+
+        Args:
+            what: its name in warnings, in the plural.
+            key: it is not cached when None.
+            compute: is called by one thread at a time for each key.
+            is_current: whether, after computing, the key is still what it was, so that the result belongs to it.
+        """
+        if self.backend is None or key is None:
+            return compute()
+        found = self._stored(self.backend, key, what)
+        if found is not _MISSING:
+            return found
+        with self._locks.only_one(key):
+            found = self._stored(self.backend, key, what)
+            if found is not _MISSING:
+                return found
+            return self._store(self.backend, key, what, compute(), is_current)
 
     def _key(self, case: Any) -> str:
         outside = [get_track_meta(), torch.get_default_dtype()]
@@ -184,55 +210,35 @@ class _CachedItems(Dataset):
         _forget_ids(item)
         return item
 
-    def _compute_and_store(self, backend: Backend, case: Any, key: str) -> Any:
-        item = self._compute(case)
+    def _store(self, backend: Backend, key: str, what: str, item: Any, is_current: Callable[[], bool]) -> Any:
         try:
             data = encode(item, key)
         except NotStorable as error:
-            self._warn("item", f"preprocessed scans are not cached, as they hold what cannot be stored: {error}")
+            self._warn("item", f"{what} are not cached, as they hold what cannot be stored: {error}")
             return item
         # A scan that was replaced meanwhile may have been read half old, half new.
-        if self._key(case) == key:
+        if is_current():
             try:
                 backend.put(key, data)
             except OSError as error:
-                self._refused("written", error)
+                self._refused(what, "written", error)
         # Not the item itself, so that the first read gives to the bit what all others give.
         del item
         return decode(data, key, trusted=True)
 
-    def _stored(self, backend: Backend, key: str) -> Any:
+    def _stored(self, backend: Backend, key: str, what: str) -> Any:
         try:
             data = backend.get(key)
             return _MISSING if data is None else decode(data, key, backend.trusted)
         except OSError as error:
-            self._refused("read", error)
+            self._refused(what, "read", error)
         except DamagedEntry as error:
-            self._warn("damaged", f"cached scan {key} is damaged, and computed anew: {error}")
+            self._warn("damaged", f"entry {key} of the {what} is damaged, and computed anew: {error}")
         return _MISSING
 
-    def _refused(self, what: str, error: OSError) -> None:
-        text = f"preprocessed scans cannot be {what} in the cache, and are computed instead: {error}"
+    def _refused(self, what: str, action: str, error: OSError) -> None:
+        text = f"{what} cannot be {action} in the cache, and are computed instead: {error}"
         self._warn(f"errno {error.errno}", f"{text}. Make room, mend the permissions, or choose another `cache_dir`")
-
-    @contextmanager
-    def _only_one(self, name: str) -> Iterator[None]:
-        """One thread at a time for each name."""
-        # Of this process: a child inherits locks that nobody is left to open.
-        slot = (os.getpid(), name)
-        with guard:
-            lock, users = self._locks.get(slot, (threading.Lock(), 0))
-            self._locks[slot] = (lock, users + 1)
-        try:
-            with lock:
-                yield
-        finally:
-            with guard:
-                users = self._locks[slot][1] - 1
-                if users:
-                    self._locks[slot] = (lock, users)
-                else:
-                    del self._locks[slot]
 
     def _warn(self, about: str, text: str) -> None:
         with guard:

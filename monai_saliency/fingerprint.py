@@ -19,6 +19,7 @@ import monai
 import nibabel
 import numpy as np
 import torch
+from monai.data import ImageReader
 from monai.transforms import Compose
 from monai.transforms.inverse import TraceableTransform
 from monai.transforms.traits import RandomizableTrait
@@ -266,6 +267,9 @@ def _feed_object(hasher: Any, value: Any, above: tuple[int, ...]) -> None:
     if kind is Compose:
         # Its random state is for random transforms, which are refused; its log changes no result.
         state = {key: content for key, content in state.items() if key not in {"R", "log_stats"}}
+    if isinstance(value, ImageReader):
+        # The file that it read last, which some keep.
+        state = {key: content for key, content in state.items() if key != "filenames"}
     if isinstance(value, TraceableTransform):
         # Kept for each thread, and made at first use.
         state = {**state, "_tracing": bool(value.tracing)}

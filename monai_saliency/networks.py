@@ -88,7 +88,7 @@ def _state_dict(content: Any) -> dict[str, torch.Tensor] | None:
 
 
 def network_fingerprint(network: Any, network_id: str | None = None) -> str | None:
-    """What a network is, as a hash: equal for equal parts, parameters and buffers.
+    """What a network is, as a hash: equal for equal parts, their printed settings, parameters and buffers.
 
     A module's hash, which reads every byte, is kept until the module changed. That is told by its parts, by each
     tensor's shape, type and version (which counts the changes in place that autograd sees), and by each tensor's bits,
@@ -107,7 +107,11 @@ def network_fingerprint(network: Any, network_id: str | None = None) -> str | No
         return fingerprint(network_id)
     if not isinstance(network, torch.nn.Module):
         return None
-    parts = {name: getattr(part, "original_name", type(part).__qualname__) for name, part in network.named_modules()}
+    # Their settings too, as torch prints them: a stride is no parameter.
+    parts = {
+        name: [getattr(part, "original_name", type(part).__qualname__), part.extra_repr()]
+        for name, part in network.named_modules()
+    }
     tensors = {name: tensor.detach() for name, tensor in [*network.named_parameters(), *network.named_buffers()]}
     signs = _signs(parts, tensors)
     known = _known.get(network)
@@ -123,7 +127,7 @@ _known: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary(
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _signs(parts: dict[str, str], tensors: dict[str, torch.Tensor]) -> Any:
+def _signs(parts: dict[str, list[str]], tensors: dict[str, torch.Tensor]) -> Any:
     """What shows that a network changed, read at the speed of memory; None where that cannot be told."""
     shown = []
     sums: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}

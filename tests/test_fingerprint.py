@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -118,6 +119,14 @@ def test_equal_values_agree() -> None:
     before = fingerprint(used)
     used({"image": image})
     assert fingerprint(used) == before
+
+
+def test_a_reader_that_has_read_agrees(tmp_path: Path) -> None:
+    """Where the file that it read last counted, no second dataset with the same transforms would find the cache."""
+    nib.save(nib.Nifti1Image(np.zeros((2, 3, 4), np.float32), np.eye(4)), tmp_path / "a.nii")
+    load = LoadImaged("image")
+    load({"image": str(tmp_path / "a.nii")})
+    assert fingerprint(load) == fingerprint(LoadImaged("image"))
 
 
 def test_cycles_end() -> None:

@@ -219,3 +219,9 @@ def test_weights_that_autograd_never_sees() -> None:
 def test_a_network_that_is_no_module() -> None:
     assert network_fingerprint(len) is None
     assert network_fingerprint(len, "a") == network_fingerprint(len, "a") != network_fingerprint(len, "b")
+
+
+def test_settings_count_as_far_as_they_are_printed() -> None:
+    first, second = (torch.nn.Sequential(torch.nn.MaxPool2d(2, stride)) for stride in (1, 2))
+    assert network_fingerprint(first) != network_fingerprint(second)
+    assert network_fingerprint(first) == network_fingerprint(torch.nn.Sequential(torch.nn.MaxPool2d(2, 1)))

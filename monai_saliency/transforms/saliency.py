@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -67,7 +68,10 @@ class Saliency(Transform):
             spacings=[image_spacing(image[None])],
             sources=[source_file(image)],
         )
-        return MetaTensor(explanation.saliency.to(image.device)).copy_meta_from(image)
+        maps = MetaTensor(explanation.saliency.to(image.device)).copy_meta_from(image)
+        # MONAI copies the outermost level alone, so that an edit of the map's affine would move the image.
+        maps.__dict__ = deepcopy(maps.__dict__)
+        return maps
 
 
 class Saliencyd(MapTransform):
