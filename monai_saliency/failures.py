@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import logging
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from monai_saliency.errors import OutputError, as_case_error, root_cause
-from monai_saliency.files import atomic_path
+from monai_saliency.tables import CaseTable
 
 __all__ = ["Failures"]
 
@@ -18,21 +18,27 @@ logger = logging.getLogger(__name__)
 class Failures:
     """``failures.csv``: one row for each case that failed, with the stage it failed in and the error in one line.
 
-    No file means no failure: the one that an earlier run left is removed, as its cases are tried again.
+    No file means no failure: the one that an earlier run left is removed, as its cases are tried again. Runs beside
+    this one on the same folder add to the same file.
 
     Args:
         path: the file.
         strict: raise the first failure instead of going on.
+        cases: whose earlier rows go, where this run tries some cases of the cohort only; all by default.
     """
 
     COLUMNS = ("case", "stage", "error")
 
-    def __init__(self, path: str | Path, strict: bool = False) -> None:
+    def __init__(self, path: str | Path, strict: bool = False, cases: Collection[str] | None = None) -> None:
         self.path = Path(path)
         self.strict = strict
         self.rows: list[dict[str, str]] = []
+        self._table = CaseTable(self.path, self.COLUMNS)
         with suppress(OSError):  # a folder that cannot be written is met, and named, at the first file
-            self.path.unlink(missing_ok=True)
+            if cases is None:
+                self.path.unlink(missing_ok=True)
+            elif self.path.exists():
+                self._table.replace(cases)
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
         """Note a case that failed.
@@ -54,10 +60,7 @@ class Failures:
             raise cause from error
         logger.error("%s (%s)\n%s", cause, stage, trace, exc_info=None if trace else error)
         self.rows.append({"case": case, "stage": stage, "error": cause.problem})
-        with atomic_path(self.path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.COLUMNS)
-            writer.writeheader()
-            writer.writerows(self.rows)
+        self._table.add(self.rows[-1:])
 
     def summary(self) -> str:
         """One line for the end of a run."""

@@ -132,8 +132,10 @@ class SaliencyHandler:
     def _report(self, engine: Engine) -> None:
         """Put the cohort's figures among the engine's metrics."""
         if self.summary is not None:
-            failures = 0 if self.failures is None else len(self.failures.rows)
-            engine.state.metrics.update(figures(self.summary.read(), failures))
+            failed = [] if self.failures is None else [row["case"] for row in self.failures.rows]
+            # What an earlier run made of a scan that is broken now.
+            self.summary.replace(failed)
+            engine.state.metrics.update(figures(self.summary.read(), len(failed)))
 
     def _stored(
         self, images: torch.Tensor, names: Sequence[str], known: dict[str, list[Any]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from monai_saliency.files import atomic_path, load_scan, locked
+from monai_saliency.files import load_scan
 from monai_saliency.inferers import Explanation
 from monai_saliency.report import peak_voxel
+from monai_saliency.tables import CaseTable
 
 __all__ = ["COLUMNS", "Summary", "figures", "summarize"]
 
@@ -117,11 +117,8 @@ def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, floa
     return found | {name: float(np.mean(values)) for name, values in means.items() if values}
 
 
-class Summary:
-    """A table such as ``summary.csv``, whole after every case, so that a run that stops keeps what it has.
-
-    Rows of other cases that are in the file stay: a run that goes on from an earlier one, or beside another one on the
-    same folder, completes their table.
+class Summary(CaseTable):
+    """``summary.csv``, or a table with other columns.
 
     Args:
         path: the file.
@@ -130,30 +127,4 @@ class Summary:
     """
 
     def __init__(self, path: str | Path, cases: Sequence[str] | None = None, columns: Sequence[str] = COLUMNS) -> None:
-        self.path = Path(path)
-        self.columns = tuple(columns)
-        self.cases = None if cases is None else set(cases)
-
-    def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Put rows with the columns' keys in the place of their cases' earlier ones."""
-        new = {row["case"] for row in rows}
-        with locked(self.path.with_name(f".{self.path.name}.lock")):
-            kept = [
-                row
-                for row in self.read()
-                if row["case"] not in new and (self.cases is None or row["case"] in self.cases)
-            ]
-            with atomic_path(self.path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, self.columns)
-                writer.writeheader()
-                # A stable sort: the rows of one case stay in the order of its explained values.
-                writer.writerows(sorted([*kept, *rows], key=lambda row: row["case"]))
-
-    def read(self) -> list[dict[str, str]]:
-        """The rows of the file, by case; none where it is not there or has other columns."""
-        try:
-            with open(self.path, newline="", encoding="utf-8") as file:
-                reader = csv.DictReader(file)
-                return list(reader) if tuple(reader.fieldnames or ()) == self.columns else []
-        except FileNotFoundError:
-            return []
+        super().__init__(path, columns, cases)

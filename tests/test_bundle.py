@@ -209,6 +209,7 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     assert message in row["error"]
     # All others are there, whole; nothing of the broken case is left.
     files = [
+        ".failures.csv.lock",
         ".summary.csv.lock",
         "a_saliency.nii.gz",
         "b_saliency.nii.gz",
@@ -226,6 +227,15 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     assert message in str(cause)
     assert (tmp_path / "strict" / "a_saliency.nii.gz").is_file()
     assert not (tmp_path / "strict" / "c_saliency.nii.gz").exists()
+
+
+def test_a_scan_that_breaks_leaves_the_table(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    run(cohort, tmp_path / "out", checkpoint)
+    (cohort / "c.nii").write_bytes(b"no NIfTI any more")
+    with pytest.raises(SystemExit, match="the first is case c: "):
+        run(cohort, tmp_path / "out", checkpoint)
+    with open(tmp_path / "out" / "summary.csv", newline="", encoding="utf-8") as file:
+        assert [row["case"] for row in csv.DictReader(file)] == ["a", "site/b"]
 
 
 @pytest.mark.parametrize(

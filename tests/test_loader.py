@@ -294,3 +294,17 @@ def test_failures_are_one_line_each_and_vanish_with_the_next_run(tmp_path: Path)
     assert "2 cases without a map" in failures.summary()
     Failures(path)
     assert not path.exists()
+
+
+def test_failures_of_runs_beside_each_other_are_all_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "failures.csv"
+    one, other = (Failures(path, cases=cases) for cases in (["a", "b"], ["c"]))
+    one.add("b", "load", RuntimeError("torn"))
+    other.add("c", "explain", RuntimeError("no memory"))
+    one.add("a", "load", RuntimeError("lost"))
+    assert [row.split(",")[0] for row in path.read_text().splitlines()] == ["case", "a", "b", "c"]
+    assert "2 cases without a map" in one.summary()
+    Failures(path, cases=["a", "b"])
+    assert [row.split(",")[0] for row in path.read_text().splitlines()] == ["case", "c"]
+    Failures(path, cases=["c"])
+    assert not path.exists()
