@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -49,6 +50,7 @@ def run(
     evaluator: SupervisedEvaluator,
     failures: Failures | None = None,
     tracker: AbstractContextManager[Any] | None = None,
+    start: Callable[[], None] | None = None,
 ) -> None:
     """Run an evaluator over its cohort, and print its metrics in one line.
 
@@ -56,6 +58,7 @@ def run(
         evaluator: it.
         failures: the list that it puts failed cases into.
         tracker: a context to run it in, such as :class:`monai_saliency.tracking.Tracker`.
+        start: runs the evaluator; its own ``run`` by default.
 
     Raises:
         SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1.
@@ -64,7 +67,7 @@ def run(
     if failures is not None:
         remove_stale(failures.path.parent)
     with stoppable(evaluator), tracker or nullcontext():
-        evaluator.run()
+        (start or evaluator.run)()
     numbers = {name: value for name, value in evaluator.state.metrics.items() if isinstance(value, (int, float))}
     if numbers:
         print("cohort: " + ", ".join(f"{name} {value:.7g}" for name, value in numbers.items()), flush=True)

@@ -14,7 +14,7 @@ from monai.data import Dataset
 
 from monai_saliency.errors import as_case_error
 
-__all__ = ["CohortDataset", "find_cases", "scan_stem"]
+__all__ = ["CohortDataset", "case_id", "find_cases", "scan_stem"]
 
 SECTIONS = ("test", "training", "validation")
 _SUFFIXES = (".nii.gz", ".nii")
@@ -75,7 +75,7 @@ def find_cases(
             f"no scan found in {where}: it must hold *.nii.gz or *.nii files, or a dataset.json that lists some"
         )
     cases = [
-        {"case": _case_id(root, image), "image": str(image), "label": str(label or ""), "channels": channels}
+        {"case": case_id(root, image), "image": str(image), "label": str(label or ""), "channels": channels}
         for image, label, channels in found
     ]
     twice = [case for case, count in Counter(case["case"] for case in cases).items() if count > 1]
@@ -114,7 +114,8 @@ def _decathlon_scans(listing: Path, section: str | None) -> list[tuple[Path, Pat
     return scans
 
 
-def _case_id(root: Path, image: Path) -> str:
+def case_id(root: Path, image: Path) -> str:
+    """A scan's path below a folder without its suffix, or a name of its own where it lies elsewhere."""
     # Links are not followed: data managers link scans to files with names of their own.
     path, folder = Path(os.path.abspath(image)), Path(os.path.abspath(root))
     if folder not in path.parents:

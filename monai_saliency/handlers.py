@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -84,15 +84,20 @@ class SaliencyHandler:
         engine.add_event_handler(Events.COMPLETED, self._report)
 
     def __call__(self, engine: Engine) -> None:
+        for images, cases in self.batches(engine):
+            with ExitStack() as held:
+                free = [i for i, case in enumerate(cases) if self._claim(str(case["case"]), held)]
+                if free:
+                    # Plain from here on: the cases' dictionaries hold the meta data.
+                    self._explain(_plain(images)[free], [cases[i] for i in free])
+
+    def batches(self, engine: Engine) -> Iterator[tuple[torch.Tensor, list[dict[str, Any]]]]:
+        """What is explained together after one iteration: images ``(B, C, *spatial)`` and their dictionaries."""
         images = engine.state.output[self.image_key]  # type: ignore[index]
         cases = decollate_batch(engine.state.batch)
         for i, case in enumerate(cases):
             case.setdefault("case", case_name(images, i))
-        with ExitStack() as held:
-            free = [i for i, case in enumerate(cases) if self._claim(str(case["case"]), held)]
-            if free:
-                # Plain from here on: the cases' dictionaries hold the meta data.
-                self._explain(_plain(images)[free], [cases[i] for i in free])
+        yield images, cases
 
     def _claim(self, case: str, held: ExitStack) -> bool:
         holder = held.enter_context(self.store.claim(case)) if self.store is not None else None

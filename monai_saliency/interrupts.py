@@ -37,7 +37,7 @@ def stoppable(evaluator: Evaluator) -> Iterator[None]:
     def count(engine: Any) -> None:
         nonlocal done
         batch = engine.state.batch
-        done += len(batch.get("case", ())) if isinstance(batch, dict) else 0
+        done += len(batch if isinstance(batch, list) else batch.get("case", ()) if isinstance(batch, dict) else ())
 
     def stopped(name: str) -> str:
         dataset = getattr(evaluator.data_loader, "dataset", None)

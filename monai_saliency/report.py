@@ -101,9 +101,12 @@ def _planes(scan: np.ndarray, saliency: np.ndarray, affine: np.ndarray) -> list[
     """The slices through the peak with what is needed to draw them: voxel edges in mm, names and directions."""
     if scan.ndim == 2:
         edges = nib.affines.voxel_sizes(affine)[:2]
-        peak = peak_voxel(saliency)
+        peak = shown = peak_voxel(saliency)
+        if affine[1, 1] < 0:  # rows count downwards
+            scan, saliency = scan[:, ::-1], saliency[:, ::-1]
+            shown = peak[0], scan.shape[1] - 1 - peak[1]
         return [
-            {"scan": scan, "map": saliency, "shape": scan.shape, "edges": edges, "peak": peak}
+            {"scan": scan, "map": saliency, "shape": scan.shape, "edges": edges, "peak": shown}
             | {"name": f"peak at voxel {peak}", "across": "", "up": ""}
         ]
     mm = affine @ [*peak_voxel(saliency), 1]  # found once: where a map is flat, reordering it could choose another

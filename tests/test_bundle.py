@@ -17,6 +17,7 @@ import torch
 from monai.bundle import ConfigWorkflow
 from monai.networks.nets import DenseNet
 
+from monai_saliency.configs import overlay_path
 from monai_saliency.errors import CaseError, root_cause
 
 BUNDLE = Path(__file__).parents[1] / "bundle"
@@ -403,3 +404,62 @@ def test_fill_in_the_scans_unit(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError) as caught:
         run(folder, tmp_path / "no", "", fill_unit="HU")
     assert str(root_cause(caught.value)) == "`fill_unit` must be one of ['network', 'scan'], got 'HU'"
+
+
+CONFIGS = BUNDLE / "configs"
+SCHEMA = Path(__file__).parent / "schemas" / "meta_schema_20240725.json"
+
+
+def test_metadata_passes_monais_check_offline(tmp_path: Path) -> None:
+    check = monai.bundle.verify_metadata
+    check(meta_file=str(CONFIGS / "metadata.json"), filepath=str(SCHEMA))
+    broken = json.loads((CONFIGS / "metadata.json").read_text())
+    del broken["network_data_format"]["outputs"]["pred"]["num_channels"]
+    (tmp_path / "metadata.json").write_text(json.dumps(broken))
+    with pytest.raises(ValueError, match="Failed validating"):
+        check(meta_file=str(tmp_path / "metadata.json"), filepath=str(SCHEMA))
+
+
+@pytest.mark.parametrize("overlay", [[], [str(overlay_path("explain"))]], ids=["alone", "with the overlay"])
+def test_network_takes_and_gives_what_the_metadata_says(overlay: list[str]) -> None:
+    monai.bundle.verify_net_in_out(
+        net_id="network_def",
+        meta_file=str(CONFIGS / "metadata.json"),
+        config_file=[str(CONFIGS / "inference.yaml"), *overlay],
+        device="cpu",
+    )
+
+
+def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
+    """MONAI's ``ckpt_export`` of the bundle, explained by the bundle, equals the module to the last digits."""
+    config, meta = str(CONFIGS / "inference.yaml"), str(CONFIGS / "metadata.json")
+    exported = tmp_path / "model.ts"
+    monai.bundle.ckpt_export(
+        net_id="network_def",
+        filepath=str(exported),
+        ckpt_file=str(BUNDLE / "models" / "model.pt"),
+        meta_file=meta,
+        config_file=config,
+        key_in_ckpt="",
+    )
+    write_scan(tmp_path / "cohort" / "scan.nii.gz", (40, 44, 38), np.diag([-4.0, -4.0, 4.0, 1.0]))
+    maps = {}
+    for name, network in {
+        "module": {"checkpoint": str(BUNDLE / "models" / "model.pt")},
+        "export": {"checkpoint": "", "network_def": f"$torch.jit.load({str(exported)!r})"},
+    }.items():
+        monai.bundle.run(
+            bundle_root=str(BUNDLE),
+            config_file=config,
+            dataset_dir=str(tmp_path / "cohort"),
+            output_dir=str(tmp_path / name),
+            window_size=40,
+            stride=32,
+            device="cpu",
+            picture=False,
+            activation="none",
+            **network,
+        )
+        maps[name] = np.asarray(nib.load(tmp_path / name / "scan_saliency.nii.gz").dataobj)
+    assert np.ptp(maps["module"]) > 0.1
+    np.testing.assert_allclose(maps["export"], maps["module"], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,182 @@
+"""What a bundle's configs hold, whatever its ids are called."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monai.bundle import ConfigComponent, ConfigParser
+from monai.engines import EnsembleEvaluator, Evaluator
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["BundleConfig", "calling_parser"]
+
+# Ids that MONAI gives a meaning, and under which no run is described.
+_NO_RUNS = {"imports", "initialize", "finalize", "explain"}
+# The run ids of the Model Zoo, the most usual first.
+_RUN_IDS = ("run", "evaluating", "inference", "eval", "inferring", "evaluate")
+_GENERATIVE = re.compile(r"Diffusion|Autoencoder|VQVAE|VAE|Scheduler|ControlNet|Generator|SPADE", re.IGNORECASE)
+
+
+def calling_parser() -> ConfigParser:
+    """The parser whose expression is being evaluated.
+
+    MONAI hands an expression the values that it names, and no way to ask which ids there are; so the parser is looked
+    up among the callers.
+
+    Raises:
+        RuntimeError: when no parser is among them.
+    """
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, ConfigParser):
+            return found
+        frame = frame.f_back
+    raise RuntimeError("no bundle to explain: this is for an expression of a MONAI config, or give `parser`")
+
+
+class BundleConfig:
+    """A bundle as its parser knows it.
+
+    Args:
+        parser: with the bundle's configs read.
+    """
+
+    def __init__(self, parser: ConfigParser) -> None:
+        self.parser = parser
+
+    def get(self, id: str) -> Any:
+        """What an id stands for, made or evaluated; None where there is no such id."""
+        return self.parser.get_parsed_content(id) if id in self.parser else None
+
+    def output_dir(self) -> Path:
+        """Where the bundle writes: its ``output_dir``, or else ``<bundle_root>/eval``."""
+        folder = self.get("output_dir")
+        if isinstance(folder, (str, Path)) and str(folder):
+            return Path(folder)
+        return Path(self.get("bundle_root") or ".") / "eval"
+
+    def evaluator_id(self) -> str:
+        """The id of the evaluator that the bundle runs.
+
+        Raises:
+            ValueError: when there is none or more than one, saying what was found instead.
+        """
+        components = dict(_components(self.parser.get()))
+        run = {id for text in self._expressions() for id in _calls_of_run(text)}
+        for ids in (run & components.keys(), components.keys()):
+            found = [id for id in components if id in ids and self._is_evaluator(components[id])]
+            if len(found) > 1:
+                found = [id for id in found if id == "evaluator"] or found
+            if len(found) > 1:
+                raise ValueError(
+                    f"this bundle has several evaluators ({', '.join(found)}): say which one predicts with "
+                    f"--saliency_evaluator {found[0]}"
+                )
+            if found:
+                return found[0]
+        # An expression may make an evaluator too.
+        made = [id for id in sorted(run - components.keys()) if id in self.parser]
+        found = [id for id in made if isinstance(self.get(id), Evaluator)]
+        if found:
+            return found[0]
+        raise ValueError(self._no_evaluator(components))
+
+    def evaluator(self, id: str) -> Any:
+        """The evaluator under an id.
+
+        Raises:
+            ValueError: when it is none, or not one of a single network.
+        """
+        evaluator = self.get(id)
+        if isinstance(evaluator, EnsembleEvaluator):
+            raise ValueError(
+                f"{id} is an EnsembleEvaluator of {len(evaluator.networks)} networks, and a map explains one: run the "
+                "bundle with one of them in a SupervisedEvaluator, and name it with --saliency_evaluator"
+            )
+        if not isinstance(evaluator, Evaluator) or not all(hasattr(evaluator, part) for part in ("network", "inferer")):
+            what = "not in this bundle" if evaluator is None else f"a {type(evaluator).__name__}"
+            raise ValueError(
+                f"{id} is {what}, where an evaluator with a network and an inferer is needed, such as MONAI's "
+                "SupervisedEvaluator: name it with --saliency_evaluator"
+            )
+        return evaluator
+
+    def run_steps(self, evaluator_id: str) -> list[str]:
+        """The ids of the expressions by which the bundle runs its evaluator, in order; none where it does not say."""
+        runs = [id for id, texts in self._runs().items() if any(evaluator_id in _calls_of_run(text) for text in texts)]
+        if not runs:
+            return []
+        id = min(runs, key=lambda run: _RUN_IDS.index(run) if run in _RUN_IDS else len(_RUN_IDS))
+        content = self.parser[id]
+        return [f"{id}::{i}" for i in range(len(content))] if isinstance(content, list) else [id]
+
+    def names(self, step: str, id: str) -> bool:
+        """Whether the expression of a step names an id."""
+        return re.search(rf"@{re.escape(id)}(?!\w)", str(self.parser[step]).replace("#", "::")) is not None
+
+    def evaluate(self, step: str) -> None:
+        """Evaluate an expression of a run, as MONAI's workflow does: its value is not kept."""
+        self.parser.get_parsed_content(step)
+        self.parser.ref_resolver.remove_resolved_content(step)
+
+    def _expressions(self) -> list[str]:
+        return [text for texts in self._runs().values() for text in texts]
+
+    def _runs(self) -> dict[str, list[str]]:
+        """The top-level lists of expressions, or single ones, by id."""
+        config = self.parser.get()
+        lists = {id: content if isinstance(content, list) else [content] for id, content in config.items()}
+        return {
+            id: [text for text in content if isinstance(text, str) and text.startswith("$")]
+            for id, content in lists.items()
+            if id not in _NO_RUNS and not id.startswith("saliency_")
+        }
+
+    def _is_evaluator(self, component: dict[str, Any]) -> bool:
+        kind = self._class(component)
+        return isinstance(kind, type) and issubclass(kind, Evaluator)
+
+    def _class(self, component: dict[str, Any]) -> Any:
+        """The class of a component that is not made yet; None where it cannot be found."""
+        name = ConfigComponent(config=component, locator=self.parser.locator).resolve_module_name()
+        try:
+            return pydoc.locate(name) if isinstance(name, str) else name
+        except pydoc.ErrorDuringImport:
+            return None
+
+    def _no_evaluator(self, components: dict[str, dict[str, Any]]) -> str:
+        problem = (
+            "this bundle has no evaluator (a component that derives from monai.engines.Evaluator), so it makes no "
+            "prediction of a scan that could be explained"
+        )
+        kinds = {id: str(component["_target_"]).rpartition(".")[2] for id, component in components.items()}
+        generative = [f"{id} ({kind})" for id, kind in kinds.items() if _GENERATIVE.search(kind)]
+        if generative:
+            return (
+                f"{problem}. It is generative: {', '.join(generative)} make an image from noise, and a saliency map "
+                "says which part of a given image a network's answer rests on"
+            )
+        return f"{problem}. Name the id that holds one with --saliency_evaluator, or write its run with an evaluator"
+
+
+def _components(config: Any, id: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Everything in a config that is made by ``_target_``, with its id."""
+    if isinstance(config, dict) and "_target_" in config:
+        yield id, config
+    pairs = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
+    for key, content in pairs:
+        if id or not str(key).startswith(("saliency_", "_meta_")):
+            yield from _components(content, f"{id}::{key}" if id else str(key))
+
+
+def _calls_of_run(text: str) -> set[str]:
+    """The ids whose ``run`` an expression calls."""
+    return {id.replace("#", "::") for id in re.findall(r"@((?:\w|::|#)+)\.run\(", text)}

@@ -1,0 +1,23 @@
+"""The overlays: configs that go behind a bundle's own in ``--config_file``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["overlay_path", "overlays"]
+
+
+def overlays() -> list[str]:
+    """The names of all overlays."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.yaml"))
+
+
+def overlay_path(name: str) -> Path:
+    """The file of an overlay.
+
+    Raises:
+        ValueError: when there is none of that name; the message lists those that there are.
+    """
+    if name not in overlays():
+        raise ValueError(f"there is no overlay {name!r}: choose one of {', '.join(overlays())}")
+    return Path(__file__).with_name(f"{name}.yaml")
