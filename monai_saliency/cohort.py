@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from monai.engines import SupervisedEvaluator
@@ -13,6 +14,8 @@ from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.failures import Failures
 from monai_saliency.files import remove_stale
 from monai_saliency.interrupts import stoppable
+from monai_saliency.profiling import trace
+from monai_saliency.timing import BusyMeter
 
 __all__ = ["CohortEvaluator", "run"]
 
@@ -23,12 +26,18 @@ class CohortEvaluator(SupervisedEvaluator):
     Args:
         args: those of ``SupervisedEvaluator``.
         failures: where the failed batch's cases go; the error is raised when None.
+        meter: counts the time in which the network predicts; the one that explains is to have it as well.
         kwargs: those of ``SupervisedEvaluator``.
     """
 
-    def __init__(self, *args: Any, failures: Failures | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, failures: Failures | None = None, meter: BusyMeter | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.failures = failures
+        self.meter = meter
+        if meter is not None:
+            self.inferer = meter.watch(self.inferer)
 
     def _iteration(self, engine: Any, batchdata: Any) -> dict:
         try:
@@ -51,14 +60,18 @@ def run(
     failures: Failures | None = None,
     tracker: AbstractContextManager[Any] | None = None,
     start: Callable[[], None] | None = None,
+    profile: str | Path = "",
 ) -> None:
     """Run an evaluator over its cohort, and print its metrics in one line.
+
+    Where it has a ``meter``, another line says how busy its network was.
 
     Args:
         evaluator: it.
         failures: the list that it puts failed cases into.
         tracker: a context to run it in, such as :class:`monai_saliency.tracking.Tracker`.
         start: runs the evaluator; its own ``run`` by default.
+        profile: a folder for a trace of the run, see :func:`monai_saliency.profiling.trace`; none where empty.
 
     Raises:
         SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1.
@@ -66,10 +79,13 @@ def run(
     """
     if failures is not None:
         remove_stale(failures.path.parent)
-    with stoppable(evaluator), tracker or nullcontext():
+    with stoppable(evaluator), tracker or nullcontext(), trace(profile) if profile else nullcontext():
         (start or evaluator.run)()
     numbers = {name: value for name, value in evaluator.state.metrics.items() if isinstance(value, (int, float))}
     if numbers:
         print("cohort: " + ", ".join(f"{name} {value:.7g}" for name, value in numbers.items()), flush=True)
+    meter = getattr(evaluator, "meter", None)
+    if meter is not None and meter.images:
+        print(meter, flush=True)
     if failures is not None and failures.rows:
         sys.exit(f"error: {failures.summary()}")

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.tables import CaseTable
@@ -34,6 +35,7 @@ class Failures:
         self.strict = strict
         self.rows: list[dict[str, str]] = []
         self._table = CaseTable(self.path, self.COLUMNS)
+        self._lock = Lock()  # cases are explained in one thread and written in another
         with suppress(OSError):  # a folder that cannot be written is met, and named, at the first file
             if cases is None:
                 self.path.unlink(missing_ok=True)
@@ -59,8 +61,9 @@ class Failures:
         if self.strict:
             raise cause from error
         logger.error("%s (%s)\n%s", cause, stage, trace, exc_info=None if trace else error)
-        self.rows.append({"case": case, "stage": stage, "error": cause.problem})
-        self._table.add(self.rows[-1:])
+        with self._lock:
+            self.rows.append({"case": case, "stage": stage, "error": cause.problem})
+            self._table.add(self.rows[-1:])
 
     def summary(self) -> str:
         """One line for the end of a run."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +15,18 @@ from monai.data import MetaTensor, decollate_batch
 from monai.engines import IterationEvents
 from monai.utils import CommonKeys
 
+from monai_saliency.background import Background
+from monai_saliency.errors import CaseError, OutputError, root_cause
 from monai_saliency.failures import Failures
 from monai_saliency.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.inferers import Explanation, PerturbationInferer, case_name, image_spacing, source_file
 from monai_saliency.networks import network_fingerprint
+from monai_saliency.profiling import stage
 from monai_saliency.store import CaseScores, ScoreStore
 from monai_saliency.summary import Summary, figures, summarize
 from monai_saliency.targets.base import label_name
-from monai_saliency.utils import require
+from monai_saliency.timing import Moment
+from monai_saliency.utils import require, to_host
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
@@ -36,7 +41,9 @@ class SaliencyHandler:
     """Explains every batch right after the evaluator's own forward, whose predictions it leaves untouched.
 
     For each case of the batch the map goes into the case's dictionary, through the postprocessing (``Invertd``,
-    ``SaveSaliencyd``, ...) and into the summary.
+    ``SaveSaliencyd``, ...) and into the summary. That happens in the host's memory and in a thread of its own, in
+    order, while the network explains the next case: two cases wait for it at the most. What goes wrong there and is no
+    matter for ``failures`` is raised before the next batch, or at the end, and cases behind it are not written.
 
     Args:
         inferer: what explains.
@@ -77,19 +84,38 @@ class SaliencyHandler:
         self.saliency_key = saliency_key
         self.label_key = label_key
         self._settings: list[str] | None = None
+        self._background = Background(limit=2)
 
     def attach(self, engine: Engine) -> None:
         """Register with an evaluator."""
+        # Outside of the iteration, whose errors an evaluator may hold against the iteration's own cases.
+        engine.add_event_handler(Events.ITERATION_STARTED, self._background.check)
         engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self)
+        # Figures of the cohort are read at either, and an epoch that is terminated has no end.
+        for event in (Events.EPOCH_COMPLETED, Events.COMPLETED):
+            engine.add_event_handler(event, self._background.finish)
         engine.add_event_handler(Events.COMPLETED, self._report)
+        engine.add_event_handler(Events.EXCEPTION_RAISED, self._stop)
+
+    def _stop(self, engine: Engine, error: BaseException) -> None:
+        """Leave nothing behind: finish cases that were explained, or on Ctrl-C the one that is being written."""
+        try:
+            if isinstance(error, Exception):
+                self._background.finish()
+            else:
+                self._background.cancel()
+        except Exception as other:
+            logger.error("%s, while the run was stopping", other, exc_info=other)
+        raise error
 
     def __call__(self, engine: Engine) -> None:
         for images, cases in self.batches(engine):
             with ExitStack() as held:
-                free = [i for i, case in enumerate(cases) if self._claim(str(case["case"]), held)]
+                claims = [held.enter_context(ExitStack()) for _ in cases]
+                free = [i for i, case in enumerate(cases) if self._claim(str(case["case"]), claims[i])]
                 if free:
                     # Plain from here on: the cases' dictionaries hold the meta data.
-                    self._explain(_plain(images)[free], [cases[i] for i in free])
+                    self._explain(_plain(images)[free], [cases[i] for i in free], [claims[i] for i in free])
 
     def batches(self, engine: Engine) -> Iterator[tuple[torch.Tensor, list[dict[str, Any]]]]:
         """What is explained together after one iteration: images ``(B, C, *spatial)`` and their dictionaries."""
@@ -105,7 +131,7 @@ class SaliencyHandler:
             logger.warning("case %s is being explained by %s: left to it", case, holder)
         return holder is None
 
-    def _explain(self, images: torch.Tensor, cases: Sequence[dict[str, Any]]) -> None:
+    def _explain(self, images: torch.Tensor, cases: Sequence[dict[str, Any]], claims: Sequence[ExitStack]) -> None:
         """Explain a batch; where that fails and there is a list of failures, each case alone, so that one fails."""
         names = [str(case["case"]) for case in cases]
         scans = [case[self.image_key] for case in cases]
@@ -115,16 +141,11 @@ class SaliencyHandler:
         }
         stored = self._stored(images, names, known)
         sources = [source_file(scan) for scan in scans]
-        start = time.perf_counter()
+        start = Moment(images.device)
         try:
             explanations = self.inferer.explain(
                 images, self.network, names=names, sources=sources, stored=stored, **known
             )
-            if images.is_cuda:
-                torch.cuda.synchronize(images.device)
-            seconds = (time.perf_counter() - start) / len(cases)
-            for case, explanation in zip(cases, explanations, strict=True):
-                self._finish(case, explanation, seconds)
         except Exception as error:
             if self.failures is None:
                 raise
@@ -132,7 +153,10 @@ class SaliencyHandler:
                 self.failures.add(names[0], "explain", error)
                 return
             for i, case in enumerate(cases):
-                self._explain(images[i : i + 1], [case])
+                self._explain(images[i : i + 1], [case], claims[i : i + 1])
+            return
+        for case, explanation, claim in zip(cases, explanations, claims, strict=True):
+            self._background.submit(partial(self._finish, _Explained(case, explanation, start, len(cases))), claim)
 
     def _report(self, engine: Engine) -> None:
         """Put the cohort's figures among the engine's metrics."""
@@ -169,7 +193,22 @@ class SaliencyHandler:
             return None
         return [self.store.open(name, key[:32]) for name, key in zip(names, keys, strict=True)]
 
-    def _finish(self, case: dict[str, Any], explanation: Explanation, seconds: float) -> None:
+    def _finish(self, explained: _Explained) -> None:
+        """Write what is known of a case, in the background."""
+        try:
+            # Each thread has its own mode, and this one never needs gradients.
+            with torch.no_grad(), stage("save"):
+                self._save(*explained.read())
+        except Exception as error:
+            if self.failures is not None:
+                self.failures.add(explained.name, "explain", error)
+                return
+            cause = root_cause(error)
+            if isinstance(cause, (CaseError, OutputError)):
+                raise
+            raise CaseError(explained.name, f"{type(cause).__name__}: {cause}") from error
+
+    def _save(self, case: dict[str, Any], explanation: Explanation, seconds: float) -> None:
         case[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(case[self.image_key])
         case["explanation"] = explanation
         case["title"] = _title(explanation)
@@ -178,6 +217,35 @@ class SaliencyHandler:
             maps = done[self.saliency_key]
             arrays = maps.numpy(force=True), maps.affine.numpy()
             self.summary.add(summarize(explanation.name, explanation, *arrays, case.get("label"), seconds))
+
+
+class _Explained:
+    """An explained case in the host's memory, or on its way there: on CUDA nothing waits for the copies until they are
+    read. The device's memory is free for the next case.
+
+    Args:
+        case: the case's dictionary, which is left alone.
+        explanation: of it.
+        start: when explaining its batch began.
+        count: cases in that batch.
+    """
+
+    def __init__(self, case: dict[str, Any], explanation: Explanation, start: Moment, count: int) -> None:
+        self.name = explanation.name
+        self._start, self._count = start, count
+        self._case = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in case.items()}
+        self._explanation = replace(
+            explanation,
+            saliency=to_host(explanation.saliency),
+            scores=to_host(explanation.scores),
+            reference_scores=to_host(explanation.reference_scores),
+        )
+        self._end = Moment(explanation.saliency.device)
+
+    def read(self) -> tuple[dict[str, Any], Explanation, float]:
+        """The case, its explanation, and the seconds that it took."""
+        self._end.wait()
+        return self._case, self._explanation, self._end.seconds_since(self._start) / self._count
 
 
 def _plain(value: Any) -> Any:

@@ -22,8 +22,10 @@ from monai_saliency.fills import CaseFill, ConstantFill
 from monai_saliency.inputs import InputAdapter, SplitInputs, TensorInput
 from monai_saliency.masks import BoundMasks, Masks
 from monai_saliency.outputs import OutputPath, check_rows, read, rows
+from monai_saliency.profiling import stage
 from monai_saliency.store import CaseScores
 from monai_saliency.targets import BoundTarget, Case, Target
+from monai_saliency.timing import BusyMeter
 from monai_saliency.utils import require, whole_numbers
 
 __all__ = ["Explanation", "PerturbationInferer", "case_name", "image_spacing", "source_file"]
@@ -83,6 +85,7 @@ class PerturbationInferer(Inferer):
             key, an index, several such as ``("pred", 0)``, or a callable that takes the output. All of it by default.
         inputs: how the network takes its inputs, and which of them are perturbed (:mod:`monai_saliency.inputs`); one
             tensor by default.
+        meter: counts the time in which the network runs.
 
     Example::
 
@@ -101,6 +104,7 @@ class PerturbationInferer(Inferer):
         progress: bool = False,
         output: OutputPath | None = None,
         inputs: InputAdapter | None = None,
+        meter: BusyMeter | None = None,
     ) -> None:
         super().__init__()
         whole_numbers("mask_batch_size", mask_batch_size, 1)
@@ -113,6 +117,7 @@ class PerturbationInferer(Inferer):
         self.progress = progress
         self.output = output
         self.inputs = inputs if inputs is not None else TensorInput()
+        self.meter = meter
 
     def __call__(self, inputs: Any, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Explain a batch of images.
@@ -189,7 +194,8 @@ class PerturbationInferer(Inferer):
             for run, scores in zip(runs, stored or [], strict=stored is not None):
                 run.stored = scores
             self._run(runs, split, network, args, kwargs)
-            return [self._finish(run) for run in runs]
+            with stage("map"):
+                return [self._finish(run) for run in runs]
 
     def _start(self, case: Case, held: torch.Tensor) -> _Run:
         try:
@@ -212,9 +218,10 @@ class PerturbationInferer(Inferer):
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, and their outputs are not read.
         batch = image.new_zeros(count, len(image) + split.held_images.shape[1], *image.shape[1:])
+        inferer = self.inferer if self.meter is None else self.meter.watch(self.inferer)
 
         def infer(batch: Any, network: Callable[..., Any]) -> Any:
-            return self.inferer(batch, network, *args, **kwargs)
+            return inferer(batch, network, *args, **kwargs)
 
         with self._bar(runs) as advance:
             for parts in _cut(lengths, count):
@@ -222,21 +229,24 @@ class PerturbationInferer(Inferer):
                     advance(sum(stop - start for _, start, stop in parts))
                     continue
                 offset = 0
-                for index, start, stop in parts:
-                    runs[index].perturb(start, stop, out=batch[offset : offset + stop - start])
-                    offset += stop - start
-                values = split.values_of([(index, stop - start) for index, start, stop in parts], count)
-                output = self.inputs.run(infer, network, batch, partial(split.take_apart, values=values))
+                with stage("perturb"):
+                    for index, start, stop in parts:
+                        runs[index].perturb(start, stop, out=batch[offset : offset + stop - start])
+                        offset += stop - start
+                    values = split.values_of([(index, stop - start) for index, start, stop in parts], count)
+                with stage("forward"):
+                    output = self.inputs.run(infer, network, batch, partial(split.take_apart, values=values))
                 try:
                     output = read(output, self.output)
                     check_rows(output, count)
                 except ValueError as error:
                     raise CaseError(runs[parts[0][0]].case.name, str(error)) from error
                 offset = 0
-                for index, start, stop in parts:
-                    runs[index].read(start, stop, output, offset, count, self)
-                    runs[index].num_forwards += stop - start
-                    offset += stop - start
+                with stage("read scores"):
+                    for index, start, stop in parts:
+                        runs[index].read(start, stop, output, offset, count, self)
+                        runs[index].num_forwards += stop - start
+                        offset += stop - start
                 advance(offset)
 
     def _finish(self, run: _Run) -> Explanation:

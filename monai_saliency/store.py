@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from monai_saliency.files import atomic_path, locked
+from monai_saliency.timing import Moment
+from monai_saliency.utils import to_host
 
 __all__ = ["CaseScores", "ScoreStore"]
 
@@ -53,7 +55,7 @@ class CaseScores:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._pending: tuple[int, int, torch.Tensor] | None = None
+        self._pending: tuple[int, int, torch.Tensor, Moment] | None = None
 
     def reference(self) -> np.ndarray | None:
         """The stored scores ``(K,)`` of the unperturbed image."""
@@ -83,9 +85,12 @@ class CaseScores:
         They are written when the next range comes, or at :meth:`finish`: by then the device has them, and nothing
         waits.
         """
-        pending, self._pending = self._pending, (start, stop, scores)
+        # Copied now: a copy that is asked for later waits for the network's next batch, which stands before it.
+        pending, self._pending = self._pending, (start, stop, to_host(scores), Moment(scores.device))
         if pending is not None:
-            _write(self.folder / f"{pending[0]}-{pending[1]}.npy", pending[2])
+            start, stop, scores, copied = pending
+            copied.wait()
+            _write(self.folder / f"{start}-{stop}.npy", scores)
 
     def finish(self, scores: torch.Tensor) -> None:
         """Replace the ranges by one file, once all scores ``(N, K)`` are there."""

@@ -18,6 +18,7 @@ __all__ = [
     "per_axis",
     "positive_numbers",
     "require",
+    "to_host",
     "voxels_of_mm",
     "whole_numbers",
 ]
@@ -97,6 +98,14 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 def accumulation_dtype(device: torch.device) -> torch.dtype:
     """The type long sums are kept in: float64, but for Apple's GPUs, which have none."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in the host's memory. From CUDA it is on its way: wait for a moment noted after this call, as
+    :class:`monai_saliency.timing.Moment` does, before reading it.
+    """
+    # Other devices promise nothing of a copy that does not wait.
+    return tensor.detach().to("cpu", non_blocking=tensor.is_cuda)
 
 
 def require(module: str, extra: str) -> ModuleType:
