@@ -93,15 +93,23 @@ class SaliencyHandler:
         engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self)
         # Figures of the cohort are read at either, and an epoch that is terminated has no end.
         for event in (Events.EPOCH_COMPLETED, Events.COMPLETED):
-            engine.add_event_handler(event, self._background.finish)
+            engine.add_event_handler(event, self.finish)
         engine.add_event_handler(Events.COMPLETED, self._report)
         engine.add_event_handler(Events.EXCEPTION_RAISED, self._stop)
+
+    def finish(self) -> None:
+        """Wait until what was explained is written. An evaluator that this is attached to does so at its end.
+
+        Raises:
+            CaseError, OutputError: what was met on the way and stops a run.
+        """
+        self._background.finish()
 
     def _stop(self, engine: Engine, error: BaseException) -> None:
         """Leave nothing behind: finish cases that were explained, or on Ctrl-C the one that is being written."""
         try:
             if isinstance(error, Exception):
-                self._background.finish()
+                self.finish()
             else:
                 self._background.cancel()
         except Exception as other:

@@ -41,6 +41,7 @@ def handle(inferer: PerturbationInferer, network: Any, summary: Summary | None =
     state = SimpleNamespace(output=batch, batch=batch)
     handler: Any = SaliencyHandler(inferer, network, postprocessing, summary)
     handler(SimpleNamespace(state=state))
+    handler.finish()
     return cases
 
 
