@@ -14,8 +14,9 @@ import uuid
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import lmdb
 import numpy as np
@@ -156,8 +157,10 @@ class LMDBBackend:
                 try:
                     with _gate.shared():
                         known = _open.get(self._name())
-                        if known is not None and known.files == _files(self.path):
-                            return work(known.environment)
+                        if known is not None and known.mapped < _MOST_MAPPED and known.files == _files(self.path):
+                            result = work(known.environment)
+                            known.mapped += len(result) if result is not None else size
+                            return result
                     with _gate.alone():
                         self._reopen(known)
                 except lmdb.MapFullError:
@@ -183,7 +186,7 @@ class LMDBBackend:
         if _open.get(name) is not outdated:
             return
         if outdated is not None:
-            # Its files were removed or replaced.
+            # Its files were removed or replaced, or it has mapped enough of them.
             _open.pop(name).environment.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -260,9 +263,11 @@ class _Gate:
         self._condition.release()
 
 
-class _Open(NamedTuple):
+@dataclass
+class _Open:
     environment: lmdb.Environment
     files: tuple[tuple[int, int], ...]
+    mapped: int = 0  # bytes that went through it
 
 
 def _files(path: Path) -> tuple[tuple[int, int], ...]:
@@ -278,6 +283,8 @@ def _files(path: Path) -> tuple[tuple[int, int], ...]:
 _open: dict[str, _Open] = {}
 _gate = _Gate()
 _PAGES = 1 << 16  # bytes, a multiple of every machine's page size
+# Pages that were read stay mapped and count as this process's memory until the database is closed.
+_MOST_MAPPED = 1 << 25  # bytes
 
 # For short work on this package's own dictionaries.
 guard = threading.Lock()

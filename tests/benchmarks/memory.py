@@ -1,20 +1,30 @@
-"""Peak memory against the number of masks, each in a process of its own.
+"""Peak memory against the number of masks, and of cases, each in a process of its own.
 
-python tests/benchmarks/memory.py [--num_masks 200 2000] [--size 64]
+    python tests/benchmarks/memory.py [--num_masks 200 2000] [--size 64]
+    python tests/benchmarks/memory.py --cases 20 200 [--caches disk lmdb window memory]
+
+A cohort goes twice, with a cold and a warm cache, through all that a run has: cached dataset, loader with two threads,
+evaluator, store of scores, maps and summary on disk. "memory", which holds every scan, is there to show what growth
+looks like. The peak is of resident memory, as the operating system counts it: file pages that a process has mapped,
+as LMDB does, are in it, although the system takes them back at will.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
 
-def peak(num_masks: int, size: int) -> float:
-    """The largest resident memory, in MiB, of a process that explains one volume."""
+def peak(what: str, *arguments: object) -> float:
+    """The largest resident memory, in MiB, of a process that calls one of the functions below."""
     output = subprocess.run(
-        [sys.executable, __file__, "--inside", str(num_masks), "--size", str(size)],
+        [sys.executable, __file__, "--inside", json.dumps([what, *arguments])],
         check=True,
         capture_output=True,
         text=True,
@@ -22,32 +32,106 @@ def peak(num_masks: int, size: int) -> float:
     return float(output.split()[-1])
 
 
-def explain(num_masks: int, size: int) -> None:
-    """Explain one volume with a small network, and print this process's peak."""
+def masks(num_masks: int, size: int) -> None:
+    """Explain one volume with a small network."""
     import torch
 
     import monai_saliency as ms
 
     torch.set_num_threads(1)
-    network = torch.nn.Sequential(
+    target = ms.ClassScore("all", activation="none")
+    ms.rise(num_masks, target=target, mask_batch_size=16)(torch.rand(1, 1, size, size, size), _network())
+
+
+def cases(count: int, cache: str, size: int) -> None:
+    """Explain a cohort of scans with a small network, a few masks each, twice."""
+    import nibabel as nib
+    import numpy as np
+    import torch
+    from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, NormalizeIntensityd, Orientationd
+
+    import monai_saliency as ms
+    from monai_saliency.cache import cohort_dataset
+    from monai_saliency.cohort import CohortEvaluator, run
+    from monai_saliency.failures import Failures
+    from monai_saliency.handlers import SaliencyHandler
+    from monai_saliency.loader import CohortLoader
+    from monai_saliency.store import ScoreStore
+    from monai_saliency.summary import Summary
+    from monai_saliency.transforms import SaveSaliencyd
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = []
+        for index in range(count):
+            path = folder / f"scan_{index:03d}.nii"
+            # Made one after another from little: nothing of it stays.
+            voxels = np.random.default_rng(index).integers(0, 255, (size, size, size), np.uint8)
+            nib.save(nib.Nifti1Image(voxels, np.diag([-1.0, -1.0, 2.0, 1.0])), path)
+            data.append({"case": path.stem, "image": str(path)})
+        for _ in range(2):
+            preprocessing = Compose(
+                [
+                    LoadImaged(keys="image", dtype=np.float32),
+                    EnsureChannelFirstd(keys="image"),
+                    Orientationd(keys="image", axcodes="RAS", labels=None),
+                    NormalizeIntensityd(keys="image"),
+                ]
+            )
+            dataset = cohort_dataset(data, preprocessing, cache=cache, cache_dir=folder / "cache", window=8)
+            failures, network = Failures(folder / "out" / "failures.csv"), _network().eval()
+            inferer = ms.rise(7, 4, target=ms.ClassScore("all", activation="none"), mask_batch_size=8)
+            postprocessing = Compose(
+                [
+                    Invertd(keys="saliency", transform=preprocessing, orig_keys="image", nearest_interp=False),
+                    SaveSaliencyd(keys="saliency", output_dir=folder / "out", picture=False),
+                ]
+            )
+            handler = SaliencyHandler(
+                inferer,
+                network,
+                postprocessing,
+                Summary(folder / "out" / "summary.csv"),
+                failures,
+                ScoreStore(folder / "out" / "scores"),
+            )
+            loader = CohortLoader(dataset, failures, num_workers=2)
+            evaluator = CohortEvaluator(torch.device("cpu"), loader, network, val_handlers=[handler], failures=failures)
+            run(evaluator, failures)
+        if len(list((folder / "out").glob("*.nii.gz"))) != count:
+            raise RuntimeError("not every case has a map")
+
+
+def _network() -> Any:
+    import torch
+
+    return torch.nn.Sequential(
         torch.nn.Conv3d(1, 4, 3, stride=4), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()
     )
-    target = ms.ClassScore("all", activation="none")
-    ms.rise(num_masks, target=target, mask_batch_size=16)(torch.rand(1, 1, size, size, size), network)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def main() -> None:
-    """Print the peaks and their ratio."""
+    """Print the peaks and their ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num_masks", type=int, nargs=2, default=[200, 2000])
-    parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--inside", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--cases", type=int, nargs=2, help="cohorts instead of masks")
+    parser.add_argument("--caches", nargs="+", default=["disk", "lmdb", "window", "memory"])
+    parser.add_argument("--size", type=int, default=64, help="of an image, along each axis")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
-        explain(args.inside, args.size)
+        what, *arguments = json.loads(args.inside)
+        {"masks": masks, "cases": cases}[what](*arguments)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
-    few, many = (peak(count, args.size) for count in args.num_masks)
+    if args.cases:
+        for cache in args.caches:
+            few, many = (peak("cases", count, cache, args.size) for count in args.cases)
+            print(f"{cache}: {args.cases[0]} cases {few:.0f} MiB, {args.cases[1]} cases {many:.0f} MiB, ", end="")
+            print(f"ratio {many / few:.3f}", flush=True)
+        return
+    few, many = (peak("masks", count, args.size) for count in args.num_masks)
     print(
         f"{args.num_masks[0]} masks: {few:.0f} MiB, {args.num_masks[1]} masks: {many:.0f} MiB, ratio {many / few:.3f}"
     )

@@ -1,0 +1,67 @@
+"""Images per second that the loader gives, for each cache and number of workers, measured in one run.
+
+    python tests/benchmarks/pipeline.py [--cases 16] [--shape 192 192 120] [--size 96] [--only disk lmdb]
+
+Compressed NIfTI scans go through orientation, spacing, size and intensity to the network's input. Cold: the cache is
+empty, though the operating system may hold the scans' files in memory. Warm: the second pass. Nothing consumes the
+images but this clock, so a warm figure is what a network may ask for at the most. "memory" is each process's own, and
+ends with it: for process workers a second pass is as cold as the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from scans import preprocessing, write_scans
+
+from monai_saliency.cache import cohort_dataset
+from monai_saliency.loader import CohortLoader
+
+BACKENDS = ("none", "memory", "disk", "lmdb", "window")
+LOADERS = {"serial": 0, "1 thread": 1, "2 threads": 2, "3 threads": 3, "4 threads": 4, "2 processes": 2}
+
+
+def rate(loader: CohortLoader) -> float:
+    """Images per second of one pass."""
+    start = time.perf_counter()
+    count = sum(len(batch["image"]) for batch in loader)
+    if count != len(loader.names):
+        raise RuntimeError(f"{count} of {len(loader.names)} cases came through the loader")
+    return count / (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Print a table: a row a cache, a column a loader, cold and warm."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=16)
+    parser.add_argument("--shape", type=int, nargs=3, default=[192, 192, 120], help="of a scan, in voxels")
+    parser.add_argument("--size", type=int, default=96, help="of the network's input, along each axis")
+    parser.add_argument("--only", nargs="+", default=BACKENDS, choices=BACKENDS, help="these caches")
+    args = parser.parse_args()
+    # Workers are what is compared; each is to use one core.
+    torch.set_num_threads(1)
+    print(f"{args.cases} scans of {args.shape} voxels to {args.size}^3; images per second, cold / warm\n")
+    print(f"| cache | {' | '.join(LOADERS)} |\n|---|{'---|' * len(LOADERS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        cases = write_scans(Path(folder) / "scans", args.cases, tuple(args.shape))
+        for backend in args.only:
+            cells = []
+            for name, workers in LOADERS.items():
+                dataset = cohort_dataset(
+                    cases,
+                    preprocessing(args.size),
+                    cache=backend,
+                    cache_dir=Path(folder) / f"{backend} {name}",
+                    window=args.cases,
+                )
+                loader = CohortLoader(dataset, num_workers=workers, processes="processes" in name)
+                cells.append(f"{rate(loader):.1f} / {rate(loader):.1f}")
+            print(f"| {backend} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
