@@ -284,7 +284,7 @@ _open: dict[str, _Open] = {}
 _gate = _Gate()
 _PAGES = 1 << 16  # bytes, a multiple of every machine's page size
 # Pages that were read stay mapped and count as this process's memory until the database is closed.
-_MOST_MAPPED = 1 << 25  # bytes
+_MOST_MAPPED = 1 << 24  # bytes
 
 # For short work on this package's own dictionaries.
 guard = threading.Lock()

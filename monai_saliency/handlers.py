@@ -16,7 +16,7 @@ from monai.engines import IterationEvents
 from monai.utils import CommonKeys
 
 from monai_saliency.background import Background
-from monai_saliency.errors import CaseError, OutputError, root_cause
+from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.failures import Failures
 from monai_saliency.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.inferers import Explanation, PerturbationInferer, case_name, image_spacing, source_file
@@ -211,10 +211,9 @@ class SaliencyHandler:
             if self.failures is not None:
                 self.failures.add(explained.name, "explain", error)
                 return
-            cause = root_cause(error)
-            if isinstance(cause, (CaseError, OutputError)):
+            if isinstance(root_cause(error), OutputError):
                 raise
-            raise CaseError(explained.name, f"{type(cause).__name__}: {cause}") from error
+            raise as_case_error(error, explained.name) from error
 
     def _save(self, case: dict[str, Any], explanation: Explanation, seconds: float) -> None:
         case[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(case[self.image_key])

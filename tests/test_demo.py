@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 
 import nibabel as nib
 import numpy as np
@@ -352,9 +353,23 @@ def assert_picture(path: Path) -> None:
     assert np.ptp(pixels, axis=-1).max() > 0.3
 
 
-@pytest.mark.slow
-def test_peak_memory_does_not_grow_with_masks() -> None:
+@pytest.fixture
+def memory() -> ModuleType:
+    """The benchmark of peak memory."""
     spec = importlib.util.spec_from_file_location("memory", ROOT / "tests" / "benchmarks" / "memory.py")
-    memory = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(memory)
-    assert memory.peak(2000, 64) / memory.peak(200, 64) < 1.05
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_peak_memory_does_not_grow_with_masks(memory: ModuleType) -> None:
+    assert memory.peak("masks", 2000, 64) / memory.peak("masks", 200, 64) < 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["disk", "lmdb", "window", "memory"])
+def test_peak_memory_does_not_grow_with_cases(cache: str, memory: ModuleType) -> None:
+    """200 scans are 200 MiB; the cache that holds all of them shows that their growth would be seen."""
+    ratio = memory.peak("cases", 200, cache, 64) / memory.peak("cases", 20, cache, 64)
+    assert ratio > 1.2 if cache == "memory" else ratio <= 1.1
