@@ -907,3 +907,18 @@ def test_lmdb_guard_is_still_needed(tmp_path: Path) -> None:
     with pytest.raises(lmdb.Error, match="already open in this process"):
         lmdb.open(str(tmp_path / "x.lmdb"), subdir=False)
     first.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's account of mapped pages")
+def test_lmdb_keeps_few_pages_mapped(tmp_path: Path) -> None:
+    """Pages that were read count as memory of the process: 48 MiB were read here, of which a third may stay."""
+    backend = LMDBBackend(tmp_path / "cache.lmdb")
+    entries = {f"key {i}": bytes([i]) * (4 << 20) for i in range(12)}
+    for key, data in entries.items():
+        backend.put(key, data)
+    for key, data in entries.items():
+        assert backend.get(key) == data
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.endswith("cache.lmdb"))
+    resident = next(line for line in lines[start:] if line.startswith("Rss:"))
+    assert int(resident.split()[1]) <= 17 * 1024  # kB
