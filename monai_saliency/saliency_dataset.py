@@ -26,7 +26,7 @@ __all__ = ["SaliencyDataset"]
 # Of all datasets: two that share a network must not change its mode under each other.
 _networks = Locks()
 # What changes no map.
-_SPEED = {"mask_batch_size", "progress"}
+_SPEED = {"mask_batch_size", "meter", "progress"}
 
 
 class SaliencyDataset(CachedDataset):

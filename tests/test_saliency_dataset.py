@@ -44,6 +44,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.failures import Failures
 from monai_saliency.loader import CohortLoader
 from monai_saliency.saliency_dataset import SaliencyDataset
+from monai_saliency.timing import BusyMeter
 
 BOTH = ("image", "saliency")
 SHAPE = (8, 12, 8)
@@ -393,6 +394,7 @@ def test_what_changed_is_computed(cohort: Path, cache: str, notes: Any) -> None:
     changed(0, 3, inferer=explain((4, 4, 4)))
     # What changes no map.
     changed(0, 0, inferer=explain(mask_batch_size=NUM_MASKS + 1))
+    changed(0, 0, inferer=explain(meter=BusyMeter()))
     changed(0, 0, RandFlipd(BOTH, prob=0.0))
     # The scans: all of it.
     changed(3, 3, ScaleIntensityd("image"))
