@@ -191,6 +191,7 @@ class SaliencyHandler:
                     self.inferer.target,
                     self.inferer.fill,
                     self.inferer.inferer,
+                    self.inferer.inputs,
                     self.inferer.output,
                 )
                 self._settings = [fingerprint(part) for part in parts]
