@@ -199,7 +199,7 @@ def shifted(x: MetaTensor) -> MetaTensor:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (Lambdad("image", lambda x: x[:, 2:]), r"the map of shape \(10, 10, 9\) .* does not lie on the scan's grid"),
+        (Lambdad("image", lambda x: x[:, 2:]), r"the map of shape \(10, 10, 9\), .* does not lie on the scan's grid"),
         (Lambdad("image", shifted), r"affine .* does not lie on the scan's grid .*, so it is not saved"),
     ],
     ids=["crop", "shift"],
