@@ -132,18 +132,20 @@ class RISEScoring(Estimator):
     def compute(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        weighted, coverage = _weighted_mask_sums(masks, indices, scores, replaced=False)
-        ones = [1] * len(masks.spatial_shape)
-        kept = coverage.flatten(1).mean(dim=1).reshape(-1, *ones)
         if self.p1:
+            weighted = masks.weighted_sum(indices, scores)
             total = scores.to(weighted).sum(dim=0)
-            weighted -= self.p1 * total.reshape(-1, 1, *ones)
-            kept = torch.full_like(kept, self.p1 * len(indices))
+            weighted -= self.p1 * total.reshape(-1, *[1] * (weighted.ndim - 1))
+            weighted /= self.p1 * len(indices)
             if masks.regions is not None:
                 # What lies in no region is kept by every mask, not by a share p1 of them: nothing is known of it.
                 weighted[..., masks.regions.index == 0] = 0
-        # Masks that keep nothing have nothing to say of any voxel.
-        return torch.where(kept > 0, weighted / kept, weighted).flatten(0, 1).to(masks.dtype)
+        else:
+            weighted, coverage = _with_coverage(masks.weighted_sum(indices, _and_ones(scores)))
+            kept = coverage.mean(dim=tuple(range(1, coverage.ndim)), keepdim=True)
+            # Masks that keep nothing have nothing to say of any voxel.
+            weighted = torch.where(kept > 0, weighted / kept, weighted)
+        return weighted.flatten(0, 1).to(masks.dtype)
 
 
 class OcclusionScoring(Estimator):
@@ -157,28 +159,33 @@ class OcclusionScoring(Estimator):
     def compute(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        drop, coverage = _weighted_mask_sums(masks, indices, reference_scores - scores, replaced=True)
+        drop, coverage = _with_coverage(_sum_of_hidden(masks, indices, _and_ones(reference_scores - scores)))
         return torch.where(coverage > 0, drop / coverage, 0.0).flatten(0, 1).to(masks.dtype)
 
 
-def _weighted_mask_sums(
-    masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor, replaced: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``sum_i weights[i, k] * M_i`` as ``(K, channels or 1, *spatial)`` and ``sum_i M_i`` without the first axis, masks
-    streamed.
+def _and_ones(weights: torch.Tensor) -> torch.Tensor:
+    """Weights ``(n, K + 1)``, the last of which count the masks."""
+    return torch.cat([weights, weights.new_ones(len(weights), 1)], dim=1)
 
-    Sums are exact to the masks' precision a chunk, and in double across chunks. With ``replaced``, 1 - M stands for
-    M.
-    """
-    device = masks.device
-    weights = torch.cat([weights, weights.new_ones(len(weights), 1)], dim=1).to(device, masks.dtype)
-    shape = (weights.shape[1], masks.channels or 1, *masks.spatial_shape)
-    sums = torch.zeros(shape, dtype=accumulation_dtype(device), device=device)
-    flat = sums.view(len(sums), -1)
-    with exact_arithmetic(device):
-        for chunk, rendered in masks.stream(indices):
-            rendered = rendered.flatten(1)
-            if replaced:
-                rendered.neg_().add_(1)
-            flat += weights[chunk].T @ rendered
+
+def _with_coverage(sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the first K weights, and what the last one, made of the masks."""
     return sums[:-1], sums[-1]
+
+
+def _sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+    """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``, masks streamed.
+
+    Not from the sum of the masks, of which what no mask hides would leave a rest.
+    """
+    sums = torch.zeros(
+        (weights.shape[1], masks.channels or 1, *masks.spatial_shape),
+        dtype=accumulation_dtype(masks.device),
+        device=masks.device,
+    )
+    weights = weights.to(masks.device, masks.dtype)
+    with exact_arithmetic(masks.device):
+        for chunk, rendered in masks.stream(indices):
+            hidden = rendered.flatten(1).neg_().add_(1)
+            sums += (weights[chunk].T @ hidden).reshape(sums.shape)
+    return sums

@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from monai.data import MetaTensor
 
-from monai_saliency.utils import exact_arithmetic, per_axis, positive_numbers, voxels_of_mm, whole_numbers
+from monai_saliency.utils import (
+    accumulation_dtype,
+    exact_arithmetic,
+    per_axis,
+    positive_numbers,
+    voxels_of_mm,
+    whole_numbers,
+)
 
 __all__ = ["BoundMasks", "Masks", "RISEMasks", "RegionMasks", "SlidingWindowMasks"]
 
@@ -118,6 +125,29 @@ class BoundMasks(ABC):
             chunk = slice(start, min(start + step, len(indices)))
             yield chunk, self.render(indices[chunk])
 
+    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+        """Masks, each times its weight, summed up a few at a time.
+
+        Sums are exact to the masks' precision a chunk, and in double across chunks.
+
+        Args:
+            indices: which masks, n of them.
+            weights: ``(n, K)``.
+
+        Returns:
+            ``(K, channels or 1, *spatial)``, in double where the device has it.
+        """
+        sums = self._zeros(weights)
+        weights = weights.to(self.device, self.dtype)
+        with exact_arithmetic(self.device):
+            for chunk, masks in self.stream(indices):
+                sums += (weights[chunk].T @ masks.flatten(1)).reshape(sums.shape)
+        return sums
+
+    def _zeros(self, weights: torch.Tensor) -> torch.Tensor:
+        shape = (weights.shape[1], self.channels or 1, *self.spatial_shape)
+        return torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)
+
 
 class RISEMasks(Masks):
     """Random smooth masks of RISE (Petsiuk et al., BMVC 2018, section 3.2), in 2D and 3D.
@@ -172,26 +202,51 @@ class _BoundRISEMasks(BoundMasks):
         return {"grid": grids.reshape(-1, *self.grid_shape), "shift": self.shifts[np.asarray(indices, dtype=int)]}
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        stretched, last = self._all_but_last_axis(codes, device)
+        # The last axis makes the full-size masks; written last they need no copy to be contiguous.
+        return (stretched @ last).reshape(-1, 1, *self.spatial_shape)
+
+    def _all_but_last_axis(
+        self, codes: dict[str, np.ndarray], device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two factors of n masks: ``(n, voxels of all axes but the last, cells)`` and ``(n, cells, last axis)``."""
         if device not in self._weights:
+            # Every window of a matrix is one shift: (shifts, cells, size).
             self._weights[device] = [
-                _stretch_weights(s, cell).to(device, self.dtype)
-                for s, cell in zip(self.grid_shape, self.cell_shape, strict=True)
+                _stretch_weights(cells, cell, self.dtype).to(device).unfold(0, size, 1)
+                for cells, cell, size in zip(self.grid_shape, self.cell_shape, self.spatial_shape, strict=True)
             ]
         masks = torch.from_numpy(codes["grid"]).to(device, self.dtype)
         shifts = torch.from_numpy(codes["shift"]).to(device)
-        n, dims = len(masks), len(self.spatial_shape)
-        for axis, (size, weights) in enumerate(zip(self.spatial_shape, self._weights[device], strict=True)):
+        n = len(masks)
+        *others, last = (windows[shifts[:, axis]] for axis, windows in enumerate(self._weights[device]))
+        for axis, rows in enumerate(others):
             # Linear interpolation is separable: one axis at a time, (n, size, cells) @ (n, cells, rest).
-            rows = weights[shifts[:, axis, None] + torch.arange(size, device=device)]
-            masks = masks.movedim(axis + 1, 1) if axis < dims - 1 else masks.movedim(axis + 1, -1)
-            if axis < dims - 1:
-                rest = masks.shape[2:]
-                masks = (rows @ masks.reshape(n, masks.shape[1], -1)).reshape(n, size, *rest).movedim(1, axis + 1)
-            else:
-                # The last axis makes the full-size masks; written last they need no copy to be contiguous.
-                masks = (masks.reshape(n, -1, masks.shape[-1]) @ rows.transpose(1, 2)).reshape(n, *self.spatial_shape)
-        # Two weights that sum to 1 may round to a hair above it.
-        return masks.clamp_(0, 1).unsqueeze(1)
+            masks = masks.movedim(axis + 1, 1)
+            stretched = rows.transpose(1, 2) @ masks.reshape(n, masks.shape[1], -1)
+            masks = stretched.reshape(n, rows.shape[2], *masks.shape[2:]).movedim(1, axis + 1)
+        return masks.reshape(n, -1, masks.shape[-1]), last
+
+    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+        if weights.shape[1] > _FOLDED:
+            return super().weighted_sum(indices, weights)
+        # A weighted sum of products of two factors is one product of matrices, so that no mask is ever written.
+        sums = self._zeros(weights)
+        voxels = int(np.prod(self.spatial_shape[:-1]))
+        step = int(min(64, max(1, 2**23 // (voxels * self.grid_shape[-1]))))
+        weights = weights.to(self.device, self.dtype)
+        with exact_arithmetic(self.device):
+            for start in range(0, len(indices), step):
+                chunk = slice(start, min(start + step, len(indices)))
+                stretched, last = self._all_but_last_axis(self.codes(indices[chunk]), self.device)
+                weighted = last[:, :, None] * weights[chunk, None, :, None]
+                product = stretched.transpose(0, 1).flatten(1) @ weighted.flatten(0, 1).flatten(1)
+                sums += product.reshape(voxels, -1, self.spatial_shape[-1]).transpose(0, 1).reshape(sums.shape)
+        return sums
+
+
+# With more weights than this, folding them into RISE's last axis costs more than writing the masks.
+_FOLDED = 4
 
 
 def _random_rows(seed: int, indices: Sequence[int], width: int) -> np.ndarray:
@@ -212,7 +267,7 @@ def _random_rows(seed: int, indices: Sequence[int], width: int) -> np.ndarray:
     return rows
 
 
-def _stretch_weights(cells: int, cell_size: int) -> torch.Tensor:
+def _stretch_weights(cells: int, cell_size: int, dtype: torch.dtype) -> torch.Tensor:
     """The matrix ``((cells + 1) * cell_size, cells)`` that stretches a line of cells linearly.
 
     Voxel centres are half-way, and beyond the outer cell centres the line is mirrored without repeating its edge
@@ -221,8 +276,12 @@ def _stretch_weights(cells: int, cell_size: int) -> torch.Tensor:
     size = (cells + 1) * cell_size
     position = (torch.arange(size, dtype=torch.float64) + 0.5) * cells / size - 0.5
     lower = position.floor().long()
-    weights = torch.zeros(size, cells, dtype=torch.float64)
-    for offset, weight in ((0, 1 - (position - lower)), (1, position - lower)):
+    above = position - lower
+    # The larger weight is rounded, and the smaller one is what it leaves of 1, exactly. So no mask rounds to above 1.
+    larger = torch.maximum(above, 1 - above).to(dtype)
+    upper = torch.where(above >= 0.5, larger, 1 - larger)
+    weights = torch.zeros(size, cells, dtype=dtype)
+    for offset, weight in ((0, 1 - upper), (1, upper)):
         cell = (lower + offset).abs()
         if cells == 1:
             cell = torch.zeros_like(cell)

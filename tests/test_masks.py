@@ -98,6 +98,14 @@ class TestRISEMasks:
             everything(bind(RISEMasks(4, seed=0), 16, 16)), everything(bind(RISEMasks(4, seed=1), 16, 16))
         )
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_nothing_kept_rounds_to_above_1(self, dtype: torch.dtype) -> None:
+        """At p1 = 1 each voxel is two weights on each axis, which sum to 1 in every arithmetic."""
+        for size, grid in itertools.product((13, 64, 97), (1, 3, 5, 7)):
+            masks = bind(RISEMasks(20, grid, p1=1.0), size, size + 2, 11, dtype=dtype).render(range(20))
+            assert float(masks.max()) == 1.0
+            assert float(masks.min()) >= 1 - 8 * torch.finfo(dtype).eps
+
     def test_far_masks_are_reached_directly(self) -> None:
         """Mask 40 000 of a seed's stream is what a full draw gives."""
         code = bind(RISEMasks(40_001, (3, 2), 0.5, seed=5), 9, 8).codes([40_000])
@@ -282,6 +290,18 @@ class TestAnyMasks:
         assert [indices[chunk] for chunk, _ in pieces] == [[4, 0], [8, 3], [3]]
         assert torch.equal(torch.cat([piece for _, piece in pieces]), bound.render(indices))
         assert len(next(iter(bound.stream(indices, max_elements=1)))[1]) == 1
+
+    @pytest.mark.parametrize("num_weights", [1, 3, 7])
+    def test_weighted_sum_is_the_sum_of_rendered_masks(self, masks: Masks, num_weights: int) -> None:
+        for shape, dtype, tolerance in (((10, 7), torch.float64, 1e-14), ((9, 8, 7), torch.float32, 1e-6)):
+            bound = bind(masks, *shape, dtype=dtype)
+            indices = [5, 0, 3, 3, 8]
+            weights = torch.randn(5, num_weights, dtype=dtype, generator=torch.Generator().manual_seed(0))
+            expected = torch.zeros(num_weights, 1, *shape, dtype=torch.float64)
+            for row, mask in zip(weights, bound.render(indices), strict=True):
+                for k, weight in enumerate(row):
+                    expected[k] += weight.double() * mask.double()
+            torch.testing.assert_close(bound.weighted_sum(indices, weights), expected, rtol=0, atol=tolerance * 10)
 
     @pytest.mark.parametrize("indices", [[-1], [0, 9999], range(3, 10_000), range(-1, 2)])
     def test_index_out_of_range(self, masks: Masks, indices: object) -> None:
