@@ -6,7 +6,8 @@ from monai_saliency.fills import BlurFill, ConstantFill, MeanFill, ScanUnitFill
 from monai_saliency.inferers import Explanation, PerturbationInferer
 from monai_saliency.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.masks import RegionMasks, RISEMasks, SlidingWindowMasks
-from monai_saliency.methods import channel_occlusion, region_occlusion, rise, sliding_window
+from monai_saliency.methods import channel_occlusion, patch_windows, region_occlusion, rise, sliding_window
+from monai_saliency.patches import PatchMemory
 from monai_saliency.regions import Supervoxels
 from monai_saliency.saliency_dataset import SaliencyDataset
 from monai_saliency.targets import (
@@ -39,6 +40,7 @@ __all__ = [
     "ListInput",
     "MeanFill",
     "OcclusionScoring",
+    "PatchMemory",
     "PerturbationInferer",
     "RISEMasks",
     "RISEScoring",
@@ -52,6 +54,7 @@ __all__ = [
     "SlidingWindowMasks",
     "Supervoxels",
     "channel_occlusion",
+    "patch_windows",
     "region_occlusion",
     "rise",
     "sliding_window",

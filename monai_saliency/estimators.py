@@ -174,7 +174,8 @@ def _with_coverage(sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-    """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``, masks streamed.
+    """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``, masks streamed, and those that
+    hide a small box in that box only.
 
     Not from the sum of the masks, of which what no mask hides would leave a rest.
     """
@@ -184,6 +185,14 @@ def _sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Ten
         device=masks.device,
     )
     weights = weights.to(masks.device, masks.dtype)
+    if len(indices) and masks.extent(indices[0]) is not None:
+        for row, index in enumerate(indices):
+            extent = masks.extent(index)
+            assert extent is not None
+            everywhere = (slice(None), slice(None), *extent)
+            hidden = 1 - masks.render([index], box=extent)[0]
+            sums[everywhere] += weights[row].reshape(-1, 1, *[1] * len(extent)) * hidden
+        return sums
     with exact_arithmetic(masks.device):
         for chunk, rendered in masks.stream(indices):
             hidden = rendered.flatten(1).neg_().add_(1)

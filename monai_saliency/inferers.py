@@ -22,11 +22,12 @@ from monai_saliency.fills import CaseFill, ConstantFill
 from monai_saliency.inputs import InputAdapter, SplitInputs, TensorInput
 from monai_saliency.masks import BoundMasks, Masks
 from monai_saliency.outputs import OutputPath, check_rows, read, rows
+from monai_saliency.patches import PatchMemory, remember
 from monai_saliency.profiling import stage
 from monai_saliency.store import CaseScores
 from monai_saliency.targets import BoundTarget, Case, Target
 from monai_saliency.timing import BusyMeter
-from monai_saliency.utils import require, whole_numbers
+from monai_saliency.utils import Box, require, whole_numbers
 
 __all__ = ["Explanation", "PerturbationInferer", "case_name", "image_spacing", "source_file"]
 
@@ -43,8 +44,9 @@ class Explanation:
         reference_scores: ``(K,)``, of the unperturbed image.
         target: the target, bound to the case.
         masks: the masks, bound to the case.
-        num_forwards: images that went through the network for this case: the masks and the unperturbed image, less the
-            masks whose scores were stored.
+        num_forwards: what went through the network for this case. Images: the masks and the unperturbed image, less
+            the masks whose scores were stored; or patches of images, where their outputs are remembered
+            (:mod:`monai_saliency.patches`).
     """
 
     name: str
@@ -86,6 +88,9 @@ class PerturbationInferer(Inferer):
         inputs: how the network takes its inputs, and which of them are perturbed (:mod:`monai_saliency.inputs`); one
             tensor by default.
         meter: counts the time in which the network runs.
+        patch_memory: under a ``SlidingWindowInferer``, run only those patches that a mask changes in a new way, and
+            remember their outputs within these limits (True: the default ones). False runs whole images. Scores are
+            the same; see :mod:`monai_saliency.patches`.
 
     Example::
 
@@ -105,6 +110,7 @@ class PerturbationInferer(Inferer):
         output: OutputPath | None = None,
         inputs: InputAdapter | None = None,
         meter: BusyMeter | None = None,
+        patch_memory: PatchMemory | bool = True,
     ) -> None:
         super().__init__()
         whole_numbers("mask_batch_size", mask_batch_size, 1)
@@ -118,6 +124,7 @@ class PerturbationInferer(Inferer):
         self.output = output
         self.inputs = inputs if inputs is not None else TensorInput()
         self.meter = meter
+        self.patch_memory = PatchMemory() if patch_memory is True else patch_memory or None
 
     def __call__(self, inputs: Any, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Explain a batch of images.
@@ -214,6 +221,11 @@ class PerturbationInferer(Inferer):
     ) -> None:
         lengths = [len(run.masks) + 1 for run in runs]
         count = min(self.mask_batch_size, sum(lengths))
+        patches = remember(self, runs, list(_cut(lengths, count)), network, args, kwargs)
+        if patches is not None:
+            with self._bar(runs, patches.total, patches.done, patches.summary) as advance:
+                patches.score(advance)
+            return
         image = runs[0].case.image
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, and their outputs are not read.
@@ -223,7 +235,7 @@ class PerturbationInferer(Inferer):
         def infer(batch: Any, network: Callable[..., Any]) -> Any:
             return inferer(batch, network, *args, **kwargs)
 
-        with self._bar(runs) as advance:
+        with self._bar(runs, sum(lengths)) as advance:
             for parts in _cut(lengths, count):
                 if all(runs[index].has(start, stop) for index, start, stop in parts):
                     advance(sum(stop - start for _, start, stop in parts))
@@ -271,16 +283,17 @@ class PerturbationInferer(Inferer):
         )
 
     @contextmanager
-    def _bar(self, runs: Sequence[_Run]) -> Iterator[Callable[[int], Any]]:
+    def _bar(self, runs: Sequence[_Run], total: int, done: int = 0, note: str = "") -> Iterator[Callable[[int], Any]]:
         if not self.progress:
             yield lambda count: None
             return
         tqdm = require("tqdm", extra="bundle").tqdm
-        total = sum(len(run.masks) + 1 for run in runs)
+        if note:
+            tqdm.write(note, file=sys.stderr)
         name = runs[0].case.name if len(runs) == 1 else f"{len(runs)} cases"
         # A log file is not a screen: there a line every half minute is enough.
         interval = 0.5 if sys.stderr.isatty() else 30
-        with tqdm(total=total, desc=name, unit="forward", leave=False, mininterval=interval) as bar:
+        with tqdm(total=total, initial=done, desc=name, unit="forward", leave=False, mininterval=interval) as bar:
             yield bar.update
 
 
@@ -298,17 +311,22 @@ class _Run:
         self.fill = fill
         self.held = held
 
-    def perturb(self, start: int, stop: int, out: torch.Tensor) -> None:
-        """Write rows [start, stop) of the perturbed image to ``out``, and the held channels behind its own."""
-        out[:, len(self.case.image) :] = self.held
-        out = out[:, : len(self.case.image)]
+    def perturb(self, start: int, stop: int, out: torch.Tensor, box: Box | None = None) -> None:
+        """Write rows [start, stop) of the perturbed image to ``out``, and the held channels behind its own.
+
+        With a box, only their part inside it.
+        """
+        inside = ... if box is None else (slice(None), *box)
+        image, fill = self.case.image[inside], self.fill[inside]
+        out[:, len(image) :] = self.held[inside]
+        out = out[:, : len(image)]
         if start == 0:
-            out[0] = self.case.image
+            out[0] = image
             start, out = 1, out[1:]
         if start < stop:
-            masks = self.masks.render(range(start - 1, stop - 1)).to(out.dtype)
+            masks = self.masks.render(range(start - 1, stop - 1), box=box).to(out.dtype)
             # lerp is mask * image + (1 - mask) * fill in one pass, and exact at mask 0 and 1.
-            torch.lerp(self.fill, self.case.image, masks, out=out)
+            torch.lerp(fill, image, masks, out=out)
 
     def read(self, start: int, stop: int, output: Any, offset: int, count: int, settings: PerturbationInferer) -> None:
         """Score rows [start, stop), which stand at ``offset`` in the network's output of ``count`` images."""
@@ -319,10 +337,13 @@ class _Run:
             self._take_stored()
             start, offset = 1, offset + 1
         if start < stop:
-            scores = self.target(rows(output, offset, offset + stop - start, count))
-            self.state.update(range(start - 1, stop - 1), scores)
-            if self.stored is not None:
-                self.stored.add(start - 1, stop - 1, scores)
+            self.add(start, stop, self.target(rows(output, offset, offset + stop - start, count)))
+
+    def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
+        """Take the scores of rows [start, stop), all of masks."""
+        self.state.update(range(start - 1, stop - 1), scores)
+        if self.stored is not None:
+            self.stored.add(start - 1, stop - 1, scores)
 
     def has(self, start: int, stop: int) -> bool:
         """Whether rows [start, stop) need no forward. The unperturbed image always does: it vouches for the others."""

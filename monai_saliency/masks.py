@@ -17,6 +17,7 @@ import torch
 from monai.data import MetaTensor
 
 from monai_saliency.utils import (
+    Box,
     accumulation_dtype,
     exact_arithmetic,
     per_axis,
@@ -84,12 +85,44 @@ class BoundMasks(ABC):
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         """Masks ``(n, channels or 1, *spatial)`` in [0, 1] of n codes."""
 
-    def render(self, indices: Sequence[int], device: torch.device | str | None = None) -> torch.Tensor:
-        """Full-size masks.
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+        """What :meth:`_render` gives inside a box; masks that can make it without the rest override this."""
+        everywhere = (slice(None), slice(None), *box)
+        return self._render(codes, device)[everywhere]
+
+    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray] | None:
+        """What masks do inside a box, so that work on parts of an image is done once for masks that agree there.
+
+        Args:
+            indices: which masks, n of them.
+            box: one slice with start and stop for each spatial axis, inside the image.
+
+        Returns:
+            bool ``(n,)``, whether a mask hides any voxel of the box, and integers ``(n, width)``, whose rows are equal
+            for masks that are equal inside the box, and for no others among those that hide something there. None,
+            the default, where nothing is known, or where each mask is another in every box.
+        """
+        return None
+
+    def extent(self, index: int) -> Box | None:
+        """A box outside of which a mask hides nothing: one slice with start and stop for each spatial axis.
+
+        None, the default, where none smaller than the image is known.
+        """
+        return None
+
+    def render(
+        self,
+        indices: Sequence[int],
+        device: torch.device | str | None = None,
+        box: Box | None = None,
+    ) -> torch.Tensor:
+        """Full-size masks, or their part inside a box.
 
         Args:
             indices: which masks, each in ``[0, len(self))``; a ``range`` is cheapest.
             device: where to; the bound image's device by default.
+            box: one slice with start and stop for each spatial axis; the whole image by default.
 
         Returns:
             ``(n, 1, *spatial)`` in [0, 1], or ``(n, C, *spatial)`` where channels have masks of their own: 1 where the
@@ -103,9 +136,11 @@ class BoundMasks(ABC):
                 raise IndexError(f"mask indices must be in [0, {len(self)}), got {index}")
         device = torch.device(device) if device is not None else self.device
         if not len(indices):
-            return torch.zeros(0, self.channels or 1, *self.spatial_shape, dtype=self.dtype, device=device)
+            shape = self.spatial_shape if box is None else [side.stop - side.start for side in box]
+            return torch.zeros(0, self.channels or 1, *shape, dtype=self.dtype, device=device)
+        codes = self.codes(indices)
         with exact_arithmetic(device):
-            return self._render(self.codes(indices), device)
+            return self._render(codes, device) if box is None else self._render_box(codes, box, device)
 
     def stream(self, indices: Sequence[int], max_elements: int = 2**23) -> Iterator[tuple[slice, torch.Tensor]]:
         """Render many masks a few at a time.
@@ -360,14 +395,27 @@ class _BoundSlidingWindowMasks(BoundMasks):
         along = np.unravel_index(np.asarray(indices, dtype=int), [len(starts) for starts in self.starts])
         return {"corner": np.stack([starts[i] for starts, i in zip(self.starts, along, strict=True)], axis=-1)}
 
+    def extent(self, index: int) -> Box:
+        (corner,) = self.codes([index])["corner"].tolist()
+        sides = zip(corner, self.window_shape, self.spatial_shape, strict=True)
+        return tuple(slice(max(0, first), min(first + window, size)) for first, window, size in sides)
+
+    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        corners = self.codes(indices)["corner"]
+        start, stop = (np.array([getattr(side, end) for side in box]) for end in ("start", "stop"))
+        first, last = np.maximum(corners, start), np.minimum(corners + self.window_shape, stop)
+        return (first < last).all(axis=1), np.concatenate([first, last], axis=1)
+
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
+
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         corners = torch.from_numpy(codes["corner"]).to(device)
         hidden = torch.ones((), dtype=torch.bool, device=device)
-        dims = len(self.spatial_shape)
-        for axis, (size, window) in enumerate(zip(self.spatial_shape, self.window_shape, strict=True)):
-            offset = torch.arange(size, device=device) - corners[:, axis, None]
+        for axis, (side, window) in enumerate(zip(box, self.window_shape, strict=True)):
+            offset = torch.arange(side.start, side.stop, device=device) - corners[:, axis, None]
             inside = (offset >= 0) & (offset < window)
-            hidden = hidden & inside.reshape(len(corners), *(size if a == axis else 1 for a in range(dims)))
+            hidden = hidden & inside.reshape(len(corners), *(-1 if a == axis else 1 for a in range(len(box))))
         return (~hidden).to(self.dtype).unsqueeze(1)
 
 
@@ -461,8 +509,16 @@ class _BoundRegionMasks(BoundMasks):
             return {"coalition": np.asarray(indices, dtype=int)[:, None] != np.arange(len(self.values))}
         return {"coalition": _random_rows(self.seed, indices, len(self.values)) < self.p1}
 
+    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        present = self.index[box].unique().cpu().numpy()
+        hidden = ~self.codes(indices)["coalition"][:, present[present > 0] - 1]
+        return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
+
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        return self._render_box(codes, (slice(None),) * len(self.spatial_shape), device)
+
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         coalition = torch.from_numpy(codes["coalition"]).to(device, self.dtype)
         kept = torch.cat([coalition.new_ones(len(coalition), 1), coalition], dim=1)
-        masks = kept.index_select(1, self.index.flatten().to(device))
-        return masks.reshape(len(coalition), 1, *self.spatial_shape)
+        index = self.index[box].to(device)
+        return kept.index_select(1, index.flatten()).reshape(len(coalition), 1, *index.shape)

@@ -9,7 +9,9 @@ All take the same further arguments, passed on to :class:`~monai_saliency.infere
 - ``mask_batch_size``: perturbed images in one network batch, at the most;
 - ``inputs``: how the network takes several inputs, and which are perturbed (:mod:`monai_saliency.inputs`);
 - ``output``: which part of a structured output is read (:mod:`monai_saliency.outputs`);
-- ``progress``: shows a progress bar.
+- ``progress``: shows a progress bar;
+- ``patch_memory``: under a ``SlidingWindowInferer``, what is remembered of its patches
+  (:mod:`monai_saliency.patches`); False to run whole images for every mask.
 
 Those with ``per_channel`` make a map for each channel of the image (:mod:`monai_saliency.channels`): which modality
 mattered, where.
@@ -21,15 +23,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.channels import ChannelMasks, IndependentChannelMasks
 from monai_saliency.estimators import Estimator, OcclusionScoring, RISEScoring
 from monai_saliency.inferers import PerturbationInferer
 from monai_saliency.masks import Masks, RegionMasks, RISEMasks, SlidingWindowMasks
+from monai_saliency.patches import PatchWindowMasks
 from monai_saliency.regions import whole_image
 from monai_saliency.targets import Target
 
-__all__ = ["channel_occlusion", "choose", "region_occlusion", "rise", "sliding_window"]
+__all__ = ["channel_occlusion", "choose", "patch_windows", "region_occlusion", "rise", "sliding_window"]
 
 T = TypeVar("T")
 
@@ -86,6 +90,30 @@ def sliding_window(
     masks: Masks = SlidingWindowMasks(window_size, stride, unit)
     masks = ChannelMasks(masks) if per_channel else masks
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
+
+
+def patch_windows(
+    inferer: SlidingWindowInferer,
+    divide: int = 1,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Sliding-window occlusion on the grid of a sliding-window model's patches: the cheapest map of such a model.
+
+    Each window touches the fewest patches, and only those are run (:mod:`monai_saliency.patches`): with half overlap,
+    volumes of 128^3 and patches of 48^3, 6 of 125 on average, against 16 for windows of that size elsewhere.
+
+    Args:
+        inferer: runs the network, and says where patches lie.
+        divide: windows for each step from patch to patch along each axis: 2 halves their edges, for a finer map.
+        target: which number is explained.
+        estimator: ``OcclusionScoring()`` by default.
+        settings: see this module's page.
+    """
+    masks = PatchWindowMasks(inferer, divide)
+    return PerturbationInferer(masks, target, estimator or OcclusionScoring(), inferer=inferer, **settings)
 
 
 def region_occlusion(

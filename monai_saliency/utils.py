@@ -13,6 +13,7 @@ import torch
 from monai.utils import OptionalImportError
 
 __all__ = [
+    "Box",
     "accumulation_dtype",
     "exact_arithmetic",
     "per_axis",
@@ -21,7 +22,18 @@ __all__ = [
     "to_host",
     "voxels_of_mm",
     "whole_numbers",
+    "within",
 ]
+
+#: part of a volume: one slice with start and stop for each spatial axis
+Box = tuple[slice, ...]
+
+
+def within(box: Box, frame: Box) -> Box:
+    """A box as it lies in a frame around it: its voxels counted from the frame's first."""
+    return tuple(
+        slice(side.start - outer.start, side.stop - outer.start) for side, outer in zip(box, frame, strict=True)
+    )
 
 
 def whole_numbers(name: str, value: Any, least: int) -> None:

@@ -363,3 +363,46 @@ class TestRegionMasks:
     def test_errors(self, labels: torch.Tensor | None, match: str) -> None:
         with pytest.raises(ValueError, match=match):
             RegionMasks().bind(self.IMAGE, labels=labels)
+
+
+class TestBoxes:
+    """What masks tell of a part of an image, against their full-size form."""
+
+    LABELS = torch.arange(12).reshape(3, 4).repeat_interleave(3, 0).repeat_interleave(4, 1)[None]
+    MASKS = (SlidingWindowMasks((3, 5), (2, 4)), SlidingWindowMasks(9, 2), RegionMasks(40, 0.7), RegionMasks())
+
+    @pytest.mark.parametrize("masks", [*MASKS, RISEMasks(6, 3)])
+    @pytest.mark.parametrize("box", [(0, 9, 0, 16), (2, 5, 3, 9), (8, 9, 0, 1)])
+    def test_rendered(self, masks: Masks, box: tuple[int, int, int, int]) -> None:
+        bound = masks.bind(torch.zeros(1, 9, 16), labels=self.LABELS)
+        indices, sides = [3, 0, 5], (slice(*box[:2]), slice(*box[2:]))
+        assert torch.equal(bound.render(indices, box=sides), bound.render(indices)[:, :, sides[0], sides[1]])
+        assert bound.render([], box=sides).shape == (0, 1, box[1] - box[0], box[3] - box[2])
+
+    @pytest.mark.parametrize("masks", MASKS)
+    @pytest.mark.parametrize("box", [(0, 9, 0, 16), (2, 5, 3, 9), (8, 9, 0, 1), (4, 6, 4, 8)])
+    def test_restrictions_are_equal_where_masks_are(self, masks: Masks, box: tuple[int, int, int, int]) -> None:
+        bound = masks.bind(torch.zeros(1, 9, 16), labels=self.LABELS)
+        sides = (slice(*box[:2]), slice(*box[2:]))
+        restricted = bound.restrict(range(len(bound)), sides)
+        assert restricted is not None
+        hides, keys = restricted
+        inside = bound.render(range(len(bound)), box=sides).flatten(1)
+        assert hides.tolist() == (inside == 0).any(dim=1).tolist()
+        hiding = hides.nonzero()[0].tolist()
+        for a, b in itertools.combinations(hiding, 2):
+            assert np.array_equal(keys[a], keys[b]) == torch.equal(inside[a], inside[b]), (a, b)
+
+    def test_random_smooth_masks_tell_nothing(self) -> None:
+        bound = bind(RISEMasks(6, 3), 9, 16)
+        assert bound.restrict(range(6), (slice(0, 2), slice(0, 2))) is None
+        assert bound.extent(0) is None
+
+    def test_extent_of_windows(self) -> None:
+        bound = bind(SlidingWindowMasks((3, 5), (2, 4)), 9, 16)
+        for index, mask in enumerate(everything(bound)):
+            rows, columns = (mask == 0).nonzero()
+            assert bound.extent(index) == (
+                slice(rows.min(), rows.max() + 1),
+                slice(columns.min(), columns.max() + 1),
+            )

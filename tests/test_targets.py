@@ -638,3 +638,30 @@ class TestFunctionScore:
             FunctionScore(3)
         with pytest.raises(CaseError, match="case ct_7: `function` gave 3 scores an image for 1 `labels`"):
             FunctionScore(lambda output: output, ["a"]).bind(LOGITS, FLAT)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+@pytest.mark.parametrize("region", ["all", "some"])
+def test_contributions_of_tiles_sum_to_the_scores(activation: str, region: str) -> None:
+    outputs = torch.randn(2, 4, 6, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    inside = torch.zeros(6, 7)
+    inside[1:4, 2:6] = 1
+    target = RegionScore([2, 0], activation, "all" if region == "all" else inside)
+    bound = target.bind(outputs[:1], Case("ct_7", torch.zeros(1, 6, 7)))
+    assert bound.channels_read == (None if activation == "softmax" else [0, 2])
+    read = outputs if bound.channels_read is None else outputs[:, bound.channels_read]
+    parts = [
+        bound.contribution(read[:, :, rows, columns], (rows, columns))
+        for rows in (slice(0, 2), slice(2, 6))
+        for columns in (slice(0, 3), slice(3, 7))
+    ]
+    torch.testing.assert_close(sum(parts), bound(outputs), rtol=0, atol=1e-12)
+    reach = bound.reach()
+    assert (reach is None) == (region == "all")
+    changed = outputs.clone()
+    if reach is not None:
+        assert torch.equal(reach, inside != 0)
+        changed[:, :, ~reach] += 5
+    if bound.channels_read is not None:
+        changed[:, [1, 3]] += 5
+    assert torch.equal(bound(changed), bound(outputs))

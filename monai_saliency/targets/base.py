@@ -12,7 +12,7 @@ import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.outputs import choices, shape
-from monai_saliency.utils import exact_arithmetic
+from monai_saliency.utils import Box, exact_arithmetic
 
 __all__ = [
     "ACTIVATIONS",
@@ -59,14 +59,41 @@ class Case:
 
 
 class BoundTarget(ABC):
-    """A target with everything that depends on the case frozen."""
+    """A target with everything that depends on the case frozen.
+
+    What it reads of a volume ``(B, C, *spatial)`` it may tell, so that no work goes into the rest
+    (:mod:`monai_saliency.patches`): ``channels_read``, :meth:`reach` and, where its scores are sums over voxels,
+    ``additive`` and :meth:`contribution`.
+    """
 
     #: what each of the K scores is: the index of a class or channel, or words
     labels: Sequence[int | str]
+    #: the output channels that the scores depend on, ascending; None for all
+    channels_read: Sequence[int] | None = None
+    #: whether the scores are sums of the :meth:`contribution` of boxes
+    additive: bool = False
 
     @abstractmethod
     def __call__(self, output: Any) -> torch.Tensor:
         """Scores ``(B, K)`` of network outputs of B perturbed images."""
+
+    def reach(self) -> torch.Tensor | None:
+        """The output's voxels that the scores depend on, bool ``(*spatial)``; None for all."""
+        return None
+
+    def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
+        """What the voxels of a box add to the scores, for ``additive`` targets.
+
+        Over boxes that tile the volume the contributions sum up to the scores.
+
+        Args:
+            output: ``(B, C, *box)``, the network's output inside the box; C are the ``channels_read``.
+            box: one slice with start and stop for each spatial axis.
+
+        Returns:
+            ``(B, K)``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not additive")
 
     def describe(self) -> dict[str, Any]:
         """What the network made of the unperturbed case, for a summary: ``prediction`` and its ``probability``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from monai_saliency.targets.base import (
     known,
 )
 from monai_saliency.targets.regions import Prediction, components, given_region, label_region
-from monai_saliency.utils import whole_numbers
+from monai_saliency.utils import Box, whole_numbers, within
 
 __all__ = ["DiceScore", "RegionScore"]
 
@@ -191,11 +192,16 @@ class RegionScore(_SegmentationTarget):
 
 
 class _BoundRegionScore(BoundTarget):
+    additive = True
+
     def __init__(self, parts: Sequence[_Part], activation: str, reference: torch.Tensor) -> None:
         self.labels = [part.label for part in parts]
         self.channels = [part.channel for part in parts]
         self.voxels = [part.voxels for part in parts]
         self.activation = activation
+        # A softmax reads all channels, other activations each its own.
+        self.channels_read = None if activation == "softmax" else sorted(set(self.channels))
+        self.shape = reference.shape[2:]
         self.reference = self(reference)[0]
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
@@ -205,6 +211,46 @@ class _BoundRegionScore(BoundTarget):
             # Only the region's voxels are activated: a softmax of the whole volume would cost a copy of it.
             inside = flat if voxels is None else flat[:, :, voxels]
             scores.append(ACTIVATIONS[self.activation](inside)[:, channel].mean(dim=1))
+        return torch.stack(scores, dim=1)
+
+    def reach(self) -> torch.Tensor | None:
+        reach = torch.zeros(self.shape, dtype=torch.bool, device=self.reference.device)
+        for voxels in self.voxels:
+            if voxels is None:
+                return None
+            reach.view(-1)[voxels] = True
+        return reach
+
+    @functools.cached_property
+    def _inside(self) -> list[tuple[Box, torch.Tensor | None]]:
+        """For each score the box around its region and the region within it, None for everywhere."""
+        found: list[tuple[Box, torch.Tensor | None]] = []
+        for voxels in self.voxels:
+            if voxels is None:
+                found.append((tuple(slice(0, size) for size in self.shape), None))
+                continue
+            places = torch.unravel_index(voxels, self.shape)
+            box = tuple(slice(int(along.min()), int(along.max()) + 1) for along in places)
+            region = torch.zeros([side.stop - side.start for side in box], dtype=torch.bool, device=voxels.device)
+            region[tuple(along - side.start for along, side in zip(places, box, strict=True))] = True
+            found.append((box, region))
+        return found
+
+    def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
+        values = computed(output)
+        scores = []
+        for channel, voxels, (frame, region) in zip(self.channels, self.voxels, self._inside, strict=True):
+            common = tuple(
+                slice(max(a.start, b.start), max(a.start, b.start, min(a.stop, b.stop)))
+                for a, b in zip(box, frame, strict=True)
+            )
+            here = (slice(None), slice(None), *within(common, box))
+            place = channel if self.channels_read is None else self.channels_read.index(channel)
+            inside = ACTIVATIONS[self.activation](values[here])[:, place]
+            if region is not None:
+                inside = torch.where(region[within(common, frame)], inside, 0)
+            count = self.shape.numel() if voxels is None else len(voxels)
+            scores.append(inside.flatten(1).sum(dim=1) / count)
         return torch.stack(scores, dim=1)
 
     def describe(self) -> dict[str, Any]:

@@ -1,0 +1,775 @@
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from monai.data.utils import dense_patch_slices
+from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
+from monai.inferers.utils import _get_scan_interval
+
+from monai_saliency import patches
+from monai_saliency.estimators import OcclusionScoring
+from monai_saliency.fills import BlurFill, ConstantFill, MeanFill
+from monai_saliency.inferers import Explanation, PerturbationInferer
+from monai_saliency.masks import Masks, RegionMasks, RISEMasks, SlidingWindowMasks
+from monai_saliency.methods import patch_windows, rise, sliding_window
+from monai_saliency.patches import PatchMemory, PatchWindowMasks, plan
+from monai_saliency.store import ScoreStore
+from monai_saliency.targets import BoundTarget, Case, RegionScore, Target
+
+WHOLE = RegionScore(1, "softmax", region="all")
+
+
+class Network(torch.nn.Module):
+    """Two convolutions: what a voxel gives depends on its patch's border. Counts the rows that it is given."""
+
+    def __init__(self, dims: int, classes: int = 3, channels: int = 1) -> None:
+        super().__init__()
+        kind = (torch.nn.Conv2d, torch.nn.Conv3d)[dims - 2]
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.body = torch.nn.Sequential(
+                kind(channels, 3, 3, padding=1), torch.nn.Tanh(), kind(3, classes, 3, padding=1)
+            )
+        self.rows = 0
+        self.calls: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows += len(x)
+        self.calls.append(len(x))
+        return 4 * self.body(x)
+
+
+class PeakScore(Target):
+    """No sum of voxels: the highest probability of each channel but the first, of the whole volume."""
+
+    def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
+        return BoundPeakScore(reference_output.shape[1])
+
+
+class BoundPeakScore(BoundTarget):
+    def __init__(self, channels: int) -> None:
+        self.labels = list(range(1, channels))
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        return output.softmax(dim=1)[:, 1:].flatten(2).amax(dim=2)
+
+
+class DriftScore(Target):
+    """How far the output moves, on average: its bound form holds the unperturbed output itself."""
+
+    def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
+        return BoundDriftScore(reference_output)
+
+
+class BoundDriftScore(BoundTarget):
+    def __init__(self, reference: torch.Tensor) -> None:
+        self.labels = ["drift"]
+        self.reference = reference
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        return (output - self.reference).square().flatten(1).mean(dim=1, keepdim=True)
+
+
+class Keeper(Target):
+    """Keeps the output of the unperturbed image."""
+
+    def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
+        self.output = reference_output.clone()
+        return WHOLE.bind(reference_output, case)
+
+
+def images(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def blocks(shape: Sequence[int], size: int, labels: int, seed: int = 0) -> torch.Tensor:
+    """A label map ``(1, *shape)`` of cubes."""
+    coarse = torch.randint(0, labels + 1, [-(-n // size) for n in shape], generator=torch.Generator().manual_seed(seed))
+    for axis in range(len(shape)):
+        coarse = coarse.repeat_interleave(size, axis)
+    return coarse[tuple(slice(n) for n in shape)][None]
+
+
+def both(explain: PerturbationInferer, inputs: torch.Tensor, network: Any, **given: Any) -> list[list[Explanation]]:
+    """What remembered patches give, and what whole images give."""
+    ours = explain.explain(inputs, network, **given)
+    plain = PerturbationInferer(
+        explain.masks, explain.target, explain.estimator, explain.fill, explain.inferer, 4, patch_memory=False
+    )
+    return [ours, plain.explain(inputs, network, **given)]
+
+
+def assert_same(results: list[list[Explanation]], tolerance: float) -> None:
+    for ours, plain in zip(*results, strict=True):
+        largest = float(torch.cat([plain.scores, plain.reference_scores[None]]).abs().max())
+        assert ours.scores.dtype == plain.scores.dtype
+        for a, b in ((ours.scores, plain.scores), (ours.reference_scores, plain.reference_scores)):
+            torch.testing.assert_close(a, b, rtol=0, atol=tolerance * largest)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> dict[str, Any]:
+    """A volume, an inferer, masks, a fill, a target and a memory."""
+    dims = draw(st.sampled_from([2, 3]))
+    shape = draw(st.tuples(*[st.integers(5, (17, 10)[dims - 2])] * dims))
+    roi = draw(st.tuples(*[st.integers((3, 4)[dims - 2], (14, 9)[dims - 2])] * dims))
+    padding_mode = draw(st.sampled_from(["constant", "reflect", "replicate", "circular"]))
+    if padding_mode in ("reflect", "circular"):
+        assume(all(-(-(r - n) // 2) < n for r, n in zip(roi, shape, strict=True)))
+    inferer = SlidingWindowInferer(
+        roi,
+        sw_batch_size=draw(st.integers(1, 6)),
+        overlap=draw(st.sampled_from([0, 0.1, 0.25, 0.5, 0.6, 0.75])),
+        mode=draw(st.sampled_from(["constant", "gaussian"])),
+        padding_mode=padding_mode,
+        cval=draw(st.sampled_from([0.0, -1.5])) if padding_mode == "constant" else 0.0,
+        cache_roi_weight_map=draw(st.booleans()),
+    )
+    assume(len(_boxes(inferer, shape)[0]) <= 100)
+    kind = draw(st.sampled_from(["window", "coalitions", "one region"]))
+    if kind == "window":
+        size = draw(st.integers(2, min(shape)))
+        masks: Masks = SlidingWindowMasks(size, draw(st.integers(size // 2 + 1, size + 3)))
+    else:
+        masks = RegionMasks(10 if kind == "coalitions" else None, draw(st.sampled_from([0.2, 0.5, 0.9])))
+    activation = draw(st.sampled_from(["softmax", "sigmoid", "none"]))
+    region = draw(st.sampled_from(["predicted", "all", "label", "peak", "drift"]))
+    if region in ("peak", "drift"):
+        target: Target = PeakScore() if region == "peak" else DriftScore()
+    else:
+        given_region = blocks(shape, 3, 3, 7) == 1 if region == "label" else region
+        if region == "label":
+            assume(bool(given_region.any()))
+        # Of one channel alone, or of all in another order.
+        channels = draw(st.sampled_from([[1], [2, 0, 1]]))
+        target = RegionScore(channels, activation, given_region)
+    return {
+        "shape": shape,
+        "count": draw(st.integers(1, 2)),
+        "dtype": draw(st.sampled_from([torch.float32, torch.float64])),
+        "labels": blocks(shape, draw(st.integers(2, 5)), draw(st.integers(2, 6))),
+        "explain": PerturbationInferer(
+            masks,
+            target,
+            OcclusionScoring(),
+            fill=draw(st.sampled_from([None, ConstantFill(1.5), MeanFill(), BlurFill(1.0)])),
+            inferer=inferer,
+            mask_batch_size=draw(st.integers(1, 5)),
+            patch_memory=draw(st.sampled_from([True, PatchMemory(0, 0), PatchMemory(0, 6000)])),
+        ),
+    }
+
+
+@given(problems())
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+def test_scores_are_those_of_whole_images(problem: dict[str, Any]) -> None:
+    """Over random combinations, to 1e-9 in double and 1e-5 in single precision."""
+    torch.set_num_threads(1)
+    explain, shape = problem["explain"], problem["shape"]
+    assume(bool(problem["labels"].any()))
+    network = Network(len(shape)).to(problem["dtype"])
+    inputs = images(problem["count"], 1, *shape, dtype=problem["dtype"])
+    labels = [problem["labels"]] * problem["count"]
+    assume(not isinstance(explain.target, RegionScore) or _binds(explain, inputs, network))
+    results = both(explain, inputs, network, labels=labels)
+    assert_same(results, 1e-5 if problem["dtype"] == torch.float32 else 1e-9)
+    # Patches were run, not images.
+    assert results[0][0].num_forwards >= len(_boxes(explain.inferer, shape)[0])
+
+
+def _binds(explain: PerturbationInferer, inputs: torch.Tensor, network: Network) -> bool:
+    with torch.no_grad():
+        outputs = explain.inferer(inputs, network)
+    for i, image in enumerate(inputs):
+        try:
+            explain.target.bind(outputs[i : i + 1], Case("case", image, i))
+        except ValueError:
+            return False  # an empty region
+    return True
+
+
+def _boxes(inferer: SlidingWindowInferer, shape: Sequence[int]) -> tuple[list[tuple[slice, ...]], list[int]]:
+    """MONAI's patches, and the padding before each axis."""
+    roi = [int(r) for r in inferer.roi_size]
+    padded = [max(r, n) for r, n in zip(roi, shape, strict=True)]
+    overlap = np.broadcast_to(inferer.overlap, len(roi)).tolist()
+    boxes = dense_patch_slices(padded, roi, _get_scan_interval(padded, roi, len(roi), overlap))
+    return boxes, [(p - n) // 2 for p, n in zip(padded, shape, strict=True)]
+
+
+def closed_form(masks: Any, inferer: SlidingWindowInferer, reach: torch.Tensor) -> int:
+    """The sum over masks of the patches that they touch within reach, less those seen, plus one reference pass."""
+    boxes, before = _boxes(inferer, reach.shape)
+    rendered = masks.render(range(len(masks)))[:, 0]
+    count = len(boxes)
+    for box in boxes:
+        inside = tuple(
+            slice(max(0, side.start - b), max(0, side.stop - b)) for side, b in zip(box, before, strict=True)
+        )
+        if reach[inside].any():
+            count += len({m[inside].numpy().tobytes() for m in rendered if bool((m[inside] < 1).any())})
+    return count
+
+
+class TestCounted:
+    @pytest.mark.parametrize("shape", [(23, 18), (13, 16, 9), (4, 16, 9)])
+    @pytest.mark.parametrize("overlap", [0.0, 0.3, 0.5])
+    @pytest.mark.parametrize("reach", ["all", "corner"])
+    @pytest.mark.parametrize(
+        "masks", [SlidingWindowMasks(4, 3), SlidingWindowMasks(2, 5), RegionMasks(40), RegionMasks()]
+    )
+    def test_patch_forwards_are_the_closed_form(
+        self, shape: tuple[int, ...], overlap: float, reach: str, masks: Masks
+    ) -> None:
+        inferer = SlidingWindowInferer((6,) * len(shape), overlap=overlap)
+        region = torch.zeros(shape)
+        region[tuple(slice(3) if reach == "corner" else slice(None) for _ in shape)] = 1
+        network, image, labels = Network(len(shape)), images(1, 1, *shape), blocks(shape, 4, 9)
+        explain = PerturbationInferer(masks, RegionScore(1, "softmax", region), OcclusionScoring(), inferer=inferer)
+        (explanation,) = explain.explain(image, network, labels=[labels])
+        expected = closed_form(masks.bind(image[0], labels=labels), inferer, region)
+        assert network.rows == explanation.num_forwards == expected
+        counts = plan(explain, image[0], labels, reach=region != 0)
+        assert counts.forwards == expected
+        assert counts.plain == counts.patches * (len(explanation.scores) + 1)
+
+    def test_random_coalitions_of_twelve_regions(self) -> None:
+        """512 coalitions: each patch is run for the distinct restrictions seen, at most 2 ** its regions."""
+        shape = (32, 28, 24)
+        labels = torch.zeros(1, *shape, dtype=torch.int)
+        for label in range(12):
+            corner = [(label * step) % (n - 9) for step, n in zip((7, 11, 5), shape, strict=True)]
+            labels[(0, *(slice(c, c + 9) for c in corner))] = label + 1
+        inferer = SlidingWindowInferer((12, 12, 12), overlap=0.25)
+        network, image = Network(3), images(1, 1, *shape)
+        masks = RegionMasks(512, seed=3)
+        explain = PerturbationInferer(masks, WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=64)
+        explain.explain(image, network, labels=[labels])
+        bound = masks.bind(image[0], labels=labels)
+        expected = closed_form(bound, inferer, torch.ones(shape))
+        assert network.rows == expected
+        boxes = _boxes(inferer, shape)[0]
+        regions = [len(set(labels[0][box].unique().tolist()) - {0}) for box in boxes]
+        assert max(regions) >= 5
+        assert network.rows <= sum(2**count for count in regions)
+        assert network.rows < len(boxes) * 513 / 5
+
+    def test_a_clinical_ct(self) -> None:
+        """512 x 512 x 300, 96^3 patches, overlap 0.25, windows and strides of 32: at least 45 times fewer."""
+        explain = sliding_window(32, 32, target=WHOLE, inferer=SlidingWindowInferer((96, 96, 96)))
+        counts = plan(explain, torch.empty(1, 512, 512, 300, device="meta"))
+        # Windows and patches are products of intervals, so that what they touch is counted axis by axis.
+        touched, patches_along, masks_along = 1, 1, 1
+        for size in (512, 512, 300):
+            starts = [min(s, size - 96) for s in range(0, size - 96 + 72, 72)]
+            first = -((32 - (size - (size - 1) // 32 * 32)) // 2)
+            windows = [(first + 32 * i, first + 32 * i + 32) for i in range(-(-size // 32))]
+            touched *= sum(max(0, a) < s + 96 and s < b for a, b in windows for s in starts)
+            patches_along *= len(starts)
+            masks_along *= len(windows)
+        assert counts.patches == patches_along == 196
+        assert counts.forwards == touched + 196
+        assert counts.plain == 196 * (masks_along + 1)
+        assert counts.gain >= 45
+
+    @pytest.mark.slow
+    def test_a_clinical_ct_at_a_quarter_of_its_size(self) -> None:
+        """The same geometry in voxels four times as large, run: the network sees as many rows as were planned."""
+        explain = sliding_window(8, 8, target=WHOLE, inferer=SlidingWindowInferer((24, 24, 24)))
+        rows = 0
+
+        def network(x: torch.Tensor) -> torch.Tensor:
+            nonlocal rows
+            rows += len(x)
+            return torch.cat([x, -x], dim=1)
+
+        explain.explain(images(1, 1, 128, 128, 75), network)
+        full = sliding_window(32, 32, target=WHOLE, inferer=SlidingWindowInferer((96, 96, 96)))
+        counts = plan(full, torch.empty(1, 512, 512, 300, device="meta"))
+        assert rows == counts.forwards
+        assert counts.plain / rows >= 45
+
+    def test_a_mask_outside_of_the_targets_reach_runs_nothing(self) -> None:
+        region = torch.zeros(24, 24)
+        region[:3, :3] = 1
+        network, image = Network(2), images(1, 1, 24, 24)
+        explain = sliding_window(
+            4, 4, target=RegionScore(1, "softmax", region), inferer=SlidingWindowInferer((8, 8), overlap=0)
+        )
+        (explanation,) = explain.explain(image, network)
+        assert network.rows == 9 + 4
+        unchanged = (explanation.scores == explanation.reference_scores).all(dim=1).reshape(6, 6)
+        assert int(unchanged.sum()) == 32
+
+    def test_masks_of_several_cases_share_full_batches(self) -> None:
+        network, inputs = Network(2), images(3, 1, 20, 20)
+        explain = sliding_window(
+            4, 4, target=WHOLE, inferer=SlidingWindowInferer((8, 8), sw_batch_size=7, overlap=0.5), mask_batch_size=4
+        )
+        explanations = explain.explain(inputs, network)
+        each = plan(explain, inputs[0])
+        assert [e.num_forwards for e in explanations] == [each.forwards] * 3
+        reference, rest = 3 * each.patches, 3 * (each.forwards - each.patches)
+        assert network.calls == [7] * (math.ceil(reference / 7) + math.ceil(rest / 7))
+
+    def test_windows_on_the_patch_grid_touch_the_fewest(self) -> None:
+        inferer = SlidingWindowInferer((48, 48, 48), overlap=0.5)
+        image = torch.empty(1, 128, 128, 128, device="meta")
+        elsewhere = plan(sliding_window(24, 24, target=WHOLE, inferer=inferer), image)
+        aligned = plan(patch_windows(inferer, target=WHOLE), image)
+        assert elsewhere.gain > 7
+        assert aligned.gain > 2 * elsewhere.gain
+        finer = plan(patch_windows(inferer, 2, target=WHOLE), image)
+        assert finer.plain > 6 * aligned.plain
+        assert finer.gain > 1.2 * plan(sliding_window(12, 12, target=WHOLE, inferer=inferer), image).gain
+
+    @pytest.mark.parametrize("shape", [(20, 13), (5, 20, 13)])
+    def test_windows_on_the_patch_grid_tile_the_image(self, shape: tuple[int, ...]) -> None:
+        inferer = SlidingWindowInferer((8,) * len(shape), overlap=0.5)
+        bound = PatchWindowMasks(inferer).bind(images(1, *shape))
+        hidden = 1 - bound.render(range(len(bound)))[:, 0]
+        assert bool((hidden.sum(dim=0) == 1).all())
+        assert [len(along.unique()) for along in (hidden.flatten(1).nonzero()[:, :1],)] == [len(bound)]
+        assert all(set(starts[1:] % 4) <= {0} for starts in bound.starts)
+
+
+class TestExact:
+    @pytest.mark.parametrize("mode", ["constant", "gaussian"])
+    @pytest.mark.parametrize("shape", [(20, 13), (11, 14, 6)])
+    def test_the_unperturbed_output_is_the_inferers(self, shape: tuple[int, ...], mode: str) -> None:
+        inferer = SlidingWindowInferer((8,) * len(shape), overlap=0.6, mode=mode)
+        network, image, target = Network(len(shape)).eval(), images(1, 1, *shape), Keeper()
+        sliding_window(4, target=target, inferer=inferer).explain(image, network)
+        with torch.no_grad():
+            assert torch.equal(target.output, inferer(image, network))
+
+    @pytest.mark.parametrize(
+        "inferer",
+        [
+            SlidingWindowInfererAdapt((8, 8, 8), 3, 0.5),
+            SliceInferer(0, (8, 8), 3, 0.5),
+            SliceInferer(2, roi_size=(8, 6), mode="gaussian"),
+            SlidingWindowInferer((8, -1, None), 2),
+            SlidingWindowInferer(8, 2, (0.5, 0, 0.25), device="cpu", sw_device="cpu"),
+            SlidingWindowInferer((8, 8, 8), cpu_thresh=10),
+            type("Renamed", (SlidingWindowInferer,), {"more": 1})((8, 8, 8)),
+        ],
+        ids=lambda inferer: type(inferer).__name__,
+    )
+    def test_other_inferers_of_the_same_arithmetic(self, inferer: SlidingWindowInferer, caplog: Any) -> None:
+        network = Network(2 if isinstance(inferer, SliceInferer) else 3)
+        results = both(sliding_window(4, 3, target=WHOLE, inferer=inferer), images(2, 1, 9, 12, 10), network)
+        assert_same(results, 1e-5)
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert results[0][0].num_forwards != results[1][0].num_forwards
+
+    @pytest.mark.parametrize("kind", ["half", "in place", "identity", "double"])
+    def test_other_networks(self, kind: str) -> None:
+        body = Network(2)
+        network: Callable[[torch.Tensor], torch.Tensor] = {
+            "half": lambda x: body(x).half(),
+            "in place": lambda x: body(x.relu_()),
+            "identity": lambda x: x,
+            "double": lambda x: body(x).double(),
+        }[kind]
+        target = RegionScore(0, "sigmoid", region="all")
+        inferer = SlidingWindowInferer((8, 8), 3, 0.5, mode="gaussian")
+        assert_same(both(sliding_window(4, 3, target=target, inferer=inferer), images(1, 1, 20, 13), network), 1e-5)
+
+    @pytest.mark.parametrize(("output", "wrap"), [("b", lambda x: {"a": x[:, :1], "b": x}), (1, lambda x: (-x, x))])
+    def test_a_part_of_the_output(self, output: Any, wrap: Callable[[torch.Tensor], Any]) -> None:
+        body, image = Network(2), images(1, 1, 20, 13)
+        settings = {"target": WHOLE, "inferer": SlidingWindowInferer((8, 8), 3, 0.5)}
+        (part,) = sliding_window(4, 3, output=output, **settings).explain(image, lambda x: wrap(body(x)))
+        (alone,) = sliding_window(4, 3, **settings).explain(image, body)
+        assert torch.equal(part.scores, alone.scores)
+        assert part.num_forwards == alone.num_forwards
+
+    def test_arguments_reach_the_network(self) -> None:
+        def network(x: torch.Tensor, scale: float, *, shift: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, -x], dim=1) * scale + shift
+
+        explain = sliding_window(4, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
+        image = images(1, 1, 20, 13)
+        shift = torch.tensor(2.0)
+        given = explain.explain(image, network, 3.0, shift=shift)[0]
+        bound = explain.explain(image, lambda x: network(x, 3.0, shift=shift))[0]
+        assert torch.equal(given.scores, bound.scores)
+        assert given.num_forwards == bound.num_forwards
+
+    def test_maps_too(self) -> None:
+        network, image = Network(3).double(), images(1, 1, 13, 16, 9, dtype=torch.float64)
+        settings = {"target": WHOLE, "inferer": SlidingWindowInferer((8, 8, 8), 2, 0.5)}
+        ours = sliding_window(4, 3, **settings)(image, network)
+        plain = sliding_window(4, 3, patch_memory=False, **settings)(image, network)
+        assert float(plain.std()) > 0
+        torch.testing.assert_close(ours, plain, rtol=0, atol=1e-9 * float(plain.abs().max()))
+
+
+class Coupled(Network):
+    """A network that gives away in which batch, and where in it, a patch was run."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(len(x), dtype=x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        return super().forward(x) + 0.01 * places + x.mean()
+
+
+class Stop(Exception):
+    pass
+
+
+class Stopping:
+    def __init__(self, network: Network, calls: int) -> None:
+        self.network, self.calls = network, calls
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.calls == 0:
+            raise Stop
+        self.calls -= 1
+        return self.network(x)
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes remembered after each output that was put."""
+    seen: list[int] = []
+    put = patches._Memory.put
+
+    def watched(memory: Any, slot: int, output: Any) -> None:
+        put(memory, slot, output)
+        held = [o for tier in memory.tiers for o in tier.outputs.values()]
+        if all(isinstance(output, torch.Tensor) for output in held):
+            # What is really held: a view would keep the tensor that it is a part of.
+            assert sum(o.untyped_storage().nbytes() for o in held) == sum(tier.used for tier in memory.tiers)
+            seen.append(sum(tier.used for tier in memory.tiers))
+
+    monkeypatch.setattr(patches._Memory, "put", watched)
+    return seen
+
+
+class TestBounded:
+    @pytest.mark.parametrize("share", [2, 10, 1000])
+    def test_a_small_memory_changes_no_bit(self, share: int, used: list[int]) -> None:
+        """A half, a tenth and a thousandth of what all outputs would need, on a network that tells batches apart."""
+        shape = (40, 32)
+        image, labels = images(1, 1, *shape), [blocks(shape, 8, 4)]
+
+        def coalitions(memory: PatchMemory | bool) -> Explanation:
+            inferer = SlidingWindowInferer((12, 12), 3, 0.5)
+            explain = PerturbationInferer(
+                RegionMasks(60), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
+            )
+            return explain.explain(image, Coupled(2), labels=labels)[0]
+
+        expected = coalitions(True)
+        everything = expected.num_forwards * 3 * 12**2 * 4
+        used.clear()
+        explanation = coalitions(PatchMemory(0, everything // share))
+        assert torch.equal(explanation.scores, expected.scores)
+        assert max(used) <= everything // share
+        assert explanation.num_forwards > expected.num_forwards or share == 2
+
+    @pytest.mark.slow
+    def test_resident_memory_keeps_to_the_limit(self) -> None:
+        """The growth of a process over one that remembers nothing is within 20 % of a tenth of all outputs."""
+        script = """
+import resource, sys, torch
+from monai.inferers import SlidingWindowInferer
+import monai_saliency as ms
+torch.set_num_threads(1)
+torch.manual_seed(0)
+inferer = SlidingWindowInferer((32, 32, 32), sw_batch_size=2, overlap=0.25)
+target = ms.RegionScore(1, "softmax", region="all")
+labels = torch.randint(1, 13, (1, 4, 4, 4), generator=torch.Generator().manual_seed(0))
+for axis in (1, 2, 3):
+    labels = labels.repeat_interleave(24, axis)
+explain = ms.PerturbationInferer(
+    ms.RegionMasks(40), target, ms.OcclusionScoring(), inferer=inferer, patch_memory=ms.PatchMemory(0, int(sys.argv[1]))
+)
+weights = torch.arange(1.0, 9).reshape(8, 1, 1, 1)
+(explanation,) = explain.explain(torch.rand(1, 1, 96, 96, 96), lambda x: x * weights, labels=[labels])
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(explanation.num_forwards, peak, *explanation.scores[:, 0].tolist())
+"""
+        size = 8 * 32**3 * 4
+
+        def run(limit: int) -> tuple[int, int, list[str]]:
+            # Memory that is freed goes back to the system, so that the peak is of what was held.
+            environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
+            command = [sys.executable, "-c", script, str(limit)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+            forwards, peak, *scores = done.stdout.split()
+            return int(forwards), int(peak), scores
+
+        (forwards, roomy, expected), (_, none, _) = run(2**40), run(0)
+        limit = forwards * size // 10
+        more, peak, scores = run(limit)
+        assert scores == expected
+        assert more > forwards
+        assert roomy - none > 1.5 * limit
+        assert peak - none <= 1.2 * limit
+
+    def test_windows_need_little_more_than_the_unperturbed_outputs(self, used: list[int]) -> None:
+        inferer = SlidingWindowInferer((8, 8), 3, 0.5)
+        explain = sliding_window(3, 1, target=WHOLE, inferer=inferer)
+        (explanation,) = explain.explain(images(1, 1, 28, 28), Network(2))
+        size = 3 * 8 * 8 * 4
+        assert explanation.num_forwards > 2000
+        assert max(used) <= (len(_boxes(inferer, (28, 28))[0]) + 3) * size
+        assert used[-1] < max(used) / 10  # outputs that no mask needs any more are gone
+
+    def test_only_what_the_target_reads_is_kept(self, used: list[int]) -> None:
+        """A sigmoid of one of three channels, in a region of a quarter of each patch."""
+        region = torch.zeros(32, 32)
+        region[4:8, 4:8] = 1
+        explain = sliding_window(
+            4,
+            2,
+            target=RegionScore(1, "sigmoid", region),
+            inferer=SlidingWindowInferer((8, 8), overlap=0),
+        )
+        explain.explain(images(1, 1, 32, 32), Network(2))
+        whole = 16 * 3 * 8 * 8 * 4
+        assert used[15] == whole  # the unperturbed pass, before the target knows its region
+        assert max(used[16:]) <= 2 * 4 * 4 * 4
+
+    def test_tiers(self) -> None:
+        """The device first, then the host, then nothing; the least recently put goes first."""
+        memory = patches._Memory(torch.device("cuda"), PatchMemory(device_bytes=20, host_bytes=30))
+        for slot in range(6):
+            memory.put(slot, patches._Size(10))
+        assert [list(tier.outputs) for tier in memory.tiers] == [[4, 5], [1, 2, 3]]
+        assert 0 not in memory
+        assert memory.pop(0) is None
+        assert memory.get(2) is not None
+        assert [list(tier.outputs) for tier in memory.tiers] == [[5, 2], [1, 3, 4]]
+        memory.put(9, patches._Size(25))
+        assert [tier.used for tier in memory.tiers] == [20, 25]
+        assert [list(tier.outputs) for tier in memory.tiers] == [[5, 2], [9]]
+        memory.put(8, patches._Size(40))
+        assert 8 not in memory
+        assert [slot for slot, _ in memory.sketch().empty()] == [slot for slot, _ in memory.empty()]
+        assert [tier.used for tier in memory.tiers] == [0, 0]
+
+
+class TestResume:
+    @pytest.mark.parametrize("masks", [SlidingWindowMasks(4, 3), RegionMasks(30)])
+    @pytest.mark.parametrize("memory", [True, PatchMemory(0, 4000)])
+    @pytest.mark.parametrize("share", [0, 0.4, 0.8])
+    def test_a_stopped_run_goes_on_to_the_same_bits(
+        self, tmp_path: Path, masks: Masks, memory: PatchMemory | bool, share: float
+    ) -> None:
+        """After a share of the masks' network batches; the network tells batches and places in them apart."""
+        shape = (18, 15)
+        inputs, labels = images(2, 1, *shape), [blocks(shape, 4, 9), blocks(shape, 5, 9)]
+        explain = PerturbationInferer(
+            masks,
+            WHOLE,
+            OcclusionScoring(),
+            inferer=SlidingWindowInferer((8, 8), 5, 0.25),
+            mask_batch_size=2,
+            patch_memory=memory,
+        )
+        network = Coupled(2)
+        expected = explain.explain(inputs, network, labels=labels)
+        unperturbed = math.ceil(2 * len(_boxes(explain.inferer, shape)[0]) / 5)
+        calls = unperturbed + int(share * (len(network.calls) - unperturbed))
+        store = ScoreStore(tmp_path)
+        stored = [store.open(name, "key") for name in "ab"]
+        with pytest.raises(Stop):
+            explain.explain(inputs, Stopping(Coupled(2), calls), labels=labels, stored=stored)
+        done = len(stored[0].ranges())
+        assert (done > 0) == (share > 0)
+        stored = [store.open(name, "key") for name in "ab"]
+        explanations = explain.explain(inputs, Coupled(2), labels=labels, stored=stored)
+        for explanation, whole in zip(explanations, expected, strict=True):
+            assert torch.equal(explanation.scores, whole.scores)
+            assert torch.equal(explanation.saliency, whole.saliency)
+        if done and isinstance(masks, SlidingWindowMasks) and memory is True:
+            assert explanations[0].num_forwards < expected[0].num_forwards
+
+    def test_a_finished_case_costs_its_unperturbed_pass(self, tmp_path: Path) -> None:
+        explain = sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 2))
+        image, network = images(1, 1, 20, 13), Network(2)
+        store = ScoreStore(tmp_path)
+        (first,) = explain.explain(image, network, stored=[store.open("a", "key")])
+        (again,) = explain.explain(image, network, stored=[store.open("a", "key")])
+        assert torch.equal(again.scores, first.scores)
+        assert again.num_forwards == plan(explain, image[0]).patches
+
+    def test_twice_in_a_row(self) -> None:
+        explain = sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 5))
+        inputs, network = images(2, 1, 20, 13), Coupled(2)
+        first = explain(inputs, network)
+        explain(images(1, 1, 9, 9), network)
+        assert torch.equal(explain(inputs, network), first)
+
+
+class Own(SlidingWindowInferer):
+    """Averages over a flip."""
+
+    def __call__(self, inputs: torch.Tensor, network: Any, *args: Any, **kwargs: Any) -> Any:
+        flipped = super().__call__(inputs.flip(-1), network, *args, **kwargs)
+        return (super().__call__(inputs, network, *args, **kwargs) + flipped.flip(-1)) / 2
+
+
+class OwnSlices(SliceInferer):
+    def network_wrapper(self, network: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().network_wrapper(network, x + x.mean())
+
+
+PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
+    "Own runs the network in a way of its own": (Own((8, 8, 8)), {}),
+    "OwnSlices runs the network in a way of its own": (OwnSlices(0, (8, 8)), {}),
+    "stitches through buffers": (SlidingWindowInferer((8, 8, 8), buffer_steps=1), {}),
+    r"reads where a patch lies \(`with_coord`\)": (
+        SlidingWindowInferer((8, 8, 8), with_coord=True),
+        {"network": lambda x, where: torch.cat([x, -x], 1)},
+    ),
+    "RISEMasks do not tell what they hide": (SlidingWindowInferer((8, 8, 8)), {"masks": RISEMasks(5, 3)}),
+    r"called with \['buffer_dim'\]": (SlidingWindowInferer((8, 8, 8)), {"call": {"buffer_dim": 0}}),
+    "an argument of the network is an array": (
+        SlidingWindowInferer((8, 8, 8)),
+        {"network": lambda x, prompt: torch.cat([x, -x], 1) + prompt.sum(), "call": {"prompt": torch.ones(1, 2)}},
+    ),
+    r"gives \(1, 2, 4, 4, 4\) for patches \(1, 1, 8, 8, 8\)": (
+        SlidingWindowInferer((8, 8, 8)),
+        {"network": lambda x: torch.cat([x, -x], 1)[..., ::2, ::2, ::2]},
+    ),
+    "not finite everywhere": (
+        SlidingWindowInferer((8, 8, 8)),
+        {"network": lambda x: torch.cat([x, torch.full_like(x, -math.inf)], 1), "target": PeakScore()},
+    ),
+}
+
+
+class TestFallback:
+    @pytest.fixture(autouse=True)
+    def _fresh(self) -> None:
+        patches._say_once.cache_clear()
+
+    @pytest.mark.parametrize("reason", PLAIN)
+    def test_whole_images_where_exactness_cannot_be_told(self, reason: str, caplog: Any) -> None:
+        inferer, more = PLAIN[reason]
+        network = more.get("network") or Network(2 if isinstance(inferer, SliceInferer) else 3)
+        explain = PerturbationInferer(
+            more.get("masks", SlidingWindowMasks(4, 5)),
+            more.get("target", WHOLE),
+            OcclusionScoring(),
+            inferer=inferer,
+            mask_batch_size=4,
+        )
+        image = images(1, 1, 9, 12, 10)
+        for _ in range(2):
+            (ours,), (plain,) = both(explain, image, network, **more.get("call", {}))
+            assert torch.equal(ours.scores.nan_to_num(), plain.scores.nan_to_num())
+            assert ours.num_forwards == plain.num_forwards == len(plain.scores) + 1
+        (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert "every mask runs whole images" in record.getMessage()
+        assert re.search(reason, record.getMessage())
+
+    def test_several_outputs(self, caplog: Any) -> None:
+        explain = sliding_window(4, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
+        with pytest.raises(ValueError, match="RegionScore reads a tensor"):
+            explain.explain(images(1, 1, 9, 12), lambda x: {"a": x, "b": x})
+        assert "gives a dict for a patch, not one tensor" in caplog.text
+
+    def test_nothing_is_said_of_other_inferers_and_by_request(self, caplog: Any) -> None:
+        image = images(1, 1, 16, 12)
+        sliding_window(4, target=WHOLE).explain(image, Network(2))
+        network = Network(2)
+        explain = sliding_window(4, target=WHOLE, inferer=SlidingWindowInferer((8, 8)), patch_memory=False)
+        (explanation,) = explain.explain(image, network)
+        assert explanation.num_forwards == len(explanation.scores) + 1
+        assert not caplog.records
+
+    def test_a_plan_says_why_there_is_none(self) -> None:
+        explain = rise(5, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
+        with pytest.raises(ValueError, match="no patches are remembered: RISEMasks do not tell"):
+            plan(explain, images(1, 12, 12))
+        with pytest.raises(ValueError, match="SimpleInferer is no SlidingWindowInferer"):
+            plan(sliding_window(4, target=WHOLE), images(1, 12, 12))
+
+
+class TestTold:
+    @pytest.mark.parametrize("memory", [True, PatchMemory(0, 3000)])
+    def test_the_bar_and_the_line_before_it_count_patch_forwards(
+        self, memory: PatchMemory | bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    ) -> None:
+        import tqdm
+
+        bars: list[Any] = []
+
+        class Bar:
+            lines: list[str] = []  # noqa: RUF012
+
+            def __init__(self, total: int, initial: int, **_: Any) -> None:
+                self.total, self.count = total, initial
+                bars.append(self)
+
+            def __enter__(self) -> Bar:
+                return self
+
+            def __exit__(self, *_: object) -> None: ...
+
+            def update(self, count: int) -> None:
+                self.count += count
+
+            @classmethod
+            def write(cls, line: str, **_: Any) -> None:
+                cls.lines.append(line)
+
+        monkeypatch.setattr(tqdm, "tqdm", Bar)
+        explain = PerturbationInferer(
+            RegionMasks(20),
+            WHOLE,
+            OcclusionScoring(),
+            inferer=SlidingWindowInferer((8, 8), 3, 0.5),
+            progress=True,
+            patch_memory=memory,
+        )
+        inputs, labels = images(2, 1, 24, 20), [blocks((24, 20), 6, 5)] * 2
+        with caplog.at_level(logging.INFO):
+            explanations = explain.explain(inputs, Network(2), names=["a", "b"], labels=labels)
+        forwards = sum(e.num_forwards for e in explanations)
+        assert [(bar.total, bar.count) for bar in bars] == [(forwards, forwards)]
+        counts = plan(explain, inputs[0], labels[0])
+        if memory is True:
+            assert forwards == 2 * counts.forwards
+        else:
+            assert forwards > 2 * counts.forwards
+        (line,) = Bar.lines
+        assert f"a, b: {forwards} patch forwards, {2 * counts.patches} of them" in line
+        assert f"whole images would need {2 * counts.plain}" in line
+        assert line in caplog.text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("memory", [True, PatchMemory(20_000, 20_000)])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_on_a_gpu(memory: PatchMemory | bool, device: str | None) -> None:
+    inferer = SlidingWindowInferer((8, 8, 8), 3, 0.5, device=device)
+    explain = PerturbationInferer(
+        RegionMasks(40), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
+    )
+    shape = (20, 16, 12)
+    results = both(
+        explain,
+        images(1, 1, *shape, dtype=torch.float64).cuda(),
+        Network(3).double().cuda(),
+        labels=[blocks(shape, 5, 20)],
+    )
+    assert_same(results, 1e-9)
