@@ -28,6 +28,7 @@ from monai_saliency.methods import patch_windows, rise, sliding_window
 from monai_saliency.patches import PatchMemory, PatchWindowMasks, plan
 from monai_saliency.store import ScoreStore
 from monai_saliency.targets import BoundTarget, Case, RegionScore, Target
+from monai_saliency.timing import BusyMeter
 
 WHOLE = RegionScore(1, "softmax", region="all")
 
@@ -773,3 +774,11 @@ def test_on_a_gpu(memory: PatchMemory | bool, device: str | None) -> None:
         labels=[blocks(shape, 5, 20)],
     )
     assert_same(results, 1e-9)
+
+
+def test_the_meter_sees_every_row() -> None:
+    meter, network = BusyMeter(), Network(2)
+    explain = sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 3, 0.5), meter=meter)
+    explain.explain(images(1, 1, 20, 13), network)
+    assert meter.images == network.rows > 0
+    assert 0 < meter.busy_seconds <= meter.wall_seconds
