@@ -250,6 +250,7 @@ class OverlayHandler(SaliencyHandler):
             images = torch.stack([plain[i] for i in group])
             self.inferer.inputs = ListInput() if listed else TensorInput()
             self._predict.hold(args, kwargs, group, len(cases))
+            self.inferer.inferer = self._predict.sliding_window or self._predict
             if listed:
                 found = engine.state.output[CommonKeys.PRED]  # type: ignore[index]
                 self._predict.lower_threshold(finds_nothing(found[group[0]]))
@@ -391,6 +392,12 @@ class _AsPredicted(Inferer):
 
         self.args = tuple(row(value) for value in args)
         self.kwargs = {name: row(value) for name, value in kwargs.items()}
+
+    @property
+    def sliding_window(self) -> SlidingWindowInferer | None:
+        """The bundle's own inferer where it is all that predicts and cuts patches, which then are remembered."""
+        alone = isinstance(self.inferer, SlidingWindowInferer) and self.autocast is None
+        return self.inferer if alone and not self.args and not self.kwargs else None
 
     def lower_threshold(self, lower: bool) -> None:
         """Let a copy of the bundle's detector report boxes below its own threshold: where it finds none, the surest of

@@ -237,6 +237,25 @@ def test_explains_a_layout_and_leaves_its_outputs_as_they_were(
     assert "13 forwards a case" in said[0]
 
 
+def test_a_sliding_window_model_remembers_its_patches(
+    make: Callable[[str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same maps from fewer patches of the network, through the bundle's own inferer."""
+    bundle = make("spleen_ct_segmentation")
+    windows = {"saliency_method": "sliding_window", "saliency_window_size": 8, "saliency_stride": 8}
+    bundle.explain(saliency_dir=str(tmp_path / "remembered"), **windows)
+    monkeypatch.setattr("monai_saliency.inferers.remember", lambda *args: None)
+    bundle.explain(saliency_dir=str(tmp_path / "plain"), **windows)
+    for case in bundle.scans:
+        one, other = (nib.load(tmp_path / n / f"{case}_saliency.nii.gz").get_fdata() for n in ("remembered", "plain"))
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4 * np.abs(other).max())
+    for remembered, plain in zip(
+        *(rows_of(tmp_path / n / "summary.csv") for n in ("remembered", "plain")), strict=True
+    ):
+        patches = int(plain["forwards"]) * 4  # at least so many a volume
+        assert 0 < int(remembered["forwards"]) < patches / 2
+
+
 def check_map(maps: Path, case: str, path: Path, layout: str) -> None:
     """A map that lies on its image, whose values differ, with the table's row and a picture."""
     saliency = nib.load(maps / f"{case}_saliency.nii.gz")
