@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 class Failures:
     """``failures.csv``: one row for each case that failed, with the stage it failed in and the error in one line.
 
-    No file means no failure: the one that an earlier run left is removed, as its cases are tried again. Runs beside
-    this one on the same folder add to the same file.
+    No file means no failure. Rows of an earlier run stay until their case is tried again, and runs beside this one on
+    the same folder add to the same file.
 
     Args:
         path: the file.
         strict: raise the first failure instead of going on.
-        cases: whose earlier rows go, where this run tries some cases of the cohort only; all by default.
+        cases: the cohort's; rows of others go at once. By default all earlier rows do.
     """
 
     COLUMNS = ("case", "stage", "error")
@@ -35,12 +35,14 @@ class Failures:
         self.strict = strict
         self.rows: list[dict[str, str]] = []
         self._table = CaseTable(self.path, self.COLUMNS)
+        self._earlier: set[str] = set()
         self._lock = Lock()  # cases are explained in one thread and written in another
         with suppress(OSError):  # a folder that cannot be written is met, and named, at the first file
             if cases is None:
                 self.path.unlink(missing_ok=True)
             elif self.path.exists():
-                self._table.replace(cases)
+                self._earlier = {row["case"] for row in self._table.read()}
+                self._table.replace(self._earlier - set(cases))
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
         """Note a case that failed.
@@ -64,6 +66,11 @@ class Failures:
         with self._lock:
             self.rows.append({"case": case, "stage": stage, "error": cause.problem})
             self._table.add(self.rows[-1:])
+
+    def remove(self, case: str) -> None:
+        """Note that a case which failed in an earlier run has a map now."""
+        if case in self._earlier:
+            self._table.replace({case})
 
     def summary(self) -> str:
         """One line for the end of a run."""

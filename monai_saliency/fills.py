@@ -131,7 +131,7 @@ class ScanUnitFill(CaseFill):
         item: dict[Hashable, Any] = {self.key: case.source}
         values = torch.as_tensor(self.value, dtype=torch.float64).reshape(-1)
         for step in pipeline.flatten().transforms:
-            if self.key not in getattr(step, "keys", (self.key,)):
+            if self.key not in getattr(step, "keys", (self.key,)) or getattr(step, "only_checks", False):
                 continue
             if isinstance(step, RandomizableTrait):
                 raise ValueError(f"{type(step).__name__} is random, so a fill in the scan's own units has no one value")
@@ -155,7 +155,7 @@ class ScanUnitFill(CaseFill):
                 f"`transform` of {case.source} does not give the image that is explained: give the preprocessing that "
                 "made it"
             )
-        return ConstantFill(values.tolist())
+        return ConstantFill(values.expand(len(case.image)).tolist())
 
     def _run(self, step: Any, item: dict[Hashable, Any]) -> dict[Hashable, Any]:
         """One step on the image alone, which it may not change in place."""

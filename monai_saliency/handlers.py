@@ -18,7 +18,8 @@ from monai.utils import CommonKeys
 from monai_saliency.background import Background
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.failures import Failures
-from monai_saliency.fingerprint import Unfingerprintable, fingerprint
+from monai_saliency.fills import CaseFill
+from monai_saliency.fingerprint import Unfingerprintable, fingerprint, input_files
 from monai_saliency.inferers import Explanation, PerturbationInferer, case_name, image_spacing, source_file
 from monai_saliency.networks import network_fingerprint
 from monai_saliency.profiling import stage
@@ -147,8 +148,8 @@ class SaliencyHandler:
             "labels": [None if self.label_key is None else _plain(case.get(self.label_key)) for case in cases],
             "spacings": [image_spacing(scan[None]) for scan in scans],
         }
-        stored = self._stored(images, names, known)
         sources = [source_file(scan) for scan in scans]
+        stored = self._stored(images, names, known, sources)
         start = Moment(images.device)
         try:
             explanations = self.inferer.explain(
@@ -175,7 +176,7 @@ class SaliencyHandler:
             engine.state.metrics.update(figures(self.summary.read(), len(failed)))
 
     def _stored(
-        self, images: torch.Tensor, names: Sequence[str], known: dict[str, list[Any]]
+        self, images: torch.Tensor, names: Sequence[str], known: dict[str, list[Any]], sources: Sequence[str | None]
     ) -> list[CaseScores] | None:
         if self.store is None:
             return None
@@ -195,7 +196,8 @@ class SaliencyHandler:
                     self.inferer.output,
                 )
                 self._settings = [fingerprint(part) for part in parts]
-            each = zip(images, *known.values(), strict=True)
+            files = [input_files(source) if isinstance(self.inferer.fill, CaseFill) else [] for source in sources]
+            each = zip(images, files, *known.values(), strict=True)
             keys = [fingerprint([network, self._settings, *case]) for case in each]
         except Unfingerprintable as error:
             warnings.warn(f"scores are not kept: {error}", stacklevel=2)
@@ -225,6 +227,8 @@ class SaliencyHandler:
             maps = done[self.saliency_key]
             arrays = maps.numpy(force=True), maps.affine.numpy()
             self.summary.add(summarize(explanation.name, explanation, *arrays, case.get("label"), seconds))
+        if self.failures is not None:
+            self.failures.remove(explanation.name)
 
 
 class _Explained:

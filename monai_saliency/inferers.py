@@ -192,7 +192,15 @@ class PerturbationInferer(Inferer):
             names = [case_name(split.meta, index) for index in range(count)]
         spacings = [image_spacing(split.meta, i) for i in range(count)] if spacings is None else spacings
         sources = [source_file(split.meta, i) for i in range(count)] if sources is None else sources
-        each = zip(split.images, split.held_images, names, labels or [None] * count, spacings, sources, strict=True)
+        each = zip(
+            split.images,
+            split.held_images,
+            names,
+            [None] * count if labels is None else labels,
+            spacings,
+            sources,
+            strict=True,
+        )
         with torch.no_grad(), _evaluating(network):
             runs = [
                 self._start(Case(name, image, i, regions, spacing, source), held)
@@ -343,7 +351,8 @@ class _Run:
         """Take the scores of rows [start, stop), all of masks."""
         self.state.update(range(start - 1, stop - 1), scores)
         if self.stored is not None:
-            self.stored.add(start - 1, stop - 1, scores)
+            # Not the scores themselves, which may live in a buffer that the next batch overwrites.
+            self.stored.add(start - 1, stop - 1, self.state.scores[start - 1 : stop - 1])
 
     def has(self, start: int, stop: int) -> bool:
         """Whether rows [start, stop) need no forward. The unperturbed image always does: it vouches for the others."""

@@ -271,6 +271,17 @@ class ArgumentInputs(_NamedInputs):
         super().__init__(perturb)
         self.positional = None if positional is None else list(positional)
 
+    def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
+        joined = super().join(image, held)
+        if held and self.positional is None:
+            if not all(isinstance(name, int) for name in joined):
+                raise ValueError(
+                    f"the inputs {list(joined)} come by name, which tells no order: give ArgumentInputs `positional` "
+                    "([] passes all by name)"
+                )
+            return {place: joined[place] for place in sorted(joined)}
+        return joined
+
     def call(
         self, network: Callable[..., Any], inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:

@@ -115,9 +115,9 @@ class CohortLoader:
                 try:
                     batch = ready.get(timeout=1)
                 except Empty:
-                    if not producer.is_alive():
-                        raise RuntimeError("the loading thread ended without a word") from None
-                    continue
+                    if producer.is_alive() or not ready.empty():
+                        continue
+                    raise RuntimeError("the loading thread ended without a word") from None
                 if batch is None:
                     return
                 if isinstance(batch, BaseException):
@@ -166,15 +166,31 @@ class CohortLoader:
             if isinstance(item, _Failed):
                 yield item
                 continue
-            image = item[self.image_key]
-            kind = image.shape, image.dtype
+            image = item.get(self.image_key)
+            kind = getattr(image, "shape", None), getattr(image, "dtype", None)
             waiting.setdefault(kind, []).append(item)
             if len(waiting[kind]) == self.batch_size:
-                yield self._collate(waiting.pop(kind))
+                yield from self._collated(waiting.pop(kind))
             elif sum(map(len, waiting.values())) > self.max_waiting:
-                yield self._collate(waiting.pop(next(iter(waiting))))
+                yield from self._collated(waiting.pop(next(iter(waiting))))
         for items in waiting.values():
-            yield self._collate(items)
+            yield from self._collated(items)
+
+    def _collated(self, items: list[dict[str, Any]]) -> Iterator[dict[str, Any] | _Failed]:
+        """A batch of the items; where they do not fit together each is one, or what is wrong with it."""
+        try:
+            batch = self._collate(items)
+        except Exception as error:
+            if len(items) == 1:
+                trace = "".join(traceback.format_exception(error))
+                yield _Failed(
+                    as_case_error(error, str(items[0].get("case")), before="no batch can be made of it: "), trace
+                )
+                return
+            for item in items:
+                yield from self._collated([item])
+        else:
+            yield batch
 
     def _items(self, stop: Event) -> Iterator[Any]:
         """Items in order, or what went wrong with them."""
@@ -204,6 +220,8 @@ class CohortLoader:
                         future.cancel()
 
     def _collate(self, items: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.image_key not in items[0]:
+            raise KeyError(f"the item has no {self.image_key!r}, but {sorted(map(str, items[0]))}")
         batch = list_data_collate(items)
         if self.device is not None and self.device.type != "cpu":
             for key, value in batch.items():

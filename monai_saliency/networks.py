@@ -88,7 +88,7 @@ def _state_dict(content: Any) -> dict[str, torch.Tensor] | None:
 
 
 def network_fingerprint(network: Any, network_id: str | None = None) -> str | None:
-    """What a network is, as a hash: equal for equal parts, their printed settings, parameters and buffers.
+    """What a network is, as a hash: equal for equal parts, as they are printed or coded, parameters and buffers.
 
     A module's hash, which reads every byte, is kept until the module changed. That is told by its parts, by each
     tensor's shape, type and version (which counts the changes in place that autograd sees), and by each tensor's bits,
@@ -107,11 +107,7 @@ def network_fingerprint(network: Any, network_id: str | None = None) -> str | No
         return fingerprint(network_id)
     if not isinstance(network, torch.nn.Module):
         return None
-    # Their settings too, as torch prints them: a stride is no parameter.
-    parts = {
-        name: [getattr(part, "original_name", type(part).__qualname__), part.extra_repr()]
-        for name, part in network.named_modules()
-    }
+    parts = {name: _settings(part) for name, part in network.named_modules()}
     tensors = {name: tensor.detach() for name, tensor in [*network.named_parameters(), *network.named_buffers()]}
     signs = _signs(parts, tensors)
     known = _known.get(network)
@@ -121,6 +117,12 @@ def network_fingerprint(network: Any, network_id: str | None = None) -> str | No
     if signs is not None:
         _known[network] = signs, found
     return found
+
+
+def _settings(part: torch.nn.Module) -> list[str]:
+    """What a part does beside its tensors: as torch prints it (a stride is no parameter), and TorchScript's code."""
+    kind = getattr(part, "original_name", type(part).__qualname__)
+    return [kind, part.extra_repr(), str(getattr(part, "code", ""))]
 
 
 _known: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary()

@@ -103,6 +103,7 @@ class Overlay:
         resume: bool = True,
         network_id: str | None = None,
     ) -> None:
+        repeat_cause_last()
         if method not in _METHODS:
             raise ValueError(f"`saliency_method` must be one of {list(_METHODS)}, got {method!r}")
         if isinstance(target, str) and target != "auto":
@@ -134,7 +135,6 @@ class Overlay:
             ValueError: when the bundle is not one that can be explained, saying why.
             SystemExit: with one line that sums up the failures, where there are any.
         """
-        repeat_cause_last()
         bundle = BundleConfig(parser if parser is not None else calling_parser())
         evaluator_id = self.evaluator or bundle.evaluator_id()
         steps = bundle.run_steps(evaluator_id)
@@ -150,8 +150,17 @@ class Overlay:
         handler.attach(evaluator)
 
         def start() -> None:
-            for step in steps[first:]:
-                bundle.evaluate(step)
+            try:
+                for step in steps[first:]:
+                    bundle.evaluate(step)
+            except Exception:
+                logger.error(
+                    "the run ended after %s explained cases, at the one after %r: where the bundle's own loader or "
+                    "network fails on a case, it does so without this overlay too",
+                    handler.num_cases,
+                    handler.last_case,
+                )
+                raise
             if not steps:
                 evaluator.run()
             if not handler.num_cases:
@@ -222,6 +231,7 @@ class OverlayHandler(SaliencyHandler):
         self.evaluator_id = evaluator_id
         self.folder = folder
         self.num_cases = 0
+        self.last_case = "none"
         self._placement: Placement | None = None
         self._recorder = _Recorder(evaluator.inferer)
         evaluator.inferer = self._recorder
@@ -254,11 +264,11 @@ class OverlayHandler(SaliencyHandler):
             if listed:
                 found = engine.state.output[CommonKeys.PRED]  # type: ignore[index]
                 self._predict.lower_threshold(finds_nothing(found[group[0]]))
-            if listed or args or kwargs:  # what the scores depend on may be another than for the last case
-                self._settings = None
+            self._settings = None  # what the scores depend on may be another than for the last case
             if self.overlay.mask_batch_size is None:
                 self.inferer.mask_batch_size = max(1, min(16, _BATCH_VALUES // images[0].numel()))
             self.num_cases += len(group)
+            self.last_case = str(cases[group[-1]]["case"])
             yield images, [cases[i] for i in group]
 
     def _start(self, engine: Any, item: dict[Any, Any], image: torch.Tensor) -> None:

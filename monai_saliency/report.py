@@ -22,10 +22,15 @@ _AXES = (("L", "R"), ("P", "A"), ("I", "S"))
 def peak_voxel(saliency: np.ndarray) -> tuple[int, ...]:
     """The voxel index of a map's highest value.
 
-    Maps of windows and regions are flat in places: of voxels that are equally high (to 1e-6 of the highest magnitude)
-    it is the one nearest to their centre.
+    Where nothing is positive, voxels of value 0 do not count: no mask hid them, or they lie outside of what the network
+    saw. Maps of windows and regions are flat in places: of voxels that are equally high (to 1e-6 of the highest
+    magnitude) it is the one nearest to their centre.
     """
-    level = saliency >= saliency.max() - 1e-6 * np.abs(saliency).max()
+    rounding = 1e-6 * np.abs(saliency).max()
+    highest = saliency.max()
+    if highest <= rounding and saliency.min() < -rounding:
+        highest = saliency[saliency < -rounding].max()
+    level = np.abs(saliency - highest) <= rounding
     # From counts along each axis, so that a flat map of a large scan needs no list of its voxels.
     distance = np.where(level, np.float32(0), np.float32(np.inf))
     for axis, size in enumerate(saliency.shape):
@@ -65,7 +70,12 @@ def plot_saliency(
         figsize=(3.2 * len(views[0]) + 1.2, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white"
     )
     figure.suptitle(title, fontsize=10)
-    axes = figure.subplots(len(views), len(views[0]), squeeze=False)
+    axes = figure.subplots(
+        len(views),
+        len(views[0]),
+        squeeze=False,
+        width_ratios=[plane["shape"][0] * plane["edges"][0] for plane in views[0]],
+    )
     # A small lesion may be the brightest thing in the scan, and must not be clipped away.
     low, high = np.percentile(scan, [0.5, 99.99])
     for row, (planes, saliency) in enumerate(zip(views, maps, strict=True)):
@@ -124,7 +134,7 @@ def _planes(scan: np.ndarray, saliency: np.ndarray, affine: np.ndarray) -> list[
                 "shape": (scan.shape[a], scan.shape[b]),
                 "edges": (edges[a], edges[b]),
                 "peak": (peak[a], peak[b]),
-                "name": f"{name}, {'xyz'[axis]} = {mm[axis]:.0f} mm",
+                "name": f"{name}, {'xyz'[axis]} = {round(mm[axis])} mm",
                 "across": "-".join(_AXES[a]),
                 "up": "-".join(_AXES[b]),
             }

@@ -224,9 +224,18 @@ def _keys(step: Any) -> Iterator[Any]:
 
 
 def _code(network: Callable[..., torch.Tensor]) -> list[str]:
-    """The code of a module's classes, where it can be told."""
-    kinds = {type(part) for part in network.modules()} if isinstance(network, torch.nn.Module) else ()
-    found = []
+    """The code of a module's classes, where it can be told, and the plain attributes that may steer it.
+
+    Whole numbers are left out: networks that count their calls would be another one after each.
+    """
+    parts = dict(network.named_modules()) if isinstance(network, torch.nn.Module) else {}
+    kinds = {type(part) for part in parts.values()}
+    found = [
+        f"{name}.{key}={value!r}"
+        for name, part in parts.items()
+        for key, value in vars(part).items()
+        if isinstance(value, (bool, float, str)) and key != "training" and not key.startswith("_")
+    ]
     for kind in kinds:
         try:
             found.append(fingerprint(kind))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -90,21 +91,50 @@ def voxels_of_mm(sizes: Sequence[float], spacing: Sequence[float] | None) -> tup
             "sizes in mm need the image's voxel sizes, which are unknown: give a MetaTensor with its affine (as "
             "LoadImaged does) or `spacings`, or give the sizes in voxels"
         )
-    return tuple(max(1, int(size / edge + 0.5)) for size, edge in zip(sizes, spacing, strict=True))
+    # Voxel sizes are rounded in files, and worked out of oblique affines.
+    return tuple(max(1, int(round(size / edge, 4) + 0.5)) for size, edge in zip(sizes, spacing, strict=True))
 
 
 @contextmanager
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
     """Full precision for our own products, whatever the user allows for the network (autocast, TF32)."""
-    with torch.autocast(device.type, enabled=False):
-        if device.type != "cuda" or not torch.backends.cuda.matmul.allow_tf32:
-            yield
-            return
-        torch.backends.cuda.matmul.allow_tf32 = False
-        try:
-            yield
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = True
+    with torch.autocast(device.type, enabled=False), _no_tf32 if device.type == "cuda" else nullcontext():
+        yield
+
+
+class _NoTF32:
+    """Switches TF32 off for the whole process, whose setting it is, while any thread is inside."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._inside = 0
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = [getattr(owner, name) for owner, name, _ in self._switches()]
+                for owner, name, off in self._switches():
+                    setattr(owner, name, off)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                for (owner, name, _), before in zip(self._switches(), self._before, strict=True):
+                    setattr(owner, name, before)
+
+    @staticmethod
+    def _switches() -> list[tuple[Any, str, Any]]:
+        matmul: Any = torch.backends.cuda.matmul
+        cudnn: Any = torch.backends.cudnn
+        if hasattr(matmul, "fp32_precision"):  # the older switches must not be mixed with these
+            return [(matmul, "fp32_precision", "ieee"), (cudnn.conv, "fp32_precision", "ieee")]
+        return [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+
+
+_no_tf32 = _NoTF32()
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:

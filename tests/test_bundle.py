@@ -230,6 +230,30 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     assert not (tmp_path / "strict" / "c_saliency.nii.gz").exists()
 
 
+@pytest.mark.parametrize("method", ["rise", "sliding_window", "region_occlusion", "channel_occlusion"])
+def test_every_method_is_on_the_busy_meter(
+    method: str, cohort: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    settings = {"method": method, "num_masks": 7, "num_supervoxels": 4}
+    rows = run(cohort, tmp_path / "out", checkpoint, **settings)
+    forwards = sum(int(row["forwards"]) for row in rows)
+    # Each case is predicted before it is explained; batches are full, the last one of a case too.
+    (images,) = re.findall(r"network busy .* \((\d+) images\)", capsys.readouterr().out)
+    assert forwards + len(rows) <= int(images) <= forwards + len(rows) + 16 * len(rows)
+
+
+def test_scores_of_a_fill_in_the_scans_units_are_of_that_scan(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """A scan twice as bright looks the same to the network, and -50 in it does not."""
+    settings = {"fill": -50, "fill_unit": "scan", "classes": "all"}
+    before = run(cohort, tmp_path / "out", checkpoint, **settings)
+    for path in cohort.rglob("*.nii*"):
+        image = nib.load(path)
+        nib.save(nib.Nifti1Image(2 * image.get_fdata(dtype=np.float32), image.affine, image.header), path)
+    after = run(cohort, tmp_path / "out", checkpoint, **settings)
+    assert [row["forwards"] for row in after] == [row["forwards"] for row in before]
+    assert [row["peak_saliency"] for row in after] != [row["peak_saliency"] for row in before]
+
+
 def test_a_scan_that_breaks_leaves_the_table(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     run(cohort, tmp_path / "out", checkpoint)
     (cohort / "c.nii").write_bytes(b"no NIfTI any more")

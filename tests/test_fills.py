@@ -32,6 +32,7 @@ from monai_saliency import ClassScore, channel_occlusion
 from monai_saliency.errors import CaseError
 from monai_saliency.fills import BlurFill, ConstantFill, MeanFill, ScanUnitFill
 from monai_saliency.targets import Case
+from monai_saliency.transforms import CheckScand
 
 
 def test_constant_fill_by_hand() -> None:
@@ -208,6 +209,13 @@ class TestScanUnitFillOfCases:
             np.testing.assert_allclose(fill[0, :, 0, 0, 0], (np.asarray(value) - mean) / deviation, rtol=1e-5)
         with pytest.raises(ValueError, match="`value` must be one number or one per channel, got 3 for 2 channels"):
             ScanUnitFill([1, 2, 3], Compose(steps)).bind(case)
+
+    def test_one_value_for_all_channels_without_a_step_of_intensities(self, tmp_path: Path) -> None:
+        nib.save(nib.Nifti1Image(np.random.default_rng(0).random((8, 7, 6, 2)), np.eye(4)), tmp_path / "two.nii")
+        steps = [LoadImaged("image"), EnsureChannelFirstd("image"), CheckScand("image")]
+        image = Compose(steps)({"image": str(tmp_path / "two.nii"), "channels": 2})["image"].as_tensor()
+        fill = ScanUnitFill(7, Compose(steps)).bind(Case("two", image, source=str(tmp_path / "two.nii")))
+        assert fill.value == [7.0, 7.0]
 
     def test_other_keys_of_the_pipeline_are_left_alone(self, ct: str) -> None:
         """The replay knows the image's file only."""

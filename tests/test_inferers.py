@@ -20,8 +20,9 @@ from monai_saliency.estimators import OcclusionScoring, RISEScoring
 from monai_saliency.fills import BlurFill, ConstantFill
 from monai_saliency.inferers import PerturbationInferer
 from monai_saliency.masks import RISEMasks, SlidingWindowMasks
-from monai_saliency.methods import rise, sliding_window
+from monai_saliency.methods import region_occlusion, rise, sliding_window
 from monai_saliency.targets import BoundTarget, Case, ClassScore, RegionScore, Target
+from monai_saliency.utils import _NoTF32
 
 LOGIT = ClassScore([1], "none")
 
@@ -568,3 +569,35 @@ def test_exported_networks_are_explained_like_the_original(kind: str) -> None:
         exported = torch.jit.freeze(exported) if kind == "frozen" else exported
     explain = sliding_window(4, 2, target=LOGIT)
     torch.testing.assert_close(explain(image, exported), explain(image, network), rtol=1e-4, atol=1e-6)
+
+
+def test_label_maps_as_one_tensor() -> None:
+    """As a DataLoader gives them."""
+    images, labels = (
+        torch.rand(2, 1, 4, 4),
+        torch.randint(1, 3, (2, 1, 4, 4), generator=torch.Generator().manual_seed(0)),
+    )
+    network = lambda x: x.sum(dim=(1, 2, 3))[:, None]  # noqa: E731
+    explain = region_occlusion(target=ClassScore([0], "none"))
+    one, other = (explain.explain(images, network, labels=given) for given in (labels, list(labels)))
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a.saliency, b.saliency)
+
+
+class TF32:
+    """A switch as torch has it."""
+
+    def __init__(self) -> None:
+        self.fp32_precision = "tf32"
+
+
+def test_exact_arithmetic_is_for_all_threads_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul, conv = TF32(), TF32()
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    monkeypatch.setattr(torch.backends.cudnn, "conv", conv)
+    no_tf32 = _NoTF32()
+    with no_tf32:
+        with no_tf32:
+            assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "ieee")
+        assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "ieee")
+    assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")

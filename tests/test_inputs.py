@@ -206,3 +206,15 @@ class TestErrors:
         """MONAI's inferers cut it by the rows of the batch, which are not the images'."""
         with pytest.raises(ValueError, match=r"`condition` does not follow .*: make it a held input"):
             rise(3, 3, target=TARGET)(IMAGES, lambda x, condition: x, condition=PRIORS)
+
+
+def test_one_image_and_held_inputs_keep_their_places() -> None:
+    """What ``Saliency`` makes of an image and held inputs is what ``explain`` is given whole."""
+    image, fixed = torch.rand(1, 1, 6, 6), torch.rand(1, 1, 6, 6)
+    joined = ArgumentInputs(perturb=1).join(image, {0: fixed})
+    assert list(joined) == [0, 1]
+    assert joined[0] is fixed
+    assert joined[1] is image
+    with pytest.raises(ValueError, match="give ArgumentInputs `positional`"):
+        ArgumentInputs(perturb="moving").join(image, {"fixed": fixed})
+    assert set(ArgumentInputs(perturb="moving", positional=[]).join(image, {"fixed": fixed})) == {"moving", "fixed"}

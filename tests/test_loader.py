@@ -272,11 +272,24 @@ def test_loading_goes_on_while_the_consumer_works() -> None:
     assert waited < 0.5 * 12 * 0.05
 
 
-def test_collating_errors_reach_the_consumer() -> None:
-    items = Items([(1, 2, 2)] * 2)
+def test_cases_that_do_not_fit_together_go_alone_and_what_fits_no_batch_is_listed(tmp_path: Path) -> None:
+    items = Items([(1, 2, 2)] * 4)
     items.data[0]["extra"] = 1  # which the second item lacks
-    with pytest.raises(Exception, match="extra"):
+    items.data[2]["none"] = None
+    failures = Failures(tmp_path / "failures.csv")
+    batches = [batch["case"] for batch in CohortLoader(items, failures, batch_size=2)]
+    assert batches == [["c0"], ["c1"], ["c3"]]
+    (row,) = failures.rows
+    assert (row["case"], row["stage"]) == ("c2", "load")
+    assert "no batch can be made of it" in row["error"]
+    with pytest.raises(CaseError, match="case c2: no batch"):
         list(CohortLoader(items, batch_size=2))
+
+
+def test_an_item_without_its_image_is_listed(tmp_path: Path) -> None:
+    failures = Failures(tmp_path / "failures.csv")
+    assert not list(CohortLoader(Items([(1, 2, 2)]), failures, image_key="scan"))
+    assert "the item has no 'scan', but ['case', 'image']" in failures.rows[0]["error"]
 
 
 def test_failures_are_one_line_each_and_vanish_with_the_next_run(tmp_path: Path) -> None:
@@ -298,13 +311,15 @@ def test_failures_are_one_line_each_and_vanish_with_the_next_run(tmp_path: Path)
 
 def test_failures_of_runs_beside_each_other_are_all_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "failures.csv"
-    one, other = (Failures(path, cases=cases) for cases in (["a", "b"], ["c"]))
+    one, other = (Failures(path, cases=["a", "b", "c"]) for _ in range(2))
     one.add("b", "load", RuntimeError("torn"))
     other.add("c", "explain", RuntimeError("no memory"))
     one.add("a", "load", RuntimeError("lost"))
     assert [row.split(",")[0] for row in path.read_text().splitlines()] == ["case", "a", "b", "c"]
     assert "2 cases without a map" in one.summary()
-    Failures(path, cases=["a", "b"])
-    assert [row.split(",")[0] for row in path.read_text().splitlines()] == ["case", "c"]
-    Failures(path, cases=["c"])
+    again = Failures(path, cases=["a", "c", "d"])  # b is no case any more
+    again.remove("c")
+    again.remove("d")
+    assert [row.split(",")[0] for row in path.read_text().splitlines()] == ["case", "a"]
+    again.remove("a")
     assert not path.exists()

@@ -12,6 +12,7 @@ from xaitk_saliency.impls.perturb_image.rise import RISEGrid
 from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
 
 from monai_saliency.masks import BoundMasks, Masks, RegionMasks, RISEMasks, SlidingWindowMasks
+from monai_saliency.utils import voxels_of_mm
 
 
 def bind(masks: Masks, *shape: int, dtype: torch.dtype = torch.float32) -> BoundMasks:
@@ -318,6 +319,11 @@ class TestAnyMasks:
         assert on_gpu.is_cuda
         torch.testing.assert_close(on_gpu.cpu(), bound.render(range(6)), rtol=0, atol=1e-6)
         assert torch.backends.cuda.matmul.allow_tf32 is tf32
+
+
+def test_mm_do_not_depend_on_an_affines_rounding() -> None:
+    for edge in (2.0, 2.00000002, 1.99999998):
+        assert voxels_of_mm((15.0, 20.0), (edge, edge)) == (8, 10)
 
 
 class TestRegionMasks:

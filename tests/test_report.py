@@ -130,6 +130,8 @@ def test_2d_picture() -> None:
 def test_peak_voxel() -> None:
     assert peak_voxel(peaked()) == PEAK
     assert peak_voxel(np.array([[-5.0, -3.0], [-4.0, -9.0]])) == (0, 1)
+    # Zeros, and what resampling leaves of them, are voxels that no mask hid.
+    assert peak_voxel(np.array([[-5.0, -3.0], [0.0, -1e-15]])) == (0, 1)
 
 
 def test_peak_voxel_of_a_plateau_is_its_middle() -> None:

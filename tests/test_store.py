@@ -46,6 +46,10 @@ class Network(torch.nn.Module):
         return x.flatten(1) @ self.weight.T
 
 
+def first(output: torch.Tensor) -> torch.Tensor:
+    return output
+
+
 @pytest.fixture
 def image() -> torch.Tensor:
     return torch.rand(1, 1, 12, 10, generator=torch.Generator().manual_seed(1))
@@ -99,6 +103,26 @@ def test_scores_of_another_network_are_not_used(image: torch.Tensor, tmp_path: P
     changed.batches = 0
     expected = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH).explain(image, changed)[0]
     assert torch.equal(explanation.saliency, expected.saliency)
+
+
+def test_a_network_that_reuses_its_output(image: torch.Tensor, tmp_path: Path) -> None:
+    """What is stored is not what the next batch overwrites."""
+    inner, out = Network(), torch.zeros(BATCH, 2)
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        if inner.batches == BATCHES - 1:
+            raise Stopped
+        return out.copy_(inner(x))
+
+    scores = ScoreStore(tmp_path).open("case", "k")
+    inferer = ms.rise(NUM_MASKS, 3, target=ms.FunctionScore(first), mask_batch_size=BATCH)
+    with pytest.raises(Stopped):
+        inferer.explain(image, network, stored=[scores])
+    (whole,) = inferer.explain(image, Network())
+    found = scores.ranges()
+    assert len(found) >= BATCHES - 3
+    for start, stop, values in found:
+        np.testing.assert_array_equal(values, whole.scores[start:stop])
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"\x80\x04N."])
@@ -199,7 +223,8 @@ def launch(
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     environment |= {"OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
     return subprocess.Popen(
-        command,
+        # A shell starts its background jobs with Ctrl-C ignored, and children would inherit that.
+        ["env", "--default-signal=INT", *command],
         env=environment,
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,

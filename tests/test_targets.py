@@ -73,6 +73,10 @@ class TestClassScore:
         assert described["prediction"] == 1
         assert described["probability"] == pytest.approx(0.75)
 
+    def test_logits_are_no_probabilities(self) -> None:
+        assert ClassScore([0], "none").bind(torch.tensor([[1.5, -2.0]]), FLAT).describe() == {"prediction": 0}
+        assert ClassScore([0], "none").bind(torch.tensor([[-0.5]]), FLAT).describe() == {"prediction": 0}
+
     @pytest.mark.parametrize(("logit", "prediction"), [(math.log(3.0), 1), (-math.log(3.0), 0)])
     def test_describe_one_logit(self, logit: float, prediction: int) -> None:
         described = ClassScore([0], "sigmoid").bind(torch.tensor([[logit]]), FLAT).describe()
@@ -219,8 +223,8 @@ class TestRegionScore:
         assert float(score) == pytest.approx(float(output[0, 0, 0, 0]), rel=1e-6)
 
     def test_describe(self) -> None:
-        described = RegionScore([0, 1], "none").bind(self.OUTPUT, FLAT).describe()
-        assert described == {"prediction": 1, "probability": 4.0}
+        """A segmentation has no one prediction."""
+        assert RegionScore([0, 1], "none").bind(self.OUTPUT, FLAT).describe() == {}
 
     @pytest.mark.parametrize(
         ("settings", "match"),
@@ -281,9 +285,6 @@ class TestPositiveClasses:
         bound = ClassScore("positive", "sigmoid").bind(self.OUTPUT, FLAT)
         assert list(bound.labels) == [0, 2]
         torch.testing.assert_close(bound(-self.OUTPUT), torch.sigmoid(-self.OUTPUT)[:, [0, 2]])
-        described = bound.describe()
-        assert described["prediction"] == 2
-        assert described["probability"] == pytest.approx(1 / (1 + math.exp(-2)))
 
     def test_of_a_network_that_ends_in_a_sigmoid(self) -> None:
         output = torch.tensor([[0.4, 0.6, 0.5, 0.7]])
@@ -390,7 +391,6 @@ class TestComponents:
         bound = RegionScore(0, "sigmoid", components=5).bind(self.logits(), self.CASE)
         assert bound.labels == [f"component {i} of class 0" for i in (1, 2, 3)]
         torch.testing.assert_close(bound(self.logits()), torch.tensor([[1.0, 2.0, 3.0]]).double().sigmoid())
-        assert bound.describe()["prediction"] == 0
 
     @pytest.mark.parametrize("settings", [{"components": 2}, {"components": 9, "min_size": 2}])
     def test_limit_and_least_size(self, settings: dict) -> None:

@@ -103,8 +103,12 @@ class _BoundClassScore(BoundTarget):
         return ACTIVATIONS[self.activation](computed(output))[:, self.labels]
 
     def describe(self) -> dict[str, Any]:
+        # Without an activation the scores may be logits, of which only the order is known.
+        probable = self.activation != "none" or bool(((self.reference >= 0) & (self.reference <= 1)).all())
         if len(self.reference) == 1:
             score = float(self.reference)
+            if not probable:
+                return {"prediction": int(score > 0)}
             return {"prediction": int(score > 0.5), "probability": max(score, 1 - score)}
         predicted = int(self.reference.argmax())
-        return {"prediction": predicted, "probability": float(self.reference[predicted])}
+        return {"prediction": predicted} | ({"probability": float(self.reference[predicted])} if probable else {})

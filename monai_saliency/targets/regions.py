@@ -102,6 +102,7 @@ def label_region(values: Sequence[int] | None, spatial: torch.Size, case: Case) 
         )
     if values is None:
         return on_grid(labels != 0, spatial, "the label", case)
+    labels = labels if labels.is_floating_point() else labels.long()
     region = torch.isin(labels, torch.as_tensor(list(values), dtype=labels.dtype, device=labels.device))
     return on_grid(region, spatial, f"the label of value {', '.join(map(str, values))}", case)
 

@@ -253,10 +253,6 @@ class _BoundRegionScore(BoundTarget):
             scores.append(inside.flatten(1).sum(dim=1) / count)
         return torch.stack(scores, dim=1)
 
-    def describe(self) -> dict[str, Any]:
-        best = int(self.reference.argmax())
-        return {"prediction": self.channels[best], "probability": float(self.reference[best])}
-
 
 class DiceScore(_SegmentationTarget):
     """How much of a segmentation is left: the soft Dice score with what the unperturbed image gives.
@@ -311,7 +307,3 @@ class _BoundDiceScore(BoundTarget):
             total = probabilities[:, channel].sum(dim=1) + len(voxels)
             scores.append((2 * inside + self.smooth) / (total + self.smooth))
         return torch.stack(scores, dim=1)
-
-    def describe(self) -> dict[str, Any]:
-        best = int(self.reference.argmax())
-        return {"prediction": self.labels[best], "probability": float(self.reference[best])}

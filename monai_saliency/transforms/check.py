@@ -34,6 +34,8 @@ class CheckScand(MapTransform):
             or an affine that is singular or not finite.
     """
 
+    only_checks = True
+
     def __init__(
         self,
         keys: KeysCollection,
