@@ -333,7 +333,7 @@ class _Run:
             start, out = 1, out[1:]
         if start < stop:
             # Masks of one's own need not know boxes: only those that tell what they hide in one are asked for it.
-            part = {} if box is None else {"box": box}
+            part: dict[str, Any] = {} if box is None else {"box": box}
             masks = self.masks.render(range(start - 1, stop - 1), **part).to(out.dtype)
             # lerp is mask * image + (1 - mask) * fill in one pass, and exact at mask 0 and 1.
             torch.lerp(fill, image, masks, out=out)
