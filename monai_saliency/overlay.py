@@ -28,13 +28,14 @@ from monai_saliency import cohort, methods
 from monai_saliency.bundles import BundleConfig, calling_parser
 from monai_saliency.errors import CaseError, repeat_cause_last
 from monai_saliency.failures import Failures
-from monai_saliency.fills import ConstantFill
+from monai_saliency.fills import ConstantFill, ScanUnitFill
 from monai_saliency.handlers import SaliencyHandler
-from monai_saliency.inferers import PerturbationInferer
+from monai_saliency.inferers import PerturbationInferer, image_spacing
 from monai_saliency.inputs import ListInput, TensorInput
 from monai_saliency.masks import BoundMasks, Masks, SlidingWindowMasks
 from monai_saliency.outputs import rows
 from monai_saliency.placement import Placement, input_file
+from monai_saliency.regions import Supervoxels
 from monai_saliency.store import ScoreStore
 from monai_saliency.summary import Summary
 from monai_saliency.targets import Case, Target
@@ -47,8 +48,10 @@ __all__ = ["Overlay", "OverlayHandler"]
 
 logger = logging.getLogger(__name__)
 
-_METHODS = ("rise", "sliding_window")
+_METHODS = ("rise", "sliding_window", "region_occlusion", "channel_occlusion")
 _GENERATIVE = re.compile("Diffusion|AutoencoderKL|VQVAE|VarAutoEncoder|ControlNet|Generator|SPADE", re.IGNORECASE)
+# Where a case's label map is kept, since its own key comes to hold the label's file.
+_REGIONS = "saliency_regions"
 # Values in one batch of perturbed images, 64 MB in float32.
 _BATCH_VALUES = 2**24
 
@@ -65,14 +68,20 @@ class Overlay:
         output: the part of the network's output that is explained.
         classes: of the automatic target.
         activation: of the automatic target.
-        method: ``"rise"`` or ``"sliding_window"``.
+        method: ``"rise"``, ``"sliding_window"``, ``"region_occlusion"`` or ``"channel_occlusion"``.
         num_masks: of RISE.
         grid_size: of RISE.
         p1: of RISE.
         seed: of RISE.
         window_size: of sliding windows; an eighth of each axis by default.
         stride: of sliding windows.
-        fill: what hides a voxel: a number in the network's input space, or a fill.
+        window_unit: of both, ``"voxel"`` or ``"mm"``.
+        label_key: where a batch holds the label maps whose regions are hidden; supervoxels by default.
+        num_supervoxels: how many of these.
+        num_coalitions: how many random sets of regions; each region is hidden in turn by default.
+        per_channel: whether each channel has a map of its own.
+        fill: what hides a voxel: a number, or a fill.
+        fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
         mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large.
         picture: whether to draw pictures.
         strict: raise the first failure instead of listing it.
@@ -96,7 +105,13 @@ class Overlay:
         seed: int = 0,
         window_size: int | Sequence[int] | None = None,
         stride: int | Sequence[int] | None = None,
+        window_unit: str = "voxel",
+        label_key: str | None = None,
+        num_supervoxels: int = 100,
+        num_coalitions: int | None = None,
+        per_channel: bool = False,
         fill: float | Callable[[torch.Tensor], torch.Tensor] = 0.0,
+        fill_unit: str = "network",
         mask_batch_size: int | None = None,
         picture: bool = True,
         strict: bool = False,
@@ -108,6 +123,11 @@ class Overlay:
             raise ValueError(f"`saliency_method` must be one of {list(_METHODS)}, got {method!r}")
         if isinstance(target, str) and target != "auto":
             raise ValueError(f"`saliency_target` must be 'auto' or a target, got {target!r}")
+        if fill_unit not in ("network", "scan") or (fill_unit == "scan" and not isinstance(fill, (int, float))):
+            raise ValueError(
+                f"`saliency_fill_unit` must be 'network', or 'scan' for a `saliency_fill` that is a number, got "
+                f"{fill_unit!r} for {fill!r}"
+            )
         self.output_dir = None if output_dir is None else Path(output_dir)
         self.evaluator = evaluator
         self.image_key = image_key
@@ -117,8 +137,12 @@ class Overlay:
         self.activation = activation
         self.method = method
         self.masks: dict[str, Any] = {"num_masks": num_masks, "grid_size": grid_size, "p1": p1, "seed": seed}
-        self.masks |= {"window_size": window_size, "stride": stride}
+        self.masks |= {"window_size": window_size, "stride": stride, "unit": window_unit, "per_channel": per_channel}
+        if method == "region_occlusion":
+            self.masks |= {"num_masks": num_coalitions, "regions": None if label_key else Supervoxels(num_supervoxels)}
+        self.label_key = label_key
         self.fill = ConstantFill(float(fill)) if isinstance(fill, (int, float)) else fill
+        self.scan_fill = float(fill) if fill_unit == "scan" else None  # type: ignore[arg-type]
         self.mask_batch_size = mask_batch_size
         self.picture = picture
         self.strict = strict
@@ -181,6 +205,8 @@ class Overlay:
         settings = {name: value for name, value in self.masks.items() if name in inspect.signature(build).parameters}
         relative = self.method == "sliding_window" and settings["window_size"] is None
         if relative:
+            if settings["unit"] != "voxel" or settings["per_channel"]:
+                raise ValueError("`saliency_window_unit` mm and `saliency_per_channel` need a `saliency_window_size`")
             settings["window_size"] = 1
         explain: PerturbationInferer = build(
             **settings,
@@ -226,6 +252,7 @@ class OverlayHandler(SaliencyHandler):
             failures=Failures(folder / "failures.csv", overlay.strict),
             store=ScoreStore(folder / "scores") if overlay.resume else None,
             network_id=overlay.network_id,
+            label_key=None if overlay.label_key is None else _REGIONS,
         )
         self.overlay = overlay
         self.evaluator_id = evaluator_id
@@ -282,9 +309,18 @@ class OverlayHandler(SaliencyHandler):
             found = f"image {key!r}"
         self.image_key = "network_input" if key is None else key
         loader = engine.data_loader if key is not None else None
-        self._placement = Placement(self.folder, loader, self.image_key, self.saliency_key, self.overlay.picture)
+        by_region = self.overlay.method in ("region_occlusion", "channel_occlusion")
+        self._placement = Placement(
+            self.folder, loader, self.image_key, self.saliency_key, self.overlay.picture, nearest=by_region
+        )
+        if self.overlay.scan_fill is not None:
+            if self._placement.transform is None:
+                raise ValueError("`saliency_fill_unit` scan needs the bundle's preprocessing, which its loader hides")
+            self.inferer.fill = ScanUnitFill(self.overlay.scan_fill, self._placement.transform, self.image_key)
         try:
-            forwards = len(self.inferer.masks.bind(image)) + 1
+            labels = item.get(self.overlay.label_key) if self.overlay.label_key is not None else None
+            spacing = image_spacing(item[key][None]) if key is not None else None
+            forwards = len(self.inferer.masks.bind(image, labels, spacing)) + 1
             words = f"{self._words(engine, image)}; {self.overlay.method}, {forwards} forwards a case"
         except ValueError as error:  # told again, with the case's name, when it is explained
             words = f"the first case cannot be explained ({error})"
@@ -308,6 +344,13 @@ class OverlayHandler(SaliencyHandler):
         value = item.get(self.image_key, image)
         item[self.image_key] = value if isinstance(value, MetaTensor) else MetaTensor(value)
         item["case"] = self._placement.name(item)
+        if self.overlay.label_key is not None:
+            if not isinstance(item.get(self.overlay.label_key), torch.Tensor):
+                raise ValueError(
+                    f"the batch has no label map under `saliency_label_key` {self.overlay.label_key!r}, but "
+                    f"{sorted(map(str, item))}"
+                )
+            item[_REGIONS] = item[self.overlay.label_key]
         # The summary reads a label from its file.
         label = input_file(item.get(CommonKeys.LABEL))
         item["label"] = str(label) if label is not None and label.name.endswith((".nii", ".nii.gz")) else ""

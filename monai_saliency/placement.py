@@ -44,6 +44,8 @@ class Placement:
         image_key: where a case holds the network's input.
         saliency_key: where a case holds its map.
         picture: whether to draw pictures.
+        nearest: whether maps are resampled by nearest neighbour, for maps that are flat in regions; linearly by
+            default.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class Placement:
         image_key: Hashable,
         saliency_key: str = "saliency",
         picture: bool = True,
+        nearest: bool = False,
     ) -> None:
         self.image_key = image_key
+        self.nearest = nearest
         self.saliency_key = saliency_key
         self.dataset, self.transform = _preprocessing(loader, image_key)
         self.on_scan = SaveSaliencyd(saliency_key, output_dir, picture)
@@ -116,7 +120,7 @@ class Placement:
         if not isinstance(self.transform, InvertibleTransform):
             return case[self.saliency_key]
         if isinstance(self.image_key, str):
-            back = Invertd(self.saliency_key, self.transform, orig_keys=self.image_key, nearest_interp=False)
+            back = Invertd(self.saliency_key, self.transform, orig_keys=self.image_key, nearest_interp=self.nearest)
             return back(case)[self.saliency_key]
         return self.transform.inverse(case[self.saliency_key])
 

@@ -237,6 +237,42 @@ def test_explains_a_layout_and_leaves_its_outputs_as_they_were(
     assert "13 forwards a case" in said[0]
 
 
+def test_regions_modalities_and_units(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    """What asks for more than the image: voxel sizes, regions, channels, and the scan's own intensities."""
+    bundle = make("spleen_ct_segmentation")
+    asked: dict[str, dict[str, Any]] = {
+        "supervoxels": {"saliency_method": "region_occlusion", "saliency_num_supervoxels": 60},
+        "mm": {"saliency_method": "sliding_window", "saliency_window_size": 12, "saliency_window_unit": "mm"},
+        "air": {"saliency_fill": -1000, "saliency_fill_unit": "scan"},
+        "black": {"saliency_fill": 0},
+    }
+    maps = {}
+    for name, settings in asked.items():
+        bundle.explain(saliency_dir=str(tmp_path / name), **settings)
+        assert not (tmp_path / name / "failures.csv").exists()
+        for case, path in bundle.scans.items():
+            scan, saliency = nib.load(path), nib.load(tmp_path / name / f"{case}_saliency.nii.gz")
+            assert saliency.shape == scan.shape
+            maps[name, case] = saliency.get_fdata()
+            assert np.ptp(maps[name, case]) > 0
+    case = next(iter(bundle.scans))
+    # Flat in each supervoxel.
+    assert len(np.unique(maps["supervoxels", case])) <= 61
+    # The bundle clips at -57 HU and scales that to 0: air is what zero is in the network's input.
+    np.testing.assert_allclose(maps["air", case], maps["black", case], atol=1e-6)
+    with pytest.raises(RuntimeError) as caught:
+        bundle.explain(
+            saliency_dir=str(tmp_path / "no"), saliency_method="region_occlusion", saliency_label_key="organs"
+        )
+    assert "no label map under `saliency_label_key` 'organs'" in str(root_cause(caught.value))
+
+    brats = make("brats_mri_segmentation")
+    brats.explain(saliency_dir=str(tmp_path / "modality"), saliency_method="channel_occlusion")
+    rows = rows_of(tmp_path / "modality" / "summary.csv")
+    assert sorted({row["channel"] for row in rows}) == ["0", "1", "2", "3"]
+    assert {row["forwards"] for row in rows} == {"5"}
+
+
 def test_a_sliding_window_model_remembers_its_patches(
     make: Callable[[str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
