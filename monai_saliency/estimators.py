@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -185,13 +186,12 @@ def _sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Ten
         device=masks.device,
     )
     weights = weights.to(masks.device, masks.dtype)
-    if len(indices) and masks.extent(indices[0]) is not None:
-        for row, index in enumerate(indices):
-            extent = masks.extent(index)
-            assert extent is not None
-            everywhere = (slice(None), slice(None), *extent)
-            hidden = 1 - masks.render([index], box=extent)[0]
-            sums[everywhere] += weights[row].reshape(-1, 1, *[1] * len(extent)) * hidden
+    boxes = masks.hidden_boxes(indices)
+    if boxes is not None:
+        weights = weights.to(sums).reshape(*weights.shape, *[1] * (sums.ndim - 1))
+        for box, each in zip(boxes, weights, strict=True):
+            everywhere: Any = (..., *box)
+            sums[everywhere] += each
         return sums
     with exact_arithmetic(masks.device):
         for chunk, rendered in masks.stream(indices):

@@ -104,10 +104,10 @@ class BoundMasks(ABC):
         """
         return None
 
-    def extent(self, index: int) -> Box | None:
-        """A box outside of which a mask hides nothing: one slice with start and stop for each spatial axis.
+    def hidden_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+        """The box that each mask hides whole, keeping all else: one slice with start and stop for each spatial axis.
 
-        None, the default, where none smaller than the image is known.
+        None, the default, where masks hide anything else.
         """
         return None
 
@@ -395,10 +395,10 @@ class _BoundSlidingWindowMasks(BoundMasks):
         along = np.unravel_index(np.asarray(indices, dtype=int), [len(starts) for starts in self.starts])
         return {"corner": np.stack([starts[i] for starts, i in zip(self.starts, along, strict=True)], axis=-1)}
 
-    def extent(self, index: int) -> Box:
-        (corner,) = self.codes([index])["corner"].tolist()
-        sides = zip(corner, self.window_shape, self.spatial_shape, strict=True)
-        return tuple(slice(max(0, first), min(first + window, size)) for first, window, size in sides)
+    def hidden_boxes(self, indices: Sequence[int]) -> list[Box]:
+        corners = self.codes(indices)["corner"]
+        first, last = np.maximum(corners, 0), np.minimum(corners + self.window_shape, self.spatial_shape)
+        return [tuple(map(slice, *ends)) for ends in zip(first.tolist(), last.tolist(), strict=True)]
 
     def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
         corners = self.codes(indices)["corner"]
@@ -411,12 +411,14 @@ class _BoundSlidingWindowMasks(BoundMasks):
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         corners = torch.from_numpy(codes["corner"]).to(device)
-        hidden = torch.ones((), dtype=torch.bool, device=device)
+        masks = torch.zeros((), dtype=self.dtype, device=device)
         for axis, (side, window) in enumerate(zip(box, self.window_shape, strict=True)):
             offset = torch.arange(side.start, side.stop, device=device) - corners[:, axis, None]
-            inside = (offset >= 0) & (offset < window)
-            hidden = hidden & inside.reshape(len(corners), *(-1 if a == axis else 1 for a in range(len(box))))
-        return (~hidden).to(self.dtype).unsqueeze(1)
+            outside = ((offset < 0) | (offset >= window)).to(self.dtype)
+            # A voxel is kept that is outside along any axis. Only the last axis makes full-size masks, in one pass.
+            outside = outside.reshape(len(corners), *(-1 if a == axis else 1 for a in range(len(box))))
+            masks = torch.maximum(masks, outside)
+        return masks.unsqueeze(1)
 
 
 class RegionMasks(Masks):

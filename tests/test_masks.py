@@ -402,13 +402,13 @@ class TestBoxes:
     def test_random_smooth_masks_tell_nothing(self) -> None:
         bound = bind(RISEMasks(6, 3), 9, 16)
         assert bound.restrict(range(6), (slice(0, 2), slice(0, 2))) is None
-        assert bound.extent(0) is None
+        assert bound.hidden_boxes(range(6)) is None
 
-    def test_extent_of_windows(self) -> None:
+    def test_boxes_of_windows(self) -> None:
         bound = bind(SlidingWindowMasks((3, 5), (2, 4)), 9, 16)
-        for index, mask in enumerate(everything(bound)):
-            rows, columns = (mask == 0).nonzero()
-            assert bound.extent(index) == (
-                slice(rows.min(), rows.max() + 1),
-                slice(columns.min(), columns.max() + 1),
-            )
+        boxes = bound.hidden_boxes(range(len(bound)))
+        assert boxes is not None
+        for box, mask in zip(boxes, everything(bound), strict=True):
+            expected = np.ones_like(mask)
+            expected[box] = 0
+            assert np.array_equal(mask, expected)
