@@ -2,8 +2,9 @@
 
 from monai_saliency.channels import ChannelMasks, IndependentChannelMasks
 from monai_saliency.estimators import OcclusionScoring, RISEScoring
+from monai_saliency.explanations import Explanation
 from monai_saliency.fills import BlurFill, ConstantFill, MeanFill, ScanUnitFill
-from monai_saliency.inferers import Explanation, PerturbationInferer
+from monai_saliency.inferers import PerturbationInferer
 from monai_saliency.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.masks import RegionMasks, RISEMasks, SlidingWindowMasks
 from monai_saliency.methods import channel_occlusion, patch_windows, region_occlusion, rise, sliding_window

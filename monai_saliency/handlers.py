@@ -17,10 +17,11 @@ from monai.utils import CommonKeys
 
 from monai_saliency.background import Background
 from monai_saliency.errors import OutputError, as_case_error, root_cause
+from monai_saliency.explanations import Explanation
 from monai_saliency.failures import Failures
 from monai_saliency.fills import CaseFill
 from monai_saliency.fingerprint import Unfingerprintable, fingerprint, input_files
-from monai_saliency.inferers import Explanation, PerturbationInferer, case_name, image_spacing, source_file
+from monai_saliency.inferers import PerturbationInferer, case_name, image_spacing, source_file
 from monai_saliency.networks import network_fingerprint
 from monai_saliency.profiling import stage
 from monai_saliency.store import CaseScores, ScoreStore

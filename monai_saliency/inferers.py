@@ -5,66 +5,31 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import nibabel as nib
-import numpy as np
 import torch
 from monai.data import MetaTensor
 from monai.inferers import Inferer, SimpleInferer
 from monai.utils import ImageMetaKey, convert_to_dst_type
 
 from monai_saliency.errors import CaseError
-from monai_saliency.estimators import Estimator, ScoreState
+from monai_saliency.estimators import Estimator
+from monai_saliency.explanations import CaseRun, Explanation
 from monai_saliency.fills import CaseFill, ConstantFill
 from monai_saliency.inputs import InputAdapter, SplitInputs, TensorInput
-from monai_saliency.masks import BoundMasks, Masks
-from monai_saliency.outputs import OutputPath, check_rows, read, rows
+from monai_saliency.masks import Masks
+from monai_saliency.outputs import OutputPath, check_rows, read
 from monai_saliency.patches import PatchMemory, remember
 from monai_saliency.profiling import stage
+from monai_saliency.shares import Part
 from monai_saliency.store import CaseScores
-from monai_saliency.targets import BoundTarget, Case, Target
+from monai_saliency.targets import Case, Target
 from monai_saliency.timing import BusyMeter
-from monai_saliency.utils import Box, require, whole_numbers
+from monai_saliency.utils import require, whole_numbers
 
-__all__ = ["Explanation", "PerturbationInferer", "case_name", "image_spacing", "source_file"]
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """All that is known of one explained case.
-
-    Attributes:
-        name: the case's name.
-        saliency: the map ``(K, *spatial)``, on the image's device, in the score's unit; ``(K * C, *spatial)`` where
-            channels have masks of their own.
-        scores: ``(N, K)``, one row a mask.
-        reference_scores: ``(K,)``, of the unperturbed image.
-        target: the target, bound to the case.
-        masks: the masks, bound to the case.
-        num_forwards: what went through the network for this case. Images: the masks and the unperturbed image, less
-            the masks whose scores were stored; or patches of images, where their outputs are remembered
-            (:mod:`monai_saliency.patches`).
-    """
-
-    name: str
-    saliency: torch.Tensor
-    scores: torch.Tensor
-    reference_scores: torch.Tensor
-    target: BoundTarget
-    masks: BoundMasks
-    num_forwards: int
-
-    @property
-    def explained(self) -> list[tuple[Any, int | None, float]]:
-        """What each map shows: the class or channel explained, the image's channel (None where a map is of all), and
-        the unperturbed image's score.
-        """
-        channels = [None] if self.masks.channels is None else range(self.masks.channels)
-        scores = zip(self.target.labels, self.reference_scores.tolist(), strict=True)
-        return [(label, channel, score) for label, score in scores for channel in channels]
+__all__ = ["PerturbationInferer", "case_name", "image_spacing", "source_file"]
 
 
 class PerturbationInferer(Inferer):
@@ -183,6 +148,53 @@ class PerturbationInferer(Inferer):
             args: passed on to the inner inferer.
             kwargs: likewise.
         """
+        runs = self.score(
+            inputs,
+            network,
+            *args,
+            names=names,
+            labels=labels,
+            spacings=spacings,
+            sources=sources,
+            stored=stored,
+            **kwargs,
+        )
+        with torch.no_grad():
+            return [run.explanation() for run in runs]
+
+    def score(
+        self,
+        inputs: Any,
+        network: Callable[..., torch.Tensor],
+        *args: Any,
+        names: Sequence[str] | None = None,
+        labels: Sequence[torch.Tensor | None] | None = None,
+        spacings: Sequence[Sequence[float] | None] | None = None,
+        sources: Sequence[str | None] | None = None,
+        stored: Sequence[CaseScores] | None = None,
+        part: Part | None = None,
+        **kwargs: Any,
+    ) -> list[CaseRun]:
+        """Score a batch of images, or a part of their masks. Maps can be made once all parts are in one place.
+
+        Batches are those of the whole, so that the scores are the same to the bit whoever computes them. The first one,
+        which holds the unperturbed image, is in every part: what is explained is decided there.
+
+        Args:
+            inputs: as for :meth:`explain`, like all other arguments.
+            network: likewise.
+            args: likewise.
+            names: likewise.
+            labels: likewise.
+            spacings: likewise.
+            sources: likewise.
+            stored: likewise.
+            part: which network batches to run; all by default.
+            kwargs: likewise.
+
+        Returns:
+            the cases, with the states of their scores.
+        """
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
         split = self.inputs.split(inputs)
@@ -208,11 +220,13 @@ class PerturbationInferer(Inferer):
             ]
             for run, scores in zip(runs, stored or [], strict=stored is not None):
                 run.stored = scores
-            self._run(runs, split, network, args, kwargs)
-            with stage("map"):
-                return [self._finish(run) for run in runs]
+            self._run(runs, split, network, args, kwargs, part or Part())
+        for run in runs:
+            if run.stored is not None:
+                run.stored.flush()
+        return runs
 
-    def _start(self, case: Case, held: torch.Tensor) -> _Run:
+    def _start(self, case: Case, held: torch.Tensor) -> CaseRun:
         try:
             masks = self.masks.bind(case.image, labels=case.labels, spacing=case.spacing)
             fill = (self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill)(case.image[None])[0]
@@ -222,14 +236,21 @@ class PerturbationInferer(Inferer):
             raise CaseError(
                 case.name, f"`fill` gave shape {tuple(fill.shape)} for an image of {tuple(case.image.shape)}"
             )
-        return _Run(case, masks, fill.to(case.image), held)
+        return CaseRun(case, masks, fill.to(case.image), held)
 
     def _run(
-        self, runs: Sequence[_Run], split: SplitInputs, network: Callable[..., Any], args: Any, kwargs: Any
+        self,
+        runs: Sequence[CaseRun],
+        split: SplitInputs,
+        network: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        part: Part,
     ) -> None:
         lengths = [len(run.masks) + 1 for run in runs]
         count = min(self.mask_batch_size, sum(lengths))
-        patches = remember(self, runs, list(_cut(lengths, count)), network, args, kwargs)
+        batches = _of_part(list(_cut(lengths, count)), part)
+        patches = remember(self, runs, batches, network, args, kwargs)
         if patches is not None:
             with self._bar(runs, patches.total, patches.done, patches.summary) as advance:
                 patches.score(advance)
@@ -243,8 +264,9 @@ class PerturbationInferer(Inferer):
         def infer(batch: Any, network: Callable[..., Any]) -> Any:
             return inferer(batch, network, *args, **kwargs)
 
-        with self._bar(runs, sum(lengths)) as advance:
-            for parts in _cut(lengths, count):
+        total = sum(stop - start for batch in batches for _, start, stop in batch)
+        with self._bar(runs, total) as advance:
+            for parts in batches:
                 if all(runs[index].has(start, stop) for index, start, stop in parts):
                     advance(sum(stop - start for _, start, stop in parts))
                     continue
@@ -269,29 +291,10 @@ class PerturbationInferer(Inferer):
                         offset += stop - start
                 advance(offset)
 
-    def _finish(self, run: _Run) -> Explanation:
-        state = run.state
-        wrong = ~torch.isfinite(torch.cat([state.reference_scores[None], state.scores]))
-        if bool(wrong.any()):
-            raise CaseError(
-                run.case.name,
-                f"{int(wrong.any(dim=1).sum())} of {len(wrong)} network scores are NaN or "
-                "infinite; check the network's weights and the preprocessing of this case",
-            )
-        if run.stored is not None:
-            run.stored.finish(state.scores)
-        return Explanation(
-            name=run.case.name,
-            saliency=state.compute(),
-            scores=state.scores,
-            reference_scores=state.reference_scores,
-            target=run.target,
-            masks=run.masks,
-            num_forwards=run.num_forwards,
-        )
-
     @contextmanager
-    def _bar(self, runs: Sequence[_Run], total: int, done: int = 0, note: str = "") -> Iterator[Callable[[int], Any]]:
+    def _bar(
+        self, runs: Sequence[CaseRun], total: int, done: int = 0, note: str = ""
+    ) -> Iterator[Callable[[int], Any]]:
         if not self.progress:
             yield lambda count: None
             return
@@ -303,74 +306,6 @@ class PerturbationInferer(Inferer):
         interval = 0.5 if sys.stderr.isatty() else 30
         with tqdm(total=total, initial=done, desc=name, unit="forward", leave=False, mininterval=interval) as bar:
             yield bar.update
-
-
-class _Run:
-    """One case on its way through the loop. Row 0 is the unperturbed image, row i + 1 mask i."""
-
-    target: BoundTarget
-    state: ScoreState
-    stored: CaseScores | None = None
-    num_forwards = 0
-
-    def __init__(self, case: Case, masks: BoundMasks, fill: torch.Tensor, held: torch.Tensor) -> None:
-        self.case = case
-        self.masks = masks
-        self.fill = fill
-        self.held = held
-
-    def perturb(self, start: int, stop: int, out: torch.Tensor, box: Box | None = None) -> None:
-        """Write rows [start, stop) of the perturbed image to ``out``, and the held channels behind its own.
-
-        With a box, only their part inside it.
-        """
-        inside = ... if box is None else (slice(None), *box)
-        image, fill = self.case.image[inside], self.fill[inside]
-        out[:, len(image) :] = self.held[inside]
-        out = out[:, : len(image)]
-        if start == 0:
-            out[0] = image
-            start, out = 1, out[1:]
-        if start < stop:
-            # Masks of one's own need not know boxes: only those that tell what they hide in one are asked for it.
-            part: dict[str, Any] = {} if box is None else {"box": box}
-            masks = self.masks.render(range(start - 1, stop - 1), **part).to(out.dtype)
-            # lerp is mask * image + (1 - mask) * fill in one pass, and exact at mask 0 and 1.
-            torch.lerp(fill, image, masks, out=out)
-
-    def read(self, start: int, stop: int, output: Any, offset: int, count: int, settings: PerturbationInferer) -> None:
-        """Score rows [start, stop), which stand at ``offset`` in the network's output of ``count`` images."""
-        if start == 0:
-            reference = rows(output, offset, offset + 1, count)
-            self.target = settings.target.bind(reference, self.case)
-            self.state = settings.estimator.start(self.masks, self.target(reference)[0].clone())
-            self._take_stored()
-            start, offset = 1, offset + 1
-        if start < stop:
-            self.add(start, stop, self.target(rows(output, offset, offset + stop - start, count)))
-
-    def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
-        """Take the scores of rows [start, stop), all of masks."""
-        self.state.update(range(start - 1, stop - 1), scores)
-        if self.stored is not None:
-            # Not the scores themselves, which may live in a buffer that the next batch overwrites.
-            self.stored.add(start - 1, stop - 1, self.state.scores[start - 1 : stop - 1])
-
-    def has(self, start: int, stop: int) -> bool:
-        """Whether rows [start, stop) need no forward. The unperturbed image always does: it vouches for the others."""
-        return start > 0 and bool(self.state.seen[start - 1 : stop - 1].all())
-
-    def _take_stored(self) -> None:
-        if self.stored is None:
-            return
-        reference = self.state.reference_scores
-        stored = self.stored.reference()
-        if stored is None or not np.array_equal(stored, reference.numpy(force=True)):
-            self.stored.start(reference)
-            return
-        for start, stop, scores in self.stored.ranges():
-            if stop <= len(self.masks) and scores.shape[1] == len(reference):
-                self.state.update(range(start, stop), torch.from_numpy(scores))
 
 
 def _cut(lengths: Sequence[int], size: int) -> Iterator[list[tuple[int, int, int]]]:
@@ -389,6 +324,13 @@ def _cut(lengths: Sequence[int], size: int) -> Iterator[list[tuple[int, int, int
                 parts, room = [], size
     if parts:
         yield parts
+
+
+def _of_part(batches: list[list[tuple[int, int, int]]], part: Part) -> list[list[tuple[int, int, int]]]:
+    """The batches that a part runs: its share, and all that hold an unperturbed image."""
+    shared = [number for number, rows in enumerate(batches) if all(start > 0 for _, start, _ in rows)]
+    others = set(shared) - {shared[i] for i in part.of(len(shared))}
+    return [rows for number, rows in enumerate(batches) if number not in others]
 
 
 @contextmanager

@@ -44,7 +44,8 @@ from monai_saliency.profiling import stage
 from monai_saliency.utils import Box, whole_numbers, within
 
 if TYPE_CHECKING:
-    from monai_saliency.inferers import PerturbationInferer, _Run
+    from monai_saliency.explanations import CaseRun
+    from monai_saliency.inferers import PerturbationInferer
 
 __all__ = ["PatchGrid", "PatchMemory", "PatchPlan", "PatchWindowMasks", "RememberedPatches", "plan", "remember"]
 
@@ -208,7 +209,7 @@ def plan(
 
 def remember(
     settings: PerturbationInferer,
-    runs: Sequence[_Run],
+    runs: Sequence[CaseRun],
     cuts: Sequence[Sequence[tuple[int, int, int]]],
     network: Callable[..., Any],
     args: Any,
@@ -351,7 +352,7 @@ class RememberedPatches:
         settings: PerturbationInferer,
         inferer: SlidingWindowInferer,
         memory: PatchMemory,
-        runs: Sequence[_Run],
+        runs: Sequence[CaseRun],
         cuts: Sequence[Sequence[tuple[int, int, int]]],
         predict: Callable[[torch.Tensor], Any],
     ) -> None:
@@ -562,7 +563,7 @@ class _Case:
 
     def __init__(
         self,
-        run: _Run,
+        run: CaseRun,
         sums: torch.Tensor,
         weight_sum: torch.Tensor,
         volume: torch.Tensor,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monai_saliency.inferers import Explanation
+from monai_saliency.explanations import Explanation
 from monai_saliency.utils import require, whole_numbers
 
 __all__ = ["REGION_COLUMNS", "Supervoxels", "region_rows", "whole_image"]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from monai_saliency.files import atomic_path, locked
+from monai_saliency.shares import Part
 from monai_saliency.timing import Moment
 from monai_saliency.utils import to_host
 
@@ -34,16 +35,21 @@ class ScoreStore:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
-    def claim(self, case: str) -> AbstractContextManager[str | None]:
+    def claim(self, case: str, part: Part | None = None) -> AbstractContextManager[str | None]:
         """Hold a case while it is worked on, so that of several runs on one folder only one does it.
 
         Without locks (see :func:`monai_saliency.files.locked`) two runs may do the same work: each range that they
         write is the same file.
 
+        Args:
+            case: its name.
+            part: hold only this part of its masks.
+
         Yields:
             None when the case is held by this run, else who holds it.
         """
-        return locked(self.root / case / "lock", wait=False)
+        name = "lock" if part is None or part.count == 1 else f"lock-{part.index}-of-{part.count}"
+        return locked(self.root / case / name, wait=False)
 
     def open(self, case: str, key: str) -> CaseScores:
         """The scores of one case under one key; other keys' scores are left alone."""
@@ -61,11 +67,20 @@ class CaseScores:
         """The stored scores ``(K,)`` of the unperturbed image."""
         return _read(self.folder / "reference.npy")
 
-    def start(self, reference: torch.Tensor) -> None:
-        """Begin anew with these scores ``(K,)`` of the unperturbed image: what was stored is of something else."""
-        for path in self.folder.glob("*.npy"):
-            path.unlink(missing_ok=True)
-        _write(self.folder / "reference.npy", reference)
+    def resume(self, reference: torch.Tensor) -> None:
+        """Begin, or go on with what is stored if it is of the same thing; else that is removed.
+
+        Args:
+            reference: the scores ``(K,)`` of the unperturbed image, computed just now. They are the same thing's up to
+                1e-6 of the largest, as far as two machines differ that compute the same: a run may go on elsewhere.
+        """
+        # Of two who begin together none removes what the other has just begun.
+        with locked(self.folder / "lock"):
+            stored = self.reference()
+            if stored is None or not _same(stored, reference.numpy(force=True)):
+                for path in self.folder.glob("*.npy"):
+                    path.unlink(missing_ok=True)
+                _write(self.folder / "reference.npy", reference)
 
     def ranges(self) -> list[tuple[int, int, np.ndarray]]:
         """The stored ranges of masks ``[start, stop)`` with their scores ``(stop - start, K)``."""
@@ -82,11 +97,16 @@ class CaseScores:
     def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
         """Keep the scores ``(stop - start, K)`` of a range of masks.
 
-        They are written when the next range comes, or at :meth:`finish`: by then the device has them, and nothing
-        waits.
+        They are written when the next range comes, or at :meth:`flush`: by then the device has them, and nothing waits.
         """
         # Copied now: a copy that is asked for later waits for the network's next batch, which stands before it.
-        pending, self._pending = self._pending, (start, stop, to_host(scores), Moment(scores.device))
+        copy = start, stop, to_host(scores), Moment(scores.device)
+        self.flush()
+        self._pending = copy
+
+    def flush(self) -> None:
+        """Write what still waits."""
+        pending, self._pending = self._pending, None
         if pending is not None:
             start, stop, scores, copied = pending
             copied.wait()
@@ -100,6 +120,13 @@ class CaseScores:
         for path in self.folder.glob("*-*.npy"):
             if path != whole:
                 path.unlink(missing_ok=True)
+
+
+def _same(stored: np.ndarray, reference: np.ndarray) -> bool:
+    """Whether two scores of the unperturbed image ``(K,)`` are those of one network and one image."""
+    if stored.shape != reference.shape:
+        return False
+    return bool(np.allclose(stored, reference, rtol=0, atol=1e-6 * np.abs(reference).max(initial=0)))
 
 
 def _read(path: Path) -> np.ndarray | None:

@@ -9,8 +9,8 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
+from monai_saliency.explanations import Explanation
 from monai_saliency.files import load_scan
-from monai_saliency.inferers import Explanation
 from monai_saliency.report import peak_voxel
 from monai_saliency.tables import CaseTable
 

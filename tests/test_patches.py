@@ -21,8 +21,9 @@ from monai.inferers.utils import _get_scan_interval
 
 from monai_saliency import patches
 from monai_saliency.estimators import OcclusionScoring
+from monai_saliency.explanations import Explanation
 from monai_saliency.fills import BlurFill, ConstantFill, MeanFill
-from monai_saliency.inferers import Explanation, PerturbationInferer
+from monai_saliency.inferers import PerturbationInferer
 from monai_saliency.masks import Masks, RegionMasks, RISEMasks, SlidingWindowMasks
 from monai_saliency.methods import patch_windows, rise, sliding_window
 from monai_saliency.patches import PatchMemory, PatchWindowMasks, plan

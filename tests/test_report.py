@@ -10,7 +10,7 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from monai_saliency.inferers import Explanation
+from monai_saliency.explanations import Explanation
 from monai_saliency.masks import RISEMasks
 from monai_saliency.report import peak_voxel, plot_saliency
 from monai_saliency.summary import COLUMNS, Summary, figures, summarize

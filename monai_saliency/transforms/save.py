@@ -16,8 +16,9 @@ from monai.transforms import LoadImage, MapTransform
 from monai.utils import MetaKeys
 
 from monai_saliency.errors import CaseError
+from monai_saliency.explanations import Explanation
 from monai_saliency.files import atomic_path, load_scan
-from monai_saliency.inferers import Explanation, case_name
+from monai_saliency.inferers import case_name
 from monai_saliency.report import plot_saliency
 
 __all__ = ["SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd"]
