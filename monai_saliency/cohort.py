@@ -8,11 +8,15 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from monai.bundle import ConfigParser
 from monai.engines import SupervisedEvaluator
 
+from monai_saliency.bundles import calling_parser
+from monai_saliency.engines import Cohort, Engine
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.failures import Failures
 from monai_saliency.files import remove_stale
+from monai_saliency.handlers import SaliencyHandler
 from monai_saliency.interrupts import stoppable
 from monai_saliency.profiling import trace
 from monai_saliency.timing import BusyMeter
@@ -61,6 +65,10 @@ def run(
     tracker: AbstractContextManager[Any] | None = None,
     start: Callable[[], None] | None = None,
     profile: str | Path = "",
+    handler: SaliencyHandler | None = None,
+    engine: Engine | None = None,
+    run_id: str = "run",
+    parser: ConfigParser | None = None,
 ) -> None:
     """Run an evaluator over its cohort, and print its metrics in one line.
 
@@ -72,20 +80,32 @@ def run(
         tracker: a context to run it in, such as :class:`monai_saliency.tracking.Tracker`.
         start: runs the evaluator; its own ``run`` by default.
         profile: a folder for a trace of the run, see :func:`monai_saliency.profiling.trace`; none where empty.
+        handler: explains; only needed with an engine.
+        engine: shares the cohort with other processes; all is done here by default.
+        run_id: the config's id by which this is run; only needed with an engine.
+        parser: of the config; by default the one in whose expression this is called.
 
     Raises:
         SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1.
         KeyboardInterrupt, SystemExit: when it is stopped, see :func:`monai_saliency.interrupts.stoppable`.
     """
+    start = start or evaluator.run
     if failures is not None:
         remove_stale(failures.path.parent)
     with stoppable(evaluator), tracker or nullcontext(), trace(profile) if profile else nullcontext():
-        (start or evaluator.run)()
+        if engine is None:
+            start()
+        elif handler is None:
+            raise ValueError("an engine needs the `handler` that explains")
+        else:
+            config = (parser or calling_parser()).get()
+            engine.run(Cohort(evaluator, handler, failures, start, config, run_id))
+            evaluator.state.metrics.update(handler.figures())
     numbers = {name: value for name, value in evaluator.state.metrics.items() if isinstance(value, (int, float))}
-    if numbers:
+    if numbers and (engine is None or engine.speaks):
         print("cohort: " + ", ".join(f"{name} {value:.7g}" for name, value in numbers.items()), flush=True)
     meter = getattr(evaluator, "meter", None)
     if meter is not None and meter.images:
         print(meter, flush=True)
-    if failures is not None and failures.rows:
-        sys.exit(f"error: {failures.summary()}")
+    if failures is not None and (rows := failures.rows if engine is None else failures.read()):
+        sys.exit(f"error: {failures.summary(rows)}")

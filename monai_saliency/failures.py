@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -26,11 +26,14 @@ class Failures:
         path: the file.
         strict: raise the first failure instead of going on.
         cases: the cohort's; rows of others go at once. By default all earlier rows do.
+        shared: other processes work on the same cohort, so that no row goes before its case is tried again.
     """
 
     COLUMNS = ("case", "stage", "error")
 
-    def __init__(self, path: str | Path, strict: bool = False, cases: Collection[str] | None = None) -> None:
+    def __init__(
+        self, path: str | Path, strict: bool = False, cases: Collection[str] | None = None, shared: bool = False
+    ) -> None:
         self.path = Path(path)
         self.strict = strict
         self.rows: list[dict[str, str]] = []
@@ -38,11 +41,11 @@ class Failures:
         self._earlier: set[str] = set()
         self._lock = Lock()  # cases are explained in one thread and written in another
         with suppress(OSError):  # a folder that cannot be written is met, and named, at the first file
-            if cases is None:
+            if cases is None and not shared:
                 self.path.unlink(missing_ok=True)
             elif self.path.exists():
                 self._earlier = {row["case"] for row in self._table.read()}
-                self._table.replace(self._earlier - set(cases))
+                self._table.replace(self._earlier - set(self._earlier if cases is None else cases))
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
         """Note a case that failed.
@@ -72,10 +75,18 @@ class Failures:
         if case in self._earlier:
             self._table.replace({case})
 
-    def summary(self) -> str:
-        """One line for the end of a run."""
-        first = self.rows[0]
+    def read(self) -> list[dict[str, str]]:
+        """The rows of the file: those of this run, of runs beside it, and of cases that were not tried again."""
+        return self._table.read()
+
+    def summary(self, rows: Sequence[dict[str, str]] | None = None) -> str:
+        """One line for the end of a run.
+
+        Args:
+            rows: of the failures, at least one; this run's by default.
+        """
+        rows = self.rows if rows is None else rows
         return (
-            f"{len(self.rows)} case{'s' * (len(self.rows) > 1)} without a map, see {self.path}; the first is case "
-            f"{first['case']}: {first['error']}"
+            f"{len(rows)} case{'s' * (len(rows) > 1)} without a map, see {self.path}; the first is case "
+            f"{rows[0]['case']}: {rows[0]['error']}"
         )

@@ -17,13 +17,14 @@ from monai.utils import CommonKeys
 
 from monai_saliency.background import Background
 from monai_saliency.errors import OutputError, as_case_error, root_cause
-from monai_saliency.explanations import Explanation
+from monai_saliency.explanations import CaseRun, Explanation
 from monai_saliency.failures import Failures
 from monai_saliency.fills import CaseFill
 from monai_saliency.fingerprint import Unfingerprintable, fingerprint, input_files
 from monai_saliency.inferers import PerturbationInferer, case_name, image_spacing, source_file
 from monai_saliency.networks import network_fingerprint
 from monai_saliency.profiling import stage
+from monai_saliency.shares import Part
 from monai_saliency.store import CaseScores, ScoreStore
 from monai_saliency.summary import Summary, figures, summarize
 from monai_saliency.targets.base import label_name
@@ -60,6 +61,11 @@ class SaliencyHandler:
         label_key: where a case holds its label map ``(1, *spatial)`` on the network's grid, for masks and targets that
             are made of regions.
         saliency_key: where the map goes.
+
+    Attributes:
+        part: of the masks, that is done here. What is less than all needs a store, where the parts come together:
+            whoever completes a case makes its map.
+        explained: the cases whose maps are written, in order.
     """
 
     def __init__(
@@ -85,6 +91,8 @@ class SaliencyHandler:
         self.image_key = image_key
         self.saliency_key = saliency_key
         self.label_key = label_key
+        self.part = Part()
+        self.explained: list[str] = []
         self._settings: list[str] | None = None
         self._background = Background(limit=2)
 
@@ -122,7 +130,7 @@ class SaliencyHandler:
         for images, cases in self.batches(engine):
             with ExitStack() as held:
                 claims = [held.enter_context(ExitStack()) for _ in cases]
-                free = [i for i, case in enumerate(cases) if self._claim(str(case["case"]), claims[i])]
+                free = [i for i, case in enumerate(cases) if self._claim(str(case["case"]), self.part, claims[i])]
                 if free:
                     # Plain from here on: the cases' dictionaries hold the meta data.
                     self._explain(_plain(images)[free], [cases[i] for i in free], [claims[i] for i in free])
@@ -135,8 +143,8 @@ class SaliencyHandler:
             case.setdefault("case", case_name(images, i))
         yield images, cases
 
-    def _claim(self, case: str, held: ExitStack) -> bool:
-        holder = held.enter_context(self.store.claim(case)) if self.store is not None else None
+    def _claim(self, case: str, part: Part, held: ExitStack) -> bool:
+        holder = held.enter_context(self.store.claim(case, part)) if self.store is not None else None
         if holder:
             logger.warning("case %s is being explained by %s: left to it", case, holder)
         return holder is None
@@ -151,11 +159,18 @@ class SaliencyHandler:
         }
         sources = [source_file(scan) for scan in scans]
         stored = self._stored(images, names, known, sources)
+        if stored is None and self.part.count > 1:
+            raise ValueError(
+                f"part {self.part.index + 1} of {self.part.count} of {', '.join(names)} is to be done here, but no "
+                "scores are kept, so parts cannot come together: keep them (--store_dir, --saliency_resume), or let "
+                "workers share cases (--saliency_split cases)"
+            )
         start = Moment(images.device)
         try:
-            explanations = self.inferer.explain(
-                images, self.network, names=names, sources=sources, stored=stored, **known
+            runs = self.inferer.score(
+                images, self.network, names=names, sources=sources, stored=stored, part=self.part, **known
             )
+            explanations = [self._explanation(run, claim) for run, claim in zip(runs, claims, strict=True)]
         except Exception as error:
             if self.failures is None:
                 raise
@@ -166,7 +181,20 @@ class SaliencyHandler:
                 self._explain(images[i : i + 1], [case], claims[i : i + 1])
             return
         for case, explanation, claim in zip(cases, explanations, claims, strict=True):
+            if explanation is None:
+                claim.close()
+                continue
             self._background.submit(partial(self._finish, _Explained(case, explanation, start, len(cases))), claim)
+
+    @torch.no_grad()
+    def _explanation(self, run: CaseRun, held: ExitStack) -> Explanation | None:
+        """A scored case's explanation; None where other parts are missing, or somebody else makes it."""
+        if self.part.count > 1:
+            run.check()
+            run.take_stored()
+            if not run.complete or not self._claim(run.case.name, Part(), held):
+                return None
+        return run.explanation()
 
     def _report(self, engine: Engine) -> None:
         """Put the cohort's figures among the engine's metrics."""
@@ -174,7 +202,12 @@ class SaliencyHandler:
             failed = [] if self.failures is None else [row["case"] for row in self.failures.rows]
             # What an earlier run made of a scan that is broken now.
             self.summary.replace(failed)
-            engine.state.metrics.update(figures(self.summary.read(), len(failed)))
+            engine.state.metrics.update(self.figures())
+
+    def figures(self) -> dict[str, float]:
+        """The cohort's figures, of what all runs on the folder have done so far; none without a summary."""
+        failed = [] if self.failures is None else self.failures.read()
+        return {} if self.summary is None else figures(self.summary.read(), len(failed))
 
     def _stored(
         self, images: torch.Tensor, names: Sequence[str], known: dict[str, list[Any]], sources: Sequence[str | None]
@@ -230,6 +263,7 @@ class SaliencyHandler:
             self.summary.add(summarize(explanation.name, explanation, *arrays, case.get("label"), seconds))
         if self.failures is not None:
             self.failures.remove(explanation.name)
+        self.explained.append(explanation.name)
 
 
 class _Explained:

@@ -222,7 +222,7 @@ class PerturbationInferer(Inferer):
                 run.stored = scores
             self._run(runs, split, network, args, kwargs, part or Part())
         for run in runs:
-            if run.stored is not None:
+            if run.stored is not None and not run.complete:  # else all are written in one file
                 run.stored.flush()
         return runs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import traceback
 from collections import deque
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from monai.data import list_data_collate
 from monai.utils import CommonKeys
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.failures import Failures
@@ -104,6 +105,13 @@ class CohortLoader:
         self.device = torch.device(device) if device is not None else None
         self.image_key = image_key
         self.names = [str(case["case"]) for case in dataset.data]
+
+    def take(self, indices: Sequence[int]) -> CohortLoader:
+        """A loader of some of the cases, by their places in the cohort."""
+        taken = copy.copy(self)
+        taken.dataset = Subset(self.dataset, indices)
+        taken.names = [self.names[index] for index in indices]
+        return taken
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         ready: Queue = Queue(maxsize=max(1, self.prefetch))

@@ -24,7 +24,7 @@ from monai.data import MetaTensor, decollate_batch
 from monai.inferers import DiffusionInferer, Inferer, SlidingWindowInferer
 from monai.utils import CommonKeys
 
-from monai_saliency import cohort, methods
+from monai_saliency import cohort, engines, methods
 from monai_saliency.bundles import BundleConfig, calling_parser
 from monai_saliency.errors import CaseError, repeat_cause_last
 from monai_saliency.failures import Failures
@@ -87,6 +87,7 @@ class Overlay:
         strict: raise the first failure instead of listing it.
         resume: whether to keep scores, so that a stopped run goes on where it was.
         network_id: names the network for the scores, where it is not a module.
+        engine: shares the cohort with other processes (:mod:`monai_saliency.engines`).
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Overlay:
         strict: bool = False,
         resume: bool = True,
         network_id: str | None = None,
+        engine: engines.Engine | None = None,
     ) -> None:
         repeat_cause_last()
         if method not in _METHODS:
@@ -148,6 +150,7 @@ class Overlay:
         self.strict = strict
         self.resume = resume
         self.network_id = network_id
+        self.engine = engine
 
     def explain(self, parser: ConfigParser | None = None) -> None:
         """Run the bundle and explain what it predicts.
@@ -187,13 +190,21 @@ class Overlay:
                 raise
             if not steps:
                 evaluator.run()
-            if not handler.num_cases:
+            if not handler.num_cases and self.engine is None:
                 raise ValueError(
                     f"{evaluator_id} met no case, so nothing was explained: check the bundle's data settings, such as "
                     "--dataset_dir"
                 )
 
-        cohort.run(evaluator, handler.failures, start=start)
+        cohort.run(
+            evaluator,
+            handler.failures,
+            start=start,
+            handler=handler,
+            engine=self.engine,
+            run_id="explain",
+            parser=bundle.parser,
+        )
 
     def inferer(self, predict: Inferer, postprocessing: Any) -> PerturbationInferer:
         """What explains, for an inferer that predicts and the postprocessing of its predictions."""
@@ -249,7 +260,7 @@ class OverlayHandler(SaliencyHandler):
             evaluator.network,
             self._place,
             summary=Summary(folder / "summary.csv"),
-            failures=Failures(folder / "failures.csv", overlay.strict),
+            failures=Failures(folder / "failures.csv", overlay.strict, shared=overlay.engine is not None),
             store=ScoreStore(folder / "scores") if overlay.resume else None,
             network_id=overlay.network_id,
             label_key=None if overlay.label_key is None else _REGIONS,

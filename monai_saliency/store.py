@@ -74,13 +74,15 @@ class CaseScores:
             reference: the scores ``(K,)`` of the unperturbed image, computed just now. They are the same thing's up to
                 1e-6 of the largest, as far as two machines differ that compute the same: a run may go on elsewhere.
         """
-        # Of two who begin together none removes what the other has just begun.
-        with locked(self.folder / "lock"):
+        path = self.folder / "reference.npy"
+        if path.exists():
             stored = self.reference()
-            if stored is None or not _same(stored, reference.numpy(force=True)):
-                for path in self.folder.glob("*.npy"):
-                    path.unlink(missing_ok=True)
-                _write(self.folder / "reference.npy", reference)
+            if stored is not None and _same(stored, reference.numpy(force=True)):
+                return
+            for old in self.folder.glob("*.npy"):
+                old.unlink(missing_ok=True)
+        # Where there was none nothing is removed: another may have begun just now, and be further.
+        _write(path, reference)
 
     def ranges(self) -> list[tuple[int, int, np.ndarray]]:
         """The stored ranges of masks ``[start, stop)`` with their scores ``(stop - start, K)``."""

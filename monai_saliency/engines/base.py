@@ -1,0 +1,176 @@
+"""What an engine is: it hands out a cohort's units of work, and holds no saliency arithmetic.
+
+An engine's overlay (``python -m monai_saliency overlay NAME``) puts it under the id ``saliency_engine``, where our
+bundle's run and the overlay ``explain`` look for one. Each of its processes reads the same config, so each has the
+network, the loader and the output folder of the plain run; the engine only says who explains what.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+import torch
+from monai.engines import Evaluator
+from torch.utils.data import DataLoader
+
+from monai_saliency.failures import Failures
+from monai_saliency.handlers import SaliencyHandler
+from monai_saliency.loader import CohortLoader
+from monai_saliency.shares import Unit
+from monai_saliency.utils import require
+
+__all__ = ["Cohort", "Engine", "local_device"]
+
+Metric = require("ignite.metrics", extra="bundle").Metric
+logger = logging.getLogger(__name__)
+
+
+class Engine(ABC):
+    """Runs a cohort over several processes or devices.
+
+    Attributes:
+        speaks: whether this process, once :meth:`run` has returned, tells the figures of the whole cohort. Where
+            processes do not wait for each other, each does.
+    """
+
+    speaks = True
+
+    @abstractmethod
+    def run(self, cohort: Cohort) -> None:
+        """Have this process's units explained, and wait for what others do, where that is the engine's way."""
+
+
+class Cohort:
+    """A cohort that is ready to be explained, unit by unit.
+
+    A unit's ``index`` is a case where the loader is our own. In another bundle it is one of the batches that its loader
+    makes, so that every case shares its batch with those that it shares it with in the plain run.
+
+    Args:
+        evaluator: predicts, with its loader.
+        handler: explains, attached to the evaluator.
+        failures: the cases without a map.
+        start: runs the evaluator.
+        config: the bundle's config as the plain run reads it, for processes that have to read it themselves.
+        run_id: the id by which it is run.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        handler: SaliencyHandler,
+        failures: Failures | None,
+        start: Callable[[], Any],
+        config: dict[str, Any],
+        run_id: str,
+    ) -> None:
+        self.evaluator = evaluator
+        self.handler = handler
+        self.failures = failures
+        self.config = config
+        self.run_id = run_id
+        self._start = start
+        self._loader: Any = evaluator.data_loader
+        _drop_metrics(evaluator)
+
+    def __len__(self) -> int:
+        """How many cases, or batches, there are."""
+        try:
+            return len(self._loader.names if isinstance(self._loader, CohortLoader) else self._loader)
+        except TypeError as error:
+            kind = type(self._loader).__name__
+            raise ValueError(
+                f"a cohort can be shared where its loader has a length, and {kind} has none: run it without an engine"
+            ) from error
+
+    def explain(self, units: Sequence[Unit]) -> list[dict[str, str]]:
+        """Explain some units, in their order.
+
+        Returns:
+            a row for each case that ended here: ``case``, and ``error`` in one line, empty where it has a map now. The
+            case of a part is in it where that was the last of its parts.
+
+        Raises:
+            CaseError, OutputError: what stops the plain run.
+        """
+        written, failed = len(self.handler.explained), len(self._failed)
+        for part, group in groupby(units, key=lambda unit: unit.part):
+            self.handler.part = part
+            loader = _take(self._loader, [unit.index for unit in group])
+            self.evaluator.data_loader = loader
+            # Known to ignite from an earlier run, or to be found out where the loader does not know it.
+            self.evaluator.state.epoch_length = None if isinstance(loader, CohortLoader) else len(loader)
+            self._start()
+        rows = [{"case": case, "error": ""} for case in self.handler.explained[written:]]
+        return rows + [{"case": row["case"], "error": row["error"]} for row in self._failed[failed:]]
+
+    @property
+    def _failed(self) -> list[dict[str, str]]:
+        return [] if self.failures is None else self.failures.rows
+
+
+def _drop_metrics(evaluator: Evaluator) -> None:
+    """Leave out the metrics of a bundle: over a share of a cohort they say nothing, and computing them waits for all
+    processes in the middle of each one's own work.
+    """
+    dropped = set()
+    for event, handlers in evaluator._event_handlers.items():
+        for function, *_ in list(handlers):
+            metric = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+            if isinstance(metric, Metric):
+                evaluator.remove_event_handler(function, event)
+                dropped.add(type(metric).__name__)
+    if dropped:
+        evaluator.state.key_metric_name = None
+        logger.warning(
+            "not computed, since each process sees a share of the cohort: %s. Run without an engine for them",
+            ", ".join(sorted(dropped)),
+        )
+
+
+def _take(loader: Any, indices: Sequence[int]) -> Any:
+    """A loader of some of the cases or batches of another."""
+    if isinstance(loader, CohortLoader):
+        return loader.take(indices)
+    if isinstance(loader, DataLoader) and loader.batch_sampler is not None:
+        taken = copy.copy(loader)
+        # A DataLoader refuses another sampler once it is made, and one cannot be made anew without knowing its class.
+        object.__setattr__(taken, "batch_sampler", _Chosen(loader.batch_sampler, indices))
+        return taken
+    return _Chosen(loader, indices)
+
+
+class _Chosen:
+    """Some of the things that an iterable gives, by their places."""
+
+    def __init__(self, things: Any, indices: Sequence[int]) -> None:
+        self.things = things
+        self.indices = sorted(indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        stop = self.indices[-1] + 1 if self.indices else 0
+        chosen = set(self.indices)
+        return (thing for place, thing in enumerate(islice(self.things, stop)) if place in chosen)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "things":  # not there yet, as while it is copied
+            raise AttributeError(name)
+        return getattr(self.things, name)
+
+
+def local_device() -> torch.device:
+    """The device of this process: of the node's GPUs the one with the number of the process on it, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    number = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
+    # A scheduler may show each process its own GPU only.
+    return torch.device("cuda", number % torch.cuda.device_count())

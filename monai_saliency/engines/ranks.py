@@ -1,0 +1,59 @@
+"""Processes that know their number and how many there are, and share the units between them: ``torchrun``."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from monai_saliency.engines.base import Cohort, Engine
+from monai_saliency.shares import units
+
+__all__ = ["RankEngine", "TorchrunEngine"]
+
+# One process may be done long before another: nobody gives up on a share that takes days.
+PATIENCE = timedelta(days=30)
+
+
+class RankEngine(Engine):
+    """Process ``rank`` of ``world_size`` does every ``world_size``-th unit, and waits for nobody.
+
+    Args:
+        rank: from 0.
+        world_size: how many processes share the cohort.
+        split: what they share: ``"auto"``, ``"cases"`` or ``"masks"`` (:func:`monai_saliency.shares.units`).
+    """
+
+    def __init__(self, rank: int, world_size: int, split: str = "auto") -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"`rank` must be in [0, {world_size}), the number of processes, got {rank}")
+        self.rank = rank
+        self.world_size = world_size
+        self.split = split
+
+    def run(self, cohort: Cohort) -> None:
+        cohort.explain(units(len(cohort), self.world_size, self.split)[self.rank :: self.world_size])
+
+
+class TorchrunEngine(RankEngine):
+    """The processes that ``torchrun`` starts: at the end each waits for all, and the first tells the figures.
+
+    Without ``torchrun`` it is the plain run. Nothing goes between the processes but that they are done: scores meet in
+    the store, and so a process that ends early can be started again by ``--max-restarts``.
+
+    Args:
+        split: see :class:`RankEngine`.
+    """
+
+    def __init__(self, split: str = "auto") -> None:
+        super().__init__(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), split)
+        self.speaks = self.rank == 0
+
+    def run(self, cohort: Cohort) -> None:
+        super().run(cohort)
+        if self.world_size > 1:
+            # Only now: while the group stands, whatever a bundle gathers waits for all processes.
+            dist.init_process_group("gloo", timeout=PATIENCE)
+            dist.barrier()
+            dist.destroy_process_group()
