@@ -86,6 +86,7 @@ def run(
         parser: of the config; by default the one in whose expression this is called.
 
     Raises:
+        ValueError: when an engine is to share what is tracked.
         SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1.
         KeyboardInterrupt, SystemExit: when it is stopped, see :func:`monai_saliency.interrupts.stoppable`.
     """
@@ -97,6 +98,11 @@ def run(
             start()
         elif handler is None:
             raise ValueError("an engine needs the `handler` that explains")
+        elif getattr(tracker, "handlers", None):
+            raise ValueError(
+                "--tracking records the run of one process: run with the engine first, then the same without it and with "
+                "--tracking, which finds all scores and records the whole cohort"
+            )
         else:
             config = (parser or calling_parser()).get()
             engine.run(Cohort(evaluator, handler, failures, start, config, run_id))

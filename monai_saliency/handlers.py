@@ -161,9 +161,8 @@ class SaliencyHandler:
         stored = self._stored(images, names, known, sources)
         if stored is None and self.part.count > 1:
             raise ValueError(
-                f"part {self.part.index + 1} of {self.part.count} of {', '.join(names)} is to be done here, but no "
-                "scores are kept, so parts cannot come together: keep them (--store_dir, --saliency_resume), or let "
-                "workers share cases (--saliency_split cases)"
+                f"part {self.part.index + 1} of {self.part.count} of {', '.join(names)} is to be done here, but its "
+                "scores cannot be kept, so parts cannot come together: let workers share cases (--saliency_split cases)"
             )
         start = Moment(images.device)
         try:

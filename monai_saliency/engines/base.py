@@ -83,11 +83,11 @@ class Cohort:
         """How many cases, or batches, there are."""
         try:
             return len(self._loader.names if isinstance(self._loader, CohortLoader) else self._loader)
-        except TypeError as error:
+        except TypeError:
             kind = type(self._loader).__name__
             raise ValueError(
                 f"a cohort can be shared where its loader has a length, and {kind} has none: run it without an engine"
-            ) from error
+            ) from None
 
     def explain(self, units: Sequence[Unit]) -> list[dict[str, str]]:
         """Explain some units, in their order.
@@ -97,8 +97,14 @@ class Cohort:
             case of a part is in it where that was the last of its parts.
 
         Raises:
+            ValueError: when a unit is a part of a case, and no scores are kept.
             CaseError, OutputError: what stops the plain run.
         """
+        if self.handler.store is None and any(unit.part.count > 1 for unit in units):
+            raise ValueError(
+                "no scores are kept, so the parts of a case cannot come together: keep them (--store_dir, "
+                "--saliency_resume), or let workers share cases (--saliency_split cases)"
+            )
         written, failed = len(self.handler.explained), len(self._failed)
         for part, group in groupby(units, key=lambda unit: unit.part):
             self.handler.part = part
@@ -122,7 +128,7 @@ def _drop_metrics(evaluator: Evaluator) -> None:
     dropped = set()
     for event, handlers in evaluator._event_handlers.items():
         for function, *_ in list(handlers):
-            metric = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+            metric = getattr(function, "__self__", None)
             if isinstance(metric, Metric):
                 evaluator.remove_event_handler(function, event)
                 dropped.add(type(metric).__name__)

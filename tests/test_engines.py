@@ -1,0 +1,243 @@
+"""A cohort shared between processes: the maps of the plain run, each made once."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from monai.bundle import ConfigParser
+from monai.data import DataLoader, Dataset, ThreadDataLoader
+from test_bundle import LPS, write_scan
+from test_overlay import Bundle, contents, make, rows_of
+from test_store import BATCH, BATCHES, forwards, settings
+
+from monai_saliency.configs import overlay_path
+from monai_saliency.engines import RankEngine, SlurmEngine, local_device
+from monai_saliency.engines.base import _take
+from monai_saliency.errors import root_cause
+
+__all__ = ["make"]  # a fixture
+
+
+def maps(folder: Path) -> dict[str, bytes]:
+    """The voxels of all maps below a folder."""
+    files = sorted(folder.rglob("*_saliency.nii.gz"))
+    return {str(p.relative_to(folder)): np.asarray(nib.load(p).dataobj).tobytes() for p in files}
+
+
+def rank(number: int, world_size: int, split: str = "auto") -> dict[str, Any]:
+    engine = {"_target_": "monai_saliency.engines.RankEngine", "rank": number, "world_size": world_size}
+    return {"saliency_engine": engine | {"split": split}}
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five scans, and their maps in ``plain``; one scan, and its map in ``plain1``."""
+    folder = tmp_path_factory.mktemp("engines")
+    for seed in range(5):
+        write_scan(folder / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scan(folder / "one" / "s0.nii.gz", (13, 12, 14), LPS, seed=0)
+    monai.bundle.run(**settings(folder, "plain"))
+    monai.bundle.run(**settings(folder, "plain1", dataset_dir=str(folder / "one")))
+    assert len(maps(folder / "plain")) == 5
+    assert len(maps(folder / "plain1")) == 1
+    return folder
+
+
+@pytest.mark.parametrize("split", ["cases", "masks"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_same_maps_whatever_is_shared(cohort: Path, world_size: int, split: str) -> None:
+    """To the bit; the ranks one after the other, the last one first."""
+    out = f"{split}{world_size}"
+    for number in reversed(range(world_size)):
+        monai.bundle.run(**settings(cohort, out, **rank(number, world_size, split)))
+    assert maps(cohort / out) == maps(cohort / "plain")
+    assert [row["case"] for row in rows_of(cohort / out / "summary.csv")] == [f"s{i}" for i in range(5)]
+    assert not (cohort / out / "failures.csv").exists()
+    # Of a part, the batch with the unperturbed image is what others do as well.
+    repeated = 5 * (world_size - 1) if split == "masks" else 0
+    assert forwards(cohort, out) == 5 * BATCHES + repeated
+
+
+def test_one_case_is_finished_by_whoever_comes_last(cohort: Path) -> None:
+    for number in (1, 2, 0):
+        assert not maps(cohort / "one_of_three")
+        one = {"dataset_dir": str(cohort / "one"), **rank(number, 3)}
+        monai.bundle.run(**settings(cohort, "one_of_three", **one))
+    assert maps(cohort / "one_of_three") == maps(cohort / "plain1")
+
+
+def test_the_plain_run_finishes_what_parts_have_left(cohort: Path) -> None:
+    """As the gathering run where a task of an array is lost: only the lost task's batches are run, and one a case."""
+    for number in (0, 2):
+        monai.bundle.run(**settings(cohort, "left", **rank(number, 3, "masks")))
+    assert not maps(cohort / "left")
+    done = forwards(cohort, "left")
+    monai.bundle.run(**settings(cohort, "left"))
+    assert maps(cohort / "left") == maps(cohort / "plain")
+    assert forwards(cohort, "left") - done == 5 * (BATCHES + 1) - (done - 5)
+
+
+def test_parts_need_a_store(cohort: Path) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        monai.bundle.run(**settings(cohort, "nowhere", store_dir="", **rank(0, 2, "masks")))
+    assert "no scores are kept, so the parts of a case cannot come together" in str(root_cause(caught.value))
+
+
+def torchrun(count: int, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    command += ["-m", "monai.bundle", "run", *arguments]
+    for name, value in settings.items():
+        command += [f"--{name}", value if isinstance(value, str) else repr(value)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment |= {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_torchrun(cohort: Path) -> None:
+    """Two real processes, one of which has a broken scan: it still waits for the other, and each case ends once."""
+    broken = cohort / "broken"
+    for seed in range(4):
+        write_scan(broken / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    (broken / "s1.nii.gz").write_bytes((broken / "s1.nii.gz").read_bytes()[:100])
+    asked = settings(cohort, "torchrun", dataset_dir=str(broken))
+    del asked["device"]
+    asked["config_file"] = repr([asked["config_file"], str(overlay_path("torchrun"))])
+    done = torchrun(2, **asked)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("cohort: cases 3, failures 1,") == 1, done.stdout
+    assert "1 case without a map" in done.stderr
+    assert [row["case"] for row in rows_of(cohort / "torchrun" / "failures.csv")] == ["s1"]
+    plain = maps(cohort / "plain")
+    assert maps(cohort / "torchrun") == {name: plain[name] for name in plain if name[:2] in ("s0", "s2", "s3")}
+    assert forwards(cohort, "torchrun") == 3 * BATCHES
+
+
+@pytest.mark.parametrize(
+    "layout", ["spleen_ct_segmentation", "lung_nodule_ct_detection", "endoscopic_inbody_classification"]
+)
+@pytest.mark.parametrize("split", ["cases", "masks"])
+def test_a_bundle_of_somebody_else(make: Callable[[str], Bundle], tmp_path: Path, layout: str, split: str) -> None:
+    """Its maps are those of the plain overlay, and of its own outputs none is missing."""
+    bundle = make(layout)
+    bundle.explain(output_dir=str(tmp_path / "own"), saliency_dir=str(tmp_path / "plain"))
+    for number in range(2):
+        shared = {"output_dir": str(tmp_path / "own2"), "saliency_dir": str(tmp_path / "shared")}
+        bundle.explain(**shared, **rank(number, 2, split))
+    assert maps(tmp_path / "shared") == maps(tmp_path / "plain")
+    assert len(maps(tmp_path / "shared")) == len(bundle.scans)
+    assert contents(tmp_path / "own2").keys() == contents(tmp_path / "own").keys()
+    assert not (tmp_path / "shared" / "failures.csv").exists()
+
+
+def test_metrics_of_a_bundle_are_left_out_and_that_is_said(
+    make: Callable[[str], Bundle], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Computing them would wait for the other processes, and a share's figures are not the cohort's."""
+    bundle = make("spleen_ct_segmentation")
+    metric = {"_target_": "monai.handlers.MeanDice", "output_transform": "$lambda output: 1 / 0"}
+    metric = {"evaluator::key_val_metric": {"mean_dice": metric}}
+    with pytest.raises(RuntimeError):
+        bundle.explain(output_dir=str(tmp_path / "own"), saliency_dir=str(tmp_path / "plain"), **metric)
+    bundle.explain(output_dir=str(tmp_path / "own"), saliency_dir=str(tmp_path / "shared"), **metric, **rank(0, 1))
+    assert len(maps(tmp_path / "shared")) == len(bundle.scans)
+    assert "not computed, since each process sees a share of the cohort: MeanDice" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [DataLoader, ThreadDataLoader])
+def test_batches_of_a_loader(kind: type[DataLoader]) -> None:
+    loader = kind(Dataset([{"image": torch.tensor([float(i)])} for i in range(7)]), batch_size=2)
+    whole = [batch["image"].flatten().tolist() for batch in loader]
+    for indices in ([0, 2], [3], [], [1, 2, 3]):
+        taken = _take(loader, indices)
+        assert type(taken) is kind
+        assert len(taken) == len(indices)
+        for _ in range(2):
+            assert [batch["image"].flatten().tolist() for batch in taken] == [whole[i] for i in indices]
+        plain = _take(copy.copy(whole), indices)
+        assert list(plain) == [whole[i] for i in indices]
+    assert [batch["image"].flatten().tolist() for batch in loader] == whole
+
+
+def test_a_loader_without_length_cannot_be_shared(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    bundle = make("spleen_ct_segmentation")
+    endless = "$(batch for batch in @dataloader)"
+    with pytest.raises(RuntimeError) as caught:
+        bundle.explain(saliency_dir=str(tmp_path / "maps"), **{"evaluator::val_data_loader": endless}, **rank(0, 2))
+    assert "a cohort can be shared where its loader has a length" in str(root_cause(caught.value))
+
+
+def variables(task: int = 0, tasks: int = 0, process: int = 0, processes: int = 0, **others: int) -> dict[str, str]:
+    found: dict[str, int] = {}
+    if tasks:
+        found |= {"ARRAY_TASK_ID": task, "ARRAY_TASK_COUNT": tasks, "ARRAY_TASK_MIN": 0, "ARRAY_TASK_MAX": tasks - 1}
+    if processes:
+        found |= {"PROCID": process, "NTASKS": processes, "STEP_NUM_TASKS": processes, "STEP_ID": 0}
+    return {f"SLURM_{name}": str(value) for name, value in (found | others).items()}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1)),
+        (variables(2, 3), (2, 3)),
+        (variables(process=1, processes=2), (1, 2)),
+        (variables(1, 3, 1, 2), (3, 6)),
+        (variables(9, 3, ARRAY_TASK_MIN=5, ARRAY_TASK_MAX=9, ARRAY_TASK_STEP=2), (2, 3)),
+        # A batch script asked for 4 processes and is itself one.
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, (0, 1)),
+    ],
+)
+def test_share_of_a_slurm_job(environment: Mapping[str, str], expected: tuple[int, int]) -> None:
+    engine = SlurmEngine(environment=environment)
+    assert (engine.rank, engine.world_size) == expected
+
+
+def test_array_with_gaps_is_refused() -> None:
+    with pytest.raises(ValueError, match="evenly spaced, as in --array=0-2: got 3 tasks from 0 to 7"):
+        SlurmEngine(environment=variables(7, 3, ARRAY_TASK_MAX=7))
+
+
+def test_rank_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`rank` must be in \[0, 2\), the number of processes, got 2"):
+        RankEngine(2, 2)
+
+
+def test_device_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert local_device() == torch.device("cpu") or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for variables, index in (({}, 0), ({"LOCAL_RANK": "1"}, 1), ({"SLURM_LOCALID": "3"}, 1)):
+        for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert local_device() == torch.device("cuda", index)
+
+
+def test_config_that_processes_read_is_the_plain_one(cohort: Path) -> None:
+    """What an engine is given is what other processes can make the same run of."""
+    seen = []
+
+    class Spy(RankEngine):
+        def run(self, cohort: Any) -> None:
+            seen.append((len(cohort), cohort.config, cohort.run_id))
+            super().run(cohort)
+
+    monai.bundle.run(**settings(cohort, "spied", saliency_engine=Spy(0, 1)))
+    ((count, config, run_id),) = seen
+    assert (count, run_id) == (5, "run")
+    parser = ConfigParser(config)
+    assert parser["num_masks"] == settings(cohort, "spied")["num_masks"]
+    assert parser["mask_batch_size"] == BATCH
+    assert maps(cohort / "spied") == maps(cohort / "plain")
