@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from monai.data import MetaTensor
 
 from monai_saliency.utils import (
     Box,
     accumulation_dtype,
     exact_arithmetic,
     per_axis,
+    plain,
     positive_numbers,
     voxels_of_mm,
     whole_numbers,
@@ -475,7 +475,7 @@ class _BoundRegionMasks(BoundMasks):
 
     def __init__(self, masks: RegionMasks, image: torch.Tensor, labels: torch.Tensor) -> None:
         super().__init__(image)
-        labels = labels.as_tensor() if isinstance(labels, MetaTensor) else torch.as_tensor(labels)
+        labels = torch.as_tensor(plain(labels))
         if labels.shape not in (self.spatial_shape, (1, *self.spatial_shape)):
             raise ValueError(
                 f"the label map has shape {tuple(labels.shape)}, the image needs one of {(1, *self.spatial_shape)}: "
