@@ -11,7 +11,6 @@ import copy
 import inspect
 import logging
 import random
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -25,7 +24,7 @@ from monai.inferers import DiffusionInferer, Inferer, SlidingWindowInferer
 from monai.utils import CommonKeys
 
 from monai_saliency import cohort, engines, methods
-from monai_saliency.bundles import BundleConfig, calling_parser
+from monai_saliency.bundles import BundleConfig, calling_parser, is_generative
 from monai_saliency.errors import CaseError, repeat_cause_last
 from monai_saliency.failures import Failures
 from monai_saliency.fills import ConstantFill, ScanUnitFill
@@ -50,7 +49,6 @@ __all__ = ["Overlay", "OverlayHandler"]
 logger = logging.getLogger(__name__)
 
 _METHODS = ("rise", "sliding_window", "region_occlusion", "channel_occlusion")
-_GENERATIVE = re.compile("Diffusion|AutoencoderKL|VQVAE|VarAutoEncoder|ControlNet|Generator|SPADE", re.IGNORECASE)
 # Where a case's label map is kept, since its own key comes to hold the label's file.
 _REGIONS = "saliency_regions"
 # Values in one batch of perturbed images, 64 MB in float32.
@@ -236,7 +234,7 @@ class Overlay:
 
 def _refuse_generative(evaluator: Any) -> None:
     kinds = [type(evaluator.network).__name__, type(evaluator.inferer).__name__]
-    if isinstance(evaluator.inferer, DiffusionInferer) or any(_GENERATIVE.search(kind) for kind in kinds):
+    if isinstance(evaluator.inferer, DiffusionInferer) or any(map(is_generative, kinds)):
         raise ValueError(
             f"this bundle is generative: its evaluator runs {kinds[0]} with {kinds[1]}, which makes images rather than "
             "a statement about one, and a saliency map says which part of an image a statement rests on"
