@@ -131,7 +131,11 @@ class TensorInput(InputAdapter):
         batch: torch.Tensor,
         take_apart: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
     ) -> Any:
-        return infer(batch, network)
+        return infer(self.as_taken(batch), network)
+
+    def as_taken(self, batch: torch.Tensor) -> Any:
+        """A batch as the network takes it."""
+        return batch
 
 
 class ListInput(TensorInput):
@@ -144,14 +148,8 @@ class ListInput(TensorInput):
                 "window where it has one"
             )
 
-    def run(
-        self,
-        infer: Callable[..., Any],
-        network: Callable[..., Any],
-        batch: torch.Tensor,
-        take_apart: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
-    ) -> Any:
-        return infer(list(batch), network)
+    def as_taken(self, batch: torch.Tensor) -> list[torch.Tensor]:
+        return list(batch)
 
 
 class _NamedInputs(InputAdapter):
