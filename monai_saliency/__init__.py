@@ -8,7 +8,7 @@ from monai_saliency.inferers import PerturbationInferer
 from monai_saliency.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.masks import RegionMasks, RISEMasks, SlidingWindowMasks
 from monai_saliency.methods import channel_occlusion, patch_windows, region_occlusion, rise, sliding_window
-from monai_saliency.patches import PatchMemory
+from monai_saliency.patch_memory import PatchMemory
 from monai_saliency.regions import Supervoxels
 from monai_saliency.saliency_dataset import SaliencyDataset
 from monai_saliency.targets import (

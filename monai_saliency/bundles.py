@@ -15,13 +15,21 @@ from monai.engines import EnsembleEvaluator, Evaluator
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["BundleConfig", "calling_parser"]
+__all__ = ["BundleConfig", "calling_parser", "is_generative"]
 
 # Ids that MONAI gives a meaning, and under which no run is described.
 _NO_RUNS = {"imports", "initialize", "finalize", "explain"}
 # The run ids of the Model Zoo, the most usual first.
 _RUN_IDS = ("run", "evaluating", "inference", "eval", "inferring", "evaluate")
-_GENERATIVE = re.compile(r"Diffusion|Autoencoder|VQVAE|VAE|Scheduler|ControlNet|Generator|SPADE", re.IGNORECASE)
+# Not every autoencoder, for some of them segment (SegResNetVAE), and not the generators of a detector's anchors.
+_GENERATIVE = re.compile(
+    r"Diffusion|AutoencoderKL|VQVAE|VarAutoEncoder|ControlNet|(?<!Anchor)Generator|SPADE", re.IGNORECASE
+)
+
+
+def is_generative(kind: str) -> bool:
+    """Whether networks or inferers of a class make images, rather than a statement about one, by the class's name."""
+    return _GENERATIVE.search(kind) is not None
 
 
 def calling_parser() -> ConfigParser:
@@ -158,7 +166,7 @@ class BundleConfig:
             "prediction of a scan that could be explained"
         )
         kinds = {id: str(component["_target_"]).rpartition(".")[2] for id, component in components.items()}
-        generative = [f"{id} ({kind})" for id, kind in kinds.items() if _GENERATIVE.search(kind)]
+        generative = [f"{id} ({kind})" for id, kind in kinds.items() if is_generative(kind)]
         if generative:
             return (
                 f"{problem}. It is generative: {', '.join(generative)} make an image from noise, and a saliency map "

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from monai_saliency.masks import BoundMasks
-from monai_saliency.utils import accumulation_dtype, exact_arithmetic
+from monai_saliency.utils import exact_arithmetic
 
 __all__ = ["Estimator", "OcclusionScoring", "RISEScoring", "ScoreState"]
 
@@ -180,11 +180,7 @@ def _sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Ten
 
     Not from the sum of the masks, of which what no mask hides would leave a rest.
     """
-    sums = torch.zeros(
-        (weights.shape[1], masks.channels or 1, *masks.spatial_shape),
-        dtype=accumulation_dtype(masks.device),
-        device=masks.device,
-    )
+    sums = masks.zero_sums(weights)
     weights = weights.to(masks.device, masks.dtype)
     boxes = masks.hidden_boxes(indices)
     if boxes is not None:

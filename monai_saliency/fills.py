@@ -20,7 +20,7 @@ from monai.transforms import Compose, MapTransform, RandomizableTrait
 from monai.transforms.traits import LazyTrait
 
 from monai_saliency.targets import Case
-from monai_saliency.utils import exact_arithmetic
+from monai_saliency.utils import exact_arithmetic, plain
 
 __all__ = ["BlurFill", "CaseFill", "ConstantFill", "MeanFill", "ScanUnitFill"]
 
@@ -172,7 +172,7 @@ class ScanUnitFill(CaseFill):
                 f"`value` must be one number or one per channel, got {len(values)} for {len(before)} channels"
             )
         values = values.expand(len(before))
-        x, y = (torch.as_tensor(image).as_subclass(torch.Tensor).flatten(1) for image in (before, after))
+        x, y = (plain(torch.as_tensor(image)).flatten(1) for image in (before, after))
         alone = self._of_few_voxels(step, x, y, values, before.ndim)
         if alone is not None:
             return alone
@@ -208,7 +208,7 @@ class ScanUnitFill(CaseFill):
         expected = y[:, picks].double()
         if out.shape != few.shape or not _close(out.flatten(1)[:, :-1].double(), expected):
             return None
-        return out.flatten(1)[:, -1].double().as_subclass(torch.Tensor)
+        return plain(out.flatten(1)[:, -1].double())
 
 
 def _is_geometry(step: Any, before: torch.Tensor, after: torch.Tensor) -> bool:

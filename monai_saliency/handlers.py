@@ -29,7 +29,7 @@ from monai_saliency.store import CaseScores, ScoreStore
 from monai_saliency.summary import Summary, figures, summarize
 from monai_saliency.targets.base import label_name
 from monai_saliency.timing import Moment
-from monai_saliency.utils import require, to_host
+from monai_saliency.utils import plain, require, to_host
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
@@ -133,7 +133,7 @@ class SaliencyHandler:
                 free = [i for i, case in enumerate(cases) if self._claim(str(case["case"]), self.part, claims[i])]
                 if free:
                     # Plain from here on: the cases' dictionaries hold the meta data.
-                    self._explain(_plain(images)[free], [cases[i] for i in free], [claims[i] for i in free])
+                    self._explain(plain(images)[free], [cases[i] for i in free], [claims[i] for i in free])
 
     def batches(self, engine: Engine) -> Iterator[tuple[torch.Tensor, list[dict[str, Any]]]]:
         """What is explained together after one iteration: images ``(B, C, *spatial)`` and their dictionaries."""
@@ -154,7 +154,7 @@ class SaliencyHandler:
         names = [str(case["case"]) for case in cases]
         scans = [case[self.image_key] for case in cases]
         known: dict[str, list[Any]] = {
-            "labels": [None if self.label_key is None else _plain(case.get(self.label_key)) for case in cases],
+            "labels": [None if self.label_key is None else plain(case.get(self.label_key)) for case in cases],
             "spacings": [image_spacing(scan[None]) for scan in scans],
         }
         sources = [source_file(scan) for scan in scans]
@@ -292,10 +292,6 @@ class _Explained:
         """The case, its explanation, and the seconds that it took."""
         self._end.wait()
         return self._case, self._explanation, self._end.seconds_since(self._start) / self._count
-
-
-def _plain(value: Any) -> Any:
-    return value.as_tensor() if isinstance(value, MetaTensor) else value
 
 
 def _title(explanation: Explanation) -> str:

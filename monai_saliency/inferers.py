@@ -21,7 +21,8 @@ from monai_saliency.fills import CaseFill, ConstantFill
 from monai_saliency.inputs import InputAdapter, SplitInputs, TensorInput
 from monai_saliency.masks import Masks
 from monai_saliency.outputs import OutputPath, check_rows, read
-from monai_saliency.patches import PatchMemory, remember
+from monai_saliency.patch_memory import PatchMemory
+from monai_saliency.patches import remember
 from monai_saliency.profiling import stage
 from monai_saliency.shares import Part
 from monai_saliency.store import CaseScores

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from monai.data import MetaTensor
 from monai.inferers import Inferer, PatchInferer, SlidingWindowInferer
+
+from monai_saliency.utils import plain
 
 __all__ = ["ArgumentInputs", "DictInput", "InputAdapter", "ListInput", "SplitInputs", "TensorInput"]
 
@@ -130,7 +131,11 @@ class TensorInput(InputAdapter):
         batch: torch.Tensor,
         take_apart: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
     ) -> Any:
-        return infer(batch, network)
+        return infer(self.as_taken(batch), network)
+
+    def as_taken(self, batch: torch.Tensor) -> Any:
+        """A batch as the network takes it."""
+        return batch
 
 
 class ListInput(TensorInput):
@@ -143,14 +148,8 @@ class ListInput(TensorInput):
                 "window where it has one"
             )
 
-    def run(
-        self,
-        infer: Callable[..., Any],
-        network: Callable[..., Any],
-        batch: torch.Tensor,
-        take_apart: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
-    ) -> Any:
-        return infer(list(batch), network)
+    def as_taken(self, batch: torch.Tensor) -> list[torch.Tensor]:
+        return list(batch)
 
 
 class _NamedInputs(InputAdapter):
@@ -193,7 +192,7 @@ class _NamedInputs(InputAdapter):
                 raise ValueError(
                     f"held input {name!r} must be a tensor with one row for each of {len(first)} cases, got {shape}"
                 )
-            value = _plain(value).to(first.device)
+            value = plain(value).to(first.device)
             on_grid = value.ndim == first.ndim and value.shape[2:] == first.shape[2:]
             (held_images if on_grid else held_values)[name] = value
         channels, start = {}, 0
@@ -290,10 +289,6 @@ class ArgumentInputs(_NamedInputs):
         return network(*(inputs[name] for name in positional), *args, **named, **kwargs)
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.as_tensor() if isinstance(tensor, MetaTensor) else tensor
-
-
 def _images(what: str, images: Any) -> torch.Tensor:
     """Images ``(B, C, *spatial)`` as a plain tensor."""
     if not isinstance(images, torch.Tensor) or images.ndim not in (4, 5) or not len(images):
@@ -305,4 +300,4 @@ def _images(what: str, images: Any) -> torch.Tensor:
         )
     if not images.is_floating_point():
         raise TypeError(f"{what} must be floating point, got {images.dtype}: scale the images, or call .float()")
-    return _plain(images)
+    return plain(images)

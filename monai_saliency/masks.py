@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from monai.data import MetaTensor
 
 from monai_saliency.utils import (
     Box,
     accumulation_dtype,
     exact_arithmetic,
     per_axis,
+    plain,
     positive_numbers,
     voxels_of_mm,
     whole_numbers,
@@ -172,14 +172,17 @@ class BoundMasks(ABC):
         Returns:
             ``(K, channels or 1, *spatial)``, in double where the device has it.
         """
-        sums = self._zeros(weights)
+        sums = self.zero_sums(weights)
         weights = weights.to(self.device, self.dtype)
         with exact_arithmetic(self.device):
             for chunk, masks in self.stream(indices):
                 sums += (weights[chunk].T @ masks.flatten(1)).reshape(sums.shape)
         return sums
 
-    def _zeros(self, weights: torch.Tensor) -> torch.Tensor:
+    def zero_sums(self, weights: torch.Tensor) -> torch.Tensor:
+        """Zeros to add masks to, each times its weight: ``(K, channels or 1, *spatial)`` for weights ``(n, K)``, on
+        the masks' device, in double where the device has it.
+        """
         shape = (weights.shape[1], self.channels or 1, *self.spatial_shape)
         return torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)
 
@@ -266,7 +269,7 @@ class _BoundRISEMasks(BoundMasks):
         if weights.shape[1] > _FOLDED:
             return super().weighted_sum(indices, weights)
         # A weighted sum of products of two factors is one product of matrices, so that no mask is ever written.
-        sums = self._zeros(weights)
+        sums = self.zero_sums(weights)
         voxels = int(np.prod(self.spatial_shape[:-1]))
         step = int(min(64, max(1, 2**23 // (voxels * self.grid_shape[-1]))))
         weights = weights.to(self.device, self.dtype)
@@ -475,7 +478,7 @@ class _BoundRegionMasks(BoundMasks):
 
     def __init__(self, masks: RegionMasks, image: torch.Tensor, labels: torch.Tensor) -> None:
         super().__init__(image)
-        labels = labels.as_tensor() if isinstance(labels, MetaTensor) else torch.as_tensor(labels)
+        labels = torch.as_tensor(plain(labels))
         if labels.shape not in (self.spatial_shape, (1, *self.spatial_shape)):
             raise ValueError(
                 f"the label map has shape {tuple(labels.shape)}, the image needs one of {(1, *self.spatial_shape)}: "

@@ -29,7 +29,7 @@ from monai_saliency.channels import ChannelMasks, IndependentChannelMasks
 from monai_saliency.estimators import Estimator, OcclusionScoring, RISEScoring
 from monai_saliency.inferers import PerturbationInferer
 from monai_saliency.masks import Masks, RegionMasks, RISEMasks, SlidingWindowMasks
-from monai_saliency.patches import PatchWindowMasks
+from monai_saliency.patch_plan import PatchWindowMasks
 from monai_saliency.regions import whole_image
 from monai_saliency.targets import Target
 

@@ -11,7 +11,6 @@ import copy
 import inspect
 import logging
 import random
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -25,7 +24,7 @@ from monai.inferers import DiffusionInferer, Inferer, SlidingWindowInferer
 from monai.utils import CommonKeys
 
 from monai_saliency import cohort, engines, methods
-from monai_saliency.bundles import BundleConfig, calling_parser
+from monai_saliency.bundles import BundleConfig, calling_parser, is_generative
 from monai_saliency.errors import CaseError, repeat_cause_last
 from monai_saliency.failures import Failures
 from monai_saliency.fills import ConstantFill, ScanUnitFill
@@ -40,6 +39,7 @@ from monai_saliency.store import ScoreStore
 from monai_saliency.summary import Summary
 from monai_saliency.targets import Case, Target
 from monai_saliency.tasks import AutoTarget, finds_nothing, read_postprocessing
+from monai_saliency.utils import plain
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
@@ -49,7 +49,6 @@ __all__ = ["Overlay", "OverlayHandler"]
 logger = logging.getLogger(__name__)
 
 _METHODS = ("rise", "sliding_window", "region_occlusion", "channel_occlusion")
-_GENERATIVE = re.compile("Diffusion|AutoencoderKL|VQVAE|VarAutoEncoder|ControlNet|Generator|SPADE", re.IGNORECASE)
 # Where a case's label map is kept, since its own key comes to hold the label's file.
 _REGIONS = "saliency_regions"
 # Values in one batch of perturbed images, 64 MB in float32.
@@ -235,7 +234,7 @@ class Overlay:
 
 def _refuse_generative(evaluator: Any) -> None:
     kinds = [type(evaluator.network).__name__, type(evaluator.inferer).__name__]
-    if isinstance(evaluator.inferer, DiffusionInferer) or any(_GENERATIVE.search(kind) for kind in kinds):
+    if isinstance(evaluator.inferer, DiffusionInferer) or any(map(is_generative, kinds)):
         raise ValueError(
             f"this bundle is generative: its evaluator runs {kinds[0]} with {kinds[1]}, which makes images rather than "
             "a statement about one, and a saliency map says which part of an image a statement rests on"
@@ -282,20 +281,20 @@ class OverlayHandler(SaliencyHandler):
         """One batch of all images, or each image alone where they are a list or come with further inputs."""
         inputs, args, kwargs = self._recorder.take()
         listed = isinstance(inputs, (list, tuple))
-        plain = [image.as_tensor() if isinstance(image, MetaTensor) else image for image in inputs]
-        if not plain or not all(isinstance(image, torch.Tensor) for image in plain):
+        tensors = [plain(image) for image in inputs]
+        if not tensors or not all(isinstance(image, torch.Tensor) for image in tensors):
             raise ValueError(
                 f"the evaluator gives its inferer a {type(inputs).__name__} without images, where a batch or a list of "
                 "them can be explained"
             )
-        items = _items(engine.state.batch, len(plain))
+        items = _items(engine.state.batch, len(tensors))
         if self._placement is None:
-            self._start(engine, items[0], plain[0])
+            self._start(engine, items[0], tensors[0])
         cases = [self._case(item, image) for item, image in zip(items, inputs, strict=True)]
         alone = listed or any(isinstance(value, torch.Tensor) for value in [*args, *kwargs.values()])
         groups = [[i] for i in range(len(cases))] if alone else [list(range(len(cases)))]
         for group in groups:
-            images = torch.stack([plain[i] for i in group])
+            images = torch.stack([tensors[i] for i in group])
             self.inferer.inputs = ListInput() if listed else TensorInput()
             self._predict.hold(args, kwargs, group, len(cases))
             self.inferer.inferer = self._predict.sliding_window or self._predict
@@ -529,8 +528,7 @@ def _same(value: Any, image: torch.Tensor) -> bool:
     """Whether an entry of a case is the network's input."""
     if not isinstance(value, torch.Tensor) or value.shape != image.shape:
         return False
-    plain = value.as_tensor() if isinstance(value, MetaTensor) else value
-    return torch.equal(plain.to(image), image)
+    return torch.equal(plain(value).to(image), image)
 
 
 @contextmanager

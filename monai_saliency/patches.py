@@ -11,7 +11,8 @@ Positions, weights, padding and blending are MONAI's own (:func:`monai.inferers.
 Network batches hold ``sw_batch_size`` patches, the number that the inferer was given as what fits the device. Which
 patches share a batch depends on the images, the masks and the target alone, not on what is remembered or was stored:
 what was forgotten is computed again in the batch that it came from. So on one device neither the memory nor a stopped
-run changes a bit of the scores.
+run changes a bit of the scores. What is told before any patch is run is in :mod:`monai_saliency.patch_plan`, what holds
+outputs in :mod:`monai_saliency.patch_memory`.
 
 It helps masks that leave most patches alone or repeat themselves inside a patch: windows, and regions of a label map.
 RISE changes every patch with every mask; there, whole images are run, as they are wherever exactness cannot be told
@@ -23,188 +24,29 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from monai.data.utils import compute_importance_map, dense_patch_slices
-from monai.inferers import Inferer, SimpleInferer, SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
-from monai.inferers.utils import _get_scan_interval
-from monai.utils import PytorchPadMode, ensure_tuple_rep, fall_back_tuple, look_up_option
-from torch.utils._pytree import tree_leaves
+from monai.data.utils import compute_importance_map
+from monai.inferers import Inferer, SimpleInferer, SliceInferer, SlidingWindowInferer
+from monai.utils import PytorchPadMode, look_up_option
 
-from monai_saliency.inputs import TensorInput
-from monai_saliency.masks import BoundMasks, Masks, SlidingWindowMasks, _BoundSlidingWindowMasks
 from monai_saliency.outputs import read
+from monai_saliency.patch_memory import OutputMemory, Outputs, PatchMemory, Size, owned
+from monai_saliency.patch_plan import PatchGrid, find_touches, find_trims, refusal
 from monai_saliency.profiling import stage
-from monai_saliency.utils import Box, whole_numbers, within
+from monai_saliency.utils import Box, within
 
 if TYPE_CHECKING:
     from monai_saliency.explanations import CaseRun
     from monai_saliency.inferers import PerturbationInferer
 
-__all__ = ["PatchGrid", "PatchMemory", "PatchPlan", "PatchWindowMasks", "RememberedPatches", "plan", "remember"]
+__all__ = ["RememberedPatches", "remember"]
 
 logger = logging.getLogger(__name__)
-_EXACT_CALLS = (SlidingWindowInferer.__call__, SlidingWindowInfererAdapt.__call__, SliceInferer.__call__)
-
-
-@dataclass(frozen=True)
-class PatchMemory:
-    """Limits of what is remembered of patches. Beyond them the least recently used outputs go, and are run again.
-
-    Outputs that no mask needs any more are dropped at once, so windows, few of which share a patch's content, need
-    little more than the outputs of the unperturbed image. The limits are of the outputs themselves. The C library's
-    allocator may keep gaps beside them; ``MALLOC_MMAP_THRESHOLD_=262144`` in the environment makes it return them.
-
-    Args:
-        device_bytes: on the device where patches are stitched, if that is not the CPU.
-        host_bytes: in the host's memory, for what the device has no room for.
-    """
-
-    device_bytes: int = 2 * 2**30
-    host_bytes: int = 8 * 2**30
-
-
-class PatchGrid:
-    """Where a sliding-window inferer cuts its patches, for one spatial shape.
-
-    Attributes:
-        roi_size: a patch's size.
-        step: from patch to patch along each axis.
-        boxes: the part of the image that each patch sees, in MONAI's order.
-        crop: where that part lies within a patch; the rest is padding, where a patch is larger than the image.
-        pad: the padding, as ``F.pad`` reads it.
-
-    Args:
-        inferer: the inferer.
-        spatial_shape: the image's.
-
-    Raises:
-        ValueError: when they do not fit each other.
-    """
-
-    def __init__(self, inferer: SlidingWindowInferer, spatial_shape: Sequence[int]) -> None:
-        dims = len(spatial_shape)
-        roi_size = inferer.roi_size
-        if isinstance(inferer, SliceInferer):
-            roi_size = list(inferer.orig_roi_size)
-            if dims != 3 or len(roi_size) != 2 or inferer.spatial_dim > 2:
-                raise ValueError(
-                    f"SliceInferer needs a 3D image and a 2D `roi_size`, got {spatial_shape} and {roi_size}"
-                )
-            roi_size.insert(inferer.spatial_dim, 1)
-        overlap = ensure_tuple_rep(inferer.overlap, dims)
-        if not all(0 <= o < 1 for o in overlap):
-            raise ValueError(f"`overlap` must be in [0, 1), got {overlap}")
-        self.roi_size = tuple(int(size) for size in fall_back_tuple(ensure_tuple_rep(roi_size, dims), spatial_shape))
-        padded = tuple(max(sizes) for sizes in zip(spatial_shape, self.roi_size, strict=True))
-        before = [(size - own) // 2 for size, own in zip(padded, spatial_shape, strict=True)]
-        self.pad: list[int] = []
-        for size, own, half in reversed(list(zip(padded, spatial_shape, before, strict=True))):
-            self.pad += [half, size - own - half]
-        self.step = _get_scan_interval(padded, self.roi_size, dims, overlap)
-        # A padded axis has one patch, which holds all of the image along it.
-        self.crop = tuple(
-            slice(half, half + own) if size > own else slice(0, roi)
-            for size, own, half, roi in zip(padded, spatial_shape, before, self.roi_size, strict=True)
-        )
-        self.boxes: list[Box] = [
-            tuple(
-                slice(0, own) if size > own else slice(int(side.start), int(side.stop))
-                for side, size, own in zip(patch, padded, spatial_shape, strict=True)
-            )
-            for patch in dense_patch_slices(padded, self.roi_size, self.step)
-        ]
-
-
-class PatchWindowMasks(Masks):
-    """Windows beside each other on the grid of an inferer's patches, each of which therefore touches the fewest.
-
-    A window is as large as the step from patch to patch, and the first lies in the first patch's corner: with half
-    overlap each touches two patches along an axis, where windows of that size elsewhere touch up to three.
-
-    Args:
-        inferer: the inferer, whose patch size and overlap count.
-        divide: windows for each step along each axis, for finer maps.
-    """
-
-    def __init__(self, inferer: SlidingWindowInferer, divide: int = 1) -> None:
-        whole_numbers("divide", divide, 1)
-        self.inferer = inferer
-        self.divide = int(divide)
-
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
-        step = PatchGrid(self.inferer, image.shape[1:]).step
-        # A patch that is larger than the image has a step that is too.
-        window = [min(-(-s // self.divide), n) for s, n in zip(step, image.shape[1:], strict=True)]
-        return _BoundPatchWindowMasks(SlidingWindowMasks(window, window), image, spacing)
-
-
-class _BoundPatchWindowMasks(_BoundSlidingWindowMasks):
-    def __init__(self, masks: SlidingWindowMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
-        super().__init__(masks, image, spacing)
-        self.starts = [np.arange(0, n, w) for n, w in zip(self.spatial_shape, self.window_shape, strict=True)]
-        self.key = ("PatchWindowMasks", self.window_shape, self.spatial_shape)
-
-
-@dataclass(frozen=True)
-class PatchPlan:
-    """How many forwards an explanation needs, counted in patches.
-
-    Attributes:
-        patches: of one image.
-        forwards: with remembered patches, those of the unperturbed image among them.
-        plain: when every mask runs all patches.
-    """
-
-    patches: int
-    forwards: int
-    plain: int
-
-    @property
-    def gain(self) -> float:
-        """How many times fewer."""
-        return self.plain / self.forwards
-
-
-def plan(
-    explain: PerturbationInferer,
-    image: torch.Tensor,
-    labels: torch.Tensor | None = None,
-    spacing: Sequence[float] | None = None,
-    reach: torch.Tensor | None = None,
-) -> PatchPlan:
-    """Count what explaining would cost, running nothing.
-
-    Args:
-        explain: what explains, with a sliding-window inferer inside.
-        image: ``(C, *spatial)``; for windows its shape is enough (a tensor on the ``meta`` device).
-        labels: its label map ``(1, *spatial)``, for masks of regions.
-        spacing: voxel sizes in mm, for masks whose sizes are in mm.
-        reach: the voxels that the target reads, bool ``(*spatial)``; None for all.
-
-    Returns:
-        the counts, with memory for all outputs.
-
-    Raises:
-        ValueError: when whole images would be run.
-    """
-    masks = explain.masks.bind(image, labels=labels, spacing=spacing)
-    reason = _refusal(explain, image, masks, (), {})
-    if reason:
-        raise ValueError(f"no patches are remembered: {reason}")
-    assert isinstance(explain.inferer, SlidingWindowInferer)
-    grid = PatchGrid(explain.inferer, image.shape[1:])
-    touches = _touches(masks, grid, _trims(grid, reach))
-    forwards = len(grid.boxes) + int((touches[:, 0] == touches[:, 2]).sum())
-    return PatchPlan(len(grid.boxes), forwards, len(grid.boxes) * (len(masks) + 1))
 
 
 def remember(
@@ -232,7 +74,7 @@ def remember(
     if memory is None or not isinstance(inferer, SlidingWindowInferer):
         return None
     image = runs[0].case.image
-    reason = next(filter(None, (_refusal(settings, image, run.masks, args, kwargs) for run in runs)), None)
+    reason = next(filter(None, (refusal(settings, image, run.masks, args, kwargs) for run in runs)), None)
     if reason is None:
         predict = (
             (lambda patches: inferer.network_wrapper(network, patches))  # which takes no arguments
@@ -256,83 +98,6 @@ class _NotExact(ValueError):
 @functools.cache
 def _say_once(message: str) -> None:
     logger.warning(message)
-
-
-def _refusal(
-    settings: PerturbationInferer, image: torch.Tensor, masks: BoundMasks, args: Any, kwargs: Any
-) -> str | None:
-    """Why remembered patches might not give the scores of whole images, if so."""
-    inferer = settings.inferer
-    kind = type(inferer)
-    if not isinstance(inferer, SlidingWindowInferer):
-        return f"{kind.__name__} is no SlidingWindowInferer"
-    if kind.__call__ not in _EXACT_CALLS or (
-        isinstance(inferer, SliceInferer) and type(inferer).network_wrapper is not SliceInferer.network_wrapper
-    ):
-        return f"{kind.__name__} runs the network in a way of its own"
-    voxels = math.prod(image.shape[1:])
-    adapts = isinstance(inferer, SlidingWindowInfererAdapt) and image.is_cuda
-    if inferer.buffer_steps or (adapts and inferer.cpu_thresh is not None and voxels > inferer.cpu_thresh):
-        return "the inferer stitches through buffers (`buffer_steps`)"
-    if inferer.with_coord:
-        return "the network reads where a patch lies (`with_coord`)"
-    if type(settings.inputs) is not TensorInput:
-        return f"the network takes several inputs ({type(settings.inputs).__name__})"
-    if callable(settings.output) or isinstance(settings.output, (list, tuple)):
-        return f"the target reads {settings.output} of the network's output"
-    known = {"device", "buffer_steps", "buffer_dim"} & set(kwargs)
-    if known:
-        return f"the inferer is called with {sorted(known)}"
-    if any(getattr(leaf, "ndim", 0) for leaf in tree_leaves((args, kwargs))):
-        return "an argument of the network is an array, which may hold something for each patch of a batch"
-    if image.dtype not in (torch.float32, torch.float64):
-        return f"images of {image.dtype} are blended too coarsely"
-    try:
-        grid = PatchGrid(inferer, image.shape[1:])
-    except ValueError as error:
-        return str(error)
-    weights = inferer.roi_weight_map
-    if weights is not None and weights.shape not in (grid.roi_size, (1, 1, *grid.roi_size)):
-        return f"`roi_weight_map` has shape {tuple(weights.shape)}, patches have {grid.roi_size}"
-    if masks.restrict(range(1), grid.boxes[0]) is None:
-        return (
-            f"{type(settings.masks).__name__} do not tell what they hide inside a patch (masks such as RISE's change "
-            "every patch); windows and regions do"
-        )
-    return None
-
-
-def _trims(grid: PatchGrid, reach: torch.Tensor | None) -> dict[int, Box]:
-    """For each patch with voxels that the target reads, the smallest box around these."""
-    if reach is None:
-        return dict(enumerate(grid.boxes))
-    voxels = reach.numpy(force=True)
-    trims = {}
-    for patch, box in enumerate(grid.boxes):
-        inside = voxels[box]
-        sides = []
-        for axis, side in enumerate(box):
-            found = inside.any(axis=tuple(a for a in range(inside.ndim) if a != axis)).nonzero()[0]
-            if not len(found):
-                break
-            sides.append(slice(side.start + int(found[0]), side.start + int(found[-1]) + 1))
-        else:
-            trims[patch] = tuple(sides)
-    return trims
-
-
-def _touches(masks: BoundMasks, grid: PatchGrid, patches: Iterable[int]) -> np.ndarray:
-    """Which masks change which patches: rows (mask, patch, first mask that changes it in the same way), ascending."""
-    rows = [np.empty((0, 3), dtype=int)]
-    for patch in patches:
-        restricted = masks.restrict(range(len(masks)), grid.boxes[patch])
-        assert restricted is not None
-        changed = restricted[0].nonzero()[0]
-        if len(changed):
-            _, first, same = np.unique(restricted[1][changed], axis=0, return_index=True, return_inverse=True)
-            rows.append(np.stack([changed, np.full_like(changed, patch), changed[first][same.ravel()]], axis=1))
-    touches = np.concatenate(rows)
-    return touches[np.lexsort((touches[:, 1], touches[:, 0]))]
 
 
 class RememberedPatches:
@@ -382,7 +147,7 @@ class RememberedPatches:
         # Rows of slots: a case, a row of its run (0 for the unperturbed image, i + 1 for mask i), and a patch.
         self.slots = np.array([(case, 0, patch) for case in range(len(runs)) for patch in range(count)])
 
-        whole = _Memory(self.device, memory)
+        whole = OutputMemory(self.device, memory)
         self.cases = self._start(settings, whole)
         self.todo = [
             (case, max(start, 1), stop)
@@ -392,12 +157,12 @@ class RememberedPatches:
         ]
         self._number_slots()
         uses = np.bincount([slot for pair in self._order() for slot in pair], minlength=len(self.slots))
-        kept = _Memory(self.device, memory)
+        kept = OutputMemory(self.device, memory)
         for slot, output in whole.empty():
             if uses[slot]:
                 kept.put(slot, self._trim(slot, output))
         self.total = self.done + self._still_needed(uses, kept)
-        self.outputs = _Outputs(uses, self.batch_size, self._run_batch, kept)
+        self.outputs = Outputs(uses, self.batch_size, self._run_batch, kept)
         plain = count * (len(runs) + sum(stop - start for _, start, stop in self.todo))
         self.summary = (
             f"{', '.join(run.case.name for run in runs)}: {self.total} patch forwards, {self.done} of them for "
@@ -413,7 +178,7 @@ class RememberedPatches:
             scores = [case.score(mask, self.outputs.take) for mask in range(start - 1, stop - 1)]
             self.runs[index].add(start, stop, torch.stack(scores))
 
-    def _start(self, settings: PerturbationInferer, memory: _Memory) -> list[_Case]:
+    def _start(self, settings: PerturbationInferer, memory: OutputMemory) -> list[_Case]:
         """Run the unperturbed images, remember their patches, and bind the targets."""
         shape = self.runs[0].case.image.shape[1:]
         image = self.runs[0].case.image
@@ -424,7 +189,7 @@ class RememberedPatches:
                     sums = [torch.zeros(len(output), *shape, dtype=image.dtype, device=self.device) for _ in self.runs]
                 case, _, patch = self.slots[slot]
                 sums[case][_everywhere(self.grid.boxes[patch])] += output.to(self.device)
-                memory.put(slot, _own(output))
+                memory.put(slot, owned(output))
         weights = self.weights[self.grid.crop].to(self.device)
         weight_sum = torch.zeros(shape, dtype=image.dtype, device=self.device)
         for box in self.grid.boxes:
@@ -462,11 +227,11 @@ class RememberedPatches:
                 for _, old, new in self.cases[index].exchanges(mask):
                     yield old, new
 
-    def _still_needed(self, uses: np.ndarray, memory: _Memory) -> int:
+    def _still_needed(self, uses: np.ndarray, memory: OutputMemory) -> int:
         """The patch forwards of the masks still to be scored, found by going through the motions."""
         forwards = 0
 
-        def pretend(number: int) -> Iterator[tuple[int, _Size]]:
+        def pretend(number: int) -> Iterator[tuple[int, Size]]:
             nonlocal forwards
             slots = self._slots_of(number)
             forwards += len(slots)
@@ -474,9 +239,9 @@ class RememberedPatches:
                 case, _, patch = self.slots[slot]
                 if patch in self.cases[case].trims:
                     values = len(self.cases[case].sums) * _voxels(self.cases[case].trims[patch])
-                    yield slot, _Size(values * self.itemsize)
+                    yield slot, Size(values * self.itemsize)
 
-        outputs = _Outputs(uses.copy(), self.batch_size, pretend, memory.sketch())
+        outputs = Outputs(uses.copy(), self.batch_size, pretend, memory.sketch())
         for pair in self._order():
             for slot in pair:
                 outputs.take(slot)
@@ -573,15 +338,15 @@ class _Case:
         self.target = run.target
         self.reference_scores = run.state.reference_scores
         self.first_slot = first_slot
-        self.trims = _trims(grid, self.target.reach())
-        self.touches = _touches(run.masks, grid, self.trims)
+        self.trims = find_trims(grid, self.target.reach())
+        self.touches = find_touches(run.masks, grid, self.trims)
         self._rows = np.searchsorted(self.touches[:, 0], np.arange(len(run.masks) + 1))
         channels = self.target.channels_read
         self.channels = slice(None) if channels is None else list(channels)
         # Outside of this box nothing is read.
         self.box = _around(self.trims.values()) if self.trims else (slice(0, 0),) * (volume.ndim - 2)
-        self.sums = _own(sums[self.channels][_everywhere(self.box)])
-        self.weight_sum = _own(weight_sum[self.box])
+        self.sums = owned(sums[self.channels][_everywhere(self.box)])
+        self.weight_sum = owned(weight_sum[self.box])
         # A copy, since the target may hold on to what it was bound to.
         self.volume = None if self.target.additive else volume.clone()
         self._contributions: dict[tuple, torch.Tensor] = {}
@@ -594,7 +359,7 @@ class _Case:
 
     def trim(self, patch: int, output: torch.Tensor, box: Box) -> torch.Tensor:
         """What the target needs of an output ``(C, *box)``."""
-        return _own(output[self.channels][_everywhere(within(self.trims[patch], box))])
+        return owned(output[self.channels][_everywhere(within(self.trims[patch], box))])
 
     def score(self, mask: int, take: Callable[[int], torch.Tensor]) -> torch.Tensor:
         """Scores ``(K,)`` of a mask, whose patches' outputs ``take`` gives."""
@@ -626,130 +391,6 @@ class _Case:
             values = self.sums[_everywhere(here)] / self.weight_sum[here]
             self._contributions[key] = self.target.contribution(values[None], box)[0]
         return self._contributions[key]
-
-
-class _Outputs:
-    """The outputs of slots: remembered, or computed with the rest of their batch.
-
-    Args:
-        uses: how many times each slot will still be taken; those that will not be are not remembered.
-        batch_size: slots in a batch.
-        compute: runs a batch, giving its slots with their outputs.
-        memory: remembers.
-    """
-
-    def __init__(
-        self,
-        uses: np.ndarray,
-        batch_size: int,
-        compute: Callable[[int], Iterator[tuple[int, Any]]],
-        memory: _Memory,
-    ) -> None:
-        self.uses = uses
-        self.batch_size = batch_size
-        self.compute = compute
-        self.memory = memory
-
-    def take(self, slot: int) -> Any:
-        output = self.memory.get(slot)
-        self.uses[slot] -= 1
-        if output is None:
-            for other, computed in self.compute(slot // self.batch_size):
-                if other == slot:
-                    output = computed
-                if self.uses[other] and other not in self.memory:
-                    self.memory.put(other, computed)
-        elif not self.uses[slot]:
-            self.memory.pop(slot)
-        return output
-
-
-class _Memory:
-    """Outputs by slot, on the device, then on the host, then forgotten, least recently used first."""
-
-    def __init__(self, device: torch.device, limits: PatchMemory) -> None:
-        self.device, self.limits = device, limits
-        self.tiers = [_Tier(torch.device("cpu"), limits.host_bytes)]
-        if device.type != "cpu":
-            self.tiers.insert(0, _Tier(device, limits.device_bytes))
-
-    def __contains__(self, slot: int) -> bool:
-        return any(slot in tier.outputs for tier in self.tiers)
-
-    def put(self, slot: int, output: Any) -> None:
-        fallen = [(slot, output)]
-        for tier in self.tiers:
-            fallen = [lower for upper in fallen for lower in tier.put(*upper)]
-
-    def get(self, slot: int) -> Any | None:
-        """An output, which moves to the first tier, None where it is not remembered."""
-        if slot in self.tiers[0].outputs:
-            self.tiers[0].outputs.move_to_end(slot)
-            return self.tiers[0].outputs[slot]
-        output = self.pop(slot)
-        if output is not None:
-            self.put(slot, output)
-        return output
-
-    def pop(self, slot: int) -> Any | None:
-        """Take an output out, None where it is not remembered."""
-        return next((tier.pop(slot) for tier in self.tiers if slot in tier.outputs), None)
-
-    def empty(self) -> Iterator[tuple[int, Any]]:
-        """Take everything out, least recently used first."""
-        for tier in reversed(self.tiers):
-            for slot in list(tier.outputs):
-                yield slot, tier.pop(slot)
-
-    def sketch(self) -> _Memory:
-        """A memory that behaves as this one, of sizes without voxels."""
-        copy = _Memory(self.device, self.limits)
-        for tier, own in zip(copy.tiers, self.tiers, strict=True):
-            for slot, output in own.outputs.items():
-                tier.put(slot, _Size(output.nbytes))
-        return copy
-
-
-class _Tier:
-    """One device's part of a memory."""
-
-    def __init__(self, device: torch.device, limit: int) -> None:
-        self.device = device
-        self.limit = limit
-        self.used = 0
-        self.outputs: OrderedDict[int, Any] = OrderedDict()
-
-    def put(self, slot: int, output: Any) -> list[tuple[int, Any]]:
-        """Keep an output; those that there is no more room for."""
-        if output.nbytes > self.limit:
-            return [(slot, output)]
-        fallen = []
-        while self.used + output.nbytes > self.limit:
-            oldest = next(iter(self.outputs))
-            fallen.append((oldest, self.pop(oldest)))
-        self.outputs[slot] = output.to(self.device)
-        self.used += output.nbytes
-        return fallen
-
-    def pop(self, slot: int) -> Any:
-        output = self.outputs.pop(slot)
-        self.used -= output.nbytes
-        return output
-
-
-@dataclass(frozen=True)
-class _Size:
-    """Stands for an output where only room is asked for."""
-
-    nbytes: int
-
-    def to(self, device: torch.device) -> _Size:
-        return self
-
-
-def _own(part: torch.Tensor) -> torch.Tensor:
-    """A part of a tensor that does not keep the rest in memory."""
-    return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()
 
 
 def _voxels(box: Box) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from monai.data import MetaTensor
 from monai.utils import OptionalImportError
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "accumulation_dtype",
     "exact_arithmetic",
     "per_axis",
+    "plain",
     "positive_numbers",
     "require",
     "to_host",
@@ -140,6 +142,11 @@ _no_tf32 = _NoTF32()
 def accumulation_dtype(device: torch.device) -> torch.dtype:
     """The type long sums are kept in: float64, but for Apple's GPUs, which have none."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def plain(value: Any) -> Any:
+    """The plain tensor of a MetaTensor, on the same memory; anything else as it is."""
+    return value.as_tensor() if isinstance(value, MetaTensor) else value
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

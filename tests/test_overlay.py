@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import monai.bundle
+import monai.networks.nets
 import nibabel as nib
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from monai.transforms import LoadImage
 from PIL import Image
 
 from monai_saliency.__main__ import main
+from monai_saliency.bundles import is_generative
 from monai_saliency.configs import overlay_path
 from monai_saliency.errors import root_cause
 from monai_saliency.overlay import Overlay, _randomness_untouched
@@ -476,8 +478,24 @@ def test_generator_with_an_evaluator_is_refused(tmp_path: Path) -> None:
         Overlay(tmp_path).explain(ConfigParser(config))
 
 
-def test_bundle_without_an_evaluator_says_so(tmp_path: Path) -> None:
-    config = {"network": {"_target_": "UNet"}, "run": ["$print('done')"]}
+def test_generative_networks_are_known_by_their_names() -> None:
+    classes = [kind for kind in vars(monai.networks.nets).values() if isinstance(kind, type)]
+    assert {kind.__name__ for kind in classes if is_generative(kind.__name__)} == {
+        "AutoencoderKL",
+        "ControlNet",
+        "DiffusionModelUNet",
+        "Generator",
+        "SPADEAutoencoderKL",
+        "SPADEDiffusionModelUNet",
+        "SPADENet",
+        "VQVAE",
+        "VarAutoEncoder",
+    }
+
+
+@pytest.mark.parametrize("kind", ["UNet", "SegResNetVAE", "AnchorGenerator"])
+def test_bundle_without_an_evaluator_says_so(tmp_path: Path, kind: str) -> None:
+    config = {"network": {"_target_": kind}, "run": ["$print('done')"]}
     with pytest.raises(ValueError, match=r"no evaluator .*--saliency_evaluator"):
         Overlay(tmp_path).explain(ConfigParser(config))
 

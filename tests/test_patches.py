@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +22,9 @@ from monai_saliency.explanations import Explanation
 from monai_saliency.fills import BlurFill, ConstantFill, MeanFill
 from monai_saliency.inferers import PerturbationInferer
 from monai_saliency.masks import Masks, RegionMasks, RISEMasks, SlidingWindowMasks
-from monai_saliency.methods import patch_windows, rise, sliding_window
-from monai_saliency.patches import PatchMemory, PatchWindowMasks, plan
+from monai_saliency.methods import sliding_window
+from monai_saliency.patch_memory import PatchMemory
+from monai_saliency.patch_plan import plan
 from monai_saliency.store import ScoreStore
 from monai_saliency.targets import BoundTarget, Case, RegionScore, Target
 from monai_saliency.timing import BusyMeter
@@ -140,7 +138,7 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
         cval=draw(st.sampled_from([0.0, -1.5])) if padding_mode == "constant" else 0.0,
         cache_roi_weight_map=draw(st.booleans()),
     )
-    assume(len(_boxes(inferer, shape)[0]) <= 100)
+    assume(len(patch_boxes(inferer, shape)[0]) <= 100)
     kind = draw(st.sampled_from(["window", "coalitions", "one region"]))
     if kind == "window":
         size = draw(st.integers(2, min(shape)))
@@ -189,7 +187,7 @@ def test_scores_are_those_of_whole_images(problem: dict[str, Any]) -> None:
     results = both(explain, inputs, network, labels=labels)
     assert_same(results, 1e-5 if problem["dtype"] == torch.float32 else 1e-9)
     # Patches were run, not images.
-    assert results[0][0].num_forwards >= len(_boxes(explain.inferer, shape)[0])
+    assert results[0][0].num_forwards >= len(patch_boxes(explain.inferer, shape)[0])
 
 
 def _binds(explain: PerturbationInferer, inputs: torch.Tensor, network: Network) -> bool:
@@ -203,149 +201,13 @@ def _binds(explain: PerturbationInferer, inputs: torch.Tensor, network: Network)
     return True
 
 
-def _boxes(inferer: SlidingWindowInferer, shape: Sequence[int]) -> tuple[list[tuple[slice, ...]], list[int]]:
+def patch_boxes(inferer: SlidingWindowInferer, shape: Sequence[int]) -> tuple[list[tuple[slice, ...]], list[int]]:
     """MONAI's patches, and the padding before each axis."""
     roi = [int(r) for r in inferer.roi_size]
     padded = [max(r, n) for r, n in zip(roi, shape, strict=True)]
     overlap = np.broadcast_to(inferer.overlap, len(roi)).tolist()
     boxes = dense_patch_slices(padded, roi, _get_scan_interval(padded, roi, len(roi), overlap))
     return boxes, [(p - n) // 2 for p, n in zip(padded, shape, strict=True)]
-
-
-def closed_form(masks: Any, inferer: SlidingWindowInferer, reach: torch.Tensor) -> int:
-    """The sum over masks of the patches that they touch within reach, less those seen, plus one reference pass."""
-    boxes, before = _boxes(inferer, reach.shape)
-    rendered = masks.render(range(len(masks)))[:, 0]
-    count = len(boxes)
-    for box in boxes:
-        inside = tuple(
-            slice(max(0, side.start - b), max(0, side.stop - b)) for side, b in zip(box, before, strict=True)
-        )
-        if reach[inside].any():
-            count += len({m[inside].numpy().tobytes() for m in rendered if bool((m[inside] < 1).any())})
-    return count
-
-
-class TestCounted:
-    @pytest.mark.parametrize("shape", [(23, 18), (13, 16, 9), (4, 16, 9)])
-    @pytest.mark.parametrize("overlap", [0.0, 0.3, 0.5])
-    @pytest.mark.parametrize("reach", ["all", "corner"])
-    @pytest.mark.parametrize(
-        "masks", [SlidingWindowMasks(4, 3), SlidingWindowMasks(2, 5), RegionMasks(40), RegionMasks()]
-    )
-    def test_patch_forwards_are_the_closed_form(
-        self, shape: tuple[int, ...], overlap: float, reach: str, masks: Masks
-    ) -> None:
-        inferer = SlidingWindowInferer((6,) * len(shape), overlap=overlap)
-        region = torch.zeros(shape)
-        region[tuple(slice(3) if reach == "corner" else slice(None) for _ in shape)] = 1
-        network, image, labels = Network(len(shape)), images(1, 1, *shape), blocks(shape, 4, 9)
-        explain = PerturbationInferer(masks, RegionScore(1, "softmax", region), OcclusionScoring(), inferer=inferer)
-        (explanation,) = explain.explain(image, network, labels=[labels])
-        expected = closed_form(masks.bind(image[0], labels=labels), inferer, region)
-        assert network.rows == explanation.num_forwards == expected
-        counts = plan(explain, image[0], labels, reach=region != 0)
-        assert counts.forwards == expected
-        assert counts.plain == counts.patches * (len(explanation.scores) + 1)
-
-    def test_random_coalitions_of_twelve_regions(self) -> None:
-        """512 coalitions: each patch is run for the distinct restrictions seen, at most 2 ** its regions."""
-        shape = (32, 28, 24)
-        labels = torch.zeros(1, *shape, dtype=torch.int)
-        for label in range(12):
-            corner = [(label * step) % (n - 9) for step, n in zip((7, 11, 5), shape, strict=True)]
-            labels[(0, *(slice(c, c + 9) for c in corner))] = label + 1
-        inferer = SlidingWindowInferer((12, 12, 12), overlap=0.25)
-        network, image = Network(3), images(1, 1, *shape)
-        masks = RegionMasks(512, seed=3)
-        explain = PerturbationInferer(masks, WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=64)
-        explain.explain(image, network, labels=[labels])
-        bound = masks.bind(image[0], labels=labels)
-        expected = closed_form(bound, inferer, torch.ones(shape))
-        assert network.rows == expected
-        boxes = _boxes(inferer, shape)[0]
-        regions = [len(set(labels[0][box].unique().tolist()) - {0}) for box in boxes]
-        assert max(regions) >= 5
-        assert network.rows <= sum(2**count for count in regions)
-        assert network.rows < len(boxes) * 513 / 5
-
-    def test_a_clinical_ct(self) -> None:
-        """512 x 512 x 300, 96^3 patches, overlap 0.25, windows and strides of 32: at least 45 times fewer."""
-        explain = sliding_window(32, 32, target=WHOLE, inferer=SlidingWindowInferer((96, 96, 96)))
-        counts = plan(explain, torch.empty(1, 512, 512, 300, device="meta"))
-        # Windows and patches are products of intervals, so that what they touch is counted axis by axis.
-        touched, patches_along, masks_along = 1, 1, 1
-        for size in (512, 512, 300):
-            starts = [min(s, size - 96) for s in range(0, size - 96 + 72, 72)]
-            first = -((32 - (size - (size - 1) // 32 * 32)) // 2)
-            windows = [(first + 32 * i, first + 32 * i + 32) for i in range(-(-size // 32))]
-            touched *= sum(max(0, a) < s + 96 and s < b for a, b in windows for s in starts)
-            patches_along *= len(starts)
-            masks_along *= len(windows)
-        assert counts.patches == patches_along == 196
-        assert counts.forwards == touched + 196
-        assert counts.plain == 196 * (masks_along + 1)
-        assert counts.gain >= 45
-
-    @pytest.mark.slow
-    def test_a_clinical_ct_at_a_quarter_of_its_size(self) -> None:
-        """The same geometry in voxels four times as large, run: the network sees as many rows as were planned."""
-        explain = sliding_window(8, 8, target=WHOLE, inferer=SlidingWindowInferer((24, 24, 24)))
-        rows = 0
-
-        def network(x: torch.Tensor) -> torch.Tensor:
-            nonlocal rows
-            rows += len(x)
-            return torch.cat([x, -x], dim=1)
-
-        explain.explain(images(1, 1, 128, 128, 75), network)
-        full = sliding_window(32, 32, target=WHOLE, inferer=SlidingWindowInferer((96, 96, 96)))
-        counts = plan(full, torch.empty(1, 512, 512, 300, device="meta"))
-        assert rows == counts.forwards
-        assert counts.plain / rows >= 45
-
-    def test_a_mask_outside_of_the_targets_reach_runs_nothing(self) -> None:
-        region = torch.zeros(24, 24)
-        region[:3, :3] = 1
-        network, image = Network(2), images(1, 1, 24, 24)
-        explain = sliding_window(
-            4, 4, target=RegionScore(1, "softmax", region), inferer=SlidingWindowInferer((8, 8), overlap=0)
-        )
-        (explanation,) = explain.explain(image, network)
-        assert network.rows == 9 + 4
-        unchanged = (explanation.scores == explanation.reference_scores).all(dim=1).reshape(6, 6)
-        assert int(unchanged.sum()) == 32
-
-    def test_masks_of_several_cases_share_full_batches(self) -> None:
-        network, inputs = Network(2), images(3, 1, 20, 20)
-        explain = sliding_window(
-            4, 4, target=WHOLE, inferer=SlidingWindowInferer((8, 8), sw_batch_size=7, overlap=0.5), mask_batch_size=4
-        )
-        explanations = explain.explain(inputs, network)
-        each = plan(explain, inputs[0])
-        assert [e.num_forwards for e in explanations] == [each.forwards] * 3
-        reference, rest = 3 * each.patches, 3 * (each.forwards - each.patches)
-        assert network.calls == [7] * (math.ceil(reference / 7) + math.ceil(rest / 7))
-
-    def test_windows_on_the_patch_grid_touch_the_fewest(self) -> None:
-        inferer = SlidingWindowInferer((48, 48, 48), overlap=0.5)
-        image = torch.empty(1, 128, 128, 128, device="meta")
-        elsewhere = plan(sliding_window(24, 24, target=WHOLE, inferer=inferer), image)
-        aligned = plan(patch_windows(inferer, target=WHOLE), image)
-        assert elsewhere.gain > 7
-        assert aligned.gain > 2 * elsewhere.gain
-        finer = plan(patch_windows(inferer, 2, target=WHOLE), image)
-        assert finer.plain > 6 * aligned.plain
-        assert finer.gain > 1.2 * plan(sliding_window(12, 12, target=WHOLE, inferer=inferer), image).gain
-
-    @pytest.mark.parametrize("shape", [(20, 13), (5, 20, 13)])
-    def test_windows_on_the_patch_grid_tile_the_image(self, shape: tuple[int, ...]) -> None:
-        inferer = SlidingWindowInferer((8,) * len(shape), overlap=0.5)
-        bound = PatchWindowMasks(inferer).bind(images(1, *shape))
-        hidden = 1 - bound.render(range(len(bound)))[:, 0]
-        assert bool((hidden.sum(dim=0) == 1).all())
-        assert [len(along.unique()) for along in (hidden.flatten(1).nonzero()[:, :1],)] == [len(bound)]
-        assert all(set(starts[1:] % 4) <= {0} for starts in bound.starts)
 
 
 class TestExact:
@@ -444,129 +306,6 @@ class Stopping:
         return self.network(x)
 
 
-@pytest.fixture
-def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes remembered after each output that was put."""
-    seen: list[int] = []
-    put = patches._Memory.put
-
-    def watched(memory: Any, slot: int, output: Any) -> None:
-        put(memory, slot, output)
-        held = [o for tier in memory.tiers for o in tier.outputs.values()]
-        if all(isinstance(output, torch.Tensor) for output in held):
-            # What is really held: a view would keep the tensor that it is a part of.
-            assert sum(o.untyped_storage().nbytes() for o in held) == sum(tier.used for tier in memory.tiers)
-            seen.append(sum(tier.used for tier in memory.tiers))
-
-    monkeypatch.setattr(patches._Memory, "put", watched)
-    return seen
-
-
-class TestBounded:
-    @pytest.mark.parametrize("share", [2, 10, 1000])
-    def test_a_small_memory_changes_no_bit(self, share: int, used: list[int]) -> None:
-        """A half, a tenth and a thousandth of what all outputs would need, on a network that tells batches apart."""
-        shape = (40, 32)
-        image, labels = images(1, 1, *shape), [blocks(shape, 8, 4)]
-
-        def coalitions(memory: PatchMemory | bool) -> Explanation:
-            inferer = SlidingWindowInferer((12, 12), 3, 0.5)
-            explain = PerturbationInferer(
-                RegionMasks(60), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
-            )
-            return explain.explain(image, Coupled(2), labels=labels)[0]
-
-        expected = coalitions(True)
-        everything = expected.num_forwards * 3 * 12**2 * 4
-        used.clear()
-        explanation = coalitions(PatchMemory(0, everything // share))
-        assert torch.equal(explanation.scores, expected.scores)
-        assert max(used) <= everything // share
-        assert explanation.num_forwards > expected.num_forwards or share == 2
-
-    @pytest.mark.slow
-    def test_resident_memory_keeps_to_the_limit(self) -> None:
-        """The growth of a process over one that remembers nothing is within 20 % of a tenth of all outputs."""
-        script = """
-import resource, sys, torch
-from monai.inferers import SlidingWindowInferer
-import monai_saliency as ms
-torch.set_num_threads(1)
-torch.manual_seed(0)
-inferer = SlidingWindowInferer((32, 32, 32), sw_batch_size=2, overlap=0.25)
-target = ms.RegionScore(1, "softmax", region="all")
-labels = torch.randint(1, 13, (1, 4, 4, 4), generator=torch.Generator().manual_seed(0))
-for axis in (1, 2, 3):
-    labels = labels.repeat_interleave(24, axis)
-explain = ms.PerturbationInferer(
-    ms.RegionMasks(40), target, ms.OcclusionScoring(), inferer=inferer, patch_memory=ms.PatchMemory(0, int(sys.argv[1]))
-)
-weights = torch.arange(1.0, 9).reshape(8, 1, 1, 1)
-(explanation,) = explain.explain(torch.rand(1, 1, 96, 96, 96), lambda x: x * weights, labels=[labels])
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(explanation.num_forwards, peak, *explanation.scores[:, 0].tolist())
-"""
-        size = 8 * 32**3 * 4
-
-        def run(limit: int) -> tuple[int, int, list[str]]:
-            # Memory that is freed goes back to the system, so that the peak is of what was held.
-            environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
-            command = [sys.executable, "-c", script, str(limit)]
-            done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-            forwards, peak, *scores = done.stdout.split()
-            return int(forwards), int(peak), scores
-
-        (forwards, roomy, expected), (_, none, _) = run(2**40), run(0)
-        limit = forwards * size // 10
-        more, peak, scores = run(limit)
-        assert scores == expected
-        assert more > forwards
-        assert roomy - none > 1.5 * limit
-        assert peak - none <= 1.2 * limit
-
-    def test_windows_need_little_more_than_the_unperturbed_outputs(self, used: list[int]) -> None:
-        inferer = SlidingWindowInferer((8, 8), 3, 0.5)
-        explain = sliding_window(3, 1, target=WHOLE, inferer=inferer)
-        (explanation,) = explain.explain(images(1, 1, 28, 28), Network(2))
-        size = 3 * 8 * 8 * 4
-        assert explanation.num_forwards > 2000
-        assert max(used) <= (len(_boxes(inferer, (28, 28))[0]) + 3) * size
-        assert used[-1] < max(used) / 10  # outputs that no mask needs any more are gone
-
-    def test_only_what_the_target_reads_is_kept(self, used: list[int]) -> None:
-        """A sigmoid of one of three channels, in a region of a quarter of each patch."""
-        region = torch.zeros(32, 32)
-        region[4:8, 4:8] = 1
-        explain = sliding_window(
-            4,
-            2,
-            target=RegionScore(1, "sigmoid", region),
-            inferer=SlidingWindowInferer((8, 8), overlap=0),
-        )
-        explain.explain(images(1, 1, 32, 32), Network(2))
-        whole = 16 * 3 * 8 * 8 * 4
-        assert used[15] == whole  # the unperturbed pass, before the target knows its region
-        assert max(used[16:]) <= 2 * 4 * 4 * 4
-
-    def test_tiers(self) -> None:
-        """The device first, then the host, then nothing; the least recently put goes first."""
-        memory = patches._Memory(torch.device("cuda"), PatchMemory(device_bytes=20, host_bytes=30))
-        for slot in range(6):
-            memory.put(slot, patches._Size(10))
-        assert [list(tier.outputs) for tier in memory.tiers] == [[4, 5], [1, 2, 3]]
-        assert 0 not in memory
-        assert memory.pop(0) is None
-        assert memory.get(2) is not None
-        assert [list(tier.outputs) for tier in memory.tiers] == [[5, 2], [1, 3, 4]]
-        memory.put(9, patches._Size(25))
-        assert [tier.used for tier in memory.tiers] == [20, 25]
-        assert [list(tier.outputs) for tier in memory.tiers] == [[5, 2], [9]]
-        memory.put(8, patches._Size(40))
-        assert 8 not in memory
-        assert [slot for slot, _ in memory.sketch().empty()] == [slot for slot, _ in memory.empty()]
-        assert [tier.used for tier in memory.tiers] == [0, 0]
-
-
 class TestResume:
     @pytest.mark.parametrize("masks", [SlidingWindowMasks(4, 3), RegionMasks(30)])
     @pytest.mark.parametrize("memory", [True, PatchMemory(0, 4000)])
@@ -587,7 +326,7 @@ class TestResume:
         )
         network = Coupled(2)
         expected = explain.explain(inputs, network, labels=labels)
-        unperturbed = math.ceil(2 * len(_boxes(explain.inferer, shape)[0]) / 5)
+        unperturbed = math.ceil(2 * len(patch_boxes(explain.inferer, shape)[0]) / 5)
         calls = unperturbed + int(share * (len(network.calls) - unperturbed))
         store = ScoreStore(tmp_path)
         stored = [store.open(name, "key") for name in "ab"]
@@ -697,13 +436,6 @@ class TestFallback:
         (explanation,) = explain.explain(image, network)
         assert explanation.num_forwards == len(explanation.scores) + 1
         assert not caplog.records
-
-    def test_a_plan_says_why_there_is_none(self) -> None:
-        explain = rise(5, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
-        with pytest.raises(ValueError, match="no patches are remembered: RISEMasks do not tell"):
-            plan(explain, images(1, 12, 12))
-        with pytest.raises(ValueError, match="SimpleInferer is no SlidingWindowInferer"):
-            plan(sliding_window(4, target=WHOLE), images(1, 12, 12))
 
 
 class TestTold:
