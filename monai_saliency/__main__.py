@@ -1,10 +1,15 @@
-"""The command line: ``python -m monai_saliency overlay NAME`` prints the path of a config to add to a bundle's."""
+"""The command line, ``python -m monai_saliency COMMAND``.
+
+``overlay NAME`` prints the path of a config to add to a bundle's, and ``compare A B`` says how two runs' maps differ.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
+from monai_saliency.comparison import compare
 from monai_saliency.configs import overlay_path, overlays
 
 __all__ = ["main"]
@@ -17,13 +22,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: the command's words; those of the command line by default.
 
     Raises:
-        SystemExit: with status 2 when they are not understood.
+        SystemExit: with status 2 when they are not understood, and with status 1 when the command finds what it is to
+            tell of, or cannot be done.
     """
     parser = argparse.ArgumentParser(prog="python -m monai_saliency", description="Saliency maps for MONAI models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    overlay = commands.add_parser("overlay", help="print the path of a config for the --config_file list of a bundle")
-    overlay.add_argument("name", choices=overlays(), metavar="NAME", help=f"one of: {', '.join(overlays())}")
-    print(overlay_path(parser.parse_args(arguments).name))
+
+    command = commands.add_parser("overlay", help="print the path of a config for the --config_file list of a bundle")
+    command.add_argument("name", choices=overlays(), metavar="NAME", help=f"one of: {', '.join(overlays())}")
+    command.set_defaults(run=_overlay)
+
+    command = commands.add_parser("compare", help="say how the maps of two output folders differ")
+    command.add_argument("first", metavar="A", help="the output folder of a run")
+    command.add_argument("second", metavar="B", help="that of another run over the same cohort")
+    command.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-6,
+        help="the largest difference, relative to the largest absolute value of A's map, that ends with status 0",
+    )
+    command.set_defaults(run=_compare)
+
+    parsed = parser.parse_args(arguments)
+    try:
+        done = parsed.run(parsed)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    if not done:
+        sys.exit(1)
+
+
+def _overlay(parsed: argparse.Namespace) -> bool:
+    print(overlay_path(parsed.name))
+    return True
+
+
+def _compare(parsed: argparse.Namespace) -> bool:
+    comparison = compare(parsed.first, parsed.second)
+    print(comparison)
+    return comparison.agrees(parsed.tolerance)
 
 
 if __name__ == "__main__":
