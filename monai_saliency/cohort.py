@@ -90,6 +90,11 @@ def run(
         SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1.
         KeyboardInterrupt, SystemExit: when it is stopped, see :func:`monai_saliency.interrupts.stoppable`.
     """
+    if engine is not None and getattr(tracker, "handlers", None):
+        raise ValueError(
+            "--tracking records the run of one process: run with the engine first, then without it and with "
+            "--tracking, which finds all scores and records the whole cohort"
+        )
     start = start or evaluator.run
     if failures is not None:
         remove_stale(failures.path.parent)
@@ -98,11 +103,6 @@ def run(
             start()
         elif handler is None:
             raise ValueError("an engine needs the `handler` that explains")
-        elif getattr(tracker, "handlers", None):
-            raise ValueError(
-                "--tracking records the run of one process: run with the engine first, then the same without it and with "
-                "--tracking, which finds all scores and records the whole cohort"
-            )
         else:
             config = (parser or calling_parser()).get()
             engine.run(Cohort(evaluator, handler, failures, start, config, run_id))

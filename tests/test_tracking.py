@@ -244,6 +244,15 @@ def test_a_settings_file_of_ones_own(cohort: Path, tmp_path: Path) -> None:
     assert not list(out.glob("mlruns*"))
 
 
+def test_an_engine_is_refused(cohort: Path, tmp_path: Path) -> None:
+    """Several processes would each record a run, of a share of the cohort."""
+    engine = {"_target_": "monai_saliency.engines.RankEngine", "rank": 0, "world_size": 2}
+    with pytest.raises(RuntimeError) as caught:
+        run(cohort, tmp_path / "out", "", tracking="mlflow", saliency_engine=engine)
+    assert "--tracking records the run of one process" in str(root_cause(caught.value))
+    assert not (tmp_path / "out" / "summary.csv").exists()
+
+
 def test_without_mlflow_the_error_comes_first(cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(RuntimeError) as caught:
