@@ -87,7 +87,8 @@ def run(
 
     Raises:
         ValueError: when an engine is to share what is tracked.
-        SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1.
+        SystemExit: with one line that sums up the failures, where there are any, or the cases whose parts do not fit
+            each other: the program ends with status 1.
         KeyboardInterrupt, SystemExit: when it is stopped, see :func:`monai_saliency.interrupts.stoppable`.
     """
     if engine is not None and getattr(tracker, "handlers", None):
@@ -115,3 +116,15 @@ def run(
         print(meter, flush=True)
     if failures is not None and (rows := failures.rows if engine is None else failures.read()):
         sys.exit(f"error: {failures.summary(rows)}")
+    waiting = handler.incomplete() if handler is not None and engine is not None else []
+    if waiting:
+        words = f"{len(waiting)} case{'s' * (len(waiting) > 1)} without a map yet, the first is {waiting[0]}"
+        if engine is not None and engine.waits:
+            sys.exit(
+                f"error: {words}: all processes are done, and their parts do not make a case. Had all the same "
+                "weights (a checkpoint, or a seed)? The same command without the engine scores what is missing"
+            )
+        print(
+            f"{words}: whoever scores the last part makes its map, and so does the same command without the engine",
+            flush=True,
+        )

@@ -66,6 +66,7 @@ class SaliencyHandler:
         part: of the masks, that is done here. What is less than all needs a store, where the parts come together:
             whoever completes a case makes its map.
         explained: the cases whose maps are written, in order.
+        waiting: cases of which a part was done here, before all others were.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class SaliencyHandler:
         self.label_key = label_key
         self.part = Part()
         self.explained: list[str] = []
+        self.waiting: list[str] = []
         self._settings: list[str] | None = None
         self._background = Background(limit=2)
 
@@ -191,6 +193,8 @@ class SaliencyHandler:
         if self.part.count > 1:
             run.check()
             run.take_stored()
+            if not run.complete:
+                self.waiting.append(run.case.name)
             if not run.complete or not self._claim(run.case.name, Part(), held):
                 return None
         return run.explanation()
@@ -202,6 +206,12 @@ class SaliencyHandler:
             # What an earlier run made of a scan that is broken now.
             self.summary.replace(failed)
             engine.state.metrics.update(self.figures())
+
+    def incomplete(self) -> list[str]:
+        """The waiting cases that have neither a map nor a failure by now."""
+        ended = set() if self.summary is None else {row["case"] for row in self.summary.read()}
+        ended |= set() if self.failures is None else {row["case"] for row in self.failures.read()}
+        return [case for case in dict.fromkeys(self.waiting) if case not in ended and case not in self.explained]
 
     def figures(self) -> dict[str, float]:
         """The cohort's figures, of what all runs on the folder have done so far; none without a summary."""

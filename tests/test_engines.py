@@ -88,6 +88,24 @@ def test_the_plain_run_finishes_what_parts_have_left(cohort: Path) -> None:
     assert forwards(cohort, "left") - done == 5 * (BATCHES + 1) - (done - 5)
 
 
+def test_parts_that_do_not_fit_are_no_success(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each process with weights of its own: their scores are never mixed, and no case ends without a word."""
+
+    class Waits(RankEngine):
+        waits = True
+
+    for seed, kind in enumerate((RankEngine, Waits)):
+        asked = settings(cohort, "random", dataset_dir=str(cohort / "one"), saliency_engine=kind(seed, 2, "masks"))
+        asked["network_def"] |= {"seed": seed}  # type: ignore[operator]
+        if kind is RankEngine:
+            monai.bundle.run(**asked)
+            assert "1 case without a map yet, the first is s0: whoever scores the last part" in capsys.readouterr().out
+        else:
+            with pytest.raises(SystemExit, match="1 case without a map yet, the first is s0: all processes are done"):
+                monai.bundle.run(**asked)
+    assert not maps(cohort / "random")
+
+
 def test_parts_need_a_store(cohort: Path) -> None:
     with pytest.raises(RuntimeError) as caught:
         monai.bundle.run(**settings(cohort, "nowhere", store_dir="", **rank(0, 2, "masks")))

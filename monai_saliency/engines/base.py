@@ -35,10 +35,12 @@ class Engine(ABC):
     """Runs a cohort over several processes or devices.
 
     Attributes:
+        waits: whether :meth:`run` returns when all processes are done, rather than this one.
         speaks: whether this process, once :meth:`run` has returned, tells the figures of the whole cohort. Where
             processes do not wait for each other, each does.
     """
 
+    waits = True
     speaks = True
 
     @abstractmethod

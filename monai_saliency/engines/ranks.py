@@ -25,6 +25,8 @@ class RankEngine(Engine):
         split: what they share: ``"auto"``, ``"cases"`` or ``"masks"`` (:func:`monai_saliency.shares.units`).
     """
 
+    waits = False
+
     def __init__(self, rank: int, world_size: int, split: str = "auto") -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"`rank` must be in [0, {world_size}), the number of processes, got {rank}")
@@ -45,6 +47,8 @@ class TorchrunEngine(RankEngine):
     Args:
         split: see :class:`RankEngine`.
     """
+
+    waits = True
 
     def __init__(self, split: str = "auto") -> None:
         super().__init__(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), split)

@@ -1,0 +1,196 @@
+"""What sharing brings, and what each engine costs: seconds against masks and images, one worker and two, in one run.
+
+    python tests/benchmarks/engines.py [--seconds 24] [--only torchrun ray] [--plot engines.png]
+
+Every figure is the wall time of a whole command, from the start of Python to its end: our bundle, one thread a worker,
+made scans and a 3D DenseNet121. The masks of two scans are shared by ``--saliency_split masks``, and scans by
+``--saliency_split cases``. Starting an interpreter and importing takes seconds that no worker can share, so two ratios
+are given: of whole commands at the largest size, and of their slopes, the seconds that a further mask or scan takes.
+SLURM is measured where one runs (``.ci/slurm``), by ``srun`` in an allocation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from monai.networks.nets import DenseNet121
+from scans import write_scans
+
+from monai_saliency.configs import overlay_path
+
+BUNDLE = Path(__file__).parents[2] / "bundle"
+SIZE, BATCH = 48, 8
+NETWORK = {"_target_": "DenseNet121", "spatial_dims": 3, "in_channels": 1, "out_channels": 2}
+BUNDLE_RUN = ["-m", "monai.bundle", "run"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How an engine's run of some workers is started.
+
+    Attributes:
+        command: what comes before ``-m monai.bundle run``, with ``{workers}``.
+        settings: what comes behind it, likewise.
+    """
+
+    command: Sequence[str] = (sys.executable,)
+    settings: Sequence[str] = ()
+
+
+SCRIPTS = Path(sys.executable).parent
+ENGINES = {
+    "torchrun": Launch([str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node={workers}"]),
+    "accelerate": Launch([str(SCRIPTS / "accelerate"), "launch", "--cpu", "--num_processes={workers}"]),
+    "lightning": Launch(settings=["--saliency_devices={workers}"]),
+    "ray": Launch(settings=["--saliency_min_workers={workers}", "--saliency_max_workers={workers}"]),
+    "slurm": Launch(["srun", "--ntasks={workers}", "--cpus-per-task=1", sys.executable]),
+}
+
+
+def seconds_a_batch() -> float:
+    """Of the network, by one thread."""
+    from monai.networks.nets import DenseNet121
+
+    torch.set_num_threads(1)
+    network, batch = (
+        DenseNet121(spatial_dims=3, in_channels=1, out_channels=2).eval(),
+        torch.rand(BATCH, 1, *[SIZE] * 3),
+    )
+    with torch.no_grad():
+        network(batch)
+        start = time.perf_counter()
+        for _ in range(3):
+            network(batch)
+    return (time.perf_counter() - start) / 3
+
+
+def run(engine: str, workers: int, split: str, scans: Path, num_masks: int, out: Path) -> float:
+    """Seconds of a run; its maps are counted."""
+    launch = ENGINES[engine]
+    command = [part.format(workers=workers) for part in launch.command] + BUNDLE_RUN
+    settings = {
+        "bundle_root": str(BUNDLE),
+        "config_file": repr([str(BUNDLE / "configs" / "inference.yaml"), str(overlay_path(engine))]),
+        "dataset_dir": str(scans),
+        "output_dir": str(out),
+        "network_def": repr(NETWORK),
+        "checkpoint": str(scans.parent / "model.pt"),
+        "spatial_size": repr([SIZE] * 3),
+        "pixdim": repr([1.5] * 3),
+        "method": "rise",
+        "num_masks": str(num_masks),
+        "mask_batch_size": str(BATCH),
+        "picture": "false",
+        "cache": "none",
+        "num_workers": "1",
+        "saliency_split": split,
+    }
+    command += [f"--{name}={value}" for name, value in settings.items()]
+    command += [part.format(workers=workers) for part in launch.settings]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    start = time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - start
+    found, expected = len(list(out.glob("*_saliency.nii.gz"))), len(list(scans.glob("*.nii.gz")))
+    if done.returncode or found != expected:
+        raise RuntimeError(f"{engine} made {found} of {expected} maps:\n{done.stdout}\n{done.stderr}")
+    return seconds
+
+
+def main() -> None:
+    """Print a table for each strategy, and draw it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=24, help="of forwards in the largest run, by one worker")
+    available = [name for name in ENGINES if name != "slurm" or shutil.which("srun")]
+    parser.add_argument("--only", nargs="+", default=available, choices=list(ENGINES), help="these engines")
+    parser.add_argument("--plot", type=Path, help="a file for the plot")
+    args = parser.parse_args()
+
+    network = DenseNet121(spatial_dims=3, in_channels=1, out_channels=2).eval()
+    batches = max(8, round(args.seconds / seconds_a_batch(network)))
+    print(f"DenseNet121 on {SIZE}^3, batches of {BATCH}; the largest run has {batches} of them; one thread a worker")
+    times: dict[tuple[str, str, int], list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        torch.save(network.state_dict(), folder / "model.pt")
+        write_scans(folder / "2", 2, (80, 80, 60))
+        # By masks: two scans. By cases: two, four and eight scans with as many masks as make the same work.
+        masks = [batches * share // 8 * BATCH - 1 for share in (1, 2, 4)]
+        counts = [2, 4, 8]
+        for count in counts[1:]:
+            write_scans(folder / str(count), count, (80, 80, 60))
+        sizes = {"masks": masks, "cases": counts}
+        for split, values in sizes.items():
+            for engine in args.only:
+                for value in values:
+                    for workers in (1, 2):
+                        scans, num = (folder / "2", value) if split == "masks" else (folder / str(value), masks[0])
+                        out = folder / f"{split}-{engine}-{value}-{workers}"
+                        seconds = run(engine, workers, split, scans, num, out)
+                        times.setdefault((split, engine, workers), []).append(seconds)
+            report(split, values, args.only, times)
+    if args.plot:
+        draw(args.plot, sizes, args.only, times)
+
+
+def report(
+    split: str, values: Sequence[int], engines: Sequence[str], times: dict[tuple[str, str, int], list[float]]
+) -> None:
+    """Print one strategy's table."""
+    what = "masks of each of 2 scans" if split == "masks" else "scans"
+    print(f"\nshared by {split}: seconds with one / two workers")
+    columns = [*[f"{value} {what}" for value in values], "whole", "slope", "over torchrun"]
+    print(f"| engine | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+    for engine in engines:
+        one, two = (np.array(times[split, engine, workers]) for workers in (1, 2))
+        cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(one, two, strict=True)]
+        slopes = [np.polyfit(values, each, 1)[0] for each in (one, two)]
+        cells += [f"{one[-1] / two[-1]:.2f}", f"{slopes[0] / slopes[1]:.2f}"]
+        if "torchrun" in engines:
+            base = [times[split, "torchrun", workers] for workers in (1, 2)]
+            over = [100 * (sum(each) / sum(plain) - 1) for each, plain in zip((one, two), base, strict=True)]
+            cells.append(" / ".join(f"{value:+.0f} %" for value in over))
+        else:
+            cells.append("")
+        print(f"| {engine} | {' | '.join(cells)} |", flush=True)
+
+
+def draw(
+    path: Path,
+    sizes: dict[str, list[int]],
+    engines: Sequence[str],
+    times: dict[tuple[str, str, int], list[float]],
+) -> None:
+    """Draw seconds against masks and against scans."""
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for panel, (split, values) in zip(panels, sizes.items(), strict=True):
+        for number, engine in enumerate(engines):
+            for workers, style in ((1, "--o"), (2, "-s")):
+                label = f"{engine}, {workers} worker{'s' * (workers > 1)}"
+                panel.plot(values, times[split, engine, workers], style, color=f"C{number}", label=label, markersize=4)
+        panel.set(
+            xlabel="masks of each of 2 scans" if split == "masks" else "scans",
+            ylabel="seconds of the whole command",
+            title=f"shared by {split}",
+            ylim=(0, None),
+        )
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
