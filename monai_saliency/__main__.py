@@ -1,6 +1,7 @@
 """The command line, ``python -m monai_saliency COMMAND``.
 
-``overlay NAME`` prints the path of a config to add to a bundle's, and ``compare A B`` says how two runs' maps differ.
+``overlay NAME`` prints the path of a config to add to a bundle's, ``compare A B`` says how two runs' maps differ, and
+``gather SWEEP_DIR`` makes a table and a plot of a sweep.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 
 from monai_saliency.comparison import compare
 from monai_saliency.configs import overlay_path, overlays
+from monai_saliency.errors import OutputError
+from monai_saliency.sweep import gather
 
 __all__ = ["main"]
 
@@ -43,10 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     command.set_defaults(run=_compare)
 
+    command = commands.add_parser("gather", help="make one table and one plot of the settings of a sweep")
+    command.add_argument("sweep_dir", metavar="SWEEP_DIR", help="the folder with a folder for each setting")
+    command.add_argument(
+        "--reference",
+        metavar="SETTING",
+        help="the folder with whose maps the others' are compared; by default the one with the most forwards a case",
+    )
+    command.set_defaults(run=_gather)
+
     parsed = parser.parse_args(arguments)
     try:
         done = parsed.run(parsed)
-    except ValueError as error:
+    except (ValueError, OutputError) as error:
         sys.exit(f"error: {error}")
     if not done:
         sys.exit(1)
@@ -61,6 +73,14 @@ def _compare(parsed: argparse.Namespace) -> bool:
     comparison = compare(parsed.first, parsed.second)
     print(comparison)
     return comparison.agrees(parsed.tolerance)
+
+
+def _gather(parsed: argparse.Namespace) -> bool:
+    sweep = gather(parsed.sweep_dir, parsed.reference)
+    written = sweep.write(parsed.sweep_dir)
+    print(sweep)
+    print("written: " + ", ".join(map(str, written)))
+    return sweep.complete
 
 
 if __name__ == "__main__":

@@ -1,7 +1,17 @@
 """Engines: one short file each, for the machinery that people bring. See :mod:`monai_saliency.engines.base`."""
 
 from monai_saliency.engines.base import Cohort, Engine, local_device
+from monai_saliency.engines.devices import DevicesEngine, OverDevices
 from monai_saliency.engines.ranks import RankEngine, TorchrunEngine
 from monai_saliency.engines.slurm import SlurmEngine
 
-__all__ = ["Cohort", "Engine", "RankEngine", "SlurmEngine", "TorchrunEngine", "local_device"]
+__all__ = [
+    "Cohort",
+    "DevicesEngine",
+    "Engine",
+    "OverDevices",
+    "RankEngine",
+    "SlurmEngine",
+    "TorchrunEngine",
+    "local_device",
+]
