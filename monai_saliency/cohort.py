@@ -87,7 +87,8 @@ def run(
 
     Raises:
         ValueError: when an engine is to share what is tracked.
-        SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1.
+        SystemExit: with one line that sums up the failures, where there are any: the program ends with status 1. Of
+            several processes, in those that speak.
         KeyboardInterrupt, SystemExit: when it is stopped, see :func:`monai_saliency.interrupts.stoppable`.
     """
     if engine is not None and getattr(tracker, "handlers", None):
@@ -108,10 +109,12 @@ def run(
             engine.run(Cohort(evaluator, handler, failures, start, config, run_id))
             evaluator.state.metrics.update(handler.figures())
     numbers = {name: value for name, value in evaluator.state.metrics.items() if isinstance(value, (int, float))}
-    if numbers and (engine is None or engine.speaks):
+    # A process that does not speak ends well: whoever started it would stop the others, who may still be writing.
+    speaks = engine is None or engine.speaks
+    if numbers and speaks:
         print("cohort: " + ", ".join(f"{name} {value:.7g}" for name, value in numbers.items()), flush=True)
     meter = getattr(evaluator, "meter", None)
     if meter is not None and meter.images:
         print(meter, flush=True)
-    if failures is not None and (rows := failures.rows if engine is None else failures.read()):
+    if failures is not None and speaks and (rows := failures.rows if engine is None else failures.read()):
         sys.exit(f"error: {failures.summary(rows)}")
