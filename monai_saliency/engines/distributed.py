@@ -24,7 +24,7 @@ from monai_saliency.inferers import PerturbationInferer
 from monai_saliency.shares import Part
 from monai_saliency.utils import rank_of, require
 
-__all__ = ["MasksOverRanks", "alone", "from_all_ranks", "merge_over_ranks"]
+__all__ = ["MasksOverRanks", "alone", "from_all_ranks", "merge_over_ranks", "told_to_all", "wait_for_all"]
 
 
 def from_all_ranks(mine: Any, error: Exception | None = None, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -51,6 +51,20 @@ def from_all_ranks(mine: Any, error: Exception | None = None, group: dist.Proces
             case, problem = told
             raise CaseError(case, problem) if case is not None else RuntimeError(f"rank {rank} has failed: {problem}")
     return [theirs for theirs, _ in everything]
+
+
+@contextmanager
+def told_to_all(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Tell all ranks what goes wrong here on this one alone: they raise where they next call :func:`from_all_ranks`,
+    which nothing in here may do.
+
+    Args:
+        group: the default group where None.
+    """
+    try:
+        yield
+    except Exception as error:
+        from_all_ranks(None, error, group)
 
 
 def _told(error: Exception) -> tuple[str | None, str]:
@@ -189,14 +203,10 @@ class MasksOverRanks(PerturbationInferer):
         rank, count = rank_of(self.group)
         if part is not None or count == 1:
             return self.whole.score(inputs, network, *args, part=part, **kwargs)
-        runs: list[CaseRun] = []
-        scored, failure = [], None
-        try:
+        with told_to_all(self.group):
             runs = self.whole.score(inputs, network, *args, part=Part(rank, count), **kwargs)
             scored = [_Scored.of(run) for run in runs]
-        except Exception as error:
-            failure = error
-        _merge(runs, from_all_ranks(scored, failure, self.group))
+        _merge(runs, from_all_ranks(scored, group=self.group))
         return runs
 
 
@@ -216,3 +226,18 @@ def alone() -> Iterator[None]:
         yield
     finally:
         ignite._model, ignite._need_to_sync = before
+
+
+def wait_for_all(barrier: Callable[[], Any] = dist.barrier) -> None:
+    """Wait until all processes are done.
+
+    Args:
+        barrier: meets the others.
+
+    Raises:
+        RuntimeError: when one has ended before.
+    """
+    try:
+        barrier()
+    except RuntimeError:
+        raise RuntimeError("another process has ended before its share was done: its own message says why") from None
