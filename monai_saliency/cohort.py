@@ -88,7 +88,7 @@ def run(
     Raises:
         ValueError: when an engine is to share what is tracked.
         SystemExit: with one line that sums up the failures, where there are any, or the cases whose parts do not fit
-            each other: the program ends with status 1.
+            each other: the program ends with status 1. Of several processes, in those that speak.
         KeyboardInterrupt, SystemExit: when it is stopped, see :func:`monai_saliency.interrupts.stoppable`.
     """
     if engine is not None and getattr(tracker, "handlers", None):
@@ -109,17 +109,20 @@ def run(
             engine.run(Cohort(evaluator, handler, failures, start, config, run_id))
             evaluator.state.metrics.update(handler.figures())
     numbers = {name: value for name, value in evaluator.state.metrics.items() if isinstance(value, (int, float))}
-    if numbers and (engine is None or engine.speaks):
+    # A process that does not speak ends well: whoever started it would stop the others, who may still be writing.
+    speaks = engine is None or engine.speaks
+    if numbers and speaks:
         print("cohort: " + ", ".join(f"{name} {value:.7g}" for name, value in numbers.items()), flush=True)
     meter = getattr(evaluator, "meter", None)
     if meter is not None and meter.images:
         print(meter, flush=True)
-    if failures is not None and (rows := failures.rows if engine is None else failures.read()):
+    if not speaks:
+        return
+    if failures is not None and (rows := failures.read() if engine is not None and engine.waits else failures.rows):
         sys.exit(f"error: {failures.summary(rows)}")
-    waiting = handler.incomplete() if handler is not None and engine is not None else []
-    if waiting:
+    if engine is not None and handler is not None and (waiting := handler.incomplete()):
         words = f"{len(waiting)} case{'s' * (len(waiting) > 1)} without a map yet, the first is {waiting[0]}"
-        if engine is not None and engine.waits:
+        if engine.waits:
             sys.exit(
                 f"error: {words}: all processes are done, and their parts do not make a case. Had all the same "
                 "weights (a checkpoint, or a seed)? The same command without the engine scores what is missing"

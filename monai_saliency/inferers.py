@@ -198,6 +198,36 @@ class PerturbationInferer(Inferer):
         """
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
+        with torch.no_grad(), _evaluating(network):
+            runs, split = self.start(inputs, names, labels, spacings, sources)
+            for run, scores in zip(runs, stored or [], strict=stored is not None):
+                run.stored = scores
+            self._run(runs, split, network, args, kwargs, part or Part())
+        for run in runs:
+            if run.stored is not None and not run.complete:  # else all are written in one file
+                run.stored.flush()
+        return runs
+
+    def start(
+        self,
+        inputs: Any,
+        names: Sequence[str] | None = None,
+        labels: Sequence[torch.Tensor | None] | None = None,
+        spacings: Sequence[Sequence[float] | None] | None = None,
+        sources: Sequence[str | None] | None = None,
+    ) -> tuple[list[CaseRun], SplitInputs]:
+        """Bind masks and fill to a batch of images, running nothing.
+
+        Args:
+            inputs: as for :meth:`explain`, like all other arguments.
+            names: likewise.
+            labels: likewise.
+            spacings: likewise.
+            sources: likewise.
+
+        Returns:
+            the cases, and the inputs taken apart.
+        """
         split = self.inputs.split(inputs)
         self.inputs.check_inferer(split, self.inferer)
         count = len(split.images)
@@ -214,18 +244,11 @@ class PerturbationInferer(Inferer):
             sources,
             strict=True,
         )
-        with torch.no_grad(), _evaluating(network):
-            runs = [
-                self._start(Case(name, image, i, regions, spacing, source), held)
-                for i, (image, held, name, regions, spacing, source) in enumerate(each)
-            ]
-            for run, scores in zip(runs, stored or [], strict=stored is not None):
-                run.stored = scores
-            self._run(runs, split, network, args, kwargs, part or Part())
-        for run in runs:
-            if run.stored is not None and not run.complete:  # else all are written in one file
-                run.stored.flush()
-        return runs
+        runs = [
+            self._start(Case(name, image, i, regions, spacing, source), held)
+            for i, (image, held, name, regions, spacing, source) in enumerate(each)
+        ]
+        return runs, split
 
     def _start(self, case: Case, held: torch.Tensor) -> CaseRun:
         try:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from monai.data import MetaTensor
 from monai.utils import OptionalImportError
 
@@ -21,6 +22,7 @@ __all__ = [
     "per_axis",
     "plain",
     "positive_numbers",
+    "rank_of",
     "require",
     "to_host",
     "voxels_of_mm",
@@ -172,3 +174,20 @@ def require(module: str, extra: str) -> ModuleType:
     except ImportError as error:
         name = module.partition(".")[0]
         raise OptionalImportError(f'{name} is not installed: pip install "monai-saliency[{extra}]"') from error
+
+
+def rank_of(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
+    """This process's rank and the number of ranks: 0 and 1 without a process group.
+
+    Args:
+        group: the default group where None.
+
+    Raises:
+        ValueError: when this process is not in the group.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError("this process is not in `group`: call this on the group's own ranks only")
+    return rank, dist.get_world_size(group)
