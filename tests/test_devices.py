@@ -298,12 +298,12 @@ def test_an_error_names_the_case(images: torch.Tensor) -> None:
 
 
 class Interrupts(Network):
-    """Presses Ctrl-C in its fourth batch."""
+    """Presses Ctrl-C in a batch when all threads are at work."""
 
     numbers = itertools.count(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if next(self.numbers) == 4:
+        if next(self.numbers) == 60:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         return super().forward(x)
 
@@ -311,8 +311,8 @@ class Interrupts(Network):
 def test_interrupted(images: torch.Tensor) -> None:
     network = Interrupts().train()
     with pytest.raises(KeyboardInterrupt):
-        OverDevices(rise(20000), CPUS).explain(images, network)
-    assert next(Interrupts.numbers) < 5000
+        OverDevices(rise(4000), CPUS).explain(images, network)
+    assert next(Interrupts.numbers) < 1000
     assert network.training
     assert none_left()
 
