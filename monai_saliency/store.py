@@ -79,7 +79,7 @@ class CaseScores:
             stored = self.reference()
             if stored is not None and _same(stored, reference.numpy(force=True)):
                 return
-            for old in self.folder.glob("*.npy"):
+            for old in self.folder.glob("[!.]*.npy"):
                 old.unlink(missing_ok=True)
         # Where there was none nothing is removed: another may have begun just now, and be further.
         _write(path, reference)
@@ -119,7 +119,8 @@ class CaseScores:
         self._pending = None
         whole = self.folder / f"0-{len(scores)}.npy"
         _write(whole, scores)
-        for path in self.folder.glob("*-*.npy"):
+        # What begins with a dot, another writer is about to rename.
+        for path in self.folder.glob("[!.]*-*.npy"):
             if path != whole:
                 path.unlink(missing_ok=True)
 

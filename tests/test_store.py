@@ -19,6 +19,7 @@ import torch
 from test_bundle import BUNDLE, LPS, write_scan
 
 import monai_saliency as ms
+from monai_saliency.files import temporary_path
 from monai_saliency.store import ScoreStore
 
 TARGET = ms.ClassScore("all", activation="softmax")
@@ -136,6 +137,17 @@ def test_damaged_ranges_are_computed_again(image: torch.Tensor, tmp_path: Path, 
     assert network.batches == BATCHES
     assert torch.equal(explanation.saliency, whole.saliency)
     assert np.load(path, allow_pickle=False).shape == (NUM_MASKS, 2)
+
+
+def test_what_another_writer_is_about_to_rename_is_left_alone(tmp_path: Path) -> None:
+    scores = ScoreStore(tmp_path).open("case", "k")
+    scores.resume(torch.zeros(2))
+    writing = [temporary_path(scores.folder / name) for name in ("0-37.npy", "reference.npy")]
+    for path in writing:
+        path.touch()
+    scores.finish(torch.zeros(37, 2))
+    scores.resume(torch.ones(2))  # of another network: what is stored is removed
+    assert sorted(scores.folder.iterdir()) == sorted([*writing, scores.folder / "reference.npy"])
 
 
 def test_any_estimator_from_the_store_alone(image: torch.Tensor, tmp_path: Path) -> None:
