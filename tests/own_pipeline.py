@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ from monai.data import DataLoader, Dataset, MetaTensor
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd
 
 import monai_saliency as ms
-
-sys.path[:0] = [str(Path(__file__).parent)]
 
 MASKS, BATCH = 21, 4
 
