@@ -99,7 +99,7 @@ def run(
     start = start or evaluator.run
     if failures is not None:
         remove_stale(failures.path.parent)
-    with stoppable(evaluator), tracker or nullcontext(), trace(profile) if profile else nullcontext():
+    with stoppable(evaluator, handler), tracker or nullcontext(), trace(profile) if profile else nullcontext():
         if engine is None:
             start()
         elif handler is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from monai_saliency.utils import Box
 if TYPE_CHECKING:
     from monai_saliency.inferers import PerturbationInferer
 
-__all__ = ["CaseRun", "Explanation"]
+__all__ = ["CaseRun", "Explanation", "merged"]
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,11 @@ class CaseRun:
         """Whether every mask has its scores."""
         return bool(self.state.seen.all())
 
+    def forget_images(self) -> None:
+        """Let go of all that is only there for the network, so that what goes to another process is small."""
+        self.case = replace(self.case, image=self.case.image.new_empty(0), labels=None)
+        self.fill = self.held = self.case.image
+
     def check(self) -> None:
         """Refuse scores that are no numbers.
 
@@ -161,3 +167,23 @@ class CaseRun:
                 masks=self.masks,
                 num_forwards=self.num_forwards,
             )
+
+
+@torch.no_grad()
+def merged(parts: Iterable[Sequence[CaseRun]]) -> list[Explanation]:
+    """The explanations of cases whose parts were scored apart, to the bit those of cases scored in one go.
+
+    Args:
+        parts: what :meth:`~monai_saliency.inferers.PerturbationInferer.score` gave for each part of the same cases.
+
+    Raises:
+        ValueError: when the parts are not of the same cases.
+        CaseError: when a part is missing, or scores are no numbers.
+    """
+    explanations = []
+    for run, *others in zip(*parts, strict=True):
+        for other in others:
+            run.state.merge(other.state)
+            run.num_forwards += other.num_forwards
+        explanations.append(run.explanation())
+    return explanations

@@ -7,11 +7,14 @@ import sys
 import threading
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monai.engines import Evaluator
 
 from monai_saliency.utils import require
+
+if TYPE_CHECKING:
+    from monai_saliency.handlers import SaliencyHandler
 
 __all__ = ["stoppable"]
 
@@ -23,10 +26,15 @@ class _Terminated(SystemExit):
 
 
 @contextmanager
-def stoppable(evaluator: Evaluator) -> Iterator[None]:
+def stoppable(evaluator: Evaluator, handler: SaliencyHandler | None = None) -> Iterator[None]:
     """Let Ctrl-C, and in the main thread SIGTERM, end the run of an evaluator as any error would, and say what is done.
 
     SIGTERM is left to whoever handles it already. One that comes while the run is ending is ignored.
+
+    Args:
+        evaluator: it.
+        handler: knows which cases are explained where the evaluator itself meets none, since an engine has others do
+            them.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, with one line that says how far the run came.
@@ -42,9 +50,10 @@ def stoppable(evaluator: Evaluator) -> Iterator[None]:
     def stopped(name: str) -> str:
         dataset = getattr(evaluator.data_loader, "dataset", None)
         total = f" of {len(dataset)}" if isinstance(dataset, Sized) else ""
+        cases = done or len(handler.explained if handler is not None else ())
         return (
-            f"stopped by {name} after {done}{total} cases. What was written is whole; run the same command again to go "
-            "on: scores that are kept are not computed again"
+            f"stopped by {name} after {cases}{total} cases. What was written is whole; run the same command again to "
+            "go on: scores that are kept are not computed again"
         )
 
     def terminate(number: int, frame: Any) -> None:

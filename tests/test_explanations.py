@@ -11,7 +11,7 @@ from monai.inferers import Inferer, SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.errors import CaseError
-from monai_saliency.explanations import CaseRun
+from monai_saliency.explanations import merged
 from monai_saliency.shares import Part
 from monai_saliency.store import ScoreStore
 
@@ -51,21 +51,16 @@ def image() -> torch.Tensor:
     return torch.rand(1, 1, 14, 17, generator=torch.Generator().manual_seed(3))
 
 
-def merged(runs: list[CaseRun]) -> CaseRun:
-    first, *others = runs
-    for other in others:
-        first.state.merge(other.state)
-    return first
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, BATCHES + 5])
 @pytest.mark.parametrize("inner", [None, SlidingWindowInferer((8, 8), 3, overlap=0.5)], ids=["plain", "patches"])
 def test_parts_merge_to_the_map_of_the_whole(image: torch.Tensor, count: int, inner: Inferer | None) -> None:
     """To the bit, in any order, also with more parts than batches."""
     (whole,) = inferer(inner).explain(image, Network())
-    runs = [inferer(inner).score(image, Network(), part=Part(k, count))[0] for k in reversed(range(count))]
-    assert all(run.complete for run in runs) == (count == 1)
-    explanation = merged(runs).explanation()
+    parts = [inferer(inner).score(image, Network(), part=Part(k, count)) for k in reversed(range(count))]
+    assert all(run.complete for (run,) in parts) == (count == 1)
+    for (run,) in parts:
+        run.forget_images()
+    (explanation,) = merged(parts)
     assert torch.equal(explanation.scores, whole.scores)
     assert torch.equal(explanation.saliency, whole.saliency)
 
@@ -90,9 +85,20 @@ def test_two_images_that_share_batches(image: torch.Tensor) -> None:
     both = torch.cat([image, image.flip(2)])
     whole = inferer().explain(both, Network())
     parts = [inferer().score(both, Network(), part=Part(k, 2)) for k in range(2)]
-    for index, expected in enumerate(whole):
-        explanation = merged([part[index] for part in parts]).explanation()
+    for explanation, expected in zip(merged(parts), whole, strict=True):
         assert torch.equal(explanation.saliency, expected.saliency)
+        # The two batches that hold an unperturbed image are in both parts.
+        assert explanation.num_forwards > expected.num_forwards
+
+
+def test_parts_that_do_not_belong_together(image: torch.Tensor) -> None:
+    one, other = (inferer().score(image, Network(), part=Part(k, 2)) for k in range(2))
+    with pytest.raises(CaseError, match="another part is still to be done"):
+        merged([one])
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        merged([one, []])
+    with pytest.raises(ValueError, match="only states of one case merge"):
+        merged([other, ms.rise(MASKS, 4, target=ms.FunctionScore(mean_of_channels)).score(image, Network())])
 
 
 def test_parts_meet_in_the_store(image: torch.Tensor, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from monai_saliency import networks
-from monai_saliency.networks import load_checkpoint, network_fingerprint
+from monai_saliency.networks import OnImageGrid, load_checkpoint, network_fingerprint
 
 
 def network(seed: int = 0, out: int = 2) -> torch.nn.Module:
@@ -225,3 +225,39 @@ def test_settings_count_as_far_as_they_are_printed() -> None:
     first, second = (torch.nn.Sequential(torch.nn.MaxPool2d(2, stride)) for stride in (1, 2))
     assert network_fingerprint(first) != network_fingerprint(second)
     assert network_fingerprint(first) == network_fingerprint(torch.nn.Sequential(torch.nn.MaxPool2d(2, 1)))
+
+
+class Halving(torch.nn.Module):
+    """Logits at half the resolution, in an object of several parts."""
+
+    def forward(self, images: torch.Tensor) -> dict[str, Any]:
+        pool = {3: torch.nn.functional.avg_pool1d, 4: torch.nn.functional.avg_pool2d, 5: torch.nn.functional.avg_pool3d}
+        return {"hidden": [images], "logits": pool[images.ndim](images, 2)}
+
+
+def test_logits_on_the_images_grid() -> None:
+    """Linear between the voxels' centres: of pairs' means a, b the four voxels are a, (3a + b) / 4, (a + 3b) / 4, b."""
+    image = torch.tensor([1.0, 3.0, 10.0, 14.0])
+    network = OnImageGrid(Halving(), output="logits")
+    line = network(image[None, None])
+    torch.testing.assert_close(line, torch.tensor([[[2.0, 4.5, 9.5, 12.0]]]))
+    for axes in (2, 3):
+        last = torch.zeros(2, 1, *[4] * axes) + image
+        torch.testing.assert_close(network(last), torch.zeros_like(last) + line.flatten())
+    # Where they lie on it already nothing is done.
+    assert torch.equal(OnImageGrid(torch.nn.Identity())(image[None, None]), image[None, None])
+
+
+def test_what_is_no_logits_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"got list"):
+        OnImageGrid(Halving(), output="hidden")(torch.zeros(1, 1, 4, 4))
+    with pytest.raises(ValueError, match=r"images of shape \(1, 1, 4, 4\), got shape \(1, 16\)"):
+        OnImageGrid(torch.nn.Flatten())(torch.zeros(1, 1, 4, 4))
+    with pytest.raises(ValueError, match="output='logits' reads"):
+        OnImageGrid(Halving(), output="logit")(torch.zeros(1, 1, 4, 4))
+
+
+def test_which_part_is_read_belongs_to_the_network() -> None:
+    one, other = OnImageGrid(network(), output=0), OnImageGrid(network(), output=1)
+    assert network_fingerprint(one) != network_fingerprint(other)
+    assert network_fingerprint(one) == network_fingerprint(OnImageGrid(network(), output=0))
