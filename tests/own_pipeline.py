@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,12 @@ def from_file(path: Path) -> Dataset:
     """Scans that preprocessing turns, whose maps ``Invertd`` turns back."""
     steps = [LoadImaged("image"), EnsureChannelFirstd("image"), Orientationd("image", axcodes="RAS", labels=None)]
     return Dataset([{"image": path}], Compose(steps))
+
+
+def run_page(name: str) -> dict[str, Any]:
+    """Run the Python code of an engine's page, from top to bottom; the names that it leaves."""
+    page = Path(__file__).parents[1] / "tutorials" / "engines" / f"{name}.md"
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+    found: dict[str, Any] = {"__name__": name}
+    exec(compile(code, str(page), "exec"), found)
+    return found

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from monai.utils import OptionalImportError
-from own_pipeline import MASKS, Network, inferer, loader, plain_maps
+from own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page
 from test_bundle import LPS, write_scan
 from test_engines import maps
 from test_store import BATCHES, forwards, settings
@@ -158,6 +158,12 @@ class TestOneProcess:
         monai.bundle.run(**asked)
         assert maps(tmp_path / "out") == maps(tmp_path / "plain")
         assert local_device() == torch.device("cpu") or torch.accelerator.is_available()
+
+    def test_code_of_the_page(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        found = run_page("accelerate")
+        assert found["row"]["case"] == "c"
+        assert torch.equal(torch.load("c.pt"), found["row"]["saliency"].as_tensor().cpu())
 
     def test_processes_that_do_not_know_of_each_other_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """On the CPU, unless it is told, Accelerate takes each for the only one."""

@@ -17,6 +17,7 @@ from forked_ranks import on_ranks
 from monai.data import DataLoader, MetaTensor
 from monai.inferers import SlidingWindowInferer
 from monai.utils import string_list_all_gather
+from own_pipeline import run_page
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader as TorchDataLoader
 
@@ -279,6 +280,14 @@ def test_a_process_that_ends_early_is_noticed() -> None:
 
     with pytest.raises(RuntimeError, match="another process has ended before its share was done"):
         wait_for_all(lost)
+
+
+def test_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+        monkeypatch.setenv(name, value)
+    found = run_page("torchrun")
+    assert torch.equal(found["maps"], found["explain"].whole(found["images"], found["network"]))
+    assert found["batch"]["case"][-1] == "c"
 
 
 class TestWithoutGroup:

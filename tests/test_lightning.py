@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from monai.data import DataLoader
 from monai.transforms import Invertd
 from monai.utils import OptionalImportError
-from own_pipeline import MASKS, Network, from_file, inferer, loader, plain_maps, scans
+from own_pipeline import MASKS, Network, from_file, inferer, loader, plain_maps, run_page, scans
 from test_bundle import LPS, write_scan
 from test_engines import maps, rank
 from test_store import BATCHES, forwards, settings
@@ -257,11 +257,19 @@ class TestEngine:
 
         with pytest.raises(type(raised)):
             LightningEngine(accelerator="cpu", devices=1).run(Cohort())  # type: ignore[arg-type]
+        torch.distributed.destroy_process_group()  # which ends with the process
 
     @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook", "ddp_fork_find_unused_parameters_false"])
     def test_processes_that_are_copies_are_refused(self, strategy: str) -> None:
         with pytest.raises(ValueError, match=f"as 'ddp' does: '{strategy}' copies this one"):
             LightningEngine(strategy)
+
+
+def test_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = run_page("lightning")
+    saved = torch.load("c.pt")
+    assert torch.equal(saved, found["saliency"].as_tensor())
 
 
 def test_without_lightning_the_pip_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from test_overlay import Bundle, make
 from test_store import BATCH, BATCHES, forwards, settings
 
 from monai_saliency.configs import overlay_path
+from monai_saliency.sweep import gather
 
 SCRIPT = BUNDLE / "slurm" / "explain.sbatch"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
@@ -266,11 +267,12 @@ class Slurm:
 def partitions() -> list[str]:
     """Of the SLURM that runs here."""
     if shutil.which("sinfo") is None:
-        pytest.skip("SLURM is not installed: .ci/slurm does so, as root on Debian")
+        pytest.skip("SLURM is not installed: .ci/slurm does so and starts it, as root on Debian")
     try:
         found = ask("sinfo", "--noheader", "--responding", "--format=%R %a").split("\n")
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"no SLURM answers, so start it by .ci/slurm: {error.stderr or error}".strip())
+        said = str(error.stderr or error).strip().splitlines()[-1]
+        pytest.skip(f"no SLURM answers ({said}): .ci/slurm starts one, as root on Debian")
     up = [line.split()[0] for line in found if line.endswith(" up")]
     if not up:
         pytest.skip("SLURM has no node that works")
@@ -334,6 +336,9 @@ def test_sweep(slurm: Slurm, cohort: Callable[[int], Path]) -> None:
         out = root / "sweep" / f"method=rise,num_masks={num_masks},seed={seed}"
         assert voxels(out) == plain(root, out.name, num_masks=num_masks, seed=seed)
         assert cases(out) == ["s0", "s1"]
+    sweep = gather(root / "sweep")
+    assert sweep.complete
+    assert sweep.ids == ["method", "num_masks", "seed"]
 
 
 @pytest.mark.slow

@@ -35,6 +35,8 @@ class AccelerateEngine(RankEngine):
         ValueError: when Accelerate takes each of several processes for the only one.
     """
 
+    waits = True
+
     def __init__(self, split: str = "auto") -> None:
         self.state = _state()
         super().__init__(self.state.process_index, self.state.num_processes, split)

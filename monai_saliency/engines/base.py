@@ -118,6 +118,11 @@ class Cohort:
         rows = [{"case": case, "error": ""} for case in self.handler.explained[written:]]
         return rows + [{"case": row["case"], "error": row["error"]} for row in self._failed[failed:]]
 
+    def expect(self, units: Sequence[Unit]) -> None:
+        """Note which cases must have a map or a failure once other processes have explained units, parts among them."""
+        if isinstance(self._loader, CohortLoader):
+            self.handler.waiting = [self._loader.names[unit.index] for unit in units if unit.part.count > 1]
+
     @property
     def _failed(self) -> list[dict[str, str]]:
         return [] if self.failures is None else self.failures.rows

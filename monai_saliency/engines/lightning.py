@@ -12,6 +12,7 @@ import torch.distributed as dist
 from monai.utils import CommonKeys
 from torch.utils.data.distributed import DistributedSampler
 
+from monai_saliency.engines import base
 from monai_saliency.engines.base import Cohort, Engine
 from monai_saliency.engines.batches import BatchExplainer
 from monai_saliency.engines.distributed import alone, wait_for_all
@@ -19,7 +20,7 @@ from monai_saliency.engines.ranks import PATIENCE, RankEngine
 from monai_saliency.inferers import PerturbationInferer
 from monai_saliency.utils import require
 
-__all__ = ["LightningEngine", "SaliencyModule"]
+__all__ = ["LightningEngine", "SaliencyModule", "local_device"]
 
 lightning: Any = require("lightning.pytorch", extra="lightning")
 strategies: Any = require("lightning.pytorch.strategies", extra="lightning")
@@ -153,6 +154,13 @@ def _prefixes(wanted: Any, held: Any) -> list[str]:
     """What may stand before the names of a network's weights in a checkpoint."""
     first = next(iter(wanted))
     return [name.removesuffix(first) for name in held if name == first or name.endswith(f".{first}")]
+
+
+def local_device(accelerator: str = "auto") -> torch.device:
+    """The device of this process, as :func:`monai_saliency.engines.local_device` gives it, or the CPU where
+    ``accelerator`` is ``"cpu"``.
+    """
+    return torch.device("cpu") if accelerator == "cpu" else base.local_device()
 
 
 class LightningEngine(Engine):

@@ -111,6 +111,7 @@ class RayEngine(Engine):
             calls = _calls(todo, size)
             if not calls:
                 return
+            cohort.expect(todo)
             said, explained = {""}, dict.fromkeys(cohort.handler.explained)
             with tqdm(total=len(todo), desc=f"{num_workers} workers", unit="unit") as bar:
                 for reply in self._replies(ray, calls, cohort, num_workers, num_gpus):
