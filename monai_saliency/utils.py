@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from threading import Lock
+from threading import Condition
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +19,7 @@ __all__ = [
     "Box",
     "accumulation_dtype",
     "exact_arithmetic",
+    "network_arithmetic",
     "per_axis",
     "plain",
     "positive_numbers",
@@ -106,16 +107,40 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def network_arithmetic(device: torch.device) -> Iterator[None]:
+    """What the user allows for the network, where several threads explain at once: none of them has TF32 switched off
+    for its own products meanwhile. Not to be entered where :func:`exact_arithmetic` is, nor the other way round.
+    """
+    with _no_tf32.kept_out() if device.type == "cuda" else nullcontext():
+        yield
+
+
 class _NoTF32:
     """Switches TF32 off for the whole process, whose setting it is, while any thread is inside."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = Condition()
         self._inside = 0
+        self._kept_out = 0
         self._before: list[Any] = []
+
+    @contextmanager
+    def kept_out(self) -> Iterator[None]:
+        """While any thread is in this, none is inside."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._inside)
+            self._kept_out += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._kept_out -= 1
+                self._lock.notify_all()
 
     def __enter__(self) -> None:
         with self._lock:
+            self._lock.wait_for(lambda: not self._kept_out)
             if not self._inside:
                 self._before = [getattr(owner, name) for owner, name, _ in self._switches()]
                 for owner, name, off in self._switches():
@@ -128,6 +153,7 @@ class _NoTF32:
             if not self._inside:
                 for (owner, name, _), before in zip(self._switches(), self._before, strict=True):
                     setattr(owner, name, before)
+                self._lock.notify_all()
 
     @staticmethod
     def _switches() -> list[tuple[Any, str, Any]]:

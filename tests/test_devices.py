@@ -6,7 +6,10 @@ import io
 import itertools
 import signal
 import threading
+import time
+import types
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,9 +21,11 @@ import torch
 from monai.data import MetaTensor
 from monai.inferers import Inferer, SlidingWindowInferer
 from test_bundle import LPS, write_scan
+from test_overlay import Bundle, make
 from test_store import settings
 
 import monai_saliency as ms
+from monai_saliency.comparison import compare
 from monai_saliency.configs import overlay_path
 from monai_saliency.engines import DevicesEngine, OverDevices
 from monai_saliency.errors import CaseError
@@ -28,6 +33,9 @@ from monai_saliency.fingerprint import fingerprint
 from monai_saliency.shares import Part
 from monai_saliency.store import ScoreStore
 from monai_saliency.timing import BusyMeter
+from monai_saliency.utils import exact_arithmetic, network_arithmetic
+
+__all__ = ["make"]  # a fixture
 
 CPUS = ["cpu", "cpu", "cpu"]
 TARGET = ms.ClassScore("all", activation="softmax")
@@ -404,6 +412,41 @@ def test_torchscript(images: torch.Tensor) -> None:
     assert not torch.equal(explain(images, network), before)
 
 
+def test_inputs_elsewhere(images: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"the inputs lie on meta, which is none of `devices` \(cpu, cpu\): add it"):
+        OverDevices(rise(), ["cpu:0", "cpu"])(images.to("meta"), Network())
+
+
+def test_over_devices_twice(images: torch.Tensor) -> None:
+    explain = OverDevices(OverDevices(rise(), CPUS), ["cpu", "cpu"])
+    assert torch.equal(explain(images, Network()), rise()(images, Network()))
+
+
+def test_no_network_runs_while_another_thread_has_tf32_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The switch is the whole process's: threads that run networks, and threads that render masks, take turns."""
+    matmul, conv = (types.SimpleNamespace(fp32_precision="tf32") for _ in range(2))
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    monkeypatch.setattr(torch.backends.cudnn, "conv", conv)
+    cuda, seen = torch.device("cuda"), []
+
+    def explain() -> None:
+        for _ in range(50):
+            with exact_arithmetic(cuda):
+                time.sleep(0.0005)
+                seen.append(("exact", matmul.fp32_precision, conv.fp32_precision))
+            with network_arithmetic(cuda):
+                time.sleep(0.0005)
+                seen.append(("network", matmul.fp32_precision, conv.fp32_precision))
+
+    threads = [threading.Thread(target=explain) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert Counter(seen) == {("exact", "ieee", "ieee"): 200, ("network", "tf32", "tf32"): 200}
+    assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
+
+
 def test_devices_that_are_not_there() -> None:
     for devices in ([], "cpu"):
         with pytest.raises(ValueError, match="`devices` must be a list of at least one device"):
@@ -436,6 +479,18 @@ def test_the_overlay(tmp_path: Path) -> None:
         assert np.asarray(nib.load(path).dataobj).tobytes() == np.asarray(plain.dataobj).tobytes()
     keys = [{path.parent.name for path in (tmp_path / out / "scores").rglob("0-30.npy")} for out in ("plain", "shared")]
     assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("name", ["spleen_ct_segmentation", "valve_landmarks", "lung_nodule_ct_detection"])
+def test_the_overlay_with_somebody_elses_bundle(make: Callable[[str], Bundle], tmp_path: Path, name: str) -> None:
+    """Cases in batches; further inputs; and an inferer that holds the network, as a detector does."""
+    bundle = make(name)
+    engine = {"_target_": "monai_saliency.engines.DevicesEngine", "devices": CPUS}
+    bundle.explain(saliency_dir=str(tmp_path / "plain"))
+    bundle.explain(saliency_dir=str(tmp_path / "shared"), saliency_engine=engine)
+    comparison = compare(tmp_path / "plain", tmp_path / "shared")
+    assert comparison.agrees()
+    assert all(case.same_voxels for case in comparison.both)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

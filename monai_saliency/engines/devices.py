@@ -7,7 +7,7 @@ process all the same: where a forward takes milliseconds, one process for each G
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -28,6 +28,7 @@ from monai_saliency.shares import Part, units
 from monai_saliency.store import CaseScores
 from monai_saliency.targets import BoundTarget, Case, Target
 from monai_saliency.timing import BusyMeter
+from monai_saliency.utils import network_arithmetic
 
 __all__ = ["DevicesEngine", "OverDevices"]
 
@@ -74,15 +75,16 @@ class OverDevices(PerturbationInferer):
     parameters and buffers in each call. What else a module holds is copied once: it is copied anew when another one is
     given, when its parts or their printed settings change, or a number, truth value or text that they hold.
 
-    It has the settings of the plain inferer, and who changes one changes it here. Maps come on the inputs' device, or
-    where that is not in the list, on the first. The progress bar and the meter are those of that device's share.
+    It has the settings of the plain inferer, and who changes one changes it here. The inputs lie on one of the devices,
+    and the maps come there. The progress bar and the meter are those of that device's share.
 
     Args:
         inferer: explains on one device.
         devices: a device that is named several times has as many threads, and copies of the network.
 
     Raises:
-        ValueError: when there is no such device.
+        ValueError: when there is no such device, or, called, when the inputs lie elsewhere or the network cannot be
+            copied.
     """
 
     def __init__(self, inferer: PerturbationInferer, devices: Sequence[str | torch.device]) -> None:
@@ -100,7 +102,7 @@ class OverDevices(PerturbationInferer):
             inferer.patch_memory or False,
         )
         self.devices = _known(devices)
-        self._plain = inferer
+        self._plain: PerturbationInferer = inferer._plain if isinstance(inferer, OverDevices) else inferer
         self._replicas: dict[int, _Replica] = {}
 
     def score(
@@ -119,7 +121,12 @@ class OverDevices(PerturbationInferer):
         part = part or Part()
         count = len(self.devices)
         here = self.inputs.split(inputs).images.device
-        first = self.devices.index(here) if here in self.devices else 0
+        if here not in self.devices:
+            raise ValueError(
+                f"the inputs lie on {here}, which is none of `devices` ({', '.join(map(str, self.devices))}): add it, "
+                "or move them to one"
+            )
+        first = self.devices.index(here)
         stop, lock = Event(), Lock()
         with _evaluating(network), ThreadPoolExecutor(count, "monai_saliency-device") as threads:
             networks = self._networks(network)
@@ -131,7 +138,7 @@ class OverDevices(PerturbationInferer):
                     named |= {"names": names, "labels": regions, "spacings": spacings, "sources": sources}
                     named["stored"] = None if stored is None else [_SharedScores(each.folder, lock) for each in stored]
                     named["part"] = Part(part.index * count + number, part.count * count)
-                    worker = self._worker(device, number == first, device == here, stop, lock)
+                    worker = self._worker(device, number == first, stop, lock)
                     job = partial(worker.score, own, networks[number], *more, **named)
                     futures.append(threads.submit(_inside, _surroundings(device), job))
                 wait(futures, return_when=FIRST_EXCEPTION)
@@ -143,14 +150,14 @@ class OverDevices(PerturbationInferer):
             raise error
         return _merged([future.result() for future in futures], first, stored)
 
-    def _worker(self, device: torch.device, first: bool, metered: bool, stop: Event, lock: Lock) -> PerturbationInferer:
+    def _worker(self, device: torch.device, first: bool, stop: Event, lock: Lock) -> PerturbationInferer:
         """The plain inferer with the settings of now, for one device's share."""
         worker = copy.copy(self._plain)
         vars(worker).update((name, value) for name, value in vars(self).items() if name in vars(worker))
         worker.target = _LockedTarget(self.target, lock)
         worker.inferer = _on_device(self.inferer, device)
         worker.progress = self.progress and first
-        worker.meter = _StoppingMeter(self.meter if first and metered else None, stop)
+        worker.meter = _StoppingMeter(self.meter if first else None, stop)
         return worker
 
     def _networks(self, network: Callable[..., Any]) -> list[Callable[..., Any]]:
@@ -243,13 +250,10 @@ def _known(devices: Sequence[str | torch.device]) -> list[torch.device]:
         )
     known = []
     for device in map(torch.device, devices):
-        if device.type == "cuda":
-            if (device.index or 0) >= torch.cuda.device_count():
-                raise ValueError(
-                    f"there is no device {device}: this process sees {torch.cuda.device_count()} CUDA devices"
-                )
-            device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        known.append(device)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"there is no device {device}: this process sees {torch.cuda.device_count()} CUDA devices")
+        # With the number that tensors on it have.
+        known.append(torch.empty(0, device=device).device)
     return known
 
 
@@ -361,6 +365,8 @@ class _StoppingMeter(BusyMeter):
 
 
 class _Stopping(Inferer):
+    """Runs a batch of a share, as the user lets the network compute."""
+
     def __init__(self, inferer: Inferer, stop: Event) -> None:
         super().__init__()
         self.inferer = inferer
@@ -369,4 +375,6 @@ class _Stopping(Inferer):
     def __call__(self, inputs: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
         if self.stop.is_set():
             raise _Stopped
-        return self.inferer(inputs, network, *args, **kwargs)
+        batch = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
+        with network_arithmetic(batch[0].device):
+            return self.inferer(inputs, network, *args, **kwargs)
