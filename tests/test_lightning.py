@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter, OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import monai.bundle
@@ -22,7 +23,7 @@ from test_engines import maps, rank
 from test_store import BATCHES, forwards, settings
 
 from monai_saliency.configs import overlay_path
-from monai_saliency.engines.lightning import LightningEngine, SaliencyModule
+from monai_saliency.engines.lightning import LightningEngine, SaliencyModule, _Share, local_device
 from monai_saliency.errors import CaseError
 from monai_saliency.perturbed_images import PerturbedImages
 
@@ -208,6 +209,7 @@ def test_ddp(tmp_path: Path, devices: int) -> None:
     assert not [path for path in tmp_path.rglob("*") if "lightning" in path.name or path.suffix == ".hparams"]
 
 
+@pytest.mark.slow
 def test_overlay(tmp_path: Path) -> None:
     """The command that users type, on a cohort with a broken scan: all is told once, by the first process."""
     for seed in range(3):
@@ -258,6 +260,19 @@ class TestEngine:
         with pytest.raises(type(raised)):
             LightningEngine(accelerator="cpu", devices=1).run(Cohort())  # type: ignore[arg-type]
         torch.distributed.destroy_process_group()  # which ends with the process
+
+    def test_device_of_a_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        assert local_device() == local_device("gpu") == torch.device("cuda:1")
+        assert local_device("cpu") == torch.device("cpu")
+
+        evaluator = SimpleNamespace(state=SimpleNamespace(device="cuda:1"))
+        share = _Share(SimpleNamespace(evaluator=evaluator), "auto")  # type: ignore[arg-type]
+        share.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cuda:3")))
+        with pytest.raises(ValueError, match="Lightning gives this process cuda:3, and the network is on cuda:1"):
+            share.predict_step(0)
 
     @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook", "ddp_fork_find_unused_parameters_false"])
     def test_processes_that_are_copies_are_refused(self, strategy: str) -> None:
