@@ -51,9 +51,10 @@ class Launch:
 SCRIPTS = Path(sys.executable).parent
 ENGINES = {
     "torchrun": Launch([str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node={workers}"]),
-    "accelerate": Launch([str(SCRIPTS / "accelerate"), "launch", "--cpu", "--num_processes={workers}"]),
-    "lightning": Launch(settings=["--saliency_devices={workers}"]),
-    "ray": Launch(settings=["--saliency_min_workers={workers}", "--saliency_max_workers={workers}"]),
+    # Without a GPU too, as Accelerate starts one process on the CPU.
+    "accelerate": Launch([str(SCRIPTS / "accelerate"), "launch", "--multi_gpu", "--num_processes={workers}"]),
+    "lightning": Launch(settings=["--saliency_devices={workers}", "--saliency_accelerator=cpu"]),
+    "ray": Launch(settings=["--saliency_max_workers={workers}"]),
     "slurm": Launch(["srun", "--ntasks={workers}", "--cpus-per-task=1", sys.executable]),
 }
 
