@@ -249,10 +249,21 @@ def test_a_case_that_ends_its_process_does_not_go_on_for_ever(tmp_path: Path, mo
     monkeypatch.setattr(engine, "_ATTEMPTS", 2)
     scans(tmp_path, 1)
     crash = {"_target_": "Lambdad", "keys": "image", "func": "$lambda image: monai_saliency.tracking.os._exit(3)"}
-    loading = [{"_target_": "LoadImaged", "keys": "image"}, crash]
+    loading = {"preprocessing::transforms": [{"_target_": "LoadImaged", "keys": "image"}, crash], "cache": "none"}
     with pytest.raises(RuntimeError) as caught:
-        monai.bundle.run(**shared(tmp_path, "out", saliency_max_workers=1, **{"preprocessing::transforms": loading}))
+        monai.bundle.run(**shared(tmp_path, "out", saliency_max_workers=1, **loading))
     assert re.search(r"2 actors were lost .* one of the cases 0 \(counted from 0", str(root_cause(caught.value)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_pool_that_may_grow_does(tmp_path: Path) -> None:
+    scans(tmp_path, 8)
+    monai.bundle.run(**shared(tmp_path, "out", 1.0, saliency_min_workers=1, saliency_max_workers=2))
+    locks = [path.read_text() for path in (tmp_path / "out" / "scores").glob("*/lock")]
+    assert len(locks) == 8
+    assert len(set(locks)) == 2  # each names its process
+    assert cases(tmp_path / "out") == [f"s{i}" for i in range(8)]
 
 
 @pytest.mark.slow
@@ -260,7 +271,7 @@ def test_a_case_that_ends_its_process_does_not_go_on_for_ever(tmp_path: Path, mo
 def test_parts_by_different_weights_are_not_mixed(tmp_path: Path) -> None:
     """Each actor has others here, so no case is ever complete, which is said."""
     scans(tmp_path, 1)
-    run = shared(tmp_path, "out", saliency_max_workers=2, saliency_split="masks")
+    run = shared(tmp_path, "out", 3.0, saliency_max_workers=2, saliency_split="masks")
     run["network_def"] = run["network_def"] | {"seed": "$torch.seed() % 1000000"}  # type: ignore[operator]
     with pytest.raises(SystemExit, match=r"1 case without a map yet, the first is s0: .* Had all the same weights"):
         monai.bundle.run(**run)
