@@ -349,6 +349,8 @@ def _connected(address: str | None) -> Iterator[Any]:
     """Ray, connected to a cluster, and afterwards as it was."""
     ray: Any = require("ray", extra="ray")
     require("ray.data", extra="ray")
+    # Ray Data's own telemetry: an actor that collects it, and a thread that asks for Prometheus on this machine.
+    os.environ.setdefault("RAY_DATA_USAGE_DISABLED", "1")
     if ray.is_initialized():
         yield ray
         return
