@@ -126,6 +126,11 @@ class CaseRun:
         """Whether every mask has its scores."""
         return bool(self.state.seen.all())
 
+    def merge(self, other: CaseRun) -> None:
+        """Take over the scores of another part of the same case, and what they cost."""
+        self.state.merge(other.state)
+        self.num_forwards += other.num_forwards
+
     def forget_images(self) -> None:
         """Let go of all that is only there for the network, so that what goes to another process is small."""
         self.case = replace(self.case, image=self.case.image.new_empty(0), labels=None)
@@ -183,7 +188,6 @@ def merged(parts: Iterable[Sequence[CaseRun]]) -> list[Explanation]:
     explanations = []
     for run, *others in zip(*parts, strict=True):
         for other in others:
-            run.state.merge(other.state)
-            run.num_forwards += other.num_forwards
+            run.merge(other)
         explanations.append(run.explanation())
     return explanations

@@ -45,7 +45,8 @@ class Failures:
                 self.path.unlink(missing_ok=True)
             elif self.path.exists():
                 self._earlier = {row["case"] for row in self._table.read()}
-                self._table.replace(self._earlier - set(self._earlier if cases is None else cases))
+                if cases is not None:
+                    self._table.replace(self._earlier - set(cases))
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
         """Note a case that failed.

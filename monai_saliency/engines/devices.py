@@ -309,8 +309,7 @@ def _merged(shares: Sequence[list[CaseRun]], first: int, stored: Sequence[CaseSc
     for index, run in enumerate(runs):
         for number, share in enumerate(shares):
             if number != first:
-                run.state.merge(share[index].state)
-                run.num_forwards += share[index].num_forwards
+                run.merge(share[index])
         run.stored = None if stored is None else stored[index]
     return runs
 
