@@ -10,8 +10,8 @@ from monai.utils import CommonKeys, convert_to_tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from monai_saliency.inferers import PerturbationInferer, source_file
-from monai_saliency.shares import Unit, units
-from monai_saliency.utils import rank_of, whole_numbers
+from monai_saliency.shares import Unit, check_rank, units
+from monai_saliency.utils import rank_of
 
 __all__ = ["PerturbedImages"]
 
@@ -68,10 +68,8 @@ class PerturbedImages(IterableDataset):
         units(0, 1, split)  # refuses what is no split
         if (rank is None) != (world_size is None):
             raise ValueError(f"give `rank` and `world_size`, or neither: got {rank} and {world_size}")
-        if rank is not None:
-            whole_numbers("world_size", world_size, 1)
-            if rank not in range(world_size or 0):
-                raise ValueError(f"`rank` must be in [0, {world_size}), the number of processes, got {rank}")
+        if rank is not None and world_size is not None:
+            check_rank(rank, world_size)
         self.dataset = dataset
         self.inferer = inferer
         self.image_key = image_key

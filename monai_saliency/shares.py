@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from monai_saliency.utils import whole_numbers
 
-__all__ = ["Part", "Unit", "units"]
+__all__ = ["Part", "Unit", "check_rank", "units"]
 
 _SPLITS = ("auto", "cases", "masks")
 
@@ -81,3 +81,18 @@ def units(count: int, num_workers: int = 1, split: str = "auto") -> list[Unit]:
         return [Unit(index) for index in range(count)]
     workers_of = [len(range(index, num_workers, count)) for index in range(count)]
     return [Unit(r % count, Part(r // count, workers_of[r % count])) for r in range(num_workers)]
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Refuse a process's number that is none.
+
+    Args:
+        rank: from 0.
+        world_size: how many processes share the work.
+
+    Raises:
+        ValueError: when there is no such process.
+    """
+    whole_numbers("world_size", world_size, 1)
+    if rank not in range(world_size):
+        raise ValueError(f"`rank` must be in [0, {world_size}), the number of processes, got {rank}")

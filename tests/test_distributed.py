@@ -316,6 +316,15 @@ class TestWithoutGroup:
         with pytest.raises(AttributeError, match="nothing"):
             _ = MasksOverRanks(inferer).nothing
 
+    def test_a_setting_that_is_changed_is_changed_inside(self) -> None:
+        """As the overlay `explain` does, which finds some out at the first case."""
+        inferer = ms.rise(5, target=TARGET, mask_batch_size=2)
+        explain = MasksOverRanks(inferer)
+        explain.mask_batch_size = 3
+        explain.group = None
+        assert inferer.mask_batch_size == explain.mask_batch_size == 3
+        assert "group" not in vars(inferer)
+
 
 class TestBatchExplainer:
     def scans(self) -> list[dict[str, Any]]:

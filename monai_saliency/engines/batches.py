@@ -8,9 +8,8 @@ from typing import Any
 
 from monai.data import MetaTensor, decollate_batch
 from monai.utils import CommonKeys
-from torch.nn.parallel import DistributedDataParallel
 
-from monai_saliency.engines.distributed import MasksOverRanks
+from monai_saliency.engines.distributed import MasksOverRanks, undistributed
 from monai_saliency.inferers import PerturbationInferer
 
 __all__ = ["BatchExplainer"]
@@ -46,7 +45,7 @@ class BatchExplainer:
     ) -> None:
         if split not in ("cases", "masks"):
             raise ValueError(f"`split` must be cases or masks, got {split!r}")
-        self.network = network.module if isinstance(network, DistributedDataParallel) else network
+        self.network = undistributed(network)
         self.inferer = MasksOverRanks(inferer) if split == "masks" else inferer
         self.split = split
         self.image_key = image_key

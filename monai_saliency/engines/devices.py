@@ -21,6 +21,7 @@ from monai.inferers import Inferer
 from torch.utils._pytree import tree_map
 
 from monai_saliency.engines.base import Cohort, Engine
+from monai_saliency.engines.sharing import SharingInferer
 from monai_saliency.explanations import CaseRun
 from monai_saliency.inferers import PerturbationInferer, _evaluating
 from monai_saliency.networks import _settings
@@ -63,7 +64,7 @@ class DevicesEngine(Engine):
             handler.inferer = plain
 
 
-class OverDevices(PerturbationInferer):
+class OverDevices(SharingInferer):
     """Explains as another inferer does, with the masks shared between devices.
 
     Device k of n scores part k of n of the masks (:class:`~monai_saliency.shares.Part`), in a thread of its own, and
@@ -75,49 +76,45 @@ class OverDevices(PerturbationInferer):
     parameters and buffers in each call. What else a module holds is copied once: it is copied anew when another one is
     given, when its parts or their printed settings change, or a number, truth value or text that they hold.
 
-    It has the settings of the plain inferer, and who changes one changes it here. The inputs lie on one of the devices,
-    and the maps come there. The progress bar and the meter are those of that device's share.
+    The inputs lie on one of the devices, and the maps come there. The progress bar and the meter are those of that
+    device's share.
 
     Args:
         inferer: explains on one device.
         devices: a device that is named several times has as many threads, and copies of the network.
 
     Raises:
-        ValueError: when there is no such device, or, called, when the inputs lie elsewhere or the network cannot be
-            copied.
+        ValueError: when there is no such device.
     """
 
     def __init__(self, inferer: PerturbationInferer, devices: Sequence[str | torch.device]) -> None:
-        super().__init__(
-            inferer.masks,
-            inferer.target,
-            inferer.estimator,
-            inferer.fill,
-            inferer.inferer,
-            inferer.mask_batch_size,
-            inferer.progress,
-            inferer.output,
-            inferer.inputs,
-            inferer.meter,
-            inferer.patch_memory or False,
-        )
+        # Of one that shares already, the one inside: threads of threads bring nothing.
+        super().__init__(inferer.whole if isinstance(inferer, OverDevices) else inferer)
         self.devices = _known(devices)
-        self._plain: PerturbationInferer = inferer._plain if isinstance(inferer, OverDevices) else inferer
         self._replicas: dict[int, _Replica] = {}
 
     def score(
         self,
         inputs: Any,
-        network: Callable[..., torch.Tensor],
+        network: Callable[..., Any],
         *args: Any,
-        names: Sequence[str] | None = None,
-        labels: Sequence[torch.Tensor | None] | None = None,
-        spacings: Sequence[Sequence[float] | None] | None = None,
-        sources: Sequence[str | None] | None = None,
         stored: Sequence[CaseScores] | None = None,
         part: Part | None = None,
         **kwargs: Any,
     ) -> list[CaseRun]:
+        """Score a batch of images; see :meth:`~monai_saliency.inferers.PerturbationInferer.score`.
+
+        Args:
+            inputs: on one of the devices.
+            network: a module, which other devices have copies of.
+            args: as there.
+            stored: as there.
+            part: what all devices run together; all by default.
+            kwargs: as there.
+
+        Raises:
+            ValueError: when the inputs lie elsewhere or the network cannot be copied.
+        """
         part = part or Part()
         count = len(self.devices)
         here = self.inputs.split(inputs).images.device
@@ -134,8 +131,7 @@ class OverDevices(PerturbationInferer):
             try:
                 for number, device in enumerate(self.devices):
                     # Copied here, in the streams in which the caller works: threads have streams of their own.
-                    own, more, regions, named = (_moved(each, device) for each in (inputs, args, labels, kwargs))
-                    named |= {"names": names, "labels": regions, "spacings": spacings, "sources": sources}
+                    own, more, named = (_moved(each, device) for each in (inputs, args, kwargs))
                     named["stored"] = None if stored is None else [_SharedScores(each.folder, lock) for each in stored]
                     named["part"] = Part(part.index * count + number, part.count * count)
                     worker = self._worker(device, number == first, stop, lock)
@@ -151,9 +147,8 @@ class OverDevices(PerturbationInferer):
         return _merged([future.result() for future in futures], first, stored)
 
     def _worker(self, device: torch.device, first: bool, stop: Event, lock: Lock) -> PerturbationInferer:
-        """The plain inferer with the settings of now, for one device's share."""
-        worker = copy.copy(self._plain)
-        vars(worker).update((name, value) for name, value in vars(self).items() if name in vars(worker))
+        """The plain inferer, for one device's share."""
+        worker = copy.copy(self.whole)
         worker.target = _LockedTarget(self.target, lock)
         worker.inferer = _on_device(self.inferer, device)
         worker.progress = self.progress and first

@@ -18,13 +18,22 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from monai_saliency.engines.sharing import SharingInferer
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.explanations import CaseRun
 from monai_saliency.inferers import PerturbationInferer
 from monai_saliency.shares import Part
 from monai_saliency.utils import rank_of, require
 
-__all__ = ["MasksOverRanks", "alone", "from_all_ranks", "merge_over_ranks", "told_to_all", "wait_for_all"]
+__all__ = [
+    "MasksOverRanks",
+    "alone",
+    "from_all_ranks",
+    "merge_over_ranks",
+    "told_to_all",
+    "undistributed",
+    "wait_for_all",
+]
 
 
 def from_all_ranks(mine: Any, error: Exception | None = None, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -151,7 +160,7 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and bool(np.allclose(one, other, rtol=0, atol=1e-4 * scale, equal_nan=True))
 
 
-class MasksOverRanks(PerturbationInferer):
+class MasksOverRanks(SharingInferer):
     """An inferer whose masks are shared by all ranks, each of which is given the same images and has all maps.
 
     Rank r of n scores part r of n of the network batches (and the first batch, in which it is decided what is
@@ -173,14 +182,8 @@ class MasksOverRanks(PerturbationInferer):
     """
 
     def __init__(self, inferer: PerturbationInferer, group: dist.ProcessGroup | None = None) -> None:
-        # Not the settings of another inferer: those of the one inside, see `__getattr__`.
-        self.whole = inferer
+        super().__init__(inferer)
         self.group = group
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "whole":  # not there yet, as while it is copied
-            raise AttributeError(name)
-        return getattr(self.whole, name)
 
     def score(
         self, inputs: Any, network: Callable[..., Any], *args: Any, part: Part | None = None, **kwargs: Any
@@ -198,8 +201,7 @@ class MasksOverRanks(PerturbationInferer):
             ValueError: on all ranks, when they hold different images, or have other settings.
             CaseError, RuntimeError: when another rank has failed.
         """
-        if isinstance(network, DistributedDataParallel):
-            network = network.module
+        network = undistributed(network)
         rank, count = rank_of(self.group)
         if part is not None or count == 1:
             return self.whole.score(inputs, network, *args, part=part, **kwargs)
@@ -208,6 +210,12 @@ class MasksOverRanks(PerturbationInferer):
             scored = [_Scored.of(run) for run in runs]
         _merge(runs, from_all_ranks(scored, group=self.group))
         return runs
+
+
+def undistributed(network: Callable[..., Any]) -> Callable[..., Any]:
+    """The module inside of a ``DistributedDataParallel`` network, whose forwards meet those of other ranks; or it."""
+    module: Callable[..., Any] = network.module if isinstance(network, DistributedDataParallel) else network
+    return module
 
 
 @contextmanager

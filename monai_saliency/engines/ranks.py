@@ -8,7 +8,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from monai_saliency.engines.base import Cohort, Engine
-from monai_saliency.shares import units
+from monai_saliency.engines.distributed import wait_for_all
+from monai_saliency.shares import check_rank, units
 
 __all__ = ["RankEngine", "TorchrunEngine"]
 
@@ -28,8 +29,7 @@ class RankEngine(Engine):
     waits = False
 
     def __init__(self, rank: int, world_size: int, split: str = "auto") -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"`rank` must be in [0, {world_size}), the number of processes, got {rank}")
+        check_rank(rank, world_size)
         self.rank = rank
         self.world_size = world_size
         self.split = split
@@ -59,5 +59,5 @@ class TorchrunEngine(RankEngine):
         if self.world_size > 1:
             # Only now: while the group stands, whatever a bundle gathers waits for all processes.
             dist.init_process_group("gloo", timeout=PATIENCE)
-            dist.barrier()
+            wait_for_all()
             dist.destroy_process_group()
