@@ -124,8 +124,9 @@ def run(
         words = f"{len(waiting)} case{'s' * (len(waiting) > 1)} without a map yet, the first is {waiting[0]}"
         if engine.waits:
             sys.exit(
-                f"error: {words}: all processes are done, and their parts do not make a case. Had all the same "
-                "weights (a checkpoint, or a seed)? The same command without the engine scores what is missing"
+                f"error: {words}: all processes are done, and either another run held it, or its parts do not make a "
+                "case. Had all the same weights (a checkpoint, or a seed)? The same command without the engine scores "
+                "what is missing"
             )
         print(
             f"{words}: whoever scores the last part makes its map, and so does the same command without the engine",

@@ -114,11 +114,11 @@ def _decathlon_scans(listing: Path, section: str | None) -> list[tuple[Path, Pat
     return scans
 
 
-def case_id(root: Path, image: Path) -> str:
+def case_id(root: Path | None, image: Path) -> str:
     """A scan's path below a folder without its suffix, or a name of its own where it lies elsewhere."""
     # Links are not followed: data managers link scans to files with names of their own.
-    path, folder = Path(os.path.abspath(image)), Path(os.path.abspath(root))
-    if folder not in path.parents:
+    path, folder = Path(os.path.abspath(image)), None if root is None else Path(os.path.abspath(root))
+    if folder is None or folder not in path.parents:
         # A listed scan may lie elsewhere; its outputs must not, and its folder's hash keeps equal names apart.
         return f"{scan_stem(path)}-{sha256(str(path.parent).encode()).hexdigest()[:8]}"
     return (path.relative_to(folder).parent / scan_stem(path)).as_posix()

@@ -38,15 +38,12 @@ class Failures:
         self.strict = strict
         self.rows: list[dict[str, str]] = []
         self._table = CaseTable(self.path, self.COLUMNS)
-        self._earlier: set[str] = set()
         self._lock = Lock()  # cases are explained in one thread and written in another
         with suppress(OSError):  # a folder that cannot be written is met, and named, at the first file
             if cases is None and not shared:
                 self.path.unlink(missing_ok=True)
-            elif self.path.exists():
-                self._earlier = {row["case"] for row in self._table.read()}
-                if cases is not None:
-                    self._table.replace(self._earlier - set(cases))
+            elif cases is not None and self.path.exists():
+                self.keep(cases)
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
         """Note a case that failed.
@@ -71,10 +68,15 @@ class Failures:
             self.rows.append({"case": case, "stage": stage, "error": cause.problem})
             self._table.add(self.rows[-1:])
 
+    def keep(self, cases: Collection[str]) -> None:
+        """Remove the rows of all other cases, which are not of the cohort any more."""
+        self._table.replace({row["case"] for row in self._table.read()} - set(cases))
+
     def remove(self, case: str) -> None:
-        """Note that a case which failed in an earlier run has a map now."""
-        if case in self._earlier:
-            self._table.replace({case})
+        """Note that a case has a map now, whichever run it failed in before."""
+        if self.path.exists():
+            with self._lock:
+                self._table.replace({case})
 
     def read(self) -> list[dict[str, str]]:
         """The rows of the file: those of this run, of runs beside it, and of cases that were not tried again."""

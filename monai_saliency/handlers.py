@@ -20,7 +20,7 @@ from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.explanations import CaseRun, Explanation
 from monai_saliency.failures import Failures
 from monai_saliency.fills import CaseFill
-from monai_saliency.fingerprint import Unfingerprintable, fingerprint, input_files
+from monai_saliency.fingerprint import Unfingerprintable, fingerprint, input_files, library_versions
 from monai_saliency.inferers import PerturbationInferer, case_name, image_spacing, source_file
 from monai_saliency.networks import network_fingerprint
 from monai_saliency.profiling import stage
@@ -66,7 +66,9 @@ class SaliencyHandler:
         part: of the masks, that is done here. What is less than all needs a store, where the parts come together:
             whoever completes a case makes its map.
         explained: the cases whose maps are written, in order.
-        waiting: cases of which a part was done here, before all others were.
+        waiting: cases that somebody else is to finish: of which a part was done here, before all others were, or which
+            another process held.
+        places: which of the loader's batches are gone through, in their order, where not all are.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class SaliencyHandler:
         self.part = Part()
         self.explained: list[str] = []
         self.waiting: list[str] = []
+        self.places: Sequence[int] | None = None
         self._settings: list[str] | None = None
         self._background = Background(limit=2)
 
@@ -149,6 +152,7 @@ class SaliencyHandler:
         holder = held.enter_context(self.store.claim(case, part)) if self.store is not None else None
         if holder:
             logger.warning("case %s is being explained by %s: left to it", case, holder)
+            self.waiting.append(case)
         return holder is None
 
     def _explain(self, images: torch.Tensor, cases: Sequence[dict[str, Any]], claims: Sequence[ExitStack]) -> None:
@@ -171,7 +175,12 @@ class SaliencyHandler:
             runs = self.inferer.score(
                 images, self.network, names=names, sources=sources, stored=stored, part=self.part, **known
             )
-            explanations = [self._explanation(run, claim) for run, claim in zip(runs, claims, strict=True)]
+            # Cases that are whole now are held only where all of the batch can be explained, else each is done alone.
+            with ExitStack() as held:
+                wholes = [held.enter_context(ExitStack()) for _ in runs]
+                explanations = [self._explanation(run, whole) for run, whole in zip(runs, wholes, strict=True)]
+                for claim, whole in zip(claims, wholes, strict=True):
+                    claim.push(whole.pop_all())
         except Exception as error:
             if self.failures is None:
                 raise
@@ -202,9 +211,10 @@ class SaliencyHandler:
     def _report(self, engine: Engine) -> None:
         """Put the cohort's figures among the engine's metrics."""
         if self.summary is not None:
-            failed = [] if self.failures is None else [row["case"] for row in self.failures.rows]
-            # What an earlier run made of a scan that is broken now.
-            self.summary.replace(failed)
+            if self.failures is not None:
+                # What an earlier run made of a scan that is broken now; but not what a run beside this one made of it.
+                failed = {row["case"] for row in self.failures.rows}
+                self.summary.replace(failed & {row["case"] for row in self.failures.read()})
             engine.state.metrics.update(self.figures())
 
     def incomplete(self) -> list[str]:
@@ -241,7 +251,7 @@ class SaliencyHandler:
                 self._settings = [fingerprint(part) for part in parts]
             files = [input_files(source) if isinstance(self.inferer.fill, CaseFill) else [] for source in sources]
             each = zip(images, files, *known.values(), strict=True)
-            keys = [fingerprint([network, self._settings, *case]) for case in each]
+            keys = [fingerprint([library_versions(), network, self._settings, *case]) for case in each]
         except Unfingerprintable as error:
             warnings.warn(f"scores are not kept: {error}", stacklevel=2)
             return None

@@ -290,7 +290,10 @@ class OverlayHandler(SaliencyHandler):
         items = _items(engine.state.batch, len(tensors))
         if self._placement is None:
             self._start(engine, items[0], tensors[0])
-        cases = [self._case(item, image) for item, image in zip(items, inputs, strict=True)]
+        batch = engine.state.iteration - 1
+        batch = batch if self.places is None else self.places[batch]
+        places = [f"{batch}-{i}" if len(items) > 1 else str(batch) for i in range(len(items))]
+        cases = [self._case(*each) for each in zip(items, inputs, places, strict=True)]
         alone = listed or any(isinstance(value, torch.Tensor) for value in [*args, *kwargs.values()])
         groups = [[i] for i in range(len(cases))] if alone else [list(range(len(cases)))]
         for group in groups:
@@ -323,6 +326,9 @@ class OverlayHandler(SaliencyHandler):
         self._placement = Placement(
             self.folder, loader, self.image_key, self.saliency_key, self.overlay.picture, nearest=by_region
         )
+        names = None if key is None else self._placement.names(item)
+        if names is not None and self.failures is not None:
+            self.failures.keep(names)
         if self.overlay.scan_fill is not None:
             if self._placement.transform is None:
                 raise ValueError("`saliency_fill_unit` scan needs the bundle's preprocessing, which its loader hides")
@@ -349,11 +355,11 @@ class OverlayHandler(SaliencyHandler):
         output, count = engine.state.output[CommonKeys.PRED], len(engine.state.output[CommonKeys.IMAGE])
         return target.choose(rows(output, 0, 1, count), Case("the first case", image)).words
 
-    def _case(self, item: dict[Any, Any], image: Any) -> dict[Any, Any]:
+    def _case(self, item: dict[Any, Any], image: Any, place: str) -> dict[Any, Any]:
         assert self._placement is not None
         value = item.get(self.image_key, image)
         item[self.image_key] = value if isinstance(value, MetaTensor) else MetaTensor(value)
-        item["case"] = self._placement.name(item)
+        item["case"] = self._placement.name(item, place)
         if self.overlay.label_key is not None:
             if not isinstance(item.get(self.overlay.label_key), torch.Tensor):
                 raise ValueError(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator
-from hashlib import sha256
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,29 +62,36 @@ class Placement:
         self.dataset, self.transform = _preprocessing(loader, image_key)
         self.on_scan = SaveSaliencyd(saliency_key, output_dir, picture)
         self.on_input = SaveSaliencyd(saliency_key, output_dir, picture, grid_key=image_key)
-        self._root = _common_folder(self.dataset, image_key)
-        self._names: dict[str, str] = {}
+        self._files = _files(self.dataset, image_key)
+        self._root = None if self._files is None else _common_folder(self._files)
         self._said: set[str] = set()
 
-    def name(self, case: dict[Hashable, Any]) -> str:
-        """What to call a case: its file's path below the cohort's common folder, and its place where it is a patch."""
+    def name(self, case: dict[Hashable, Any], place: str) -> str:
+        """What to call a case, whatever others this process meets.
+
+        Args:
+            case: its dictionary.
+            place: in the cohort, which tells cases apart that come from no file.
+
+        Returns:
+            its file's path below the cohort's common folder, with the corner where it is a patch.
+        """
         image = case[self.image_key]
         file = input_file(image)
         if file is None:
-            given = case.get("case")
-            return self._unique(str(given) if given is not None else "case", str(len(self._names)))
-        name = case_id(self._root or file.parent, file)
-        place = image.meta.get(WSIPatchKeys.LOCATION)
-        if place is not None:
-            corner = np.atleast_1d(np.asarray(place)).astype(int).tolist()
-            return self._unique(f"{name}_patch-{'-'.join(map(str, corner))}", f"{file}{corner}")
-        return self._unique(name, str(file))
-
-    def _unique(self, name: str, source: str) -> str:
-        """The name, or, where a case from elsewhere has it, the name with what tells the two apart."""
-        if self._names.setdefault(name, source) == source:
+            return f"{case.get('case', 'case')}-{place}"
+        name = case_id(self._root, file)
+        corner = image.meta.get(WSIPatchKeys.LOCATION)
+        if corner is None:
             return name
-        return f"{name}-{sha256(source.encode()).hexdigest()[:8]}"
+        return f"{name}_patch-{'-'.join(map(str, np.atleast_1d(np.asarray(corner)).astype(int).tolist()))}"
+
+    def names(self, case: dict[Hashable, Any]) -> list[str] | None:
+        """What all cases are called, if they are like this one; None where the dataset does not tell."""
+        image = case[self.image_key]
+        if self._files is None or input_file(image) is None or WSIPatchKeys.LOCATION in image.meta:
+            return None
+        return [case_id(self._root, file) for file in self._files]
 
     def __call__(self, case: dict[Hashable, Any]) -> dict[Hashable, Any]:
         """Invert and save a case's map.
@@ -158,20 +164,24 @@ def _nested(dataset: Any, place: int) -> Iterator[Any]:
         dataset = inner if isinstance(inner, torch.utils.data.Dataset) else None
 
 
-def _common_folder(dataset: Any, image_key: Hashable) -> Path | None:
-    """The folder that all of a dataset's files lie below; None where the dataset does not list them."""
+def _files(dataset: Any, image_key: Hashable) -> list[Path] | None:
+    """The files of all of a dataset's items, at least one; None where it does not list them."""
     items = getattr(dataset, "data", None)
     if not isinstance(items, (list, tuple)):
         return None
-    folders = []
+    files = []
     for item in items:
         value = item.get(image_key) if isinstance(item, dict) else item
         value = value[0] if isinstance(value, (list, tuple)) and value else value
         if not isinstance(value, (str, Path)):
             return None
-        folders.append(Path(value).absolute().parent)
-    if not folders:
-        return None
+        files.append(Path(value))
+    return files or None
+
+
+def _common_folder(files: Sequence[Path]) -> Path:
+    """The folder that all of some files lie below."""
+    folders = [file.absolute().parent for file in files]
     common = folders[0]
     while not all(common == folder or common in folder.parents for folder in folders):
         common = common.parent

@@ -74,15 +74,16 @@ class CaseScores:
             reference: the scores ``(K,)`` of the unperturbed image, computed just now. They are the same thing's up to
                 1e-6 of the largest, as far as two machines differ that compute the same: a run may go on elsewhere.
         """
-        path = self.folder / "reference.npy"
-        if path.exists():
-            stored = self.reference()
-            if stored is not None and _same(stored, reference.numpy(force=True)):
-                return
-            for old in self.folder.glob("[!.]*.npy"):
-                old.unlink(missing_ok=True)
-        # Where there was none nothing is removed: another may have begun just now, and be further.
-        _write(path, reference)
+        # Looked for first: whoever writes a range has written its reference before, so what another has begun just now
+        # is left alone.
+        ranges = list(self.folder.glob("[!.]*-*.npy"))
+        stored = self.reference()
+        if stored is not None and _same(stored, reference.numpy(force=True)):
+            return
+        for old in ranges:
+            old.unlink(missing_ok=True)
+        # Last, so that no kill leaves ranges with a reference that is not theirs.
+        _write(self.folder / "reference.npy", reference)
 
     def ranges(self) -> list[tuple[int, int, np.ndarray]]:
         """The stored ranges of masks ``[start, stop)`` with their scores ``(stop - start, K)``."""
@@ -136,7 +137,7 @@ def _read(path: Path) -> np.ndarray | None:
     """An array, or None where there is none that is whole: it is computed again then."""
     try:
         return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+    except Exception:  # numpy reads a header as Python's literals, so a damaged one raises whatever that may
         return None
 
 

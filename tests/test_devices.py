@@ -481,6 +481,14 @@ def test_the_overlay(tmp_path: Path) -> None:
     assert keys[0] == keys[1]
 
 
+def test_a_network_elsewhere_is_refused_before_anything_is_explained() -> None:
+    cohort = types.SimpleNamespace(
+        handler=None, evaluator=types.SimpleNamespace(state=types.SimpleNamespace(device="meta"))
+    )
+    with pytest.raises(ValueError, match=r"the network is on meta, which is none of `saliency_devices` \(cpu, cpu\)"):
+        DevicesEngine(["cpu", "cpu"]).run(cohort)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["spleen_ct_segmentation", "valve_landmarks", "lung_nodule_ct_detection"])
 def test_the_overlay_with_somebody_elses_bundle(make: Callable[[str], Bundle], tmp_path: Path, name: str) -> None:
     """Cases in batches; further inputs; and an inferer that holds the network, as a detector does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -20,11 +21,14 @@ from monai.data import DataLoader, Dataset, ThreadDataLoader
 from test_bundle import LPS, write_scan
 from test_overlay import Bundle, contents, make, rows_of
 from test_store import BATCH, BATCHES, forwards, settings
+from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from monai_saliency.configs import overlay_path
 from monai_saliency.engines import RankEngine, SlurmEngine, local_device
-from monai_saliency.engines.base import _take
+from monai_saliency.engines.base import _in_order, _take
 from monai_saliency.errors import root_cause
+from monai_saliency.failures import Failures
+from monai_saliency.store import ScoreStore
 
 __all__ = ["make"]  # a fixture
 
@@ -146,7 +150,7 @@ def test_torchrun(cohort: Path) -> None:
 )
 @pytest.mark.parametrize("split", ["cases", "masks"])
 def test_a_bundle_of_somebody_else(make: Callable[[str], Bundle], tmp_path: Path, layout: str, split: str) -> None:
-    """Its maps are those of the plain overlay, and of its own outputs none is missing."""
+    """Its maps are those of the plain overlay, and so are its own outputs of each case."""
     bundle = make(layout)
     bundle.explain(output_dir=str(tmp_path / "own"), saliency_dir=str(tmp_path / "plain"))
     for number in range(2):
@@ -154,7 +158,11 @@ def test_a_bundle_of_somebody_else(make: Callable[[str], Bundle], tmp_path: Path
         bundle.explain(**shared, **rank(number, 2, split))
     assert maps(tmp_path / "shared") == maps(tmp_path / "plain")
     assert len(maps(tmp_path / "shared")) == len(bundle.scans)
-    assert contents(tmp_path / "own2").keys() == contents(tmp_path / "own").keys()
+    own, own2 = (contents(tmp_path / name) for name in ("own", "own2"))
+    # MONAI's table of all cases is left out. A handler of the bundle's own, which nobody knows, writes its share.
+    assert own2.keys() == own.keys() - {"predictions.csv"}
+    of_all = {"predictions.csv", "result_luna16_fold0.json"}
+    assert all(own2[name] == own[name] for name in own.keys() - of_all)
     assert not (tmp_path / "shared" / "failures.csv").exists()
 
 
@@ -169,7 +177,7 @@ def test_metrics_of_a_bundle_are_left_out_and_that_is_said(
         bundle.explain(output_dir=str(tmp_path / "own"), saliency_dir=str(tmp_path / "plain"), **metric)
     bundle.explain(output_dir=str(tmp_path / "own"), saliency_dir=str(tmp_path / "shared"), **metric, **rank(0, 1))
     assert len(maps(tmp_path / "shared")) == len(bundle.scans)
-    assert "not computed, since each process sees a share of the cohort: MeanDice" in caplog.text
+    assert "left out, since each process sees a share of the cohort: MeanDice" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [DataLoader, ThreadDataLoader])
@@ -185,6 +193,98 @@ def test_batches_of_a_loader(kind: type[DataLoader]) -> None:
         plain = _take(copy.copy(whole), indices)
         assert list(plain) == [whole[i] for i in indices]
     assert [batch["image"].flatten().tolist() for batch in loader] == whole
+
+
+@pytest.mark.parametrize("kind", [DataLoader, ThreadDataLoader])
+@pytest.mark.parametrize("sampler", ["shuffle", "distributed"])
+def test_every_process_has_the_same_batches(
+    kind: type[DataLoader], sampler: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a loader made of them for itself: otherwise cases are lost, and others explained twice."""
+    dataset = Dataset([{"image": torch.tensor([float(i)])} for i in range(7)])
+    plain = kind(dataset, batch_size=2, num_workers=0)
+    own = {"shuffle": True} if sampler == "shuffle" else {"sampler": DistributedSampler(dataset, 2, 1)}
+    loader = kind(dataset, batch_size=2, num_workers=0, **own)
+    taken = [_take(_in_order(loader), indices) for indices in ([0, 2], [1, 3])]
+    found = [[batch["image"].flatten().tolist() for batch in each] for each in taken]
+    whole = [batch["image"].flatten().tolist() for batch in plain]
+    assert found == [[whole[0], whole[2]], [whole[1], whole[3]]]
+    assert "gives each process other cases or another order: the cases are taken in the dataset's" in caplog.text
+    assert _in_order(plain) is plain
+
+
+def test_a_loader_that_draws_some_cases_cannot_be_shared() -> None:
+    dataset = Dataset([{"image": torch.tensor([float(i)])} for i in range(7)])
+    loader = DataLoader(dataset, sampler=SubsetRandomSampler(range(3)))
+    with pytest.raises(ValueError, match="SubsetRandomSampler gives each process other cases"):
+        _in_order(loader)
+
+
+def test_cases_from_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a map, under one name whichever process explains it, and whatever others that one has met."""
+    config = {
+        "imports": ["$import torch", "$import monai"],
+        "network": "$(torch.manual_seed(0), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2)))[1]",
+        "images": "$[{'image': torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(i))} for i in range(5)]",
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "cpu",
+            "val_data_loader": {"_target_": "DataLoader", "dataset": "$monai.data.Dataset(@images)", "batch_size": 2},
+            "network": "@network",
+        },
+        "run": ["$@evaluator.run()"],
+    }
+    (tmp_path / "bundle.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    files = [str(tmp_path / "bundle.json"), str(overlay_path("explain"))]
+    few: dict[str, Any] = {
+        "saliency_num_masks": 12,
+        "saliency_grid_size": 4,
+        "bundle_root": ".",
+        "network_id": "linear",
+    }
+    few |= {"saliency_mask_batch_size": 2, "saliency_picture": False}
+    monai.bundle.run("explain", config_file=files, **few, saliency_dir=str(tmp_path / "plain"))
+    plain = maps(tmp_path / "plain")
+    assert sorted(plain) == [f"case-{name}_saliency.nii.gz" for name in ("0-0", "0-1", "1-0", "1-1", "2")]
+    for split in ("cases", "masks"):
+        for number in (1, 0):
+            shared = {"saliency_dir": str(tmp_path / split), **rank(number, 2, split)}
+            monai.bundle.run("explain", config_file=files, **few, **shared)
+        assert maps(tmp_path / split) == plain
+
+
+def test_a_failure_of_a_case_that_is_gone_is_forgotten(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    """Of the cohort's others it stays until they are tried again, by whichever process."""
+    bundle, folder = make("spleen_ct_segmentation"), tmp_path / "maps"
+    listed = Failures(folder / "failures.csv", shared=True)
+    for name in ("gone", *bundle.scans):
+        listed.add(name, "explain", ValueError("broken"))
+    bundle.explain(saliency_dir=str(folder), **rank(0, 2))
+    assert [row["case"] for row in rows_of(folder / "failures.csv")] == ["spleen_1"]
+
+
+def test_a_case_that_another_run_holds_is_no_success(cohort: Path) -> None:
+    class Waits(RankEngine):
+        waits = True
+
+    out = cohort / "held"
+    with (
+        ScoreStore(out / "scores").claim("s3"),
+        pytest.raises(SystemExit, match=r"1 case without a map yet, the first is s3: .* either another run held it"),
+    ):
+        monai.bundle.run(**settings(cohort, "held", saliency_engine=Waits(0, 1, "cases")))
+    assert len(maps(out)) == 4
+
+
+def test_what_other_processes_have_left_is_no_success(cohort: Path) -> None:
+    """The one that speaks knows of all cases, not of its own alone."""
+
+    class Waits(RankEngine):
+        waits = True
+
+    with pytest.raises(SystemExit, match="3 cases without a map yet, the first is s0"):
+        monai.bundle.run(**settings(cohort, "half", saliency_engine=Waits(1, 2, "cases")))
 
 
 def test_a_loader_without_length_cannot_be_shared(make: Callable[[str], Bundle], tmp_path: Path) -> None:
@@ -235,12 +335,14 @@ def test_device_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local_device() == torch.device("cpu") or torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
     for variables, index in (({}, 0), ({"LOCAL_RANK": "1"}, 1), ({"SLURM_LOCALID": "3"}, 1)):
         for name in ("LOCAL_RANK", "SLURM_LOCALID"):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        assert local_device() == torch.device("cuda", index)
+        assert local_device() == current[-1] == torch.device("cuda", index)
 
 
 def test_config_that_processes_read_is_the_plain_one(cohort: Path) -> None:

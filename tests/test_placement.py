@@ -28,7 +28,7 @@ def place(placement: Placement, image: Any, key: Any = "image") -> dict[Any, Any
     """Place a map that is the image itself."""
     image = image if isinstance(image, MetaTensor) else MetaTensor(image)
     case = {key: image}
-    case["case"] = placement.name(case)
+    case["case"] = placement.name(case, "0")
     case["saliency"] = MetaTensor(image.as_tensor().clone()).copy_meta_from(image)
     return placement(case)
 
@@ -37,16 +37,29 @@ def test_cases_are_called_by_their_path_below_the_common_folder(tmp_path: Path) 
     files = [scan(tmp_path / each / "ct.nii.gz") for each in ("a/x", "b")]
     dataset = Dataset([{"image": str(file)} for file in files], LoadImaged("image"))
     placement = Placement(tmp_path / "maps", DataLoader(dataset), "image")
-    assert [placement.name(dataset[i]) for i in (0, 1, 0)] == ["a/x/ct", "b/ct", "a/x/ct"]
+    assert [placement.name(dataset[i], str(i)) for i in (0, 1, 0)] == ["a/x/ct", "b/ct", "a/x/ct"]
+    assert placement.names(dataset[0]) == ["a/x/ct", "b/ct"]
 
 
 def test_files_of_one_name_elsewhere_get_names_of_their_own(tmp_path: Path) -> None:
-    placement = Placement(tmp_path / "maps", None, "image")
+    """The same ones whichever of them a process meets, and in which order."""
     images = [LoadImage()(scan(tmp_path / each / "ct.nii.gz")) for each in "ab"]
-    names = [placement.name({"image": image}) for image in images]
-    assert names[0] == "ct"
-    assert names[1].startswith("ct-")
-    assert placement.name({"image": images[1]}) == names[1]
+    names = []
+    for order in ((0, 1), (1, 0), (1,)):
+        placement = Placement(tmp_path / "maps", None, "image")
+        assert placement.names({"image": images[0]}) is None
+        found = {i: placement.name({"image": images[i]}, str(i)) for i in order}
+        names.append(found[1])
+        assert found[1].startswith("ct-")
+        assert found.get(0) != found[1]
+    assert len(set(names)) == 1
+
+
+def test_cases_from_no_file_are_called_by_their_place(tmp_path: Path) -> None:
+    placement = Placement(tmp_path / "maps", None, "image")
+    image = MetaTensor(torch.rand(1, 4, 3, 2))
+    assert [placement.name({"image": image}, str(i)) for i in (2, 0)] == ["case-2", "case-0"]
+    assert placement.name({"image": image, "case": "ct"}, "1-0") == "ct-1-0"
 
 
 def test_patch_of_a_slide_is_saved_by_its_place_on_its_own_grid(
@@ -100,10 +113,10 @@ def test_map_of_keys_that_does_not_get_back_is_refused(tmp_path: Path) -> None:
 def test_image_from_no_file_keeps_its_grid(tmp_path: Path) -> None:
     placement = Placement(tmp_path / "maps", DataLoader(Dataset([], Compose([]))), "image", picture=False)
     case = {"image": MetaTensor(torch.rand(2, 4, 3, 2), affine=torch.as_tensor(AFFINE))}
-    case["case"] = placement.name(case)
+    case["case"] = placement.name(case, "7")
     case["saliency"] = MetaTensor(torch.rand(1, 4, 3, 2)).copy_meta_from(case["image"])
     placement(case)
-    written = nib.load(tmp_path / "maps" / "case_saliency.nii.gz")
+    written = nib.load(tmp_path / "maps" / "case-7_saliency.nii.gz")
     assert written.shape == (4, 3, 2)
     np.testing.assert_allclose(written.affine, AFFINE, atol=1e-6)
 

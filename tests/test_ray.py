@@ -19,6 +19,8 @@ import monai.bundle
 import numpy as np
 import pytest
 import torch
+import yaml
+from monai.bundle import ConfigParser
 from monai.utils import OptionalImportError
 from test_bundle import LPS, write_scan
 from test_interrupts import voxels
@@ -426,6 +428,18 @@ def by_hand(image: torch.Tensor, network: OnImageGrid) -> np.ndarray:
 def photographs(folder: Path, count: int) -> None:
     for i in range(count):
         photograph(folder / f"photo_{i}.png", 50, 38 + i, i)
+
+
+def test_config_of_the_page(tmp_path: Path) -> None:
+    """The page's own text, with weights that are there."""
+    segformer().network.save_pretrained(tmp_path)
+    page = (Path(__file__).parents[1] / "tutorials" / "engines" / "ray.md").read_text(encoding="utf-8")
+    (text,) = (block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "network_def" in block)
+    parser = ConfigParser(yaml.safe_load(text.replace("folder/of/weights", str(tmp_path))))
+    parser.get_parsed_content("imports")
+    network = parser.get_parsed_content("network_def").eval()
+    image = torch.rand(1, 3, 32, 32)
+    torch.testing.assert_close(network(image), segformer()(image))
 
 
 @pytest.mark.usefixtures("cluster")

@@ -139,6 +139,73 @@ def test_damaged_ranges_are_computed_again(image: torch.Tensor, tmp_path: Path, 
     assert np.load(path, allow_pickle=False).shape == (NUM_MASKS, 2)
 
 
+def test_no_damage_of_a_header_fails_a_case(tmp_path: Path) -> None:
+    """Python reads it: what a flipped bit makes of it raises errors of many kinds."""
+    scores = ScoreStore(tmp_path).open("case", "k")
+    scores.finish(torch.zeros(3, 2))
+    (path,) = scores.folder.glob("*.npy")
+    whole = path.read_bytes()
+    for place in range(128):
+        for bit in (1, 8, 64):
+            damaged = bytearray(whole)
+            damaged[place] ^= bit
+            path.write_bytes(damaged)
+            scores.ranges()
+
+
+def test_ranges_that_no_reference_vouches_for_are_not_used(tmp_path: Path) -> None:
+    """As after a power cut, which may keep the later of two files."""
+    scores = ScoreStore(tmp_path).open("case", "k")
+    scores.resume(torch.zeros(2))
+    scores.add(0, 4, torch.zeros(4, 2))
+    scores.flush()
+    (scores.folder / "reference.npy").unlink()
+    scores.resume(torch.ones(2))
+    assert scores.ranges() == []
+
+
+def test_a_kill_while_scores_are_removed_leaves_none_under_a_new_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = ScoreStore(tmp_path).open("case", "k")
+    scores.resume(torch.zeros(2))
+    for start in (0, 4, 8):
+        scores.add(start, start + 4, torch.zeros(4, 2))
+    scores.flush()
+    unlink, left = Path.unlink, [2]
+
+    def stops(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".npy" and not path.name.startswith("."):
+            if not left[0]:
+                raise Stopped
+            left[0] -= 1
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", stops)
+    with pytest.raises(Stopped):
+        scores.resume(torch.ones(2))
+    monkeypatch.undo()
+    scores.resume(torch.ones(2))
+    assert scores.ranges() == []
+
+
+def test_what_another_has_just_begun_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts of a case begin at once, and one is further when the other looks for the reference."""
+    store, reference = ScoreStore(tmp_path), torch.ones(2)
+    one, other = store.open("case", "k"), store.open("case", "k")
+    look = other.reference
+
+    def later() -> np.ndarray | None:
+        one.resume(reference)
+        one.add(0, 4, torch.zeros(4, 2))
+        one.flush()
+        return look()
+
+    monkeypatch.setattr(other, "reference", later)
+    other.resume(reference)
+    assert [(start, stop) for start, stop, _ in other.ranges()] == [(0, 4)]
+
+
 def test_what_another_writer_is_about_to_rename_is_left_alone(tmp_path: Path) -> None:
     scores = ScoreStore(tmp_path).open("case", "k")
     scores.resume(torch.zeros(2))

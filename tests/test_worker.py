@@ -61,6 +61,8 @@ def test_units_in_any_order_make_the_maps_of_the_plain_run(cohort: Path, capfd: 
     assert forwards(cohort, "out") == 0
     assert worker.explain([Unit(2), Unit(1, Part(1, 3))]) == [{"case": "s2", "error": ""}]
     assert worker.explain([]) == []
+    assert worker.waiting() == ["s1"]
+    assert worker.waiting() == []
     # Another process, which finds in the store what the first one did of s1.
     other = Worker(driver.config, driver.run_id)
     assert other.explain([Unit(1, Part(0, 3)), Unit(0), Unit(1, Part(2, 3))]) == [

@@ -17,7 +17,16 @@ from typing import Any
 
 import torch
 from monai.engines import Evaluator
-from torch.utils.data import DataLoader
+from monai.handlers import ClassificationSaver, MetricsSaver
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
 
 from monai_saliency.failures import Failures
 from monai_saliency.handlers import SaliencyHandler
@@ -29,6 +38,8 @@ __all__ = ["Cohort", "Engine", "local_device"]
 
 Metric = require("ignite.metrics", extra="bundle").Metric
 logger = logging.getLogger(__name__)
+
+_BY_CHANCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
 class Engine(ABC):
@@ -78,8 +89,10 @@ class Cohort:
         self.config = config
         self.run_id = run_id
         self._start = start
-        self._loader: Any = evaluator.data_loader
-        _drop_metrics(evaluator)
+        self._loader: Any = _in_order(evaluator.data_loader)
+        _drop_what_is_of_all(evaluator)
+        # Which algorithm cuDNN finds fastest differs from process to process, and with it the scores' last bits.
+        torch.backends.cudnn.benchmark = False
 
     def __len__(self) -> int:
         """How many cases, or batches, there are."""
@@ -110,7 +123,8 @@ class Cohort:
         written, failed = len(self.handler.explained), len(self._failed)
         for part, group in groupby(units, key=lambda unit: unit.part):
             self.handler.part = part
-            loader = _take(self._loader, [unit.index for unit in group])
+            self.handler.places = sorted(unit.index for unit in group)
+            loader = _take(self._loader, self.handler.places)
             self.evaluator.data_loader = loader
             # Known to ignite from an earlier run, or to be found out where the loader does not know it.
             self.evaluator.state.epoch_length = None if isinstance(loader, CohortLoader) else len(loader)
@@ -118,33 +132,59 @@ class Cohort:
         rows = [{"case": case, "error": ""} for case in self.handler.explained[written:]]
         return rows + [{"case": row["case"], "error": row["error"]} for row in self._failed[failed:]]
 
-    def expect(self, units: Sequence[Unit]) -> None:
-        """Note which cases must have a map or a failure once other processes have explained units, parts among them."""
-        if isinstance(self._loader, CohortLoader):
-            self.handler.waiting = [self._loader.names[unit.index] for unit in units if unit.part.count > 1]
+    def expect(self) -> None:
+        """Note that every case must have a map or a failure once all processes are done."""
+        # Only the summary knows what other processes have done.
+        if isinstance(self._loader, CohortLoader) and self.handler.summary is not None:
+            self.handler.waiting = list(self._loader.names)
 
     @property
     def _failed(self) -> list[dict[str, str]]:
         return [] if self.failures is None else self.failures.rows
 
 
-def _drop_metrics(evaluator: Evaluator) -> None:
-    """Leave out the metrics of a bundle: over a share of a cohort they say nothing, and computing them waits for all
-    processes in the middle of each one's own work.
+def _drop_what_is_of_all(evaluator: Evaluator) -> None:
+    """Leave out what a bundle makes of a whole cohort: its metrics, and the tables that one process would write over
+    those of another. Of a share they say nothing, and they wait for all processes in the middle of each one's own work.
     """
     dropped = set()
     for event, handlers in evaluator._event_handlers.items():
         for function, *_ in list(handlers):
-            metric = getattr(function, "__self__", None)
-            if isinstance(metric, Metric):
+            owner = getattr(function, "__self__", function)
+            if isinstance(owner, (Metric, MetricsSaver, ClassificationSaver)):
                 evaluator.remove_event_handler(function, event)
-                dropped.add(type(metric).__name__)
+                dropped.add(type(owner).__name__)
     if dropped:
         evaluator.state.key_metric_name = None
         logger.warning(
-            "not computed, since each process sees a share of the cohort: %s. Run without an engine for them",
+            "left out, since each process sees a share of the cohort: %s. Run without an engine for them",
             ", ".join(sorted(dropped)),
         )
+
+
+def _in_order(loader: Any) -> Any:
+    """A loader that gives every process the same batches.
+
+    Raises:
+        ValueError: when it draws some cases only.
+    """
+    sampler = getattr(loader, "sampler", None)
+    if not isinstance(loader, DataLoader) or not isinstance(sampler, _BY_CHANCE):
+        return loader
+    words = f"the loader's {type(sampler).__name__} gives each process other cases or another order"
+    if not isinstance(sampler, (RandomSampler, DistributedSampler)) or loader.batch_size is None:
+        raise ValueError(f"{words}, so they cannot share the cohort: give it none, or run it without an engine")
+    logger.warning("%s: the cases are taken in the dataset's", words)
+    taken = copy.copy(loader)
+    order = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
+    _set(taken, "sampler", order)
+    _set(taken, "batch_sampler", BatchSampler(order, loader.batch_size, loader.drop_last))
+    return taken
+
+
+def _set(loader: DataLoader, name: str, value: Any) -> None:
+    """Give a loader another sampler, which it refuses once it is made; it cannot be made anew without its own class."""
+    object.__setattr__(loader, name, value)
 
 
 def _take(loader: Any, indices: Sequence[int]) -> Any:
@@ -153,8 +193,7 @@ def _take(loader: Any, indices: Sequence[int]) -> Any:
         return loader.take(indices)
     if isinstance(loader, DataLoader) and loader.batch_sampler is not None:
         taken = copy.copy(loader)
-        # A DataLoader refuses another sampler once it is made, and one cannot be made anew without knowing its class.
-        object.__setattr__(taken, "batch_sampler", _Chosen(loader.batch_sampler, indices))
+        _set(taken, "batch_sampler", _Chosen(loader.batch_sampler, indices))
         return taken
     return _Chosen(loader, indices)
 
@@ -181,9 +220,14 @@ class _Chosen:
 
 
 def local_device() -> torch.device:
-    """The device of this process: of the node's GPUs the one with the number of the process on it, or the CPU."""
+    """The device of this process: of the node's GPUs the one with the number of the process on it, or the CPU.
+
+    A GPU becomes the current one, so that what a bundle puts on just ``cuda`` lies there too.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
     number = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
     # A scheduler may show each process its own GPU only.
-    return torch.device("cuda", number % torch.cuda.device_count())
+    device = torch.device("cuda", number % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

@@ -41,7 +41,7 @@ class DevicesEngine(Engine):
         devices: all CUDA devices that this process sees by default.
 
     Raises:
-        ValueError: when there are none, or not those that are named.
+        ValueError: when there are none, or not those that are named; or, run, when the network lies elsewhere.
     """
 
     def __init__(self, devices: Sequence[str | torch.device] | None = None) -> None:
@@ -56,6 +56,12 @@ class DevicesEngine(Engine):
 
     def run(self, cohort: Cohort) -> None:
         handler = cohort.handler
+        home = torch.empty(0, device=cohort.evaluator.state.device).device
+        if home not in self.devices:
+            raise ValueError(
+                f"the network is on {home}, which is none of `saliency_devices` ({', '.join(map(str, self.devices))}): "
+                f"add it, or give --device \"$torch.device('{self.devices[0]}')\""
+            )
         plain = handler.inferer
         handler.inferer = OverDevices(plain, self.devices)
         try:

@@ -225,6 +225,7 @@ class LightningEngine(Engine):
         )
         standing = dist.is_initialized()
         share = _Share(cohort, self.split)
+        cohort.expect()
         try:
             trainer.predict(share, range(1), return_predictions=False)
         except SystemExit:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
 from monai_saliency.engines.base import Cohort, Engine
-from monai_saliency.engines.distributed import wait_for_all
+from monai_saliency.engines.distributed import alone, wait_for_all
 from monai_saliency.shares import check_rank, units
 
 __all__ = ["RankEngine", "TorchrunEngine"]
@@ -35,6 +36,8 @@ class RankEngine(Engine):
         self.split = split
 
     def run(self, cohort: Cohort) -> None:
+        if self.waits:
+            cohort.expect()
         cohort.explain(units(len(cohort), self.world_size, self.split)[self.rank :: self.world_size])
 
 
@@ -55,9 +58,15 @@ class TorchrunEngine(RankEngine):
         self.speaks = self.rank == 0
 
     def run(self, cohort: Cohort) -> None:
-        super().run(cohort)
+        # A bundle for several GPUs may have made a group, whose patience is that of training.
+        standing = dist.is_initialized()
+        group = dist.new_group(backend="gloo", timeout=PATIENCE) if standing else None
+        with alone():
+            super().run(cohort)
         if self.world_size > 1:
-            # Only now: while the group stands, whatever a bundle gathers waits for all processes.
-            dist.init_process_group("gloo", timeout=PATIENCE)
-            wait_for_all()
-            dist.destroy_process_group()
+            if not standing:
+                # Only now: while a group stands, whatever a bundle gathers waits for all processes.
+                dist.init_process_group("gloo", timeout=PATIENCE)
+            wait_for_all(partial(dist.barrier, group))
+            if not standing:
+                dist.destroy_process_group()

@@ -111,7 +111,7 @@ class RayEngine(Engine):
             calls = _calls(todo, size)
             if not calls:
                 return
-            cohort.expect(todo)
+            cohort.expect()
             said, explained = {""}, dict.fromkeys(cohort.handler.explained)
             with tqdm(total=len(todo), desc=f"{num_workers} workers", unit="unit") as bar:
                 for reply in self._replies(ray, calls, cohort, num_workers, num_gpus):
@@ -292,7 +292,7 @@ class _Actor:
             with _overheard(reply):
                 self._begin(row["call"], units)
                 reply.rows = self.worker.explain(units)
-                reply.waiting = self.worker.waiting
+                reply.waiting = self.worker.waiting()
                 reply.num_units = len(units)
         return {"reply": pickle.dumps(reply)}
 

@@ -68,10 +68,12 @@ class Worker(Engine):
         assert self._cohort is not None
         return self._cohort.explain(units)
 
-    @property
     def waiting(self) -> list[str]:
-        """The cases of which a part was done here, before all others were."""
-        return [] if self._cohort is None else list(dict.fromkeys(self._cohort.handler.waiting))
+        """The cases that somebody else is to finish, of those explained here since this was last asked."""
+        assert self._cohort is not None
+        handler = self._cohort.handler
+        found, handler.waiting = handler.waiting, []
+        return found
 
 
 def _without_trackers(config: Any) -> Any:

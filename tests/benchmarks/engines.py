@@ -40,7 +40,7 @@ class Launch:
     """How an engine's run of some workers is started.
 
     Attributes:
-        command: what comes before ``-m monai.bundle run``, with ``{workers}``.
+        command: what comes before ``-m monai.bundle run``, with ``{workers}`` or ``{devices}``.
         settings: what comes behind it, likewise.
     """
 
@@ -54,9 +54,12 @@ ENGINES = {
     # Without a GPU too, as Accelerate starts one process on the CPU.
     "accelerate": Launch([str(SCRIPTS / "accelerate"), "launch", "--multi_gpu", "--num_processes={workers}"]),
     "lightning": Launch(settings=["--saliency_devices={workers}", "--saliency_accelerator=cpu"]),
+    "devices": Launch(settings=["--saliency_devices={devices}"]),
     "ray": Launch(settings=["--saliency_max_workers={workers}"]),
     "slurm": Launch(["srun", "--ntasks={workers}", "--cpus-per-task=1", sys.executable]),
 }
+# Threads of one process, which share the masks of each case and nothing else.
+MASKS_ONLY = {"devices"}
 
 
 def seconds_a_batch(network: torch.nn.Module) -> float:
@@ -74,7 +77,8 @@ def seconds_a_batch(network: torch.nn.Module) -> float:
 def run(engine: str, workers: int, split: str, scans: Path, num_masks: int, out: Path) -> float:
     """Seconds of a run; its maps are counted."""
     launch = ENGINES[engine]
-    command = [part.format(workers=workers) for part in launch.command] + BUNDLE_RUN
+    places = {"workers": workers, "devices": ["cpu"] * workers}
+    command = [part.format(**places) for part in launch.command] + BUNDLE_RUN
     settings = {
         "bundle_root": str(BUNDLE),
         "config_file": repr([str(BUNDLE / "configs" / "inference.yaml"), str(overlay_path(engine))]),
@@ -90,10 +94,11 @@ def run(engine: str, workers: int, split: str, scans: Path, num_masks: int, out:
         "picture": "false",
         "cache": "none",
         "num_workers": "1",
-        "saliency_split": split,
     }
+    if engine not in MASKS_ONLY:
+        settings["saliency_split"] = split
     command += [f"--{name}={value}" for name, value in settings.items()]
-    command += [part.format(workers=workers) for part in launch.settings]
+    command += [part.format(**places) for part in launch.settings]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     start = time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -128,14 +133,15 @@ def main() -> None:
             write_scans(folder / str(count), count, (80, 80, 60))
         sizes = {"masks": masks, "cases": counts}
         for split, values in sizes.items():
-            for engine in args.only:
+            engines = [name for name in args.only if split == "masks" or name not in MASKS_ONLY]
+            for engine in engines:
                 for value in values:
                     for workers in (1, 2):
                         scans, num = (folder / "2", value) if split == "masks" else (folder / str(value), masks[0])
                         out = folder / f"{split}-{engine}-{value}-{workers}"
                         seconds = run(engine, workers, split, scans, num, out)
                         times.setdefault((split, engine, workers), []).append(seconds)
-            report(split, values, args.only, times)
+            report(split, values, engines, times)
     if args.plot:
         draw(args.plot, sizes, args.only, times)
 
@@ -175,6 +181,8 @@ def draw(
     for panel, (split, values) in zip(panels, sizes.items(), strict=True):
         for number, engine in enumerate(engines):
             for workers, style in ((1, "--o"), (2, "-s")):
+                if (split, engine, workers) not in times:
+                    continue
                 label = f"{engine}, {workers} worker{'s' * (workers > 1)}"
                 panel.plot(values, times[split, engine, workers], style, color=f"C{number}", label=label, markersize=4)
         panel.set(
