@@ -220,38 +220,59 @@ def test_a_loader_that_draws_some_cases_cannot_be_shared() -> None:
         _in_order(loader)
 
 
-def test_cases_from_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a map, under one name whichever process explains it, and whatever others that one has met."""
+def tensors(folder: Path, **others: Any) -> dict[str, Any]:
+    """A bundle whose five images come from no file; the settings that explain it."""
     config = {
-        "imports": ["$import torch", "$import monai"],
+        "imports": ["$import torch", "$import monai", "$import torch.distributed as dist"],
         "network": "$(torch.manual_seed(0), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2)))[1]",
         "images": "$[{'image': torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(i))} for i in range(5)]",
+        "dataset": "$monai.data.Dataset(@images)",
         "evaluator": {
             "_target_": "SupervisedEvaluator",
             "device": "cpu",
-            "val_data_loader": {"_target_": "DataLoader", "dataset": "$monai.data.Dataset(@images)", "batch_size": 2},
+            "val_data_loader": {
+                "_target_": "DataLoader",
+                "dataset": "@dataset",
+                "batch_size": 2,
+                "sampler": "@sampler",
+            },
             "network": "@network",
         },
+        "sampler": None,
         "run": ["$@evaluator.run()"],
     }
-    (tmp_path / "bundle.json").write_text(json.dumps(config))
-    monkeypatch.chdir(tmp_path)
-    files = [str(tmp_path / "bundle.json"), str(overlay_path("explain"))]
-    few: dict[str, Any] = {
-        "saliency_num_masks": 12,
-        "saliency_grid_size": 4,
-        "bundle_root": ".",
-        "network_id": "linear",
-    }
-    few |= {"saliency_mask_batch_size": 2, "saliency_picture": False}
-    monai.bundle.run("explain", config_file=files, **few, saliency_dir=str(tmp_path / "plain"))
+    (folder / "bundle.json").write_text(json.dumps(config | others))
+    files = [str(folder / "bundle.json"), str(overlay_path("explain"))]
+    few = {"saliency_num_masks": 12, "saliency_grid_size": 4, "saliency_mask_batch_size": 2, "saliency_picture": False}
+    return {"config_file": files, "bundle_root": str(folder), **few}
+
+
+def test_cases_from_no_file(tmp_path: Path) -> None:
+    """Each has a map, under one name whichever process explains it, and whatever others that one has met."""
+    asked = tensors(tmp_path)
+    monai.bundle.run("explain", **asked, saliency_dir=str(tmp_path / "plain"))
     plain = maps(tmp_path / "plain")
     assert sorted(plain) == [f"case-{name}_saliency.nii.gz" for name in ("0-0", "0-1", "1-0", "1-1", "2")]
     for split in ("cases", "masks"):
         for number in (1, 0):
-            shared = {"saliency_dir": str(tmp_path / split), **rank(number, 2, split)}
-            monai.bundle.run("explain", config_file=files, **few, **shared)
+            monai.bundle.run("explain", **asked, saliency_dir=str(tmp_path / split), **rank(number, 2, split))
         assert maps(tmp_path / split) == plain
+
+
+@pytest.mark.parametrize("split", ["cases", "masks"])
+def test_torchrun_of_a_bundle_for_several_processes(tmp_path: Path, split: str) -> None:
+    """It makes the process group itself, and shares the cohort by a sampler: either is put up with."""
+    monai.bundle.run("explain", **tensors(tmp_path), saliency_dir=str(tmp_path / "plain"))
+    asked = tensors(
+        tmp_path,
+        initialize=["$dist.init_process_group('gloo')"],
+        sampler={"_target_": "torch.utils.data.DistributedSampler", "dataset": "@dataset"},
+        finalize=["$dist.is_initialized() and dist.destroy_process_group()"],
+    )
+    asked["config_file"] = repr([*asked["config_file"], str(overlay_path("torchrun"))])
+    done = torchrun(2, "explain", **asked, saliency_dir=str(tmp_path / "shared"), saliency_split=split)
+    assert done.returncode == 0, done.stderr
+    assert maps(tmp_path / "shared") == maps(tmp_path / "plain")
 
 
 def test_a_failure_of_a_case_that_is_gone_is_forgotten(make: Callable[[str], Bundle], tmp_path: Path) -> None:
