@@ -15,7 +15,7 @@ from monai.engines import IterationEvents, SupervisedEvaluator
 
 from monai_saliency.bundles import calling_parser
 from monai_saliency.engines import Cohort, Engine
-from monai_saliency.errors import OutputError, as_case_error, root_cause
+from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
 from monai_saliency.failures import Failures
 from monai_saliency.files import remove_stale
 from monai_saliency.handlers import SaliencyHandler
@@ -74,10 +74,12 @@ class CohortEvaluator(SupervisedEvaluator):
         try:
             return super()._iteration(engine, batchdata)
         except Exception as error:
-            if isinstance(root_cause(error), OutputError) or not names:
+            cause = root_cause(error)
+            if isinstance(cause, OutputError) or not names:
                 raise
             if self.failures is None or self._predicted:
-                raise as_case_error(error, ", ".join(names)) from error
+                # One that names a case says which of them it was.
+                raise (cause if isinstance(cause, CaseError) else as_case_error(error, ", ".join(names))) from error
             if len(names) == 1:
                 self.failures.add(names[0], "predict", error)
                 return {}

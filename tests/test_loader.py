@@ -18,7 +18,7 @@ from test_bundle import LPS, OBLIQUE, write_scan
 
 import monai_saliency as ms
 from monai_saliency.cache import cohort_dataset
-from monai_saliency.data import find_cases
+from monai_saliency.data import CohortDataset, find_cases
 from monai_saliency.errors import CaseError
 from monai_saliency.failures import Failures
 from monai_saliency.loader import CohortLoader
@@ -290,6 +290,22 @@ def test_an_item_without_its_image_is_listed(tmp_path: Path) -> None:
     failures = Failures(tmp_path / "failures.csv")
     assert not list(CohortLoader(Items([(1, 2, 2)]), failures, image_key="scan"))
     assert "the item has no 'scan', but ['case', 'image']" in failures.rows[0]["error"]
+
+
+@pytest.mark.parametrize("workers", [(0, False), (2, False), (2, True)], ids=["no workers", "2 threads", "2 processes"])
+@pytest.mark.parametrize("kind", [Dataset, CohortDataset])
+def test_a_transform_that_names_the_file_fails_under_the_cases_name(
+    kind: type, workers: tuple[int, bool], cases: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """As an inferer does in the pipeline, which knows the image alone."""
+    spoil("NaN", cases)
+    steps = [LoadImaged("image"), EnsureChannelFirstd("image"), ms.Saliencyd("image", network, EXPLAIN)]
+    failures = Failures(tmp_path / "failures.csv")
+    loader = CohortLoader(kind(cases, Compose(steps)), failures, num_workers=workers[0], processes=workers[1])
+    assert [batch["case"] for batch in loader] == [["s0"], ["s1"], ["s3"], ["s4"]]
+    (row,) = failures.read()
+    assert (row["case"], row["stage"]) == ("s2", "load")
+    assert "NaN" in row["error"]
 
 
 def test_failures_are_one_line_each_and_vanish_with_the_next_run(tmp_path: Path) -> None:
