@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from monai.data import Dataset, ThreadDataLoader
-from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, ResizeWithPadOrCropd
+from monai.transforms import Compose, EnsureChannelFirstd, EnsureTyped, LoadImaged, Orientationd, ResizeWithPadOrCropd
 from test_bundle import LPS, OBLIQUE, write_scan
 
 import monai_saliency as ms
@@ -306,6 +306,41 @@ def test_a_transform_that_names_the_file_fails_under_the_cases_name(
     (row,) = failures.read()
     assert (row["case"], row["stage"]) == ("s2", "load")
     assert "NaN" in row["error"]
+
+
+def test_only_the_hosts_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta tensors stand for a GPU's, and refuse to be pinned as they do."""
+    items = Items([(1, 2, 2)])
+    items.data[0] |= {"host": torch.zeros(3), "moved": torch.zeros(3, device="meta")}
+    pinned, copied = [], []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_cpu:
+            raise RuntimeError("only dense CPU tensors can be pinned")
+        pinned.append(tensor.shape)
+        return tensor
+
+    def to(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+        copied.append((tensor.device.type, device.type, non_blocking))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    (batch,) = CohortLoader(items, device="cuda")
+    assert batch["case"] == ["c0"]
+    assert sorted(pinned) == [(1, 1, 2, 2), (1, 3)]
+    assert sorted(copied) == [("cpu", "cuda", True), ("cpu", "cuda", True), ("meta", "cuda", True)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_preprocessing_on_the_gpu(num_workers: int, cases: list[dict[str, Any]]) -> None:
+    expected = [batch["image"] for batch in CohortLoader(Dataset(cases, PREPROCESSING))]
+    moved = Dataset(cases, Compose([PREPROCESSING, EnsureTyped("image", device="cuda")]))
+    found = [batch["image"] for batch in CohortLoader(moved, num_workers=num_workers, device="cuda")]
+    assert {image.device.type for image in found} == {"cuda"}
+    for image, other in zip(found, expected, strict=True):
+        assert torch.equal(image.cpu(), other)
 
 
 def test_failures_are_one_line_each_and_vanish_with_the_next_run(tmp_path: Path) -> None:
