@@ -147,7 +147,7 @@ def case_id(root: Path, image: Path) -> str:
     path, folder = Path(os.path.abspath(image)), Path(os.path.abspath(root))
     if folder not in path.parents:
         # A listed scan may lie elsewhere; its outputs must not, and its folder's hash keeps equal names apart.
-        return f"{scan_stem(path)}-{sha256(str(path.parent).encode()).hexdigest()[:8]}"
+        return f"{scan_stem(path)}-{sha256(os.fsencode(path.parent)).hexdigest()[:8]}"
     return (path.relative_to(folder).parent / scan_stem(path)).as_posix()
 
 

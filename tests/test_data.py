@@ -179,6 +179,12 @@ class TestDecathlonFolder:
         assert all(name.startswith("a") and "/" not in name and ".." not in name for name in names)
         assert names == [case["case"] for case in find_cases(tmp_path / "cohort")]
 
+    def test_a_listed_scan_elsewhere_in_a_folder_whose_name_is_not_utf8(self, tmp_path: Path) -> None:
+        folder = os.fsdecode(b"M\xfcller")
+        touch(tmp_path, f"{folder}/a.nii.gz", "cohort/a.nii.gz")
+        decathlon(tmp_path / "cohort", test=[f"../{folder}/a.nii.gz", "a.nii.gz"])
+        assert [case["case"][:2] for case in find_cases(tmp_path / "cohort")] == ["a", "a-"]
+
     def test_a_listed_scan_is_missing(self, tmp_path: Path) -> None:
         """It is a case, unless all are missing."""
         decathlon(tmp_path, test=["./imagesTs/b.nii.gz", "./imagesTs/a.nii.gz"])
