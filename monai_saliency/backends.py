@@ -194,11 +194,14 @@ class LMDBBackend:
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
             self._set_aside(str(error))
             environment = self._environment()
-        # Reading a page that was cut off would end the process.
-        if os.path.getsize(self.path) < (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]:
+        if _is_cut_off(environment):
             environment.close()
-            self._set_aside("it is cut off")
+            # Another process may have set it aside by now, and have made this one.
             environment = self._environment()
+            if _is_cut_off(environment):
+                environment.close()
+                self._set_aside("it is cut off")
+                environment = self._environment()
         _open[name] = _Open(environment, _files(self.path))
 
     def _environment(self) -> lmdb.Environment:
@@ -268,6 +271,13 @@ class _Open:
     environment: lmdb.Environment
     files: tuple[tuple[int, int], ...]
     mapped: int = 0  # bytes that went through it
+
+
+def _is_cut_off(environment: lmdb.Environment) -> bool:
+    """Whether the file ends before its last page does: to read that would end the process."""
+    # The pages first: another process may write some more in between, and counts them once they are in the file.
+    pages = environment.info()["last_pgno"] + 1
+    return os.path.getsize(environment.path()) < pages * environment.stat()["psize"]
 
 
 def _files(path: Path) -> tuple[tuple[int, int], ...]:
