@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias
 import lmdb
 import numpy as np
 
-from monai_saliency.files import temporary_path
+from monai_saliency.files import remove_stale, temporary_path
 
 __all__ = ["Backend", "DiskBackend", "LMDBBackend", "MemoryBackend"]
 
@@ -84,6 +84,8 @@ class MemoryBackend:
 class DiskBackend:
     """One file an entry. The folder may be shared by any number of processes, also on a network file system.
 
+    What processes left half written that were killed on this machine is removed.
+
     Args:
         folder: made when first written to.
     """
@@ -92,6 +94,7 @@ class DiskBackend:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        remove_stale(self.folder, "??")  # where entries are; a folder may hold other things
 
     def path(self, key: str) -> Path:
         """The entry's file."""

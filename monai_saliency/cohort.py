@@ -132,7 +132,7 @@ def run(
         tracker: a context to run it in, such as :class:`monai_saliency.tracking.Tracker`.
         start: runs the evaluator; its own ``run`` by default.
         profile: a folder for a trace of the run, see :func:`monai_saliency.profiling.trace`; none where empty.
-        handler: explains; only needed with an engine.
+        handler: explains; only needed with an engine, or with a store whose folder is not below that of ``failures``.
         engine: shares the cohort with other processes; all is done here by default.
         run_id: the config's id by which this is run; only needed with an engine.
         parser: of the config; by default the one in whose expression this is called.
@@ -149,8 +149,12 @@ def run(
             "--tracking, which finds all scores and records the whole cohort"
         )
     start = start or evaluator.run
-    if failures is not None:
-        remove_stale(failures.path.parent)
+    folders = [] if failures is None else [failures.path.parent]
+    store = None if handler is None else handler.store
+    if store is not None and not any(store.root.is_relative_to(folder) for folder in folders):
+        folders.append(store.root)
+    for folder in folders:
+        remove_stale(folder)
     with stoppable(evaluator, handler), tracker or nullcontext(), trace(profile) if profile else nullcontext():
         if engine is None:
             start()

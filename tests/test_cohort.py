@@ -29,6 +29,7 @@ import monai_saliency as ms
 from monai_saliency.cohort import CohortEvaluator
 from monai_saliency.errors import CaseError, OutputError, root_cause
 from monai_saliency.failures import Failures
+from monai_saliency.files import temporary_path
 from monai_saliency.handlers import SaliencyHandler
 
 
@@ -73,6 +74,23 @@ def test_a_case_the_network_fails_on_is_listed_and_the_others_go_on(stage: str, 
         run(cohort, network_def=network, **{"preprocessing::transforms": preprocessing})
     assert (cohort / "out" / "failures.csv").read_text().splitlines()[1] == f"s1,{stage},RuntimeError: out of paper"
     assert sorted(p.name for p in (cohort / "out").glob("*.nii.gz")) == ["s0_saliency.nii.gz", "s2_saliency.nii.gz"]
+
+
+def test_what_a_killed_run_left_half_written_goes_wherever_it_is(cohort: Path) -> None:
+    places = {"output_dir": "out", "cache_dir": "elsewhere/cache", "store_dir": "elsewhere/scores"}
+    run(cohort, **{key: str(cohort / place) for key, place in places.items()})
+    written = [*(cohort / "out").glob("*.nii.gz"), *(cohort / "elsewhere").rglob("*")]
+    whole = [path for path in written if path.is_file() and path.name != "lock"]
+    assert len(whole) == 3 * 4
+    dead = f"{os.getpid()}.1-{'0' * 8}"
+    for path in whole:
+        mine = temporary_path(path).name.split("-")
+        path.with_name("-".join([*mine[:2], dead, path.name])).write_bytes(b"half a file")
+    foreign = cohort / "elsewhere" / "cache" / "photographs" / next(cohort.rglob(".tmp*")).name
+    foreign.parent.mkdir()
+    foreign.touch()
+    run(cohort, **{key: str(cohort / place) for key, place in places.items()})
+    assert list(cohort.rglob(".tmp*")) == [foreign]
 
 
 @pytest.mark.parametrize("cache", ["disk", "lmdb"])
