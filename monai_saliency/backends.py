@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias
 import lmdb
 import numpy as np
 
-from monai_saliency.files import temporary_path
+from monai_saliency.files import remove_stale, temporary_path
 
 __all__ = ["Backend", "DiskBackend", "LMDBBackend", "MemoryBackend"]
 
@@ -84,6 +84,8 @@ class MemoryBackend:
 class DiskBackend:
     """One file an entry. The folder may be shared by any number of processes, also on a network file system.
 
+    What processes left half written that were killed on this machine is removed.
+
     Args:
         folder: made when first written to.
     """
@@ -92,6 +94,7 @@ class DiskBackend:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        remove_stale(self.folder, "??")  # where entries are; a folder may hold other things
 
     def path(self, key: str) -> Path:
         """The entry's file."""
@@ -194,11 +197,14 @@ class LMDBBackend:
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
             self._set_aside(str(error))
             environment = self._environment()
-        # Reading a page that was cut off would end the process.
-        if os.path.getsize(self.path) < (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]:
+        if _is_cut_off(environment):
             environment.close()
-            self._set_aside("it is cut off")
+            # Another process may have set it aside by now, and have made this one.
             environment = self._environment()
+            if _is_cut_off(environment):
+                environment.close()
+                self._set_aside("it is cut off")
+                environment = self._environment()
         _open[name] = _Open(environment, _files(self.path))
 
     def _environment(self) -> lmdb.Environment:
@@ -268,6 +274,13 @@ class _Open:
     environment: lmdb.Environment
     files: tuple[tuple[int, int], ...]
     mapped: int = 0  # bytes that went through it
+
+
+def _is_cut_off(environment: lmdb.Environment) -> bool:
+    """Whether the file ends before its last page does: to read that would end the process."""
+    # The pages first: another process may write some more in between, and counts them once they are in the file.
+    pages = environment.info()["last_pgno"] + 1
+    return os.path.getsize(environment.path()) < pages * environment.stat()["psize"]
 
 
 def _files(path: Path) -> tuple[tuple[int, int], ...]:

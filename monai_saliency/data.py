@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from monai.data import Dataset
 
-from monai_saliency.errors import as_case_error
+from monai_saliency.errors import CaseError, as_case_error
 
 __all__ = ["CohortDataset", "case_id", "find_cases", "scan_stem"]
 
@@ -29,11 +30,12 @@ def scan_stem(path: str | Path) -> str:
 def find_cases(
     dataset_dir: str | Path, section: str | None = None, exclude: str | Path | None = None
 ) -> list[dict[str, Any]]:
-    """The scans below a folder.
+    """The scans below a folder. One that is missing is a case too, which :class:`CohortDataset` cannot load.
 
     Args:
         dataset_dir: a Medical Segmentation Decathlon folder (``dataset.json`` with ``imagesTs``, ``labelsTs``, ...),
-            or any folder with ``*.nii.gz`` or ``*.nii`` files in it or below it.
+            or any folder with ``*.nii.gz`` or ``*.nii`` files in it or below it. Links to folders are followed, and
+            links to files that are not there, as git-annex leaves them, are missing scans. What is hidden is left out.
         section: of ``dataset.json``: ``"test"``, ``"training"`` or ``"validation"``; by default the first of
             these that lists a scan.
         exclude: a folder whose files are not scans of the cohort, such as an output folder below ``dataset_dir``.
@@ -47,7 +49,7 @@ def find_cases(
         - ``channels``: how many modalities the scan stacks along its fourth axis, 1 for a 3D scan.
 
     Raises:
-        FileNotFoundError: when the folder, or a scan that ``dataset.json`` lists, does not exist.
+        FileNotFoundError: when the folder, or every one of its scans, does not exist.
         ValueError: when the folder holds no scan, or ``dataset.json`` cannot be read.
     """
     root = Path(dataset_dir)
@@ -63,17 +65,17 @@ def find_cases(
         skipped = Path(exclude).resolve() if exclude is not None else None
         found = [
             (path, None, 1)
-            for path in sorted(root.rglob("*"))
-            if path.is_file()
-            and path.name.lower().endswith(_SUFFIXES)
-            and not path.name.startswith(".")
-            and (skipped is None or skipped not in path.resolve().parents)
+            for path in map(Path, _files_below(str(root)))
+            if path.name.lower().endswith(_SUFFIXES)
+            and (skipped is None or skipped not in Path(os.path.realpath(path)).parents)
         ]
+    where = f"section {section!r} of {listing}" if section and listing.is_file() else root
     if not found:
-        where = f"section {section!r} of {listing}" if section and listing.is_file() else root
         raise ValueError(
             f"no scan found in {where}: it must hold *.nii.gz or *.nii files, or a dataset.json that lists some"
         )
+    if not any(os.path.exists(image) for image, *_ in found):
+        raise FileNotFoundError(f"none of the {len(found)} scans of {where} exists: {_missing(found[0][0])}")
     cases = [
         {"case": case_id(root, image), "image": str(image), "label": str(label or ""), "channels": channels}
         for image, label, channels in found
@@ -84,6 +86,33 @@ def find_cases(
             f"two scans of {root} share the name {twice[0]!r}: rename or remove one, so that no map is lost"
         )
     return sorted(cases, key=lambda case: case["case"])
+
+
+def _files_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
+    """The files below a folder, and links to files that are not there. ``above`` cuts loops of links."""
+    try:
+        status = os.stat(folder)
+        entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    except OSError as error:
+        warnings.warn(f"scans below {folder} are left out, as it cannot be read: {error}", stacklevel=2)
+        return
+    here = status.st_dev, status.st_ino
+    if here in above:
+        return
+    for entry in entries:
+        if os.path.isdir(entry):
+            yield from _files_below(entry.path, (*above, here))
+        elif os.path.isfile(entry) or not os.path.exists(entry):
+            yield entry.path
+
+
+def _missing(image: str | Path) -> str:
+    if os.path.islink(image):
+        return (
+            f"{image} is a link to {os.readlink(image)}, which does not exist: fetch that file (git-annex and DataLad "
+            "do so by `get`), or remove the link"
+        )
+    return f"{image} does not exist: copy it there, or take it off the list of scans"
 
 
 def _decathlon_scans(listing: Path, section: str | None) -> list[tuple[Path, Path | None, int]]:
@@ -106,8 +135,6 @@ def _decathlon_scans(listing: Path, section: str | None) -> list[tuple[Path, Pat
     scans = []
     for entry in entries:
         image = listing.parent / entry["image"]
-        if not image.is_file():
-            raise FileNotFoundError(f"case {scan_stem(image)}: {listing} lists {image}, which does not exist")
         # The Decathlon lists test scans by their path alone; their labels, where present, stand beside them.
         label = listing.parent / (entry.get("label") or entry["image"].replace("images", "labels", 1))
         scans.append((image, label if label.is_file() and label != image else None, channels))
@@ -120,7 +147,7 @@ def case_id(root: Path | None, image: Path) -> str:
     path, folder = Path(os.path.abspath(image)), None if root is None else Path(os.path.abspath(root))
     if folder is None or folder not in path.parents:
         # A listed scan may lie elsewhere; its outputs must not, and its folder's hash keeps equal names apart.
-        return f"{scan_stem(path)}-{sha256(str(path.parent).encode()).hexdigest()[:8]}"
+        return f"{scan_stem(path)}-{sha256(os.fsencode(path.parent)).hexdigest()[:8]}"
     return (path.relative_to(folder).parent / scan_stem(path)).as_posix()
 
 
@@ -140,10 +167,14 @@ class CohortDataset(Dataset):
         try:
             return super()._transform(index)
         except Exception as error:
+            name = str(case.get("case", index))
+            image = case.get("image")
+            if isinstance(image, str | Path) and not os.path.exists(image):
+                raise CaseError(name, _missing(image)) from error
             raise as_case_error(
                 error,
-                str(case.get("case", index)),
-                before=f"{case.get('image')} could not be loaded: ",
+                name,
+                before=f"{image} could not be loaded: ",
                 after=". Check that the file is a complete NIfTI scan (a truncated one must be copied again), or "
                 "remove it",
             ) from error

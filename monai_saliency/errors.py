@@ -41,16 +41,18 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def as_case_error(error: BaseException, case: str, before: str = "", after: str = "") -> CaseError:
-    """Any error as that of a case: its cause, which is given back if it names a case itself, else put in one line.
+    """Any error as that of a case: its cause in one line, or that one's problem where it is a case's already.
 
     Args:
         error: what went wrong.
-        case: the case it went wrong with.
-        before: words to put before the cause.
+        case: the case it went wrong with. What met it may have known it by another name, such as its file's.
+        before: words to put before a cause that is no case's.
         after: words to put after it.
     """
     cause = root_cause(error)
-    return cause if isinstance(cause, CaseError) else CaseError(case, f"{before}{type(cause).__name__}: {cause}{after}")
+    if isinstance(cause, CaseError):
+        return CaseError(case, cause.problem)
+    return CaseError(case, f"{before}{type(cause).__name__}: {cause}{after}")
 
 
 def repeat_cause_last() -> None:

@@ -19,9 +19,11 @@ from nibabel.spatialimages import SpatialImage
 
 from monai_saliency.errors import OutputError
 
-__all__ = ["atomic_path", "is_running", "load_scan", "locked", "remove_stale", "temporary_path"]
+__all__ = ["atomic_path", "is_running", "load_scan", "locked", "remove_stale", "temporary_path", "this_process"]
 
 logger = logging.getLogger(__name__)
+
+_PROCESS = re.compile(r"\d+(\.\d+)?")
 
 
 @contextmanager
@@ -60,31 +62,52 @@ def temporary_path(path: Path) -> Path:
 
     It starts with a dot, and keeps the suffixes, from which writers tell the format. :func:`remove_stale` knows it.
     """
-    return path.with_name(f"{_temporary_prefix(os.getpid())}{uuid4().hex[:8]}-{path.name}")
+    return path.with_name(f"{_temporary_prefix(this_process())}{uuid4().hex[:8]}-{path.name}")
 
 
-def _temporary_prefix(process: int | str) -> str:
+def _temporary_prefix(process: str) -> str:
     return f".tmp-{re.sub('[^A-Za-z0-9]', '', socket.gethostname())}-{process}-"
 
 
-def remove_stale(folder: str | Path) -> None:
-    """Remove temporary files below a folder whose process, on this machine, was killed before it could."""
-    for path in Path(folder).rglob(_temporary_prefix("*") + "*"):
+def remove_stale(folder: str | Path, below: str = "**") -> None:
+    """Remove temporary files below a folder whose process, on this machine, was killed before it could.
+
+    Args:
+        folder: it; links to others are not followed.
+        below: where in it they are, as a pattern; anywhere by default.
+    """
+    for path in Path(folder).glob(f"{below}/{_temporary_prefix('*')}*"):
         process = path.name.split("-")[2]
-        if process.isdecimal() and not is_running(int(process)):
+        if _PROCESS.fullmatch(process) and not is_running(process):
             with suppress(OSError):  # a folder that cannot be written is met, and named, at the first file
                 path.unlink(missing_ok=True)
 
 
-def is_running(process: int) -> bool:
-    """Whether this machine has a process of that number."""
+def this_process() -> str:
+    """This process's number, and when it started where that is known: numbers come again, in a container at once."""
+    started = _started(os.getpid())
+    return f"{os.getpid()}.{started}" if started else str(os.getpid())
+
+
+def is_running(process: str) -> bool:
+    """Whether this machine has a process, named as by :func:`this_process`."""
+    number, _, started = process.partition(".")
     try:
-        os.kill(process, 0)
+        os.kill(int(number), 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return True
+    return not started or _started(int(number)) in ("", started)
+
+
+def _started(process: int) -> str:
+    """When a process started, in ticks of the system's clock; "" where that is not told, as outside of Linux."""
+    try:
+        # Behind the command, which may hold anything, this is the 20th field.
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        return ""
 
 
 def load_scan(path: str | Path) -> SpatialImage:

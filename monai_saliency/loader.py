@@ -234,6 +234,7 @@ class CohortLoader:
         if self.device is not None and self.device.type != "cpu":
             for key, value in batch.items():
                 if isinstance(value, torch.Tensor):
-                    pinned = value.pin_memory() if self.device.type == "cuda" else value
+                    # Preprocessing may have moved it already, and the host's memory alone can be pinned.
+                    pinned = value.pin_memory() if self.device.type == "cuda" and value.is_cpu else value
                     batch[key] = pinned.to(self.device, non_blocking=True)
         return batch

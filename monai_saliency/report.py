@@ -69,7 +69,8 @@ def plot_saliency(
     figure = figure_type(
         figsize=(3.2 * len(views[0]) + 1.2, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white"
     )
-    figure.suptitle(title, fontsize=10)
+    # No font has what stands for the bytes of a file name that is not UTF-8.
+    figure.suptitle(title.encode(errors="replace").decode(), fontsize=10)
     axes = figure.subplots(
         len(views),
         len(views[0]),

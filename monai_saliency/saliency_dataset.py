@@ -191,8 +191,7 @@ class SaliencyDataset(CachedDataset):
             with _networks.only_one(str(id(self._to_map.saliency.network))):
                 return self._to_map(item)[self.saliency_key]
         except Exception as error:
-            # An error of the inferer's names the file, not the case.
-            raise CaseError(name, as_case_error(error, name, "it could not be explained: ").problem) from error
+            raise as_case_error(error, name, "it could not be explained: ") from error
 
     def _check_process(self, name: str) -> None:
         if os.getpid() != self._process and self._is_on_cuda():

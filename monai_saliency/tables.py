@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from monai_saliency.files import atomic_path, locked
 
@@ -45,7 +45,7 @@ class CaseTable:
             if not kept and not rows:
                 self.path.unlink(missing_ok=True)
                 return
-            with atomic_path(self.path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+            with atomic_path(self.path) as temporary, _open(temporary, "w") as file:
                 writer = csv.DictWriter(file, self.columns)
                 writer.writeheader()
                 # A stable sort: the rows of one case stay in their order.
@@ -54,8 +54,13 @@ class CaseTable:
     def read(self) -> list[dict[str, str]]:
         """The rows of the file, by case; none where it is not there or has other columns."""
         try:
-            with open(self.path, newline="", encoding="utf-8") as file:
+            with _open(self.path, "r") as file:
                 reader = csv.DictReader(file)
                 return list(reader) if tuple(reader.fieldnames or ()) == self.columns else []
         except FileNotFoundError:
             return []
+
+
+def _open(path: Path, mode: str) -> IO[str]:
+    # Python's own way with file names that are not UTF-8: the file holds their bytes.
+    return open(path, mode, newline="", encoding="utf-8", errors="surrogateescape")

@@ -18,7 +18,7 @@ from monai.handlers import MLFlowHandler
 from monai.utils import path_to_sqlite_uri
 
 from monai_saliency.failures import Failures
-from monai_saliency.files import atomic_path, is_running, locked
+from monai_saliency.files import atomic_path, is_running, locked, this_process
 from monai_saliency.networks import network_fingerprint
 from monai_saliency.summary import Summary, figures
 from monai_saliency.utils import require
@@ -165,11 +165,11 @@ class Tracker:
         experiment, client = handler.experiment.experiment_id, handler.client
         host = socket.gethostname()
         for run in client.search_runs([experiment], f"status = 'RUNNING' and tags.`{_HOST}` = '{host}'"):
-            if not is_running(int(run.data.tags[_PROCESS])):
+            if not is_running(run.data.tags[_PROCESS]):
                 client.set_terminated(run.info.run_id, "KILLED")
         handler.cur_run = client.create_run(
             experiment,
-            tags={_HOST: host, _PROCESS: str(os.getpid())},
+            tags={_HOST: host, _PROCESS: this_process()},
             run_name=handler.run_name or f"run_{time.strftime('%Y%m%d_%H%M%S')}",
         )
         return handler.cur_run

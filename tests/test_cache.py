@@ -485,6 +485,37 @@ def test_damaged_database(cohort: Path, computed: Any, tmp_path: Path, poisoned:
     assert not marker.exists()
 
 
+def test_a_database_that_grows_while_it_is_opened_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process commits just as this one asks how many pages there are."""
+    code = """
+import sys
+from monai_saliency.backends import LMDBBackend
+LMDBBackend(sys.argv[1]).put("theirs", bytes(1 << 20))
+"""
+    database = LMDBBackend(tmp_path / "x.lmdb")
+    environment_of = LMDBBackend._environment
+
+    class Raced:
+        def __init__(self, environment: lmdb.Environment) -> None:
+            self.environment = environment
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.environment, name)
+
+        def info(self) -> dict[str, int]:
+            known = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            subprocess.run([sys.executable, "-c", code, database.path], check=True, env=known)
+            return self.environment.info()
+
+    monkeypatch.setattr(LMDBBackend, "_environment", lambda self: Raced(environment_of(self)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        database.put("ours", b"sound")
+        assert bytes(database.get("ours") or b"") == b"sound"
+        assert len(database.get("theirs") or b"") == 1 << 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.lmdb", "x.lmdb-lock"]
+
+
 def test_a_database_removed_while_open(cohort: Path, computed: Any) -> None:
     list(dataset(cohort, "lmdb"))
     shutil.rmtree(cohort.parent / "cache")

@@ -18,10 +18,19 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from ignite.engine import Events
+from monai.data import MetaTensor, list_data_collate
+from monai.engines import IterationEvents
+from monai.transforms import Compose, Flipd
 from test_bundle import LPS, write_scan
 from test_store import launch, settings
 
-from monai_saliency.errors import OutputError, root_cause
+import monai_saliency as ms
+from monai_saliency.cohort import CohortEvaluator
+from monai_saliency.errors import CaseError, OutputError, root_cause
+from monai_saliency.failures import Failures
+from monai_saliency.files import temporary_path
+from monai_saliency.handlers import SaliencyHandler
 
 
 class Picky(torch.nn.Module):
@@ -65,6 +74,179 @@ def test_a_case_the_network_fails_on_is_listed_and_the_others_go_on(stage: str, 
         run(cohort, network_def=network, **{"preprocessing::transforms": preprocessing})
     assert (cohort / "out" / "failures.csv").read_text().splitlines()[1] == f"s1,{stage},RuntimeError: out of paper"
     assert sorted(p.name for p in (cohort / "out").glob("*.nii.gz")) == ["s0_saliency.nii.gz", "s2_saliency.nii.gz"]
+
+
+def test_what_a_killed_run_left_half_written_goes_wherever_it_is(cohort: Path) -> None:
+    places = {"output_dir": "out", "cache_dir": "elsewhere/cache", "store_dir": "elsewhere/scores"}
+    run(cohort, **{key: str(cohort / place) for key, place in places.items()})
+    written = [*(cohort / "out").glob("*.nii.gz"), *(cohort / "elsewhere").rglob("*")]
+    whole = [path for path in written if path.is_file() and path.name != "lock"]
+    assert len(whole) == 3 * 4
+    dead = f"{os.getpid()}.1-{'0' * 8}"
+    for path in whole:
+        mine = temporary_path(path).name.split("-")
+        path.with_name("-".join([*mine[:2], dead, path.name])).write_bytes(b"half a file")
+    foreign = cohort / "elsewhere" / "cache" / "photographs" / next(cohort.rglob(".tmp*")).name
+    foreign.parent.mkdir()
+    foreign.touch()
+    run(cohort, **{key: str(cohort / place) for key, place in places.items()})
+    assert list(cohort.rglob(".tmp*")) == [foreign]
+
+
+@pytest.mark.parametrize("cache", ["disk", "lmdb"])
+def test_names_that_are_not_utf8(cohort: Path, cache: str) -> None:
+    """As scans have them that come from a system with another encoding: listed, cached, drawn and written."""
+    scans, name = cohort / "cohort", os.fsdecode(b"M\xfcller")
+    (scans / "s1.nii.gz").rename(scans / f"{name}.nii.gz")
+    (scans / "s2.nii.gz").write_bytes(b"no scan")
+    (scans / "s2.nii.gz").rename(scans / f"{name}2.nii.gz")
+    for _ in ("first", "again"):
+        with pytest.raises(SystemExit, match="1 case without a map") as caught:
+            run(cohort, cache=cache, picture=True, processes=True, num_workers=1)
+        assert f"the first is case {name}2: " in str(caught.value)
+        out = cohort / "out"
+        assert sorted(os.fsencode(path.name) for path in out.glob("*_saliency.*")) == [
+            b"M\xfcller_saliency.nii.gz",
+            b"M\xfcller_saliency.png",
+            b"s0_saliency.nii.gz",
+            b"s0_saliency.png",
+        ]
+        assert (out / "failures.csv").read_bytes().splitlines()[1].startswith(b"M\xfcller2,load,")
+        assert [line.split(b",")[0] for line in (out / "summary.csv").read_bytes().splitlines()] == [
+            b"case",
+            b"M\xfcller",
+            b"s0",
+        ]
+
+
+class Batches:
+    """An evaluator over two batches of three, and what comes of it."""
+
+    NAMES = ("a", "b", "c", "d", "e", "f")
+
+    def __init__(self, folder: Path, network: Callable[..., torch.Tensor], strict: bool = False, **how: Any) -> None:
+        self.maps: dict[str, torch.Tensor] = {}
+        self.outputs: list[Any] = []
+        self.failures = Failures(folder / "failures.csv", strict)
+        inferer = ms.sliding_window(3, 3, target=ms.ClassScore([0], activation="none"))
+        self.handler = SaliencyHandler(inferer, network, self._save, failures=self.failures)
+        cases = [
+            FLIP({"image": MetaTensor(torch.full((1, 6, 6), float(number))), "case": name})
+            for number, name in enumerate(self.NAMES)
+        ]
+        batches = [list_data_collate(cases[:3]), list_data_collate(cases[3:])]
+        self.evaluator = CohortEvaluator(
+            torch.device("cpu"),
+            batches,
+            network,
+            failures=self.failures,
+            val_handlers=[self.handler],
+            prepare_batch=lambda batch, *args, **kwargs: (batch["image"], None),
+            epoch_length=2,
+            **how,
+        )
+        self.evaluator.add_event_handler(
+            IterationEvents.MODEL_COMPLETED, lambda engine: self.outputs.append(engine.state.output)
+        )
+
+    def _save(self, case: dict[str, Any]) -> dict[str, Any]:
+        assert case["case"] not in self.maps
+        self.maps[case["case"]] = case["saliency"]
+        assert len(case["image"].applied_operations) == 1
+        return case
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        return [(row["case"], row["stage"], row["error"]) for row in self.failures.read()]
+
+
+FLIP = Flipd("image", 0)
+
+
+def brightness(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(1)[:, :1] + x.flatten(1).mean(1, keepdim=True)
+
+
+def test_a_bad_case_does_not_take_its_batch_with_it(tmp_path: Path) -> None:
+    def network(x: torch.Tensor) -> torch.Tensor:
+        if (x == 1).any():
+            raise RuntimeError("out of\npaper")
+        return brightness(x)
+
+    whole = Batches(tmp_path / "whole", brightness)
+    whole.evaluator.run()
+    spoilt = Batches(tmp_path / "spoilt", network)
+    spoilt.evaluator.run()
+    assert spoilt.rows() == [("b", "predict", "RuntimeError: out of paper")]
+    assert sorted(whole.maps) == list(Batches.NAMES)
+    assert sorted(spoilt.maps) == ["a", "c", "d", "e", "f"]
+    for name, saliency in spoilt.maps.items():
+        assert torch.equal(saliency, whole.maps[name])
+    # What metrics and writers see after an iteration.
+    assert [len(output) for output in spoilt.outputs] == [1, 1, 3]
+
+
+def test_outputs_of_cases_that_were_tried_alone_come_together(tmp_path: Path) -> None:
+    def network(x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 1 and (x[:, 0, 0, 0] == 0).any():
+            raise RuntimeError("too many")
+        return brightness(x)
+
+    seen = []
+    batches = Batches(tmp_path, network)
+    batches.evaluator.add_event_handler(
+        Events.ITERATION_COMPLETED,
+        lambda engine: seen.append(
+            [
+                (case["case"], float(found["pred"]))
+                for case, found in zip(engine.state.batch, engine.state.output, strict=True)
+            ]
+        ),
+    )
+    batches.evaluator.run()
+    assert seen == [[("a", 0), ("b", 2), ("c", 4)], [("d", 6), ("e", 8), ("f", 10)]]
+
+
+@pytest.mark.parametrize("decollate", [True, False])
+def test_a_case_whose_prediction_cannot_be_postprocessed_is_listed_and_has_no_map(
+    decollate: bool, tmp_path: Path
+) -> None:
+    def postprocessing(case: dict[str, Any]) -> dict[str, Any]:
+        if bool((torch.as_tensor(case["image"]) == 4).any()):
+            raise ValueError("no\nink")
+        return case
+
+    invert = (lambda case: FLIP.inverse(case)) if decollate else (lambda case: case)
+    how = {"postprocessing": Compose([postprocessing, invert]), "decollate": decollate}
+    batches = Batches(tmp_path, brightness, **how)
+    batches.evaluator.run()
+    assert batches.rows() == [("e", "predict", "ValueError: no ink")]
+    assert sorted(batches.maps) == ["a", "b", "c", "d", "f"]
+
+
+def test_strict_stops_at_the_bad_case_of_a_batch(tmp_path: Path) -> None:
+    def postprocessing(case: dict[str, Any]) -> dict[str, Any]:
+        if case["case"] == "b":
+            raise ValueError("no ink")
+        return case
+
+    batches = Batches(tmp_path, brightness, strict=True, postprocessing=postprocessing)
+    with pytest.raises(CaseError, match=r"^case b: ValueError: no ink$"):
+        batches.evaluator.run()
+    assert sorted(batches.maps) == ["a"]
+
+
+def test_a_handler_that_fails_stops_the_run(tmp_path: Path) -> None:
+    """By then the cases are explained: no map is listed as a failure."""
+
+    def fails(engine: Any) -> None:
+        raise ValueError("no ink")
+
+    batches = Batches(tmp_path, brightness)
+    batches.evaluator.add_event_handler(IterationEvents.FORWARD_COMPLETED, fails)
+    with pytest.raises(CaseError, match=r"^case a, b, c: ValueError: no ink$"):
+        batches.evaluator.run()
+    assert sorted(batches.maps) == ["a", "b", "c"]
+    assert not batches.rows()
 
 
 def test_a_full_disk_stops_the_run_and_spoils_nothing(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
 from monai.transforms import LoadImaged
 
+from monai_saliency.cache import cohort_dataset
 from monai_saliency.data import CohortDataset, find_cases, scan_stem
 from monai_saliency.errors import CaseError
+from monai_saliency.failures import Failures
+from monai_saliency.loader import CohortLoader
 
 
 def touch(root: Path, *names: str) -> None:
@@ -57,6 +62,50 @@ class TestPlainFolder:
             link.parent.mkdir(parents=True)
             link.symlink_to(tmp_path / "store" / f"{key}.nii.gz")
         assert [case["case"] for case in find_cases(tmp_path / "cohort")] == ["s1/t1", "s2/t1", "s3/t1"]
+
+    def test_links_to_files_that_are_not_there(self, tmp_path: Path) -> None:
+        """git-annex leaves such links for what is not fetched, and keeps its files in a hidden folder."""
+        for name in ("b", "a"):
+            (tmp_path / f"{name}.nii.gz").symlink_to(f".git/annex/{name}-key.nii.gz")
+        with pytest.raises(FileNotFoundError, match=r"2 scans of .* exists: .* is a link to \.git/annex/.*: fetch"):
+            find_cases(tmp_path)
+        touch(tmp_path, ".git/annex/a-key.nii.gz")
+        assert [case["case"] for case in find_cases(tmp_path)] == ["a", "b"]
+        with pytest.raises(CaseError, match=r"^case b: .*b\.nii\.gz is a link to .*, which does not exist: fetch"):
+            CohortDataset(find_cases(tmp_path), LoadImaged("image"))[1]
+
+    def test_linked_folders(self, tmp_path: Path) -> None:
+        """Each link has its scans, and none goes round in circles."""
+        touch(tmp_path, "store/x.nii.gz", "store/deep/y.nii", "cohort/a.nii.gz")
+        for name, place in (
+            ("cohort/s1", "store"),
+            ("cohort/s2", "store"),
+            ("cohort/self", "cohort"),
+            ("store/back", "cohort"),
+        ):
+            (tmp_path / name).symlink_to(tmp_path / place)
+        (tmp_path / "cohort" / "round.nii.gz").symlink_to("round.nii.gz")
+        assert [case["case"] for case in find_cases(tmp_path / "cohort")] == [
+            "a",
+            "round",
+            "s1/deep/y",
+            "s1/x",
+            "s2/deep/y",
+            "s2/x",
+        ]
+
+    def test_a_folder_that_cannot_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        touch(tmp_path, "a.nii.gz", "closed/b.nii.gz")
+        scandir = os.scandir
+
+        def refused(folder: str) -> Any:
+            if folder.endswith("closed"):
+                raise PermissionError(13, "Permission denied", folder)
+            return scandir(folder)
+
+        monkeypatch.setattr(os, "scandir", refused)
+        with pytest.warns(UserWarning, match=r"scans below .*closed are left out, .*Permission denied"):
+            assert [case["case"] for case in find_cases(tmp_path)] == ["a"]
 
     @pytest.mark.parametrize("name", ["nowhere", "file.nii.gz"])
     def test_no_folder(self, tmp_path: Path, name: str) -> None:
@@ -130,10 +179,24 @@ class TestDecathlonFolder:
         assert all(name.startswith("a") and "/" not in name and ".." not in name for name in names)
         assert names == [case["case"] for case in find_cases(tmp_path / "cohort")]
 
+    def test_a_listed_scan_elsewhere_in_a_folder_whose_name_is_not_utf8(self, tmp_path: Path) -> None:
+        folder = os.fsdecode(b"M\xfcller")
+        touch(tmp_path, f"{folder}/a.nii.gz", "cohort/a.nii.gz")
+        decathlon(tmp_path / "cohort", test=[f"../{folder}/a.nii.gz", "a.nii.gz"])
+        assert [case["case"][:2] for case in find_cases(tmp_path / "cohort")] == ["a", "a-"]
+
     def test_a_listed_scan_is_missing(self, tmp_path: Path) -> None:
-        decathlon(tmp_path, test=["./imagesTs/a.nii.gz"])
-        with pytest.raises(FileNotFoundError, match=r"case a: .*dataset.json lists .*a.nii.gz, which does not exist"):
+        """It is a case, unless all are missing."""
+        decathlon(tmp_path, test=["./imagesTs/b.nii.gz", "./imagesTs/a.nii.gz"])
+        with pytest.raises(
+            FileNotFoundError, match=r"none of the 2 scans of .* exists: .*b\.nii\.gz does not exist: copy it there"
+        ):
             find_cases(tmp_path)
+        touch(tmp_path, "imagesTs/a.nii.gz", "labelsTs/b.nii.gz")
+        assert [(case["case"], Path(case["image"]), case["label"]) for case in find_cases(tmp_path)] == [
+            ("imagesTs/a", tmp_path / "imagesTs" / "a.nii.gz", ""),
+            ("imagesTs/b", tmp_path / "imagesTs" / "b.nii.gz", str(tmp_path / "labelsTs" / "b.nii.gz")),
+        ]
 
     def test_listed_twice(self, tmp_path: Path) -> None:
         touch(tmp_path, "imagesTs/a.nii.gz")
@@ -175,3 +238,16 @@ class TestCohortDataset:
         # Worker processes send errors by pickle.
         again = pickle.loads(pickle.dumps(error.value))
         assert (again.case, str(again)) == ("b", str(error.value))
+
+    @pytest.mark.parametrize("cache", ["none", "disk"])
+    def test_a_missing_scan_fails_while_loading_and_the_others_go_on(self, cache: str, tmp_path: Path) -> None:
+        for name in ("a", "c"):
+            nib.save(nib.Nifti1Image(np.zeros((2, 3, 4), np.float32), np.eye(4)), tmp_path / f"{name}.nii.gz")
+        decathlon(tmp_path, test=["a.nii.gz", "b.nii.gz", "c.nii.gz"])
+        dataset = cohort_dataset(find_cases(tmp_path), LoadImaged("image"), cache, tmp_path / "cache")
+        for _ in ("cold", "warm"):
+            failures = Failures(tmp_path / "failures.csv")
+            assert [batch["case"] for batch in CohortLoader(dataset, failures)] == [["a"], ["c"]]
+            ((case, stage, error),) = (row.values() for row in failures.read())
+            assert (case, stage) == ("b", "load")
+            assert error == f"{tmp_path}/b.nii.gz does not exist: copy it there, or take it off the list of scans"

@@ -22,7 +22,8 @@ def test_any_error_becomes_one_line_of_a_case() -> None:
     assert (found.case, found.problem) == ("a/b", "x.nii: OSError: two lines. Copy it again")
 
 
-def test_an_error_that_names_its_case_stays() -> None:
+def test_an_error_of_a_case_keeps_its_problem_under_the_name_that_is_given() -> None:
     own = CaseError("mine", "NaN\nvoxels")
-    assert as_case_error(wrapped(own), "another", before="not ", after=" this") is own
+    found = as_case_error(wrapped(own), "another", before="not ", after=" this")
+    assert (found.case, found.problem) == ("another", "NaN voxels")
     assert str(pickle.loads(pickle.dumps(own))) == "case mine: NaN voxels"

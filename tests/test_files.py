@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,22 +19,52 @@ import pytest
 
 from monai_saliency import files
 from monai_saliency.errors import OutputError
-from monai_saliency.files import atomic_path, locked, remove_stale
+from monai_saliency.files import atomic_path, is_running, locked, remove_stale, this_process
 
+DEAD = 4194305  # above the largest process number
 ME = f"process {os.getpid()} on {os.uname().nodename}"
 
 
 def test_temporary_files_of_killed_processes_go(tmp_path: Path) -> None:
+    """Also of one whose number this process has now, as in a container that was restarted."""
     with atomic_path(tmp_path / "sub" / "x.npy") as temporary:
         temporary.write_bytes(b"mine, and still at work")
         prefix = temporary.name.split("-")
-        dead = temporary.with_name("-".join([*prefix[:2], "4194305", *prefix[3:]]))  # above the largest process number
-        foreign = temporary.with_name("-".join([prefix[0], "elsewhere", "4194305", *prefix[3:]]))
-        for path in (dead, foreign):
+
+        def of(process: str, host: str = prefix[1]) -> Path:
+            path = temporary.with_name("-".join([prefix[0], host, process, *prefix[3:]]))
             path.write_bytes(b"half a file")
+            return path
+
+        of(f"{DEAD}")
+        of(f"{DEAD}.1")
+        of(f"{os.getpid()}.1")
+        kept = [temporary, of(f"{DEAD}", "elsewhere"), of(f"{os.getpid()}"), of("1.2.3")]
+        remove_stale(tmp_path / "sub", "deeper")
+        assert len(list(tmp_path.rglob(".tmp*"))) == 7
         remove_stale(tmp_path)
-        assert sorted(tmp_path.rglob(".tmp*")) == sorted([temporary, foreign])
+        assert sorted(tmp_path.rglob(".tmp*")) == sorted(kept)
     assert (tmp_path / "sub" / "x.npy").read_bytes() == b"mine, and still at work"
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = this_process()
+    assert mine.startswith(f"{os.getpid()}.")
+    assert is_running(mine)
+    assert is_running(f"{os.getpid()}")
+    for process in (f"{os.getpid()}.1", f"{DEAD}", mine.replace(f"{os.getpid()}", f"{DEAD}")):
+        assert not is_running(process)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    assert child.pid is not None
+    assert is_running(f"{child.pid}.{files._started(child.pid)}")
+    child.kill()
+    child.join()
+    assert not is_running(f"{child.pid}")
+    # Where the system does not say when.
+    monkeypatch.setattr(files, "_started", lambda process: "")
+    assert this_process() == f"{os.getpid()}"
+    assert is_running(mine)
 
 
 def test_who_does_not_wait_is_told_who_holds(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from monai.data import Dataset, ThreadDataLoader
-from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, ResizeWithPadOrCropd
+from monai.transforms import Compose, EnsureChannelFirstd, EnsureTyped, LoadImaged, Orientationd, ResizeWithPadOrCropd
 from test_bundle import LPS, OBLIQUE, write_scan
 
 import monai_saliency as ms
 from monai_saliency.cache import cohort_dataset
-from monai_saliency.data import find_cases
+from monai_saliency.data import CohortDataset, find_cases
 from monai_saliency.errors import CaseError
 from monai_saliency.failures import Failures
 from monai_saliency.loader import CohortLoader
@@ -290,6 +290,57 @@ def test_an_item_without_its_image_is_listed(tmp_path: Path) -> None:
     failures = Failures(tmp_path / "failures.csv")
     assert not list(CohortLoader(Items([(1, 2, 2)]), failures, image_key="scan"))
     assert "the item has no 'scan', but ['case', 'image']" in failures.rows[0]["error"]
+
+
+@pytest.mark.parametrize("workers", [(0, False), (2, False), (2, True)], ids=["no workers", "2 threads", "2 processes"])
+@pytest.mark.parametrize("kind", [Dataset, CohortDataset])
+def test_a_transform_that_names_the_file_fails_under_the_cases_name(
+    kind: type, workers: tuple[int, bool], cases: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """As an inferer does in the pipeline, which knows the image alone."""
+    spoil("NaN", cases)
+    steps = [LoadImaged("image"), EnsureChannelFirstd("image"), ms.Saliencyd("image", network, EXPLAIN)]
+    failures = Failures(tmp_path / "failures.csv")
+    loader = CohortLoader(kind(cases, Compose(steps)), failures, num_workers=workers[0], processes=workers[1])
+    assert [batch["case"] for batch in loader] == [["s0"], ["s1"], ["s3"], ["s4"]]
+    (row,) = failures.read()
+    assert (row["case"], row["stage"]) == ("s2", "load")
+    assert "NaN" in row["error"]
+
+
+def test_only_the_hosts_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta tensors stand for a GPU's, and refuse to be pinned as they do."""
+    items = Items([(1, 2, 2)])
+    items.data[0] |= {"host": torch.zeros(3), "moved": torch.zeros(3, device="meta")}
+    pinned, copied = [], []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_cpu:
+            raise RuntimeError("only dense CPU tensors can be pinned")
+        pinned.append(tensor.shape)
+        return tensor
+
+    def to(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+        copied.append((tensor.device.type, device.type, non_blocking))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    (batch,) = CohortLoader(items, device="cuda")
+    assert batch["case"] == ["c0"]
+    assert sorted(pinned) == [(1, 1, 2, 2), (1, 3)]
+    assert sorted(copied) == [("cpu", "cuda", True), ("cpu", "cuda", True), ("meta", "cuda", True)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_preprocessing_on_the_gpu(num_workers: int, cases: list[dict[str, Any]]) -> None:
+    expected = [batch["image"] for batch in CohortLoader(Dataset(cases, PREPROCESSING))]
+    moved = Dataset(cases, Compose([PREPROCESSING, EnsureTyped("image", device="cuda")]))
+    found = [batch["image"] for batch in CohortLoader(moved, num_workers=num_workers, device="cuda")]
+    assert {image.device.type for image in found} == {"cuda"}
+    for image, other in zip(found, expected, strict=True):
+        assert torch.equal(image.cpu(), other)
 
 
 def test_failures_are_one_line_each_and_vanish_with_the_next_run(tmp_path: Path) -> None:

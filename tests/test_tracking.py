@@ -25,6 +25,7 @@ from monai.networks.nets import DenseNet
 from test_bundle import BUNDLE, LPS, SMALL_NET, run, write_scan
 
 from monai_saliency.errors import CaseError, root_cause
+from monai_saliency.files import this_process
 from monai_saliency.networks import network_fingerprint
 from monai_saliency.tracking import check
 
@@ -157,19 +158,20 @@ def test_each_run_is_recorded_with_its_failures(cohort: Path, tmp_path: Path) ->
     torch.manual_seed(0)
     torch.save(DenseNet(**SMALL_NET).state_dict(), weights)
     run(cohort, out, weights, tracking="mlflow")
-    # One that runs beside it, and one whose process was killed outright.
+    # One that runs beside it, and two whose processes were killed outright, of which one's number is taken again.
     experiment = client(out).get_experiment_by_name("monai_experiment").experiment_id
     host = {"monai_saliency.host": socket.gethostname()}
-    for process in (os.getpid(), DEAD):
+    for process in (this_process(), f"{os.getpid()}.1", DEAD):
         client(out).create_run(experiment, tags=host | {"monai_saliency.process": str(process)})
 
     (cohort / "imagesTs" / "b.nii.gz").write_bytes(b"no scan")
     with pytest.raises(SystemExit, match="1 case without a map"):
         run(cohort, out, weights, tracking="mlflow", stride=8, run_name="coarse")
-    first, beside, killed, second = runs(out)
-    assert [each.info.status for each in (first, beside, killed, second)] == [
+    first, *others, second = runs(out)
+    assert [each.info.status for each in (first, *others, second)] == [
         "FINISHED",
         "RUNNING",
+        "KILLED",
         "KILLED",
         "FINISHED",
     ]
