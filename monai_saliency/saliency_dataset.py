@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,9 @@ __all__ = ["SaliencyDataset"]
 
 # Of all datasets: two that share a network must not change its mode under each other.
 _networks = Locks()
+# Of a module's attributes: what is told by its text, and what is torch's or, as Accelerate's `forward`, wraps its own.
+_VALUES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
+_NO_SETTINGS = {*vars(torch.nn.Module()), "forward"}
 # What changes no map.
 _SPEED = {"mask_batch_size", "meter", "progress"}
 
@@ -42,10 +48,13 @@ class SaliencyDataset(CachedDataset):
     reads the scans and computes maps alone. A map is used for the same scan (its files, transforms and library
     versions), the same network, and the same inferer, as it was when the dataset was made, but for its batch size.
 
-    A module is told by its weights and buffers, its parts with their printed settings, and the files that define their
-    classes. Weights are looked at in each read, so that a change is noticed (see
-    :func:`monai_saliency.networks.network_fingerprint`); a ``network_id`` spares that. Explaining puts a module into
-    evaluation mode for a while: do not give the very one that is trained meanwhile, but a copy.
+    A module is told by its weights and buffers, its parts with their printed settings, the files that define their
+    classes, and their attributes as far as they are plain: numbers, strings, functions, and containers of these. Other
+    objects that a part holds are not looked at. All is looked at in each read, so that a change is noticed (see
+    :func:`monai_saliency.networks.network_fingerprint`); a ``network_id`` spares that. Maps of a module that holds a
+    lambda, or changes as it predicts, such as by counting its calls, are not cached without one, as a warning says.
+    Explaining puts a module into evaluation mode for a while: do not give the very one that is trained meanwhile, but a
+    copy.
 
     Any number of threads may read; a network explains for one at a time, and each map is computed once. With worker
     processes use the ``"disk"`` or ``"lmdb"`` cache, as each process has its own memory.
@@ -59,7 +68,7 @@ class SaliencyDataset(CachedDataset):
             :func:`monai_saliency.cache.cohort_dataset`.
         cache_dir: see there.
         network_id: the caller's own word for the network, which must change with it. Without one, maps of a network
-            that is no module are not cached.
+            that cannot be told from others, such as one that is no module, are not cached.
         image_key: the image to explain, floating point, ``(C, *spatial)``.
         saliency_key: where its map goes, ``(K, *spatial)``: a MetaTensor with the image's affine and
             ``applied_operations``, on the image's device, in the score's unit; float32, or float64 for such an image.
@@ -141,16 +150,16 @@ class SaliencyDataset(CachedDataset):
         """What tells the network from others; None, with a warning, where it cannot be told."""
         if self._explaining is None:
             return None
-        network = self._to_map.saliency.network
+        network: Any = self._to_map.saliency.network
         try:
             known = network_fingerprint(network, self.network_id)
+            if known is not None:
+                return fingerprint([known, [] if self.network_id else [*_code(network), *_attributes(network)]])
+            reason = "is no module"
         except Unfingerprintable as error:
-            self._warn_uncached(f"the network holds {error}; give it a network_id")
-            return None
-        if known is None:
-            self._warn_uncached("the network is no module; give it a network_id")
-            return None
-        return fingerprint([known, [] if self.network_id else _code(network)])
+            reason = f"holds {error}"
+        self._warn_uncached(f"the network {reason}; give it a network_id")
+        return None
 
     def _warn_uncached(self, reason: str) -> None:
         self._warn("saliency", f"saliency maps are not cached, but computed at each read: {reason}")
@@ -167,7 +176,14 @@ class SaliencyDataset(CachedDataset):
         self._check_item(name, item)
 
         def is_current() -> bool:
-            return self._key(case) == key and self._fingerprint_network() == network
+            if self._fingerprint_network() == network:
+                return self._key(case) == key
+            self._warn(
+                "changed",
+                "a saliency map is not cached, as the network changed while it explained: one that changes itself, "
+                "such as by counting its calls, needs a network_id to have its maps cached",
+            )
+            return False
 
         told = None if key is None or network is None else fingerprint([key, self._explaining, network])
         saliency = self._cached("saliency maps", told, lambda: self._explain(name, item), is_current)
@@ -222,22 +238,37 @@ def _keys(step: Any) -> Iterator[Any]:
         yield from _keys(part)
 
 
-def _code(network: Callable[..., torch.Tensor]) -> list[str]:
-    """The code of a module's classes, where it can be told, and the plain attributes that may steer it.
-
-    Whole numbers are left out: networks that count their calls would be another one after each.
-    """
-    parts = dict(network.named_modules()) if isinstance(network, torch.nn.Module) else {}
-    kinds = {type(part) for part in parts.values()}
-    found = [
-        f"{name}.{key}={value!r}"
-        for name, part in parts.items()
-        for key, value in vars(part).items()
-        if isinstance(value, (bool, float, str)) and key != "training" and not key.startswith("_")
-    ]
-    for kind in kinds:
+def _code(network: torch.nn.Module) -> list[str]:
+    """The code of a module's classes, where it can be told."""
+    found = []
+    for kind in {type(part) for part in network.modules()}:
         try:
             found.append(fingerprint(kind))
         except Unfingerprintable:
             continue
     return sorted(found)
+
+
+def _attributes(network: torch.nn.Module) -> list[str]:
+    """The plain attributes of a module's parts, which may steer it: values, functions, and containers of them.
+
+    Raises:
+        Unfingerprintable: for a function that cannot be told from others.
+    """
+    return [
+        f"{name}.{key}={value!r}" if isinstance(value, _VALUES) else f"{name}.{key}:{fingerprint(value)}"
+        for name, part in network.named_modules()
+        if type(part).__module__ != "torch._dynamo.eval_frame"  # the wrapper that torch.compile makes
+        for key, value in sorted(vars(part).items())
+        if key not in _NO_SETTINGS and _is_plain(value)
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return _is_plain([*value.keys(), *value.values()])
+    if isinstance(value, functools.partial):
+        return _is_plain([value.func, value.args, value.keywords])
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    return isinstance(value, (*_VALUES, types.FunctionType, types.BuiltinFunctionType))

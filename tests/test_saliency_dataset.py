@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -451,7 +453,8 @@ def test_changed_while_it_is_explained(cohort: Path, notes: Any, what: str) -> N
     inferer = Interrupted(*parts, mask_batch_size=1)
     items = dataset(cohort, network=network, network_id="one" if what == "scan" else None, inferer=explain())
     items._to_map.saliency.inferer = inferer
-    assert items[0]["saliency"].max() == 64
+    with pytest.warns(UserWarning, match="changed while") if what == "weights" else nullcontext():
+        assert items[0]["saliency"].max() == 64
     assert changes
     notes()
     for _ in range(2):
@@ -465,6 +468,72 @@ def test_a_stride_is_no_weight(cohort: Path, notes: Any) -> None:
         pool = [torch.nn.MaxPool3d(1, stride), torch.nn.Flatten()]
         list(dataset(cohort, "disk", network=torch.nn.Sequential(BoxSum(), torch.nn.Unflatten(1, (1, 1, 1, 1)), *pool)))
         assert notes()["maps"] == 3
+
+
+class Holding(BoxSum):
+    """Holds something beside its weights."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self._held = held
+
+
+def test_what_a_network_holds_tells_it_from_others(cohort: Path, notes: Any) -> None:
+    """Equal weights, equal print, another map: functions, whole numbers and containers of them count too."""
+    relu, gelu = torch.nn.functional.relu, torch.nn.functional.gelu
+    for held in (relu, gelu, torch.relu, 1, 3, True, 1.0, None, (1, 3), [1, 3], {"act": relu}, {"act": (gelu, 1)}):
+        for maps in (3, 0):
+            list(dataset(cohort, "disk", network=Holding(held)))
+            assert notes()["maps"] == maps
+    for slope in (0.1, 0.2):
+        list(dataset(cohort, "disk", network=Holding(functools.partial(torch.nn.functional.leaky_relu, slope))))
+        assert notes()["maps"] == 3
+    # It is noticed while a dataset is in use, in place too.
+    network = Holding([1, 3])
+    items = dataset(cohort, "disk", network=network)
+    for number, maps in ((3, 0), (4, 3), (4, 0)):
+        network._held[1] = number
+        list(items)
+        assert notes()["maps"] == maps
+    # What is no setting does not count.
+    for held in (torch.rand(2), [torch.rand(2)], object(), [lambda: 1, object()]):
+        list(dataset(cohort, "disk", network=Holding(held)))
+    assert notes()["maps"] == 3
+    # Nor does a wrapper around the module, such as a compiler makes.
+    list(dataset(cohort, "disk", network=torch.compile(Holding(relu), backend="eager")))
+    notes()
+    list(dataset(cohort, "disk", network=torch.compile(Holding(relu), backend="eager")))
+    assert notes()["maps"] == 0
+
+
+def test_a_network_that_holds_a_lambda_is_not_cached(cohort: Path, notes: Any) -> None:
+    items = dataset(cohort, network=Holding(lambda x: x))
+    with pytest.warns(UserWarning, match="computed at each read: the network holds a lambda .* give it a network_id"):
+        assert torch.equal(items[0]["saliency"].as_tensor(), items[0]["saliency"].as_tensor())
+    assert notes()["maps"] == 2
+    items = dataset(cohort, network=Holding(lambda x: x), network_id="one")
+    assert torch.equal(items[0]["saliency"].as_tensor(), items[0]["saliency"].as_tensor())
+    assert notes()["maps"] == 1
+
+
+def test_a_network_that_counts_its_calls_is_not_cached(cohort: Path, notes: Any) -> None:
+    class Counting(BoxSum):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    items = dataset(cohort, network=Counting())
+    with pytest.warns(UserWarning, match="the network changed while it explained: .* network_id") as caught:
+        found = [items[0], items[0]]
+    for item in found:
+        assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
+    assert len(caught) == 1
+    assert notes()["maps"] == 2
+    items = dataset(cohort, network=Counting(), network_id="one")
+    items[0], items[0]
+    assert notes()["maps"] == 1
 
 
 # -- damage, copies --
