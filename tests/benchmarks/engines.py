@@ -12,54 +12,20 @@ SLURM is measured where one runs (``.ci/slurm``), by ``srun`` in an allocation.
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from launches import ENGINES, available
+from launches import run as launch
 from monai.networks.nets import DenseNet121
 from scans import write_scans
 
-from monai_saliency.configs import overlay_path
-
-BUNDLE = Path(__file__).parents[2] / "bundle"
 SIZE, BATCH = 48, 8
 NETWORK = {"_target_": "DenseNet121", "spatial_dims": 3, "in_channels": 1, "out_channels": 2}
-BUNDLE_RUN = ["-m", "monai.bundle", "run"]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How an engine's run of some workers is started.
-
-    Attributes:
-        command: what comes before ``-m monai.bundle run``, with ``{workers}`` or ``{devices}``.
-        settings: what comes behind it, likewise.
-    """
-
-    command: Sequence[str] = (sys.executable,)
-    settings: Sequence[str] = ()
-
-
-SCRIPTS = Path(sys.executable).parent
-ENGINES = {
-    "torchrun": Launch([str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node={workers}"]),
-    # Without a GPU too, as Accelerate starts one process on the CPU.
-    "accelerate": Launch([str(SCRIPTS / "accelerate"), "launch", "--multi_gpu", "--num_processes={workers}"]),
-    "lightning": Launch(settings=["--saliency_devices={workers}", "--saliency_accelerator=cpu"]),
-    "devices": Launch(settings=["--saliency_devices={devices}"]),
-    "ray": Launch(settings=["--saliency_max_workers={workers}"]),
-    "slurm": Launch(["srun", "--ntasks={workers}", "--cpus-per-task=1", sys.executable]),
-}
-# Threads of one process, which share the masks of each case and nothing else.
-MASKS_ONLY = {"devices"}
 
 
 def seconds_a_batch(network: torch.nn.Module) -> float:
@@ -76,36 +42,24 @@ def seconds_a_batch(network: torch.nn.Module) -> float:
 
 def run(engine: str, workers: int, split: str, scans: Path, num_masks: int, out: Path) -> float:
     """Seconds of a run; its maps are counted."""
-    launch = ENGINES[engine]
-    places = {"workers": workers, "devices": ["cpu"] * workers}
-    command = [part.format(**places) for part in launch.command] + BUNDLE_RUN
     settings = {
-        "bundle_root": str(BUNDLE),
-        "config_file": repr([str(BUNDLE / "configs" / "inference.yaml"), str(overlay_path(engine))]),
-        "dataset_dir": str(scans),
-        "output_dir": str(out),
-        "network_def": repr(NETWORK),
-        "checkpoint": str(scans.parent / "model.pt"),
-        "spatial_size": repr([SIZE] * 3),
-        "pixdim": repr([1.5] * 3),
+        "dataset_dir": scans,
+        "output_dir": out,
+        "network_def": NETWORK,
+        "checkpoint": scans.parent / "model.pt",
+        "spatial_size": [SIZE] * 3,
+        "pixdim": [1.5] * 3,
         "method": "rise",
-        "num_masks": str(num_masks),
-        "mask_batch_size": str(BATCH),
+        "num_masks": num_masks,
+        "mask_batch_size": BATCH,
         "picture": "false",
         "cache": "none",
-        "num_workers": "1",
+        "num_workers": 1,
     }
-    if engine not in MASKS_ONLY:
-        settings["saliency_split"] = split
-    command += [f"--{name}={value}" for name, value in settings.items()]
-    command += [part.format(**places) for part in launch.settings]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    start = time.perf_counter()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - start
+    seconds = launch(engine, workers, split, settings)
     found, expected = len(list(out.glob("*_saliency.nii.gz"))), len(list(scans.glob("*.nii.gz")))
-    if done.returncode or found != expected:
-        raise RuntimeError(f"{engine} made {found} of {expected} maps:\n{done.stdout}\n{done.stderr}")
+    if found != expected:
+        raise RuntimeError(f"{engine} made {found} of {expected} maps")
     return seconds
 
 
@@ -113,8 +67,7 @@ def main() -> None:
     """Print a table for each strategy, and draw it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=24, help="of forwards in the largest run, by one worker")
-    available = [name for name in ENGINES if name != "slurm" or shutil.which("srun")]
-    parser.add_argument("--only", nargs="+", default=available, choices=list(ENGINES), help="these engines")
+    parser.add_argument("--only", nargs="+", default=available(), choices=list(ENGINES), help="these engines")
     parser.add_argument("--plot", type=Path, help="a file for the plot")
     args = parser.parse_args()
 
@@ -133,7 +86,7 @@ def main() -> None:
             write_scans(folder / str(count), count, (80, 80, 60))
         sizes = {"masks": masks, "cases": counts}
         for split, values in sizes.items():
-            engines = [name for name in args.only if split == "masks" or name not in MASKS_ONLY]
+            engines = [name for name in args.only if split in ENGINES[name].splits]
             for engine in engines:
                 for value in values:
                     for workers in (1, 2):
