@@ -74,16 +74,18 @@ class CaseScores:
             reference: the scores ``(K,)`` of the unperturbed image, computed just now. They are the same thing's up to
                 1e-6 of the largest, as far as two machines differ that compute the same: a run may go on elsewhere.
         """
-        # Looked for first: whoever writes a range has written its reference before, so what another has begun just now
-        # is left alone.
+        path = self.folder / "reference.npy"
+        # Looked for first: a range of somebody who has taken the reference's place meanwhile is not among them.
         ranges = list(self.folder.glob("[!.]*-*.npy"))
-        stored = self.reference()
-        if stored is not None and _same(stored, reference.numpy(force=True)):
-            return
-        for old in ranges:
-            old.unlink(missing_ok=True)
-        # Last, so that no kill leaves ranges with a reference that is not theirs.
-        _write(self.folder / "reference.npy", reference)
+        if path.exists():
+            stored = self.reference()
+            if stored is not None and _same(stored, reference.numpy(force=True)):
+                return
+            for old in ranges:
+                old.unlink(missing_ok=True)
+        # Where there was none nothing is removed: another may have begun just now, and be further. Written last, for no
+        # kill to leave ranges under a reference that is not theirs.
+        _write(path, reference)
 
     def ranges(self) -> list[tuple[int, int, np.ndarray]]:
         """The stored ranges of masks ``[start, stop)`` with their scores ``(stop - start, K)``."""

@@ -254,6 +254,9 @@ class TestEngine:
             def __len__(self) -> int:
                 return 1
 
+            def expect(self) -> None:
+                pass
+
             def explain(self, units: Any) -> None:
                 raise raised
 
@@ -264,6 +267,7 @@ class TestEngine:
     def test_device_of_a_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
         monkeypatch.setenv("LOCAL_RANK", "1")
         assert local_device() == local_device("gpu") == torch.device("cuda:1")
         assert local_device("cpu") == torch.device("cpu")

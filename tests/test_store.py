@@ -153,17 +153,6 @@ def test_no_damage_of_a_header_fails_a_case(tmp_path: Path) -> None:
             scores.ranges()
 
 
-def test_ranges_that_no_reference_vouches_for_are_not_used(tmp_path: Path) -> None:
-    """As after a power cut, which may keep the later of two files."""
-    scores = ScoreStore(tmp_path).open("case", "k")
-    scores.resume(torch.zeros(2))
-    scores.add(0, 4, torch.zeros(4, 2))
-    scores.flush()
-    (scores.folder / "reference.npy").unlink()
-    scores.resume(torch.ones(2))
-    assert scores.ranges() == []
-
-
 def test_a_kill_while_scores_are_removed_leaves_none_under_a_new_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,19 +178,32 @@ def test_a_kill_while_scores_are_removed_leaves_none_under_a_new_reference(
     assert scores.ranges() == []
 
 
-def test_what_another_has_just_begun_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two parts of a case begin at once, and one is further when the other looks for the reference."""
+@pytest.mark.parametrize("before", [True, False])
+def test_what_another_has_just_begun_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """Two find the scores of another network at once, and one is further before or after the other has read them."""
     store, reference = ScoreStore(tmp_path), torch.ones(2)
     one, other = store.open("case", "k"), store.open("case", "k")
+    one.resume(torch.zeros(2))
+    one.add(8, 12, torch.zeros(4, 2))
+    one.flush()
     look = other.reference
 
-    def later() -> np.ndarray | None:
+    def begin() -> None:
         one.resume(reference)
-        one.add(0, 4, torch.zeros(4, 2))
+        one.add(0, 4, torch.ones(4, 2))
         one.flush()
-        return look()
 
-    monkeypatch.setattr(other, "reference", later)
+    def meanwhile() -> np.ndarray | None:
+        if before:
+            begin()
+        found = look()
+        if not before:
+            begin()
+        return found
+
+    monkeypatch.setattr(other, "reference", meanwhile)
     other.resume(reference)
     assert [(start, stop) for start, stop, _ in other.ranges()] == [(0, 4)]
 
