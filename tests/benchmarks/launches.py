@@ -34,7 +34,7 @@ class Launch:
 
 ENGINES = {
     "torchrun": Launch([str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node={workers}"]),
-    # Without a GPU too, as Accelerate starts one process on the CPU.
+    # Without a GPU too, as Accelerate starts one process on the CPU; for one process it refuses the option.
     "accelerate": Launch([str(SCRIPTS / "accelerate"), "launch", "--multi_gpu", "--num_processes={workers}"]),
     "lightning": Launch(settings=["--saliency_devices={workers}", "--saliency_accelerator=cpu"]),
     "devices": Launch(settings=["--saliency_devices={devices}"], splits=["masks"]),
@@ -66,7 +66,8 @@ def run(engine: str, workers: int, split: str, settings: Mapping[str, object]) -
     asked = {"bundle_root": BUNDLE, "config_file": files} | dict(settings)
     if engine and len(launch.splits) > 1:
         asked["saliency_split"] = split
-    command = [part.format(**places) for part in launch.command] + ["-m", "monai.bundle", "run"]
+    command = [part.format(**places) for part in launch.command if workers > 1 or part != "--multi_gpu"]
+    command += ["-m", "monai.bundle", "run"]
     command += [f"--{name}={value}" for name, value in asked.items()]
     command += [part.format(**places) for part in launch.settings]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
