@@ -1,6 +1,6 @@
 """What sharing brings, and what each engine costs: seconds against masks and images, one worker and two, in one run.
 
-    python tests/benchmarks/engines.py [--seconds 24] [--only torchrun ray] [--plot engines.png]
+    python tests/benchmarks/engines.py [--seconds 60] [--only torchrun ray] [--plot engines.png]
 
 Every figure is the wall time of a whole command, from the start of Python to its end: our bundle, one thread a worker,
 made scans and a 3D DenseNet121. The masks of two scans are shared by ``--saliency_split masks``, and scans by
@@ -12,6 +12,7 @@ SLURM is measured where one runs (``.ci/slurm``), by ``srun`` in an allocation.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ def run(engine: str, workers: int, split: str, scans: Path, num_masks: int, out:
 def main() -> None:
     """Print a table for each strategy, and draw it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=24, help="of forwards in the largest run, by one worker")
+    parser.add_argument("--seconds", type=float, default=60, help="of forwards in the largest run, by one worker")
     parser.add_argument("--only", nargs="+", default=available(), choices=list(ENGINES), help="these engines")
     parser.add_argument("--plot", type=Path, help="a file for the plot")
     args = parser.parse_args()
@@ -87,13 +88,15 @@ def main() -> None:
         sizes = {"masks": masks, "cases": counts}
         for split, values in sizes.items():
             engines = [name for name in args.only if split in ENGINES[name].splits]
-            for engine in engines:
-                for value in values:
-                    for workers in (1, 2):
+            for value in values:
+                # Engines take turns, so that a machine that is busy for a while slows all of them.
+                for workers in (1, 2):
+                    for engine in engines:
                         scans, num = (folder / "2", value) if split == "masks" else (folder / str(value), masks[0])
                         out = folder / f"{split}-{engine}-{value}-{workers}"
                         seconds = run(engine, workers, split, scans, num, out)
                         times.setdefault((split, engine, workers), []).append(seconds)
+                        print(f"{engine} by {split}, {value}, {workers}: {seconds:.1f} s", file=sys.stderr, flush=True)
             report(split, values, engines, times)
     if args.plot:
         draw(args.plot, sizes, args.only, times)

@@ -22,7 +22,7 @@ class Launch:
     """How a run of some workers is started.
 
     Attributes:
-        command: what comes before ``-m monai.bundle run``, with ``{workers}`` or ``{devices}``.
+        command: what comes before ``-m monai.bundle run``, with ``{workers}``, ``{devices}`` or ``{cpus}``.
         settings: what comes behind it, likewise.
         splits: what its workers can share.
     """
@@ -38,7 +38,7 @@ ENGINES = {
     "accelerate": Launch([str(SCRIPTS / "accelerate"), "launch", "--multi_gpu", "--num_processes={workers}"]),
     "lightning": Launch(settings=["--saliency_devices={workers}", "--saliency_accelerator=cpu"]),
     "devices": Launch(settings=["--saliency_devices={devices}"], splits=["masks"]),
-    "ray": Launch(settings=["--saliency_max_workers={workers}", "--saliency_num_cpus=0.5"]),
+    "ray": Launch(settings=["--saliency_max_workers={workers}", "--saliency_num_cpus={cpus}"]),
     "slurm": Launch(["srun", "--ntasks={workers}", "--cpus-per-task=1", "--overcommit", sys.executable]),
 }
 
@@ -61,7 +61,8 @@ def run(engine: str, workers: int, split: str, settings: Mapping[str, object]) -
         RuntimeError: when it fails.
     """
     launch = ENGINES[engine] if engine else Launch()
-    places = {"workers": workers, "devices": ["cpu"] * workers}
+    # Ray waits until there are as many CPUs as its actors take.
+    places = {"workers": workers, "devices": ["cpu"] * workers, "cpus": min(1, (os.cpu_count() or 1) / workers)}
     files = [str(BUNDLE / "configs" / "inference.yaml"), *([str(overlay_path(engine))] if engine else [])]
     asked = {"bundle_root": BUNDLE, "config_file": files} | dict(settings)
     if engine and len(launch.splits) > 1:
