@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from monai_saliency.handlers import SaliencyHandler
 from monai_saliency.interrupts import stoppable
 from monai_saliency.profiling import trace
 from monai_saliency.timing import BusyMeter
+from monai_saliency.utils import with_meta_of
 
 __all__ = ["CohortEvaluator", "run"]
 
@@ -103,12 +103,7 @@ def _copied(batch: Any) -> Any:
     """A batch of the same voxels for postprocessing, which uses up the record of the transforms that it inverts."""
     if not isinstance(batch, dict):
         return batch
-    copied = dict(batch)
-    for key, value in batch.items():
-        if isinstance(value, MetaTensor):
-            copied[key] = MetaTensor(value.as_tensor())
-            copied[key].__dict__ = deepcopy(value.__dict__)
-    return copied
+    return {key: with_meta_of(value, value) if isinstance(value, MetaTensor) else value for key, value in batch.items()}
 
 
 def run(

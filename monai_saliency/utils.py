@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from threading import Condition
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "to_host",
     "voxels_of_mm",
     "whole_numbers",
+    "with_meta_of",
     "within",
 ]
 
@@ -175,6 +177,14 @@ def accumulation_dtype(device: torch.device) -> torch.dtype:
 def plain(value: Any) -> Any:
     """The plain tensor of a MetaTensor, on the same memory; anything else as it is."""
     return value.as_tensor() if isinstance(value, MetaTensor) else value
+
+
+def with_meta_of(image: torch.Tensor, values: torch.Tensor) -> MetaTensor:
+    """A MetaTensor of other values with meta data like an image's, where that has any, but of its own."""
+    taken = MetaTensor(plain(values)).copy_meta_from(image)
+    # MONAI copies the outermost level alone, so that an edit of one affine would move the other.
+    taken.__dict__ = deepcopy(taken.__dict__)
+    return taken
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -123,8 +123,9 @@ class Cohort:
         written, failed = len(self.handler.explained), len(self._failed)
         for part, group in groupby(units, key=lambda unit: unit.part):
             self.handler.part = part
-            self.handler.places = sorted(unit.index for unit in group)
-            loader = _take(self._loader, self.handler.places)
+            indices = [unit.index for unit in group]
+            self.handler.places = sorted(indices)  # as a bundle's own loader is gone through
+            loader = _take(self._loader, indices)
             self.evaluator.data_loader = loader
             # Known to ignite from an earlier run, or to be found out where the loader does not know it.
             self.evaluator.state.epoch_length = None if isinstance(loader, CohortLoader) else len(loader)

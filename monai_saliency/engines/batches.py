@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 from monai.data import MetaTensor, decollate_batch
@@ -11,6 +10,7 @@ from monai.utils import CommonKeys
 
 from monai_saliency.engines.distributed import MasksOverRanks, undistributed
 from monai_saliency.inferers import PerturbationInferer
+from monai_saliency.utils import with_meta_of
 
 __all__ = ["BatchExplainer"]
 
@@ -82,8 +82,6 @@ class BatchExplainer:
         scans = decollate_batch(images) if isinstance(images, MetaTensor) and images.is_batch else list(images)
         rows = []
         for scan, explanation in zip(scans, explanations, strict=True):
-            maps = MetaTensor(explanation.saliency).copy_meta_from(scan)
-            # MONAI copies the outermost level alone, so that an edit of the map's affine would move the image.
-            maps.__dict__ = deepcopy(maps.__dict__)
+            maps = with_meta_of(scan, explanation.saliency)
             rows.append({"case": explanation.name, "saliency": maps, "explained": explanation.explained})
         return rows

@@ -56,7 +56,7 @@ class DevicesEngine(Engine):
 
     def run(self, cohort: Cohort) -> None:
         handler = cohort.handler
-        home = torch.empty(0, device=cohort.evaluator.state.device).device
+        (home,) = _known([cohort.evaluator.state.device])
         if home not in self.devices:
             raise ValueError(
                 f"the network is on {home}, which is none of `saliency_devices` ({', '.join(map(str, self.devices))}): "

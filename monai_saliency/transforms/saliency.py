@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from monai.transforms import MapTransform, Transform
 from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple, ensure_tuple_rep
 
 from monai_saliency.inferers import PerturbationInferer, case_name, image_spacing, source_file
+from monai_saliency.utils import with_meta_of
 
 __all__ = ["Saliency", "SaliencyD", "SaliencyDict", "Saliencyd"]
 
@@ -68,10 +68,7 @@ class Saliency(Transform):
             spacings=[image_spacing(image[None])],
             sources=[source_file(image)],
         )
-        maps = MetaTensor(explanation.saliency.to(image.device)).copy_meta_from(image)
-        # MONAI copies the outermost level alone, so that an edit of the map's affine would move the image.
-        maps.__dict__ = deepcopy(maps.__dict__)
-        return maps
+        return with_meta_of(image, explanation.saliency.to(image.device))
 
 
 class Saliencyd(MapTransform):
