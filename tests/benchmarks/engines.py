@@ -1,6 +1,6 @@
 """What sharing brings, and what each engine costs: seconds against masks and images, one worker and two, in one run.
 
-    python tests/benchmarks/engines.py [--seconds 60] [--only torchrun ray] [--plot engines.png]
+    python tests/benchmarks/engines.py [--seconds 120] [--only torchrun ray] [--plot engines.png]
 
 Every figure is the wall time of a whole command, from the start of Python to its end: our bundle, one thread a worker,
 made scans and a 3D DenseNet121. The masks of two scans are shared by ``--saliency_split masks``, and scans by
@@ -67,22 +67,22 @@ def run(engine: str, workers: int, split: str, scans: Path, num_masks: int, out:
 def main() -> None:
     """Print a table for each strategy, and draw it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60, help="of forwards in the largest run, by one worker")
+    parser.add_argument("--seconds", type=float, default=120, help="of forwards in the largest run, by one worker")
     parser.add_argument("--only", nargs="+", default=available(), choices=list(ENGINES), help="these engines")
     parser.add_argument("--plot", type=Path, help="a file for the plot")
     args = parser.parse_args()
 
     network = DenseNet121(spatial_dims=3, in_channels=1, out_channels=2).eval()
-    batches = max(8, round(args.seconds / seconds_a_batch(network)))
+    batches = max(16, round(args.seconds / seconds_a_batch(network)))
     print(f"DenseNet121 on {SIZE}^3, batches of {BATCH}; the largest run has {batches} of them; one thread a worker")
     times: dict[tuple[str, str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torch.save(network.state_dict(), folder / "model.pt")
         write_scans(folder / "2", 2, (80, 80, 60))
-        # By masks: two scans. By cases: two, four and eight scans with as many masks as make the same work.
-        masks = [batches * share // 8 * BATCH - 1 for share in (1, 2, 4)]
-        counts = [2, 4, 8]
+        # By masks: two scans. By cases: two, four and sixteen scans with as many masks as make the same work.
+        masks = [batches * share // 16 * BATCH - 1 for share in (1, 2, 8)]
+        counts = [2, 4, 16]
         for count in counts[1:]:
             write_scans(folder / str(count), count, (80, 80, 60))
         sizes = {"masks": masks, "cases": counts}
