@@ -1,16 +1,21 @@
 """Saliency maps for MONAI models: which part of this scan made the network say that?"""
 
-from monai_saliency.channels import ChannelMasks, IndependentChannelMasks
-from monai_saliency.estimators import OcclusionScoring, RISEScoring
-from monai_saliency.explanations import Explanation
-from monai_saliency.fills import BlurFill, ConstantFill, MeanFill, ScanUnitFill
-from monai_saliency.inferers import PerturbationInferer
-from monai_saliency.inputs import ArgumentInputs, DictInput, ListInput
-from monai_saliency.masks import RegionMasks, RISEMasks, SlidingWindowMasks
+from monai_saliency.data.saliency_dataset import SaliencyDataset
+from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.fills.blur import BlurFill
+from monai_saliency.fills.constant import ConstantFill, MeanFill
+from monai_saliency.fills.scan_unit import ScanUnitFill
+from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.patch_memory import PatchMemory
+from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.region import RegionMasks
+from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.supervoxels import Supervoxels
 from monai_saliency.methods import channel_occlusion, patch_windows, region_occlusion, rise, sliding_window
-from monai_saliency.patch_memory import PatchMemory
-from monai_saliency.regions import Supervoxels
-from monai_saliency.saliency_dataset import SaliencyDataset
+from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.targets import (
     ClassScore,
     DetectionScore,

@@ -10,10 +10,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from monai_saliency.comparison import compare
-from monai_saliency.configs import overlay_path, overlays
+from monai_saliency.bundle.configs import overlay_path, overlays
+from monai_saliency.bundle.sweep import gather
 from monai_saliency.errors import OutputError
-from monai_saliency.sweep import gather
+from monai_saliency.metrics.agreement import compare
 
 __all__ = ["main"]
 

@@ -1,19 +1,20 @@
 """The methods, each named by its four parts: masks, fill, target and estimator. Read them beside the papers.
 
-All take the same further arguments, passed on to :class:`~monai_saliency.inferers.PerturbationInferer`:
+All take the same further arguments, passed on to :class:`~monai_saliency.inferers.inferer.PerturbationInferer`:
 
 - ``target``: which number is explained (:mod:`monai_saliency.targets`);
 - ``fill``: what replaces hidden voxels (:mod:`monai_saliency.fills`), zeros by default;
 - ``estimator``: how scores become a map (:mod:`monai_saliency.estimators`), the method's own by default;
 - ``inferer``: the MONAI inferer that runs the network on a batch, ``SimpleInferer`` by default;
 - ``mask_batch_size``: perturbed images in one network batch, at the most;
-- ``inputs``: how the network takes several inputs, and which are perturbed (:mod:`monai_saliency.inputs`);
-- ``output``: which part of a structured output is read (:mod:`monai_saliency.outputs`);
+- ``inputs``: how the network takes several inputs, and which are perturbed (:mod:`monai_saliency.networks.inputs`);
+- ``output``: which part of a structured output is read (:mod:`monai_saliency.networks.outputs`);
 - ``progress``: shows a progress bar;
 - ``patch_memory``: under a ``SlidingWindowInferer``, what is remembered of its patches
-  (:mod:`monai_saliency.patches`); False to run whole images for every mask.
+  (:mod:`monai_saliency.inferers.patches`); False to run whole images for every mask.
 
-Those with ``per_channel`` make a map for each channel of the image (:mod:`monai_saliency.channels`): which modality
+Those with ``per_channel`` make a map for each channel of the image (:mod:`monai_saliency.masks.channel`): which
+modality
 mattered, where.
 """
 
@@ -25,12 +26,17 @@ from typing import Any, TypeVar
 import torch
 from monai.inferers import SlidingWindowInferer
 
-from monai_saliency.channels import ChannelMasks, IndependentChannelMasks
-from monai_saliency.estimators import Estimator, OcclusionScoring, RISEScoring
-from monai_saliency.inferers import PerturbationInferer
-from monai_saliency.masks import Masks, RegionMasks, RISEMasks, SlidingWindowMasks
-from monai_saliency.patch_plan import PatchWindowMasks
-from monai_saliency.regions import whole_image
+from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.masks.base import Masks
+from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.patch_window import PatchWindowMasks
+from monai_saliency.masks.region import RegionMasks
+from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.supervoxels import whole_image
 from monai_saliency.targets import Target
 
 __all__ = ["channel_occlusion", "choose", "patch_windows", "region_occlusion", "rise", "sliding_window"]
@@ -102,7 +108,8 @@ def patch_windows(
 ) -> PerturbationInferer:
     """Sliding-window occlusion on the grid of a sliding-window model's patches: the cheapest map of such a model.
 
-    Each window touches the fewest patches, and only those are run (:mod:`monai_saliency.patches`): with half overlap,
+    Each window touches the fewest patches, and only those are run (:mod:`monai_saliency.inferers.patches`): with half
+    overlap,
     volumes of 128^3 and patches of 48^3, 6 of 125 on average, against 16 for windows of that size elsewhere.
 
     Args:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from helpers.layouts import LAYOUTS, Bundle
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and processes pass that on to their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -18,3 +21,20 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Bundle]:
+    """Sets up a layout and makes its folder the working directory, as its ``scripts`` need."""
+
+    def made(name: str) -> Bundle:
+        layout = next(layout for layout in LAYOUTS if layout.name == name)
+        bundle = Bundle(layout, tmp_path)
+        for module in [m for m in sys.modules if m == "scripts" or m.startswith(("scripts.", "valve_landmarks"))]:
+            monkeypatch.delitem(sys.modules, module)
+        monkeypatch.setattr(sys, "path", [str(bundle.root), *sys.path])
+        monkeypatch.chdir(bundle.root)
+        bundle.write_weights()
+        return bundle
+
+    return made

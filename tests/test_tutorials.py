@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 MACHINE_PATH = re.compile(r"/(?:work|home|tmp|root|opt|Users|private|var/folders)/|[A-Za-z]:\\\\Users")
 

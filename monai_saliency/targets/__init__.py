@@ -4,7 +4,7 @@ A target holds the user's settings. :meth:`Target.bind` sees one case's unpertur
 question refers to (the predicted class, region or boxes), so that every perturbed output is asked the same.
 """
 
-from monai_saliency.targets.base import BoundTarget, Case, Target
+from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.targets.classification import ClassScore
 from monai_saliency.targets.detection import DetectionScore
 from monai_saliency.targets.function import FunctionScore
@@ -14,7 +14,6 @@ from monai_saliency.targets.similarity import EmbeddingSimilarity, FieldSimilari
 
 __all__ = [
     "BoundTarget",
-    "Case",
     "ClassScore",
     "DetectionScore",
     "DiceScore",

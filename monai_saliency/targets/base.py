@@ -5,19 +5,19 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.outputs import choices, shape
-from monai_saliency.utils import Box, exact_arithmetic
+from monai_saliency.networks.outputs import choices, shape
+from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.precision import exact_arithmetic
 
 __all__ = [
     "ACTIVATIONS",
     "BoundTarget",
-    "Case",
     "Target",
     "check_activation",
     "check_finite",
@@ -37,32 +37,12 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """One image under explanation.
-
-    Attributes:
-        name: what errors call it, the file's name where there is one.
-        image: ``(C, *spatial)``, unperturbed, in the network's input space.
-        index: its place in the batch that was given.
-        labels: its label map ``(1, *spatial)``, where it has one.
-        spacing: voxel sizes in mm, one per spatial axis, where they are known.
-        source: the file that it was loaded from, where it is known.
-    """
-
-    name: str
-    image: torch.Tensor
-    index: int = 0
-    labels: torch.Tensor | None = None
-    spacing: Sequence[float] | None = None
-    source: str | None = None
-
-
 class BoundTarget(ABC):
     """A target with everything that depends on the case frozen.
 
     What it reads of a volume ``(B, C, *spatial)`` it may tell, so that no work goes into the rest
-    (:mod:`monai_saliency.patches`): ``channels_read``, :meth:`reach` and, where its scores are sums over voxels,
+    (:mod:`monai_saliency.inferers.patches`): ``channels_read``, :meth:`reach` and, where its scores are sums over
+    voxels,
     ``additive`` and :meth:`contribution`.
     """
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.outputs import shape
+from monai_saliency.networks.outputs import shape
 from monai_saliency.targets.base import (
     ACTIVATIONS,
     BoundTarget,
-    Case,
     Target,
     check_activation,
     check_finite,

@@ -11,8 +11,9 @@ import torch
 from monai.data.box_utils import box_iou
 from torch.nn.utils.rnn import pad_sequence
 
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.targets.base import BoundTarget, Case, Target, check_indices, computed, cosine
+from monai_saliency.targets.base import BoundTarget, Target, check_indices, computed, cosine
 
 __all__ = ["DetectionScore"]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.outputs import num_rows
-from monai_saliency.targets.base import BoundTarget, Case, Target, computed
+from monai_saliency.networks.outputs import num_rows
+from monai_saliency.targets.base import BoundTarget, Target, computed
 
 __all__ = ["FunctionScore"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from scipy import ndimage
 
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.targets.base import Case
 
 __all__ = ["Prediction", "components", "given_region", "label_region", "on_grid"]
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.targets.base import BoundTarget, Case, Target, check_finite, check_indices, check_tensor, computed
+from monai_saliency.targets.base import BoundTarget, Target, check_finite, check_indices, check_tensor, computed
 
 __all__ = ["RegressionScore"]
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import (
     ACTIVATIONS,
     BoundTarget,
-    Case,
     Target,
     check_activation,
     check_indices,
@@ -23,7 +23,8 @@ from monai_saliency.targets.base import (
     known,
 )
 from monai_saliency.targets.regions import Prediction, components, given_region, label_region
-from monai_saliency.utils import Box, whole_numbers, within
+from monai_saliency.utils.arguments import whole_numbers
+from monai_saliency.utils.boxes import Box, within
 
 __all__ = ["DiceScore", "RegionScore"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import (
     BoundTarget,
-    Case,
     Target,
     check_finite,
     check_tensor,

@@ -1,5 +1,5 @@
 from .check import CheckScanD, CheckScand, CheckScanDict
-from .regions import LoadRegionsD, LoadRegionsd, LoadRegionsDict, SaveRegionsD, SaveRegionsd, SaveRegionsDict
+from .label_maps import LoadRegionsD, LoadRegionsd, LoadRegionsDict, SaveRegionsD, SaveRegionsd, SaveRegionsDict
 from .saliency import Saliency, SaliencyD, Saliencyd, SaliencyDict
 from .save import SaveSaliencyD, SaveSaliencyd, SaveSaliencyDict
 

@@ -12,9 +12,9 @@ from monai.config import KeysCollection
 from monai.data import MetaTensor
 from monai.transforms import MapTransform
 
+from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError
-from monai_saliency.files import load_scan
-from monai_saliency.inferers import case_name
+from monai_saliency.storage.files import load_scan
 
 __all__ = ["CheckScanD", "CheckScanDict", "CheckScand"]
 

@@ -11,8 +11,9 @@ from monai.data import MetaTensor
 from monai.transforms import MapTransform, Transform
 from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple, ensure_tuple_rep
 
-from monai_saliency.inferers import PerturbationInferer, case_name, image_spacing, source_file
-from monai_saliency.utils import with_meta_of
+from monai_saliency.cases import case_name, image_spacing, source_file
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.utils.tensors import with_meta_of
 
 __all__ = ["Saliency", "SaliencyD", "SaliencyDict", "Saliencyd"]
 

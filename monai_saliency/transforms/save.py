@@ -15,11 +15,11 @@ from monai.data import MetaTensor
 from monai.transforms import LoadImage, MapTransform
 from monai.utils import MetaKeys
 
+from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError
-from monai_saliency.explanations import Explanation
-from monai_saliency.files import atomic_path, load_scan
-from monai_saliency.inferers import case_name
-from monai_saliency.report import plot_saliency
+from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.storage.files import atomic_path, load_scan
+from monai_saliency.visualize.pictures import plot_saliency
 
 __all__ = ["SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd"]
 

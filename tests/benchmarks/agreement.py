@@ -15,8 +15,8 @@ from pathlib import Path
 
 from launches import ENGINES, available, run
 
-from monai_saliency.comparison import compare
-from monai_saliency.demo import make_cohort
+from monai_saliency.data.demo import make_cohort
+from monai_saliency.metrics.agreement import compare
 
 
 def main() -> None:

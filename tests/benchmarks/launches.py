@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from monai_saliency.configs import overlay_path
+from monai_saliency.bundle.configs import overlay_path
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 SCRIPTS = Path(sys.executable).parent

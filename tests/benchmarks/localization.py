@@ -24,9 +24,9 @@ from monai.data import MetaTensor
 from monai.transforms import Invertd
 from scipy import ndimage
 
-from monai_saliency.demo import make_scan
-from monai_saliency.networks import load_checkpoint
-from monai_saliency.report import peak_voxel
+from monai_saliency.data.demo import make_scan
+from monai_saliency.metrics.peak import peak_voxel
+from monai_saliency.networks.checkpoints import load_checkpoint
 
 BUNDLE = Path(__file__).parents[2] / "bundle"
 LESION = 1

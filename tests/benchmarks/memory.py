@@ -51,13 +51,14 @@ def cases(count: int, cache: str, size: int) -> None:
     from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, NormalizeIntensityd, Orientationd
 
     import monai_saliency as ms
-    from monai_saliency.cache import cohort_dataset
-    from monai_saliency.cohort import CohortEvaluator, run
-    from monai_saliency.failures import Failures
-    from monai_saliency.handlers import SaliencyHandler
-    from monai_saliency.loader import CohortLoader
-    from monai_saliency.store import ScoreStore
-    from monai_saliency.summary import Summary
+    from monai_saliency.data.cached_dataset import cohort_dataset
+    from monai_saliency.data.loader import CohortLoader
+    from monai_saliency.engines.evaluator import CohortEvaluator
+    from monai_saliency.engines.run import run
+    from monai_saliency.handlers.saliency_handler import SaliencyHandler
+    from monai_saliency.handlers.summary import Summary
+    from monai_saliency.storage.failures import Failures
+    from monai_saliency.storage.score_store import ScoreStore
     from monai_saliency.transforms import SaveSaliencyd
 
     torch.set_num_threads(1)

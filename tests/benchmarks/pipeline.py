@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from scans import preprocessing, write_scans
 
-from monai_saliency.cache import cohort_dataset
-from monai_saliency.loader import CohortLoader
+from monai_saliency.data.cached_dataset import cohort_dataset
+from monai_saliency.data.loader import CohortLoader
 
 BACKENDS = ("none", "memory", "disk", "lmdb", "window")
 LOADERS = {"serial": 0, "1 thread": 1, "2 threads": 2, "3 threads": 3, "4 threads": 4, "2 processes": 2}

@@ -17,7 +17,7 @@ from monai.inferers import SlidingWindowInferer
 from monai.networks.nets import UNet
 
 import monai_saliency as ms
-from monai_saliency.patch_plan import plan
+from monai_saliency.inferers.patch_plan import plan
 
 
 class PlantedUNet(torch.nn.Module):

@@ -1,0 +1,1 @@
+"""Other people's bundles, and the settings of our own."""

@@ -1,0 +1,188 @@
+"""Where the maps of somebody else's bundle lie, and under which names they are saved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from monai.data import MetaTensor
+from monai.transforms import Compose, Invertd, InvertibleTransform
+from monai.utils import ImageMetaKey, WSIPatchKeys
+
+from monai_saliency.data.cohort import case_id
+from monai_saliency.errors import CaseError
+from monai_saliency.transforms import SaveSaliencyd
+
+__all__ = ["Placement", "input_file"]
+
+logger = logging.getLogger(__name__)
+
+
+def input_file(image: Any) -> Path | None:
+    """The file, or the folder of slices, that an image was loaded from; None where it does not say."""
+    meta = image.meta if isinstance(image, MetaTensor) else {}
+    name = meta.get(ImageMetaKey.FILENAME_OR_OBJ, meta.get(WSIPatchKeys.PATH))
+    name = name[0] if isinstance(name, (list, tuple)) and name else name
+    return Path(name) if isinstance(name, (str, Path)) and str(name) and Path(name).exists() else None
+
+
+class Placement:
+    """Takes maps from the network's input back through a bundle's preprocessing, and saves them.
+
+    The preprocessing is what the loader's dataset applies, so its ids do not matter. A map stays on the grid of the
+    network's input, which the log says, where there is no way back: for images that come from no file, for patches of
+    a slide, and for pipelines of array transforms that do not restore the file's grid.
+
+    Args:
+        output_dir: the folder to write below.
+        loader: the evaluator's, which the preprocessing is found in.
+        image_key: where a case holds the network's input.
+        saliency_key: where a case holds its map.
+        picture: whether to draw pictures.
+        nearest: whether maps are resampled by nearest neighbour, for maps that are flat in regions; linearly by
+            default.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        loader: Any,
+        image_key: Hashable,
+        saliency_key: str = "saliency",
+        picture: bool = True,
+        nearest: bool = False,
+    ) -> None:
+        self.image_key = image_key
+        self.nearest = nearest
+        self.saliency_key = saliency_key
+        self.dataset, self.transform = _preprocessing(loader, image_key)
+        self.on_scan = SaveSaliencyd(saliency_key, output_dir, picture)
+        self.on_input = SaveSaliencyd(saliency_key, output_dir, picture, grid_key=image_key)
+        self._files = _files(self.dataset, image_key)
+        self._root = None if self._files is None else _common_folder(self._files)
+        self._said: set[str] = set()
+
+    def name(self, case: dict[Hashable, Any], place: str) -> str:
+        """What to call a case, whatever others this process meets.
+
+        Args:
+            case: its dictionary.
+            place: in the cohort, which tells cases apart that come from no file.
+
+        Returns:
+            its file's path below the cohort's common folder, with the corner where it is a patch.
+        """
+        image = case[self.image_key]
+        file = input_file(image)
+        if file is None:
+            return f"{case.get('case', 'case')}-{place}"
+        name = case_id(self._root, file)
+        corner = image.meta.get(WSIPatchKeys.LOCATION)
+        if corner is None:
+            return name
+        return f"{name}_patch-{'-'.join(map(str, np.atleast_1d(np.asarray(corner)).astype(int).tolist()))}"
+
+    def names(self, case: dict[Hashable, Any]) -> list[str] | None:
+        """What all cases are called, if they are like this one; None where the dataset does not tell."""
+        image = case[self.image_key]
+        if self._files is None or input_file(image) is None or WSIPatchKeys.LOCATION in image.meta:
+            return None
+        return [case_id(self._root, file) for file in self._files]
+
+    def __call__(self, case: dict[Hashable, Any]) -> dict[Hashable, Any]:
+        """Invert and save a case's map.
+
+        Raises:
+            CaseError: when the way back through the preprocessing fails, or does not end on the scan's grid.
+        """
+        image = case[self.image_key]
+        if input_file(image) is None:
+            return self._keep(case, "they come from no file that is known")
+        if WSIPatchKeys.LOCATION in image.meta:
+            return self._keep(case, "they are patches of a larger image")
+        if self.transform is None:
+            return self._keep(case, "the loader's dataset shows no preprocessing that could be inverted")
+        original = case[self.saliency_key].clone()
+        try:
+            inverted = self._invert(case)
+        except Exception as error:
+            raise CaseError(
+                str(case["case"]),
+                "the map could not be taken back through the bundle's preprocessing "
+                f"({type(error).__name__}: {error}), so it is not saved",
+            ) from error
+        if isinstance(self.image_key, str) or self.on_scan.lies_on_scan(inverted):
+            return self.on_scan({**case, self.saliency_key: inverted})
+        return self._keep(
+            {**case, self.saliency_key: original},
+            "the bundle's transforms of arrays do not lead back to the file's grid",
+        )
+
+    def _invert(self, case: dict[Hashable, Any]) -> torch.Tensor:
+        if not isinstance(self.transform, InvertibleTransform):
+            return case[self.saliency_key]
+        if isinstance(self.image_key, str):
+            back = Invertd(self.saliency_key, self.transform, orig_keys=self.image_key, nearest_interp=self.nearest)
+            return back(case)[self.saliency_key]
+        return self.transform.inverse(case[self.saliency_key])
+
+    def _keep(self, case: dict[Hashable, Any], reason: str) -> dict[Hashable, Any]:
+        """Save a map on the grid of the network's input."""
+        if reason not in self._said:
+            self._said.add(reason)
+            logger.warning("maps lie on the grid of the network's input, with its affine, since %s", reason)
+        return self.on_input(case)
+
+
+def _preprocessing(loader: Any, image_key: Hashable) -> tuple[Any, Callable[[Any], Any] | None]:
+    """The dataset that lists the items, and all that it and those around it apply."""
+    nested = list(_nested(getattr(loader, "dataset", None), image_key if isinstance(image_key, int) else 0))
+    applied = [getattr(each, "transform", None) for each in reversed(nested)]
+    transforms = [
+        each for each in applied if callable(each) and not (isinstance(each, Compose) and not each.transforms)
+    ]
+    if len(transforms) < 2:
+        return (nested or [None])[-1], (transforms or [None])[0]
+    return nested[-1], Compose(transforms)
+
+
+def _nested(dataset: Any, place: int) -> Iterator[Any]:
+    """A dataset and those that it wraps, from the outside in; of several side by side the one at a place."""
+    seen: set[int] = set()
+    while dataset is not None and id(dataset) not in seen:
+        seen.add(id(dataset))
+        yield dataset
+        inner = next(
+            (getattr(dataset, name, None) for name in ("dataset", "datasets", "data") if hasattr(dataset, name)), None
+        )
+        if isinstance(inner, (list, tuple)):
+            inner = inner[place] if place < len(inner) else None
+        dataset = inner if isinstance(inner, torch.utils.data.Dataset) else None
+
+
+def _files(dataset: Any, image_key: Hashable) -> list[Path] | None:
+    """The files of all of a dataset's items, at least one; None where it does not list them."""
+    items = getattr(dataset, "data", None)
+    if not isinstance(items, (list, tuple)):
+        return None
+    files = []
+    for item in items:
+        value = item.get(image_key) if isinstance(item, dict) else item
+        value = value[0] if isinstance(value, (list, tuple)) and value else value
+        if not isinstance(value, (str, Path)):
+            return None
+        files.append(Path(value))
+    return files or None
+
+
+def _common_folder(files: Sequence[Path]) -> Path:
+    """The folder that all of some files lie below."""
+    folders = [file.absolute().parent for file in files]
+    common = folders[0]
+    while not all(common == folder or common in folder.parents for folder in folders):
+        common = common.parent
+    return common

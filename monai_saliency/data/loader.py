@@ -1,0 +1,240 @@
+"""A loader that cannot lose a case: what a worker raises reaches the consumer, or the list of failures."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from monai.data import list_data_collate
+from monai.utils import CommonKeys
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from monai_saliency.errors import CaseError, as_case_error
+from monai_saliency.storage.failures import Failures
+from monai_saliency.utils.arguments import whole_numbers
+
+__all__ = ["CohortLoader"]
+
+
+@dataclass
+class _Failed:
+    """What a worker sends instead of an item. The traceback travels as text: tracebacks cannot be pickled."""
+
+    error: CaseError
+    trace: str
+
+
+class _Guarded(Dataset):
+    """Items of a dataset, or what went wrong with them: exceptions never leave ``__getitem__``."""
+
+    def __init__(self, dataset: Dataset, names: Sequence[str]) -> None:
+        self.dataset = dataset
+        self.names = names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            return _Failed(as_case_error(error, self.names[index]), "".join(traceback.format_exception(error)))
+
+
+def _own_signals(worker: int) -> None:
+    """What a worker process does before anything else: leave Ctrl-C to its parent, and end when told to."""
+    # Born with both signals blocked, by its parent's loading thread; the parent's handlers would act in its name.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+class CohortLoader:
+    """Loads a cohort ahead of its consumer, batch by batch.
+
+    Transforms run in threads or processes, then a thread collates cases of one shape and copies the batch to the
+    device, so that the next one is there when the network asks for it. A case waits for others of its shape until they
+    fill a batch or too many wait; then the oldest goes, with those of its shape. So batches depend on the order and
+    shapes of the cases and on nothing else. All queues are bounded. A case that cannot be loaded goes to ``failures``
+    and the cohort goes on. The loader has no length, since it does not know how many cases load; MONAI's
+    ``ThreadDataLoader`` has one, and ends early without a word where a case fails.
+
+    Args:
+        dataset: the cases, item by item; ``dataset.data`` holds their dictionaries with the key ``case``.
+        failures: where failed cases go; they are raised when None.
+        batch_size: cases in a batch, at the most.
+        max_waiting: preprocessed cases that wait for others of their shape, at the most; 4 times ``batch_size`` by
+            default.
+        num_workers: how many threads or processes run transforms; 0 runs them in the collating thread.
+        processes: processes instead of threads, for transforms that hold Python's global lock.
+        prefetch: batches that are ready ahead of the consumer.
+        device: where to copy the images to; nowhere by default.
+        image_key: the image whose shape decides what shares a batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        failures: Failures | None = None,
+        batch_size: int = 1,
+        max_waiting: int | None = None,
+        num_workers: int = 0,
+        processes: bool = False,
+        prefetch: int = 2,
+        device: torch.device | str | None = None,
+        image_key: str = CommonKeys.IMAGE,
+    ) -> None:
+        whole_numbers("batch_size", batch_size, 1)
+        if max_waiting is not None:
+            whole_numbers("max_waiting", max_waiting, 0)
+        self.dataset = dataset
+        self.failures = failures
+        self.batch_size = batch_size
+        self.max_waiting = max_waiting if max_waiting is not None else 4 * batch_size
+        self.num_workers = num_workers
+        self.processes = processes
+        self.prefetch = prefetch
+        self.device = torch.device(device) if device is not None else None
+        self.image_key = image_key
+        self.names = [str(case["case"]) for case in dataset.data]
+
+    def take(self, indices: Sequence[int]) -> CohortLoader:
+        """A loader of some of the cases, by their places in the cohort."""
+        taken = copy.copy(self)
+        taken.dataset = Subset(self.dataset, indices)
+        taken.names = [self.names[index] for index in indices]
+        return taken
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        ready: Queue = Queue(maxsize=max(1, self.prefetch))
+        stop = Event()
+        producer = Thread(target=self._produce, args=(ready, stop), name="CohortLoader", daemon=True)
+        producer.start()
+        try:
+            while True:
+                try:
+                    batch = ready.get(timeout=1)
+                except Empty:
+                    if producer.is_alive() or not ready.empty():
+                        continue
+                    raise RuntimeError("the loading thread ended without a word") from None
+                if batch is None:
+                    return
+                if isinstance(batch, BaseException):
+                    raise batch
+                if isinstance(batch, _Failed):
+                    self._fail(batch)
+                    continue
+                yield batch
+        finally:
+            # Reached at the end, on an error, and when the consumer stops early or is interrupted.
+            stop.set()
+            producer.join()
+
+    def _fail(self, failed: _Failed) -> None:
+        if self.failures is None:
+            raise failed.error
+        self.failures.add(failed.error.case, "load", failed.error, failed.trace)
+
+    def _produce(self, ready: Queue, stop: Event) -> None:
+        def put(thing: Any) -> None:
+            while not stop.is_set():
+                try:
+                    ready.put(thing, timeout=0.2)
+                    return
+                except Full:
+                    continue
+
+        # Python handles signals in the main thread anyway. Worker processes inherit this, so that a Ctrl-C, which the
+        # terminal sends to them too, stops none of them in the middle of something and fills no screen.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            for batch in self._batches(stop):
+                put(batch)
+                if stop.is_set():
+                    return
+            put(None)
+        except BaseException as error:  # the consumer raises it: an exception that dies with its thread is a lost case
+            put(error)
+
+    def _batches(self, stop: Event) -> Iterator[dict[str, Any] | _Failed]:
+        """Cases of one shape together, or what went wrong with one."""
+        waiting: dict[Any, list[dict[str, Any]]] = {}  # by shape, in the order of each one's first case
+        for item in self._items(stop):
+            if stop.is_set():
+                return
+            if isinstance(item, _Failed):
+                yield item
+                continue
+            image = item.get(self.image_key)
+            kind = getattr(image, "shape", None), getattr(image, "dtype", None)
+            waiting.setdefault(kind, []).append(item)
+            if len(waiting[kind]) == self.batch_size:
+                yield from self._collated(waiting.pop(kind))
+            elif sum(map(len, waiting.values())) > self.max_waiting:
+                yield from self._collated(waiting.pop(next(iter(waiting))))
+        for items in waiting.values():
+            yield from self._collated(items)
+
+    def _collated(self, items: list[dict[str, Any]]) -> Iterator[dict[str, Any] | _Failed]:
+        """A batch of the items; where they do not fit together each is one, or what is wrong with it."""
+        try:
+            batch = self._collate(items)
+        except Exception as error:
+            if len(items) == 1:
+                trace = "".join(traceback.format_exception(error))
+                yield _Failed(
+                    as_case_error(error, str(items[0].get("case")), before="no batch can be made of it: "), trace
+                )
+                return
+            for item in items:
+                yield from self._collated([item])
+        else:
+            yield batch
+
+    def _items(self, stop: Event) -> Iterator[Any]:
+        """Items in order, or what went wrong with them."""
+        guarded = _Guarded(self.dataset, self.names)
+        if self.num_workers == 0:
+            yield from (guarded[index] for index in range(len(guarded)))
+        elif self.processes:
+            yield from DataLoader(
+                guarded,
+                batch_size=None,
+                num_workers=self.num_workers,
+                prefetch_factor=1,
+                worker_init_fn=_own_signals,
+            )
+        else:
+            with ThreadPoolExecutor(self.num_workers, thread_name_prefix="CohortLoader") as pool:
+                futures: deque[Future] = deque()
+                try:
+                    for index in range(len(guarded)):
+                        futures.append(pool.submit(guarded.__getitem__, index))
+                        if len(futures) > self.num_workers:
+                            yield futures.popleft().result()
+                    while futures and not stop.is_set():
+                        yield futures.popleft().result()
+                finally:
+                    for future in futures:
+                        future.cancel()
+
+    def _collate(self, items: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.image_key not in items[0]:
+            raise KeyError(f"the item has no {self.image_key!r}, but {sorted(map(str, items[0]))}")
+        batch = list_data_collate(items)
+        if self.device is not None and self.device.type != "cpu":
+            for key, value in batch.items():
+                if isinstance(value, torch.Tensor):
+                    # Preprocessing may have moved it already, and the host's memory alone can be pinned.
+                    pinned = value.pin_memory() if self.device.type == "cuda" and value.is_cpu else value
+                    batch[key] = pinned.to(self.device, non_blocking=True)
+        return batch

@@ -1,0 +1,22 @@
+"""Engines: one short file each, for the machinery that people bring. See :mod:`monai_saliency.distributed.base`."""
+
+from monai_saliency.bundle.worker import Worker
+from monai_saliency.distributed.base import Cohort, Engine, local_device
+from monai_saliency.distributed.devices import DevicesEngine, OverDevices
+from monai_saliency.distributed.ranks import RankEngine
+from monai_saliency.distributed.ray import RayEngine
+from monai_saliency.distributed.slurm import SlurmEngine
+from monai_saliency.distributed.torchrun import TorchrunEngine
+
+__all__ = [
+    "Cohort",
+    "DevicesEngine",
+    "Engine",
+    "OverDevices",
+    "RankEngine",
+    "RayEngine",
+    "SlurmEngine",
+    "TorchrunEngine",
+    "Worker",
+    "local_device",
+]

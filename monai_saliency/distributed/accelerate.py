@@ -1,0 +1,185 @@
+"""Accelerate: a bundle's cohort, and loaders of one's own, under ``accelerate launch``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, zip_longest
+from typing import Any
+
+import torch
+from monai.utils import CommonKeys
+
+from monai_saliency.distributed.base import Cohort
+from monai_saliency.distributed.batches import BatchExplainer
+from monai_saliency.distributed.process_group import alone, from_all_ranks, told_to_all, wait_for_all
+from monai_saliency.distributed.ranks import PATIENCE, RankEngine
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.utils.optional_imports import require
+
+__all__ = ["AccelerateEngine", "explain_loader", "local_device"]
+
+
+class AccelerateEngine(RankEngine):
+    """The processes that ``accelerate launch`` starts: at the end each waits for all, and the first tells the figures.
+
+    Without ``accelerate launch`` it is the plain run. Nothing goes between the processes but that they are done: scores
+    meet in the store.
+
+    Args:
+        split: see :class:`~monai_saliency.distributed.torchrun.RankEngine`.
+
+    Raises:
+        OptionalImportError: when Accelerate is not installed.
+        ValueError: when Accelerate takes each of several processes for the only one.
+    """
+
+    waits = True
+
+    def __init__(self, split: str = "auto") -> None:
+        self.state = _state()
+        super().__init__(self.state.process_index, self.state.num_processes, split)
+        self.speaks = self.state.is_main_process
+
+    def run(self, cohort: Cohort) -> None:
+        with alone():
+            super().run(cohort)
+        wait_for_all(self.state.wait_for_everyone)
+
+
+def local_device() -> torch.device:
+    """The device that Accelerate gives this process."""
+    device = _state().device
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
+def _state() -> Any:
+    """Accelerate's view of this process among the others."""
+    accelerate = require("accelerate", extra="accelerate")
+    # An `Accelerator` heeds this by itself, and a `PartialState` does not.
+    cpu = accelerate.utils.parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+    state = accelerate.PartialState(cpu=cpu, timeout=PATIENCE)
+    _check(state.num_processes)
+    return state
+
+
+def _check(num_processes: int) -> None:
+    started = int(os.environ.get("WORLD_SIZE", 1))
+    if started > num_processes:
+        raise ValueError(
+            f"{started} processes were started, and Accelerate takes each for the only one, so that each would explain "
+            "everything: on the CPU, set Accelerator(cpu=True), or ACCELERATE_USE_CPU=true before the command"
+        )
+
+
+def explain_loader(
+    accelerator: Any,
+    loader: Any,
+    network: Callable[..., Any],
+    inferer: PerturbationInferer,
+    split: str = "cases",
+    write: Callable[[dict[str, Any]], Any] | None = None,
+    image_key: str = CommonKeys.IMAGE,
+    case_key: str = "case",
+    label_key: str | None = None,
+    held_keys: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Explain all that a prepared loader gives: each image once, whatever the number of processes.
+
+    Accelerate's loaders repeat images so that all processes have as many; while this runs, the loader does not.
+
+    Example::
+
+        accelerator = Accelerator()
+        network, loader = accelerator.prepare(network, loader)
+        for row in explain_loader(accelerator, loader, network, ms.rise(1000, target=target)):
+            row["case"], row["saliency"]  # on every process, in the loader's order
+
+    Args:
+        accelerator: an ``Accelerator``.
+        loader: prepared by it, over a dataset with a length, with ``dispatch_batches=False`` (the default for these).
+        network: prepared or not. Of a prepared one the module inside is run, since the forwards of the one outside meet
+            those of other processes, which have other numbers of them.
+        inferer: what explains, as made by :func:`monai_saliency.rise` and its like.
+        split: what processes share: ``"cases"``, the loader's batches; or ``"masks"``, the masks of every image, where
+            the loader need not be prepared.
+        write: takes each row, on the process that explained it (the first one, where all have all maps), and the rows
+            that are returned have no maps.
+        image_key: the network's input, in batches that are dictionaries.
+        case_key: the cases' names, where a batch has them; their files' names otherwise.
+        label_key: label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
+        held_keys: the network's other inputs, by the names that the inferer's ``inputs`` passes them on by.
+
+    Returns:
+        a row for each image, in the loader's order, the same on every process: ``case``, ``saliency`` (in the host's
+        memory) and ``explained``, see :meth:`~monai_saliency.distributed.batches.BatchExplainer.__call__`.
+
+    Raises:
+        ValueError: when the loader cannot be shared without repeating images, or ``split`` is neither.
+        CaseError, RuntimeError: on all processes, when one has failed; the others explain their share first.
+    """
+    send_to_device = require("accelerate.utils", extra="accelerate").send_to_device
+    _check(accelerator.num_processes)
+    if isinstance(network, torch.nn.Module):
+        network = accelerator.unwrap_model(network)
+    explain = BatchExplainer(network, inferer, split, image_key, case_key, label_key, held_keys)
+    writes = split == "cases" or accelerator.is_main_process
+    batches: list[list[dict[str, Any]]] = []
+
+    def take(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            row["saliency"] = row["saliency"].cpu()
+            if write is not None:
+                if writes:
+                    write(row)
+                del row["saliency"]
+        batches.append(rows)
+
+    with _shared(loader, split, accelerator.num_processes):
+        if split == "cases":
+            with told_to_all():
+                for batch in loader:
+                    take(explain(send_to_device(batch, accelerator.device)))
+            # Batch i of the loader is the next one of process i % n.
+            batches = list(chain.from_iterable(zip_longest(*from_all_ranks(batches), fillvalue=[])))
+        else:
+            given = iter(loader)
+            while True:
+                with told_to_all():
+                    batch = next(given, None)
+                if batch is None:
+                    break
+                rows = explain(send_to_device(batch, accelerator.device))  # where all meet
+                with told_to_all():
+                    take(rows)
+            from_all_ranks(None)
+    return [row for rows in batches for row in rows]
+
+
+@contextmanager
+def _shared(loader: Any, split: str, num_processes: int) -> Iterator[None]:
+    """Let a prepared loader give each of its batches to one process, or all to every process, and none twice."""
+    module = require("accelerate.data_loader", extra="accelerate")
+    samplers = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
+    shard = next((sampler for sampler in samplers if isinstance(sampler, module.BatchSamplerShard)), None)
+    iterable = isinstance(getattr(loader, "dataset", None), module.IterableDatasetShard)
+    if num_processes > 1 and (
+        isinstance(loader, module.DataLoaderDispatcher) or iterable or (shard is None and split == "cases")
+    ):
+        raise ValueError(
+            f"{type(loader).__name__} is not shared in a way that repeats no image: give a loader prepared by the "
+            "Accelerator, over a dataset with a length, with dispatch_batches=False"
+        )
+    if shard is None:
+        yield
+        return
+    before = dict(vars(shard))
+    # `drop_last` here would leave out full batches of the last round; one's own loader keeps its own.
+    shard.even_batches = shard.drop_last = False
+    if split == "masks":
+        shard.num_processes, shard.process_index = 1, 0
+    try:
+        yield
+    finally:
+        vars(shard).update(before)

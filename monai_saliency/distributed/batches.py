@@ -1,0 +1,87 @@
+"""Batches of a pipeline of one's own: what is in them, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from monai.data import MetaTensor, decollate_batch
+from monai.utils import CommonKeys
+
+from monai_saliency.distributed.process_group import MasksOverRanks, undistributed
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.utils.tensors import with_meta_of
+
+__all__ = ["BatchExplainer"]
+
+
+class BatchExplainer:
+    """Explains a batch, and gives each of its cases what is known of it.
+
+    Args:
+        network: the network. Of a ``DistributedDataParallel`` one the module inside is run, since its own forwards meet
+            those of other ranks, which have other numbers of them.
+        inferer: what explains.
+        split: what ranks share: ``"cases"``, each explains its own batches; or ``"masks"``, all have the same batches,
+            and each scores its share of every image's masks.
+        image_key: the network's input, in a batch that is a dictionary.
+        case_key: the cases' names, where a batch has them; their files' names otherwise.
+        label_key: label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
+        held_keys: the network's other inputs, by the names that the inferer's ``inputs`` passes them on by.
+
+    Raises:
+        ValueError: when ``split`` is neither.
+    """
+
+    def __init__(
+        self,
+        network: Callable[..., Any],
+        inferer: PerturbationInferer,
+        split: str = "cases",
+        image_key: str = CommonKeys.IMAGE,
+        case_key: str = "case",
+        label_key: str | None = None,
+        held_keys: Sequence[str] = (),
+    ) -> None:
+        if split not in ("cases", "masks"):
+            raise ValueError(f"`split` must be cases or masks, got {split!r}")
+        self.network = undistributed(network)
+        self.inferer = MasksOverRanks(inferer) if split == "masks" else inferer
+        self.split = split
+        self.image_key = image_key
+        self.case_key = case_key
+        self.label_key = label_key
+        self.held_keys = tuple(held_keys)
+
+    def __call__(self, batch: Any) -> list[dict[str, Any]]:
+        """Explain a batch.
+
+        Args:
+            batch: images ``(B, C, *spatial)``, or a dictionary with them.
+
+        Returns:
+            a dictionary for each image:
+
+            - ``case``: its name;
+            - ``saliency``: its map ``(K, *spatial)`` (``(K * C, *spatial)`` where channels have masks of their own) on
+              its device, a MetaTensor with its affine, ``applied_operations`` and other meta data;
+            - ``explained``: what each map shows, see :class:`~monai_saliency.inferers.case_state.Explanation`.
+
+        Raises:
+            KeyError: when a batch lacks a key.
+        """
+        values: Mapping[str, Any] = batch if isinstance(batch, Mapping) else {self.image_key: batch}
+        images = values[self.image_key]
+        names = values.get(self.case_key)
+        explanations = self.inferer.explain(
+            self.inferer.inputs.join(images, {key: values[key] for key in self.held_keys}),
+            self.network,
+            names=None if names is None else [str(name) for name in names],
+            labels=None if self.label_key is None else list(values[self.label_key]),
+        )
+        scans = decollate_batch(images) if isinstance(images, MetaTensor) and images.is_batch else list(images)
+        rows = []
+        for scan, explanation in zip(scans, explanations, strict=True):
+            maps = with_meta_of(scan, explanation.saliency)
+            rows.append({"case": explanation.name, "saliency": maps, "explained": explanation.explained})
+        return rows

@@ -1,0 +1,264 @@
+"""Lightning: ``Trainer.predict`` over images, over the masks of one image, and over a bundle's cohort."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from monai.utils import CommonKeys
+from torch.utils.data.distributed import DistributedSampler
+
+from monai_saliency.distributed import base
+from monai_saliency.distributed.base import Cohort, Engine
+from monai_saliency.distributed.batches import BatchExplainer
+from monai_saliency.distributed.process_group import alone, wait_for_all
+from monai_saliency.distributed.ranks import PATIENCE, RankEngine
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.utils.optional_imports import require
+
+__all__ = ["LightningEngine", "SaliencyModule", "local_device"]
+
+lightning: Any = require("lightning.pytorch", extra="lightning")
+strategies: Any = require("lightning.pytorch.strategies", extra="lightning")
+# Known to mypy as anything, since Lightning need not be there.
+LightningModule: Any = lightning.LightningModule
+
+
+class SaliencyModule(LightningModule):
+    """Explains what ``Trainer.predict`` gives it, on one device or on several, under any strategy that keeps the whole
+    network on each device (``ddp`` and its like, not one that shards it).
+
+    Example::
+
+        module = SaliencyModule(network, ms.rise(1000, target=ms.ClassScore("predicted", "softmax")))
+        trainer = Trainer(devices=4, strategy="ddp", logger=False)
+        for batch in trainer.predict(module, loader, ckpt_path="last.ckpt"):
+            for case, maps in zip(batch["case"], batch["saliency"]):
+                ...
+
+    A checkpoint may be of this module, or of the one that the network was trained in, by ``ckpt_path`` or by
+    :meth:`load_from_checkpoint` (with ``network`` and ``inferer``). There the network has another name, such as
+    ``self.model``, so that its weights begin with another prefix: it is found, as the only one under which the
+    checkpoint has all of the network's weights. Whatever else it holds, such as those of a loss, is left out.
+
+    Args:
+        network: any callable on batches ``(B, C, *spatial)``.
+        inferer: what explains, as made by :func:`monai_saliency.rise` and its like.
+        split: what devices share: ``"cases"``, each explains the batches that Lightning's sampler gives it; or
+            ``"masks"``, each scores its share of the masks of every image, and has all maps. Then every device must see
+            every batch: ``Trainer(use_distributed_sampler=False)``.
+        image_key: the network's input, in batches that are dictionaries.
+        case_key: the cases' names, where a batch has them; their files' names otherwise.
+        label_key: label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
+        held_keys: the network's other inputs, by the names that the inferer's ``inputs`` passes them on by.
+        checkpoint_prefix: what the network's weights begin with in a checkpoint, such as ``"ema_model."``, where it
+            holds several sets of them.
+    """
+
+    def __init__(
+        self,
+        network: Callable[..., Any],
+        inferer: PerturbationInferer,
+        split: str = "cases",
+        image_key: str = CommonKeys.IMAGE,
+        case_key: str = "case",
+        label_key: str | None = None,
+        held_keys: Sequence[str] = (),
+        checkpoint_prefix: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.checkpoint_prefix = checkpoint_prefix
+        self._explain = BatchExplainer(network, inferer, split, image_key, case_key, label_key, held_keys)
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, **settings: Any) -> SaliencyModule:
+        """A module with the network's weights from a checkpoint.
+
+        Args:
+            checkpoint_path: of this module, or of the one that the network was trained in.
+            settings: those of this class, ``network`` and ``inferer`` among them, and Lightning's own.
+        """
+        # What is not given would be taken from the settings of the other module, where a name is the same.
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(cls).parameters.items()
+            if parameter.default is not parameter.empty
+        }
+        return super().load_from_checkpoint(checkpoint_path, **{**defaults, **settings})
+
+    def predict_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> dict[str, list[Any]]:
+        """Explain a batch.
+
+        Args:
+            batch: images ``(B, C, *spatial)``, or a dictionary with them. What they are decides the precision.
+            batch_idx: not used.
+            dataloader_idx: not used.
+
+        Returns:
+            lists with an entry for each image: ``case``, ``saliency`` and ``explained``, see
+            :meth:`~monai_saliency.distributed.batches.BatchExplainer.__call__`.
+        """
+        rows = self._explain(batch)
+        return {key: [row[key] for row in rows] for key in ("case", "saliency", "explained")}
+
+    def on_predict_start(self) -> None:
+        """Refuse loaders that share images, where devices share masks.
+
+        Raises:
+            ValueError: on every device alike.
+        """
+        if self._explain.split != "masks" or self.trainer.world_size == 1:
+            return
+        loaders = self.trainer.predict_dataloaders
+        for loader in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
+            samplers = [getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+            samplers += [getattr(sampler, "sampler", None) for sampler in samplers]
+            if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+                raise ValueError(
+                    "devices share the masks of each image (split='masks'), so each must see every batch, and the "
+                    "loader's DistributedSampler shares the images: set Trainer(use_distributed_sampler=False), and "
+                    "leave such a sampler out of the loader; or choose split='cases'"
+                )
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the network's weights out of a checkpoint, whatever they are called there.
+
+        Raises:
+            ValueError: when it does not hold them, or holds several that fit.
+        """
+        wanted = self.network.state_dict() if isinstance(self.network, torch.nn.Module) else {}
+        if not wanted:
+            checkpoint["state_dict"] = {}
+            return
+        held = checkpoint["state_dict"]
+        prefixes = [self.checkpoint_prefix] if self.checkpoint_prefix is not None else _prefixes(wanted, held)
+        fitting = [prefix for prefix in prefixes if all(prefix + name in held for name in wanted)]
+        if len(fitting) != 1:
+            asked = "" if self.checkpoint_prefix is None else f" under the prefix {self.checkpoint_prefix!r}"
+            found = f"weights that begin with {next(iter(held), None)!r}"
+            if fitting:
+                found = f"them under each of {fitting}: choose one by `checkpoint_prefix`"
+            raise ValueError(
+                f"the checkpoint must hold the network's {len(wanted)} weights ({next(iter(wanted))}, ...){asked}, "
+                f"once; it holds {found}"
+            )
+        checkpoint["state_dict"] = {f"network.{name}": held[fitting[0] + name] for name in wanted}
+
+
+def _prefixes(wanted: Any, held: Any) -> list[str]:
+    """What may stand before the names of a network's weights in a checkpoint."""
+    first = next(iter(wanted))
+    return [name.removesuffix(first) for name in held if name == first or name.endswith(f".{first}")]
+
+
+def local_device(accelerator: str = "auto") -> torch.device:
+    """The device of this process, as :func:`monai_saliency.distributed.local_device` gives it, or the CPU where
+    ``accelerator`` is ``"cpu"``.
+    """
+    return torch.device("cpu") if accelerator == "cpu" else base.local_device()
+
+
+class LightningEngine(Engine):
+    """The processes that Lightning starts, by ``Trainer.predict``: at the end each waits for all, and the first tells
+    the figures.
+
+    Each is started by the command that started the first, and explains its share of the cohort in one step, so that
+    cases load ahead of the network. Nothing goes between them but that they are done: scores meet in the store.
+    Lightning writes nothing.
+
+    Args:
+        strategy: Lightning's; its name, or an object. Its processes must be started by the command line again
+            (``"ddp"``), for a cohort cannot be copied into others.
+        devices: how many processes a node has; ``"auto"``: as many as it has GPUs. CPU processes are to be counted.
+        accelerator: Lightning's, such as ``"cpu"``.
+        num_nodes: how many nodes take part.
+        split: see :class:`~monai_saliency.distributed.torchrun.RankEngine`.
+
+    Raises:
+        ValueError: when the strategy starts its processes in another way.
+    """
+
+    def __init__(
+        self,
+        strategy: Any = "ddp",
+        devices: Any = "auto",
+        accelerator: str = "auto",
+        num_nodes: int = 1,
+        split: str = "auto",
+    ) -> None:
+        if isinstance(strategy, str) and any(word in strategy for word in ("spawn", "fork", "notebook")):
+            raise ValueError(
+                f"`strategy` must start its processes by the command line again, as 'ddp' does: {strategy!r} copies "
+                "this one, and a cohort cannot be copied"
+            )
+        if strategy in ("auto", "ddp"):
+            # Gloo, since nothing is exchanged: a process that waits leaves its GPU alone, and hears when another dies.
+            strategy = strategies.DDPStrategy(process_group_backend="gloo", timeout=PATIENCE)
+        self.strategy = strategy
+        self.devices = devices
+        self.accelerator = accelerator
+        self.num_nodes = num_nodes
+        self.split = split
+
+    def run(self, cohort: Cohort) -> None:
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            # It tells of its devices, and gives tips.
+            logging.getLogger(name).setLevel(logging.WARNING)
+        trainer = lightning.Trainer(
+            accelerator=self.accelerator,
+            devices=self.devices,
+            num_nodes=self.num_nodes,
+            strategy=self.strategy,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            # Shares are made here: Lightning's own sampler refuses to have fewer cases than processes.
+            use_distributed_sampler=False,
+            # Threads that save and draw work on what is made in it, and have no such mode.
+            inference_mode=False,
+        )
+        standing = dist.is_initialized()
+        share = _Share(cohort, self.split)
+        cohort.expect()
+        try:
+            trainer.predict(share, range(1), return_predictions=False)
+        except SystemExit:
+            if share.interrupted:
+                # Of which Lightning makes an exit without a word.
+                raise KeyboardInterrupt from None
+            raise
+        self.speaks = trainer.is_global_zero
+        wait_for_all(trainer.strategy.barrier)
+        if dist.is_initialized() and not standing:
+            dist.destroy_process_group()
+
+
+class _Share(LightningModule):
+    """Explains this process's share of a cohort, in the one step that it has."""
+
+    def __init__(self, cohort: Cohort, split: str) -> None:
+        super().__init__()
+        self.cohort = cohort
+        self.split = split
+        self.interrupted = False
+
+    def predict_step(self, batch: Any, batch_idx: int = 0) -> int:
+        given, used = self.trainer.strategy.root_device, torch.device(self.cohort.evaluator.state.device)
+        if given.type == "cuda" and given != used:
+            raise ValueError(
+                f"Lightning gives this process {given}, and the network is on {used}: give `devices` as a number, and "
+                "choose GPUs by CUDA_VISIBLE_DEVICES"
+            )
+        try:
+            with alone():
+                RankEngine(self.trainer.global_rank, self.trainer.world_size, self.split).run(self.cohort)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
+        return len(self.cohort.handler.explained)

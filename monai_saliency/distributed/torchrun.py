@@ -1,0 +1,45 @@
+"""Processes that know their number and how many there are, and share the units between them: ``torchrun``."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import torch.distributed as dist
+
+from monai_saliency.distributed.base import Cohort
+from monai_saliency.distributed.process_group import alone, wait_for_all
+from monai_saliency.distributed.ranks import PATIENCE, RankEngine
+
+__all__ = ["TorchrunEngine"]
+
+
+class TorchrunEngine(RankEngine):
+    """The processes that ``torchrun`` starts: at the end each waits for all, and the first tells the figures.
+
+    Without ``torchrun`` it is the plain run. Nothing goes between the processes but that they are done: scores meet in
+    the store, and so a process that ends early can be started again by ``--max-restarts``.
+
+    Args:
+        split: see :class:`RankEngine`.
+    """
+
+    waits = True
+
+    def __init__(self, split: str = "auto") -> None:
+        super().__init__(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), split)
+        self.speaks = self.rank == 0
+
+    def run(self, cohort: Cohort) -> None:
+        # A bundle for several GPUs may have made a group, whose patience is that of training.
+        standing = dist.is_initialized()
+        group = dist.new_group(backend="gloo", timeout=PATIENCE) if standing else None
+        with alone():
+            super().run(cohort)
+        if self.world_size > 1:
+            if not standing:
+                # Only now: while a group stands, whatever a bundle gathers waits for all processes.
+                dist.init_process_group("gloo", timeout=PATIENCE)
+            wait_for_all(partial(dist.barrier, group))
+            if not standing:
+                dist.destroy_process_group()

@@ -1,0 +1,95 @@
+"""An evaluator whose cases each end with a map or in the list of failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monai.data import MetaTensor, decollate_batch, list_data_collate
+from monai.engines import IterationEvents, SupervisedEvaluator
+
+from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
+from monai_saliency.storage.failures import Failures
+from monai_saliency.utils.tensors import with_meta_of
+from monai_saliency.utils.timing import BusyMeter
+
+__all__ = ["CohortEvaluator"]
+
+
+class CohortEvaluator(SupervisedEvaluator):
+    """A ``SupervisedEvaluator`` that goes on where the network, or the postprocessing, fails on a case.
+
+    Where a batch fails, each of its cases is tried alone, so that the others have their predictions and maps.
+
+    Handlers of ``FORWARD_COMPLETED``, where cases are explained, are called after those of ``MODEL_COMPLETED``, where
+    predictions are postprocessed: a case ends with a map or in the list of failures, never in both. They still see the
+    batch and the output as the network left them. What they raise themselves stops the run.
+
+    Args:
+        args: those of ``SupervisedEvaluator``.
+        failures: where failed cases go; the error is raised when None.
+        meter: counts the time in which the network predicts; the one that explains is to have it as well.
+        kwargs: those of ``SupervisedEvaluator``.
+    """
+
+    def __init__(
+        self, *args: Any, failures: Failures | None = None, meter: BusyMeter | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.failures = failures
+        self.meter = meter
+        self._predicted = False
+        if meter is not None:
+            self.inferer = meter.watch(self.inferer)
+
+    def fire_event(self, event_name: Any) -> None:
+        """As ignite's, but for the order of two events, see :class:`CohortEvaluator`."""
+        if event_name == IterationEvents.FORWARD_COMPLETED:
+            return
+        if event_name != IterationEvents.MODEL_COMPLETED:
+            super().fire_event(event_name)
+            return
+        forward = self.state.batch, self.state.output
+        self.state.batch, self.state.output = map(_copied, forward)
+        super().fire_event(event_name)
+        self._predicted = True
+        processed = self.state.batch, self.state.output
+        self.state.batch, self.state.output = forward
+        super().fire_event(IterationEvents.FORWARD_COMPLETED)
+        self.state.batch, self.state.output = processed
+
+    def _iteration(self, engine: Any, batchdata: Any) -> Any:
+        names = [str(name) for name in batchdata.get("case", [])] if isinstance(batchdata, dict) else []
+        self._predicted = False
+        try:
+            return super()._iteration(engine, batchdata)
+        except Exception as error:
+            cause = root_cause(error)
+            if isinstance(cause, OutputError) or not names:
+                raise
+            if self.failures is None or self._predicted:
+                # One that names a case says which of them it was.
+                raise (cause if isinstance(cause, CaseError) else as_case_error(error, ", ".join(names))) from error
+            if len(names) == 1:
+                self.failures.add(names[0], "predict", error)
+                return {}
+        # The error is gone by now, and with it the memory that its frames held.
+        return self._each_alone(engine, batchdata)
+
+    def _each_alone(self, engine: Any, batchdata: dict[str, Any]) -> Any:
+        """The outputs of the cases of a batch that do not fail alone, whose items are the engine's batch then."""
+        batches, outputs = [], []
+        for item in decollate_batch(batchdata):
+            engine.state.batch = list_data_collate([item])
+            if output := self._iteration(engine, engine.state.batch):
+                # One dictionary where batches are not decollated.
+                batches += engine.state.batch if isinstance(engine.state.batch, list) else [engine.state.batch]
+                outputs += output if isinstance(output, list) else [output]
+        engine.state.batch = batches
+        return outputs or {}
+
+
+def _copied(batch: Any) -> Any:
+    """A batch of the same voxels for postprocessing, which uses up the record of the transforms that it inverts."""
+    if not isinstance(batch, dict):
+        return batch
+    return {key: with_meta_of(value, value) if isinstance(value, MetaTensor) else value for key, value in batch.items()}

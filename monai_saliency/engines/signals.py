@@ -1,0 +1,76 @@
+"""Stopping a run by a signal, so that nothing of it is left behind and the next one goes on from there."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from monai.engines import Evaluator
+
+from monai_saliency.utils.optional_imports import require
+
+if TYPE_CHECKING:
+    from monai_saliency.handlers.saliency_handler import SaliencyHandler
+
+__all__ = ["stoppable"]
+
+Events = require("ignite.engine", extra="bundle").Events
+
+
+class _Terminated(SystemExit):
+    """SIGTERM, with which a cluster announces the end of a job."""
+
+
+@contextmanager
+def stoppable(evaluator: Evaluator, handler: SaliencyHandler | None = None) -> Iterator[None]:
+    """Let Ctrl-C, and in the main thread SIGTERM, end the run of an evaluator as any error would, and say what is done.
+
+    SIGTERM is left to whoever handles it already. One that comes while the run is ending is ignored.
+
+    Args:
+        evaluator: it.
+        handler: knows which cases are explained where the evaluator itself meets none, since an engine has others do
+            them.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, with one line that says how far the run came.
+        SystemExit: with status 143, as shells give it, after SIGTERM; the line is printed.
+    """
+    done = 0
+
+    def count(engine: Any) -> None:
+        nonlocal done
+        batch = engine.state.batch
+        done += len(batch if isinstance(batch, list) else batch.get("case", ()) if isinstance(batch, dict) else ())
+
+    def stopped(name: str) -> str:
+        dataset = getattr(evaluator.data_loader, "dataset", None)
+        total = f" of {len(dataset)}" if isinstance(dataset, Sized) else ""
+        cases = done or len(handler.explained if handler is not None else ())
+        return (
+            f"stopped by {name} after {cases}{total} cases. What was written is whole; run the same command again to "
+            "go on: scores that are kept are not computed again"
+        )
+
+    def terminate(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise _Terminated(128 + number)
+
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        with evaluator.add_event_handler(Events.ITERATION_COMPLETED, count):
+            yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(stopped("Ctrl-C")) from None
+    except _Terminated:
+        print(stopped("SIGTERM"), file=sys.stderr)
+        raise
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

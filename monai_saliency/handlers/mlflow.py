@@ -1,0 +1,225 @@
+"""What MONAI's ``--tracking mlflow`` records of a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import unquote
+
+from monai.bundle import ConfigParser
+from monai.handlers import MLFlowHandler
+from monai.utils import path_to_sqlite_uri
+
+from monai_saliency.handlers.summary import Summary, figures
+from monai_saliency.networks.identity import network_fingerprint
+from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.files import atomic_path, is_running, locked, this_process
+from monai_saliency.utils.optional_imports import require
+
+__all__ = ["Tracker", "check"]
+
+logger = logging.getLogger(__name__)
+
+_CASE_METRICS = ("probability", "score", "peak_saliency", "peak_in_label", "forwards", "seconds")
+_BATCH = 1000  # metrics that MLflow takes at once
+_SQLITE = "sqlite:///"
+_HOST, _PROCESS = "monai_saliency.host", "monai_saliency.process"
+
+
+def check(save_execute_config: str | bool | None, output_dir: str | Path) -> None:
+    """Before any work, see whether the tracking that was asked for can be done, and make its database.
+
+    MLflow's own telemetry, which connects to the internet, is switched off unless its variable is set.
+
+    Args:
+        save_execute_config: the config's id of that name, which MONAI replaces by the executed config's path where
+            ``--tracking`` is given, and leaves alone where it is not.
+        output_dir: the run's.
+
+    Raises:
+        OptionalImportError: when MLflow is to record the run and is not installed.
+    """
+    if isinstance(save_execute_config, bool):
+        return
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    path = _executed_config(save_execute_config or "", output_dir)
+    if not path.is_file():
+        return
+    config = ConfigParser(ConfigParser.load_config_file(path))
+    for i, handler in enumerate(config.get("handlers") or []):
+        if isinstance(handler, dict) and str(handler.get("_target_")).endswith(MLFlowHandler.__name__):
+            require("mlflow", extra="mlflow")
+            if "tracking_uri" in handler and "MLFLOW_TRACKING_URI" not in os.environ:
+                _make_database(config.get_parsed_content(f"handlers::{i}::tracking_uri"))
+
+
+def _executed_config(path: str | Path, output_dir: str | Path) -> Path:
+    """The executed config's file, from the path that MONAI tells its handler.
+
+    MONAI 1.6.1 tells it ``/maps + '/config_<time>.json'``, an expression that nothing evaluates, where ``output_dir``
+    is the plain text ``/maps``.
+    """
+    name = re.search(r" \+ '/(config_\w+\.json)'$", str(path))
+    return Path(output_dir) / name[1] if name else Path(path)
+
+
+def _make_database(uri: str | None) -> None:
+    """Make an SQLite file that is not there yet, whole or not at all.
+
+    MLflow 3.17 makes it in many steps, which a kill in between, or two programs at once, leave broken for good.
+    """
+    if uri is None or not uri.startswith(_SQLITE):
+        return
+    path = Path(unquote(uri.removeprefix(_SQLITE)))
+    with locked(path.with_name(f".{path.name}.lock")):
+        if not path.exists():
+            with atomic_path(path) as temporary:
+                MLFlowHandler(path_to_sqlite_uri(temporary)).close()
+
+
+class Tracker:
+    """Completes what MONAI's ``MLFlowHandler`` records, as a context around the evaluator's run.
+
+    The handler comes with ``--tracking`` and says where: the server or database, the experiment, the run's name. This
+    adds the settings as parameters, the cohort's :func:`~monai_saliency.handlers.summary.figures` as metrics, each row
+    of
+    ``summary.csv`` as a step of the metrics ``case/score``, ``case/seconds``, ..., and as artifacts the table
+    (``summary.json``, for MLflow's table view, and ``summary.csv``), ``failures.csv``, the pictures and the executed
+    config. The table counts: cases that an earlier run, or another one on the same folder, has explained are in it.
+
+    Each run of the program is a run of its own in MLflow. It ends as ``FINISHED`` when all cases were tried, with or
+    without failures, as ``KILLED`` by Ctrl-C or SIGTERM, and as ``FAILED`` by any error; what there is by then is
+    recorded. One whose process was killed outright is ``RUNNING`` until the next one on that machine marks it
+    ``KILLED``.
+
+    Args:
+        handlers: the evaluator's; without an ``MLFlowHandler`` among them nothing is done.
+        settings: to record.
+        summary: the cohort's table.
+        failures: the cases without a map.
+        network: its class and its weights' fingerprint are recorded.
+        network_id: names the network where it is no module.
+        output_dir: the folder that the pictures are in.
+        picture: whether the run draws them.
+        saliency_key: the end of their names.
+    """
+
+    def __init__(
+        self,
+        handlers: Sequence[Any],
+        settings: Mapping[str, Any],
+        summary: Summary,
+        failures: Failures,
+        network: Callable[..., Any],
+        network_id: str | None = None,
+        output_dir: str | Path = ".",
+        picture: bool = True,
+        saliency_key: str = "saliency",
+    ) -> None:
+        self.handlers: list[Any] = [handler for handler in handlers if isinstance(handler, MLFlowHandler)]
+        self.settings = dict(settings)
+        self.summary = summary
+        self.failures = failures
+        self.network = network
+        self.network_id = network_id
+        self.output_dir = Path(output_dir)
+        self.picture = picture
+        self.saliency_key = saliency_key
+        self._runs: list[Any] = []
+
+    def __enter__(self) -> Tracker:
+        self._runs = [self._start(handler) for handler in self.handlers]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        status = "FINISHED" if error is None else "FAILED" if isinstance(error, Exception) else "KILLED"
+        for handler, run in zip(self.handlers, self._runs, strict=True):
+            try:
+                self._finish(handler, run, status)
+            except Exception:
+                if error is None:
+                    raise
+                logger.exception("the run's end is not recorded in MLflow")
+
+    def _start(self, handler: Any) -> Any:
+        network = {
+            "network": type(self.network).__name__,
+            "network_fingerprint": network_fingerprint(self.network, self.network_id),
+        }
+        handler.experiment_param = self.settings | network | (handler.experiment_param or {})
+        handler.artifacts = tuple(_executed_config(path, self.output_dir) for path in handler.artifacts if path)
+        if (handler.artifact_location or "").startswith("file:"):
+            # MONAI 1.6.1 quotes the folder twice: "my maps" becomes another folder, "my%20maps".
+            handler.artifact_location = handler.artifact_location.replace("%25", "%")
+        # Left to itself the handler goes on in any unfinished run of the experiment: that of a program that was killed,
+        # whose parameters may differ and cannot be changed, or of one that runs beside this one.
+        handler._set_experiment()
+        experiment, client = handler.experiment.experiment_id, handler.client
+        host = socket.gethostname()
+        for run in client.search_runs([experiment], f"status = 'RUNNING' and tags.`{_HOST}` = '{host}'"):
+            if not is_running(run.data.tags[_PROCESS]):
+                client.set_terminated(run.info.run_id, "KILLED")
+        handler.cur_run = client.create_run(
+            experiment,
+            tags={_HOST: host, _PROCESS: this_process()},
+            run_name=handler.run_name or f"run_{time.strftime('%Y%m%d_%H%M%S')}",
+        )
+        return handler.cur_run
+
+    def _finish(self, handler: Any, run: Any, status: str) -> None:
+        handler.cur_run, handler.run_finish_status = run, status
+        try:
+            rows = self.summary.read()
+            self._log_metrics(handler.client, run.info.run_id, rows)
+            self._log_artifacts(handler.client, run.info.run_id, rows)
+            if status != "FINISHED":  # or it has done so at the evaluator's end
+                handler.complete()
+        finally:
+            handler.close()
+
+    def _log_metrics(self, client: Any, run_id: str, rows: Sequence[dict[str, str]]) -> None:
+        entities = require("mlflow.entities", extra="mlflow")
+        now = int(time.time() * 1000)
+        metrics = [
+            entities.Metric(name, value, now, 0) for name, value in figures(rows, len(self.failures.rows)).items()
+        ]
+        for step, row in enumerate(rows, start=1):
+            values = {name: _typed(row[name]) for name in _CASE_METRICS}
+            metrics += [
+                entities.Metric(f"case/{name}", float(value), now, step)
+                for name, value in values.items()
+                if isinstance(value, (bool, float))
+            ]
+        for start in range(0, len(metrics), _BATCH):
+            client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
+
+    def _log_artifacts(self, client: Any, run_id: str, rows: Sequence[dict[str, str]]) -> None:
+        for path in (self.summary.path, self.failures.path):
+            if path.is_file():
+                client.log_artifact(run_id, str(path))
+        if rows:
+            table = {name: [row[name] if name == "case" else _typed(row[name]) for row in rows] for name in rows[0]}
+            client.log_table(run_id, table, "summary.json")
+        for case in dict.fromkeys(row["case"] for row in rows if self.picture):
+            picture = self.output_dir / f"{case}_{self.saliency_key}.png"
+            if picture.is_file():
+                client.log_artifact(run_id, str(picture), (Path("pictures") / case).parent.as_posix())
+
+
+def _typed(text: str) -> str | bool | float | None:
+    """What the text of a cell stands for."""
+    if text in ("", "True", "False"):
+        return text == "True" if text else None
+    try:
+        return float(text)
+    except ValueError:
+        return text

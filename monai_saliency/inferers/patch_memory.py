@@ -1,0 +1,157 @@
+"""The outputs of patches that are remembered, and for how long.
+
+Each output has a number, its *slot*. What runs the patches is in :mod:`monai_saliency.inferers.patches`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["OutputMemory", "Outputs", "PatchMemory", "Size", "owned"]
+
+
+@dataclass(frozen=True)
+class PatchMemory:
+    """Limits of what is remembered of patches. Beyond them the least recently used outputs go, and are run again.
+
+    Outputs that no mask needs any more are dropped at once, so windows, few of which share a patch's content, need
+    little more than the outputs of the unperturbed image. The limits are of the outputs themselves. The C library's
+    allocator may keep gaps beside them; ``MALLOC_MMAP_THRESHOLD_=262144`` in the environment makes it return them.
+
+    Args:
+        device_bytes: on the device where patches are stitched, if that is not the CPU.
+        host_bytes: in the host's memory, for what the device has no room for.
+    """
+
+    device_bytes: int = 2 * 2**30
+    host_bytes: int = 8 * 2**30
+
+
+class Outputs:
+    """The outputs of slots: remembered, or computed with the rest of their batch.
+
+    Args:
+        uses: how many times each slot will still be taken; those that will not be are not remembered.
+        batch_size: slots in a batch.
+        compute: runs a batch, giving its slots with their outputs.
+        memory: remembers.
+    """
+
+    def __init__(
+        self,
+        uses: np.ndarray,
+        batch_size: int,
+        compute: Callable[[int], Iterator[tuple[int, Any]]],
+        memory: OutputMemory,
+    ) -> None:
+        self.uses = uses
+        self.batch_size = batch_size
+        self.compute = compute
+        self.memory = memory
+
+    def take(self, slot: int) -> Any:
+        output = self.memory.get(slot)
+        self.uses[slot] -= 1
+        if output is None:
+            for other, computed in self.compute(slot // self.batch_size):
+                if other == slot:
+                    output = computed
+                if self.uses[other] and other not in self.memory:
+                    self.memory.put(other, computed)
+        elif not self.uses[slot]:
+            self.memory.pop(slot)
+        return output
+
+
+class OutputMemory:
+    """Outputs by slot, on the device, then on the host, then forgotten, least recently used first."""
+
+    def __init__(self, device: torch.device, limits: PatchMemory) -> None:
+        self.device, self.limits = device, limits
+        self.tiers = [_Tier(torch.device("cpu"), limits.host_bytes)]
+        if device.type != "cpu":
+            self.tiers.insert(0, _Tier(device, limits.device_bytes))
+
+    def __contains__(self, slot: int) -> bool:
+        return any(slot in tier.outputs for tier in self.tiers)
+
+    def put(self, slot: int, output: Any) -> None:
+        fallen = [(slot, output)]
+        for tier in self.tiers:
+            fallen = [lower for upper in fallen for lower in tier.put(*upper)]
+
+    def get(self, slot: int) -> Any | None:
+        """An output, which moves to the first tier, None where it is not remembered."""
+        if slot in self.tiers[0].outputs:
+            self.tiers[0].outputs.move_to_end(slot)
+            return self.tiers[0].outputs[slot]
+        output = self.pop(slot)
+        if output is not None:
+            self.put(slot, output)
+        return output
+
+    def pop(self, slot: int) -> Any | None:
+        """Take an output out, None where it is not remembered."""
+        return next((tier.pop(slot) for tier in self.tiers if slot in tier.outputs), None)
+
+    def empty(self) -> Iterator[tuple[int, Any]]:
+        """Take everything out, least recently used first."""
+        for tier in reversed(self.tiers):
+            for slot in list(tier.outputs):
+                yield slot, tier.pop(slot)
+
+    def sketch(self) -> OutputMemory:
+        """A memory that behaves as this one, of sizes without voxels."""
+        copy = OutputMemory(self.device, self.limits)
+        for tier, own in zip(copy.tiers, self.tiers, strict=True):
+            for slot, output in own.outputs.items():
+                tier.put(slot, Size(output.nbytes))
+        return copy
+
+
+class _Tier:
+    """One device's part of a memory."""
+
+    def __init__(self, device: torch.device, limit: int) -> None:
+        self.device = device
+        self.limit = limit
+        self.used = 0
+        self.outputs: OrderedDict[int, Any] = OrderedDict()
+
+    def put(self, slot: int, output: Any) -> list[tuple[int, Any]]:
+        """Keep an output; those that there is no more room for."""
+        if output.nbytes > self.limit:
+            return [(slot, output)]
+        fallen = []
+        while self.used + output.nbytes > self.limit:
+            oldest = next(iter(self.outputs))
+            fallen.append((oldest, self.pop(oldest)))
+        self.outputs[slot] = output.to(self.device)
+        self.used += output.nbytes
+        return fallen
+
+    def pop(self, slot: int) -> Any:
+        output = self.outputs.pop(slot)
+        self.used -= output.nbytes
+        return output
+
+
+@dataclass(frozen=True)
+class Size:
+    """Stands for an output where only room is asked for."""
+
+    nbytes: int
+
+    def to(self, device: torch.device) -> Size:
+        return self
+
+
+def owned(part: torch.Tensor) -> torch.Tensor:
+    """A part of a tensor that does not keep the rest in memory."""
+    return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()

@@ -1,0 +1,121 @@
+"""Masks made of regions: organs of a label map, or supervoxels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from monai_saliency.masks.base import BoundMasks, Masks, Regions, random_rows
+from monai_saliency.utils.arguments import whole_numbers
+from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.tensors import plain
+
+__all__ = ["RegionMasks"]
+
+
+class RegionMasks(Masks):
+    """Masks that hide whole regions: organs, the regions of an atlas, supervoxels. 2D and 3D.
+
+    A region is the voxels of one label other than 0, and label 0 is always kept. A mask is a *coalition*: which regions
+    are kept, the others being hidden.
+
+    Args:
+        num_masks: how many random coalitions; None for as many masks as there are regions, each hiding one of them.
+        p1: probability in [0, 1] that a region is kept in a random coalition.
+        seed: of random coalitions. More masks of one seed continue the fewer.
+        regions: makes the label map ``(1, *spatial)`` of an image ``(C, *spatial)`` and its voxel sizes in mm (None
+            where they are unknown), as :class:`~monai_saliency.Supervoxels` does; by default it is the case's own.
+    """
+
+    def __init__(
+        self,
+        num_masks: int | None = None,
+        p1: float = 0.5,
+        seed: int = 0,
+        regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    ) -> None:
+        if num_masks is not None:
+            whole_numbers("num_masks", num_masks, 1)
+        whole_numbers("seed", seed, 0)
+        if not 0 <= p1 <= 1:
+            raise ValueError(f"`p1` must be in [0, 1], got {p1}")
+        self.num_masks = None if num_masks is None else int(num_masks)
+        self.p1 = float(p1)
+        self.seed = int(seed)
+        self.regions = regions
+
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
+        if self.regions is not None:
+            labels = self.regions(image, spacing)
+        if labels is None:
+            raise ValueError(
+                "masks of regions need the case's label map: give `labels` (the handler's `label_key`), or `regions`, "
+                "which makes one of the image"
+            )
+        return BoundRegionMasks(self, image, labels)
+
+
+class BoundRegionMasks(BoundMasks):
+    """The masks of one label map.
+
+    Attributes:
+        values: the regions' labels, ascending.
+        index: int32 ``(*spatial)``: each voxel's place in ``values``, counted from 1; 0 where it is always kept.
+    """
+
+    def __init__(self, masks: RegionMasks, image: torch.Tensor, labels: torch.Tensor) -> None:
+        super().__init__(image)
+        labels = torch.as_tensor(plain(labels))
+        if labels.shape not in (self.spatial_shape, (1, *self.spatial_shape)):
+            raise ValueError(
+                f"the label map has shape {tuple(labels.shape)}, the image needs one of {(1, *self.spatial_shape)}: "
+                "take it through the image's own spatial transforms, with nearest-neighbour interpolation"
+            )
+        labels = labels.to(self.device).reshape(self.spatial_shape)
+        if labels.is_floating_point():
+            if not bool((labels == labels.round()).all()):
+                raise ValueError(
+                    "the label map holds values that are no whole numbers: resample it by nearest neighbour"
+                )
+            labels = labels.long()
+        found, place = labels.unique(return_inverse=True)
+        hidden = found != 0
+        if not bool(hidden.any()):
+            raise ValueError("the label map holds no label but 0, so there is no region to hide")
+        self.values = found[hidden].tolist()
+        self.index = torch.where(hidden, hidden.cumsum(0), 0).to(torch.int32)[place]
+        self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
+        digest = hashlib.sha256(self.index.cpu().numpy().tobytes()).hexdigest()
+        self.key = ("RegionMasks", self.seed, self.p1, self.num_masks, tuple(self.values), digest, self.spatial_shape)
+
+    @property
+    def regions(self) -> Regions:
+        return Regions(self.values, self.index)
+
+    def __len__(self) -> int:
+        return self.num_masks or len(self.values)
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """``coalition`` bool ``(n, regions)``, True where a region is kept."""
+        if self.num_masks is None:
+            return {"coalition": np.asarray(indices, dtype=int)[:, None] != np.arange(len(self.values))}
+        return {"coalition": random_rows(self.seed, indices, len(self.values)) < self.p1}
+
+    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        present = self.index[box].unique().cpu().numpy()
+        hidden = ~self.codes(indices)["coalition"][:, present[present > 0] - 1]
+        return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        return self._render_box(codes, (slice(None),) * len(self.spatial_shape), device)
+
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+        coalition = torch.from_numpy(codes["coalition"]).to(device, self.dtype)
+        kept = torch.cat([coalition.new_ones(len(coalition), 1), coalition], dim=1)
+        index = self.index[box].to(device)
+        return kept.index_select(1, index.flatten()).reshape(len(coalition), 1, *index.shape)

@@ -1,0 +1,137 @@
+"""Random grids, stretched to the image: the masks of RISE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from monai_saliency.masks.base import BoundMasks, Masks, random_rows
+from monai_saliency.utils.arguments import per_axis, whole_numbers
+from monai_saliency.utils.precision import exact_arithmetic
+
+__all__ = ["RISEMasks"]
+
+
+class RISEMasks(Masks):
+    """Random smooth masks of RISE (Petsiuk et al., BMVC 2018, section 3.2), in 2D and 3D.
+
+    A mask is a small grid of cells, each kept with probability ``p1``, stretched linearly to slightly more than the
+    image and cropped at a random shift of up to one cell. Grids and shifts are drawn as xaitk-saliency's ``RISEGrid``
+    draws them in 2D at ``threads=0``, where both packages give the same masks for a seed.
+
+    Args:
+        num_masks: how many masks.
+        grid_size: cells along each axis, one number or one per axis.
+        p1: probability in [0, 1] that a cell is kept.
+        seed: of all draws. More masks of one seed continue the fewer.
+    """
+
+    def __init__(self, num_masks: int, grid_size: int | Sequence[int] = 8, p1: float = 0.5, seed: int = 0) -> None:
+        whole_numbers("num_masks", num_masks, 1)
+        whole_numbers("grid_size", grid_size, 1)
+        whole_numbers("seed", seed, 0)
+        if not 0 <= p1 <= 1:
+            raise ValueError(f"`p1` must be in [0, 1], got {p1}")
+        self.num_masks = int(num_masks)
+        self.grid_size = grid_size
+        self.p1 = float(p1)
+        self.seed = int(seed)
+
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
+        return _BoundRISEMasks(self, image)
+
+
+class _BoundRISEMasks(BoundMasks):
+    def __init__(self, masks: RISEMasks, image: torch.Tensor) -> None:
+        super().__init__(image)
+        self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
+        self.grid_shape = per_axis("grid_size", masks.grid_size, self.spatial_shape)
+        self.cell_shape = tuple(-(-n // s) for n, s in zip(self.spatial_shape, self.grid_shape, strict=True))
+        self.key = ("RISEMasks", self.seed, self.p1, self.num_masks, self.grid_shape, self.spatial_shape)
+        # The bounded integers of a stream cannot be reached at random, so all are drawn; they are a few bytes a mask.
+        self.shifts = np.random.default_rng(self.seed).integers(
+            0, self.cell_shape, size=(self.num_masks, len(self.cell_shape))
+        )
+        self._weights: dict[torch.device, list[torch.Tensor]] = {}
+
+    def __len__(self) -> int:
+        return self.num_masks
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """``grid`` bool ``(n, *grid_shape)``, True where a cell is kept, and ``shift`` int ``(n, spatial_dims)``."""
+        grids = random_rows(self.seed, indices, int(np.prod(self.grid_shape))) < self.p1
+        return {"grid": grids.reshape(-1, *self.grid_shape), "shift": self.shifts[np.asarray(indices, dtype=int)]}
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        stretched, last = self._all_but_last_axis(codes, device)
+        # The last axis makes the full-size masks; written last they need no copy to be contiguous.
+        return (stretched @ last).reshape(-1, 1, *self.spatial_shape)
+
+    def _all_but_last_axis(
+        self, codes: dict[str, np.ndarray], device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two factors of n masks: ``(n, voxels of all axes but the last, cells)`` and ``(n, cells, last axis)``."""
+        if device not in self._weights:
+            # Every window of a matrix is one shift: (shifts, cells, size).
+            self._weights[device] = [
+                _stretch_weights(cells, cell, self.dtype).to(device).unfold(0, size, 1)
+                for cells, cell, size in zip(self.grid_shape, self.cell_shape, self.spatial_shape, strict=True)
+            ]
+        masks = torch.from_numpy(codes["grid"]).to(device, self.dtype)
+        shifts = torch.from_numpy(codes["shift"]).to(device)
+        n = len(masks)
+        *others, last = (windows[shifts[:, axis]] for axis, windows in enumerate(self._weights[device]))
+        for axis, rows in enumerate(others):
+            # Linear interpolation is separable: one axis at a time, (n, size, cells) @ (n, cells, rest).
+            masks = masks.movedim(axis + 1, 1)
+            stretched = rows.transpose(1, 2) @ masks.reshape(n, masks.shape[1], -1)
+            masks = stretched.reshape(n, rows.shape[2], *masks.shape[2:]).movedim(1, axis + 1)
+        return masks.reshape(n, -1, masks.shape[-1]), last
+
+    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+        if weights.shape[1] > _FOLDED:
+            return super().weighted_sum(indices, weights)
+        # A weighted sum of products of two factors is one product of matrices, so that no mask is ever written.
+        sums = self.zero_sums(weights)
+        voxels = int(np.prod(self.spatial_shape[:-1]))
+        step = int(min(64, max(1, 2**23 // (voxels * self.grid_shape[-1]))))
+        weights = weights.to(self.device, self.dtype)
+        with exact_arithmetic(self.device):
+            for start in range(0, len(indices), step):
+                chunk = slice(start, min(start + step, len(indices)))
+                stretched, last = self._all_but_last_axis(self.codes(indices[chunk]), self.device)
+                weighted = last[:, :, None] * weights[chunk, None, :, None]
+                product = stretched.transpose(0, 1).flatten(1) @ weighted.flatten(0, 1).flatten(1)
+                sums += product.reshape(voxels, -1, self.spatial_shape[-1]).transpose(0, 1).reshape(sums.shape)
+        return sums
+
+
+# With more weights than this, folding them into RISE's last axis costs more than writing the masks.
+_FOLDED = 4
+
+
+def _stretch_weights(cells: int, cell_size: int, dtype: torch.dtype) -> torch.Tensor:
+    """The matrix ``((cells + 1) * cell_size, cells)`` that stretches a line of cells linearly.
+
+    Voxel centres are half-way, and beyond the outer cell centres the line is mirrored without repeating its edge
+    cell (scikit-image's ``reflect``), as in ``RISEGrid``.
+    """
+    size = (cells + 1) * cell_size
+    position = (torch.arange(size, dtype=torch.float64) + 0.5) * cells / size - 0.5
+    lower = position.floor().long()
+    above = position - lower
+    # The larger weight is rounded, and the smaller one is what it leaves of 1, exactly. So no mask rounds to above 1.
+    larger = torch.maximum(above, 1 - above).to(dtype)
+    upper = torch.where(above >= 0.5, larger, 1 - larger)
+    weights = torch.zeros(size, cells, dtype=dtype)
+    for offset, weight in ((0, 1 - upper), (1, upper)):
+        cell = (lower + offset).abs()
+        if cells == 1:
+            cell = torch.zeros_like(cell)
+        cell = torch.where(cell >= cells, 2 * (cells - 1) - cell, cell).clamp_min(0)
+        weights.scatter_add_(1, cell[:, None], weight[:, None])
+    return weights

@@ -1,0 +1,110 @@
+"""Windows that slide over the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.utils.arguments import per_axis, positive_numbers, voxels_of_mm, whole_numbers
+from monai_saliency.utils.boxes import Box
+
+__all__ = ["SlidingWindowMasks"]
+
+
+class SlidingWindowMasks(Masks):
+    """Windows that slide over the image, each hiding one box (Zeiler and Fergus, ECCV 2014, section 4.2), 2D and 3D.
+
+    Windows start every ``stride`` voxels along each axis, the whole row shifted by half of the last one's overhang
+    so that both borders are treated alike, and are cut at the border: the masks of xaitk-saliency's
+    ``SlidingWindow``, in its order (the last axis fastest).
+
+    Sizes in mm are for anisotropic scans. On each axis they become the nearest whole number of the image's voxels (half
+    a voxel rounds up), and at least one: 20 mm are 20 x 20 x 4 voxels of 1 x 1 x 5 mm.
+
+    Args:
+        window_size: the hidden box's edge, one number or one per axis.
+        stride: step, one number or one per axis; half of the window by default.
+        unit: of both: ``"voxel"`` or ``"mm"``.
+    """
+
+    def __init__(
+        self,
+        window_size: float | Sequence[float],
+        stride: float | Sequence[float] | None = None,
+        unit: str = "voxel",
+    ) -> None:
+        if unit not in ("voxel", "mm"):
+            raise ValueError(f"`unit` must be 'voxel' or 'mm', got {unit!r}")
+        if unit == "mm":
+            positive_numbers("window_size", window_size)
+            stride = (np.asarray(window_size) / 2).tolist() if stride is None else stride
+            positive_numbers("stride", stride)
+        else:
+            whole_numbers("window_size", window_size, 1)
+            stride = np.maximum(1, np.asarray(window_size) // 2).tolist() if stride is None else stride
+            whole_numbers("stride", stride, 1)
+        self.window_size = window_size
+        self.stride = stride
+        self.unit = unit
+
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
+        return BoundSlidingWindowMasks(self, image, spacing)
+
+
+class BoundSlidingWindowMasks(BoundMasks):
+    def __init__(self, masks: SlidingWindowMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
+        super().__init__(image)
+        window = per_axis("window_size", masks.window_size, self.spatial_shape)
+        strides = per_axis("stride", masks.stride, self.spatial_shape)
+        if masks.unit == "mm":
+            window, strides = voxels_of_mm(window, spacing), voxels_of_mm(strides, spacing)
+        self.window_shape = window
+        if any(w > n for w, n in zip(self.window_shape, self.spatial_shape, strict=True)):
+            raise ValueError(
+                f"`window_size` {self.window_shape} is larger than the image's spatial shape {self.spatial_shape}, in "
+                "voxels: a window that covers the whole image cannot tell where the evidence lies; use a smaller one"
+            )
+        self.key = ("SlidingWindowMasks", self.window_shape, strides, self.spatial_shape)
+        self.starts = []
+        for size, window, stride in zip(self.spatial_shape, self.window_shape, strides, strict=True):
+            starts = np.arange(0, size, stride)
+            overhang = window - (size - starts[-1])
+            self.starts.append(starts - overhang // 2)
+
+    def __len__(self) -> int:
+        return int(np.prod([len(starts) for starts in self.starts]))
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """``corner`` int ``(n, spatial_dims)``: each window's first voxel, negative where the border cuts it."""
+        along = np.unravel_index(np.asarray(indices, dtype=int), [len(starts) for starts in self.starts])
+        return {"corner": np.stack([starts[i] for starts, i in zip(self.starts, along, strict=True)], axis=-1)}
+
+    def hidden_boxes(self, indices: Sequence[int]) -> list[Box]:
+        corners = self.codes(indices)["corner"]
+        first, last = np.maximum(corners, 0), np.minimum(corners + self.window_shape, self.spatial_shape)
+        return [tuple(map(slice, *ends)) for ends in zip(first.tolist(), last.tolist(), strict=True)]
+
+    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        corners = self.codes(indices)["corner"]
+        start, stop = (np.array([getattr(side, end) for side in box]) for end in ("start", "stop"))
+        first, last = np.maximum(corners, start), np.minimum(corners + self.window_shape, stop)
+        return (first < last).all(axis=1), np.concatenate([first, last], axis=1)
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
+
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+        corners = torch.from_numpy(codes["corner"]).to(device)
+        masks = torch.zeros((), dtype=self.dtype, device=device)
+        for axis, (side, window) in enumerate(zip(box, self.window_shape, strict=True)):
+            offset = torch.arange(side.start, side.stop, device=device) - corners[:, axis, None]
+            outside = ((offset < 0) | (offset >= window)).to(self.dtype)
+            # A voxel is kept that is outside along any axis. Only the last axis makes full-size masks, in one pass.
+            outside = outside.reshape(len(corners), *(-1 if a == axis else 1 for a in range(len(box))))
+            masks = torch.maximum(masks, outside)
+        return masks.unsqueeze(1)

@@ -1,0 +1,99 @@
+"""Who does what: units of work, and how several workers share a cohort.
+
+A unit of work is a case and a part of its masks, cut between network batches. Nothing else is ever handed out, whatever
+hands it out (:mod:`monai_saliency.distributed`): a worker is a process of a SLURM job or of ``torchrun``, a Ray actor,
+or a
+device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monai_saliency.utils.arguments import whole_numbers
+
+__all__ = ["Part", "Unit", "check_rank", "units"]
+
+_SPLITS = ("auto", "cases", "masks")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several parts of a case's masks, of nearly equal size.
+
+    Args:
+        index: which one, from 0.
+        count: how many there are.
+
+    Raises:
+        ValueError: when there is no such part.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        whole_numbers("count", self.count, 1)
+        whole_numbers("index", self.index, 0)
+        if self.index >= self.count:
+            raise ValueError(f"`index` must be below `count`: there is no part {self.index} of {self.count}")
+
+    def of(self, length: int) -> range:
+        """The part's share of ``length`` things in a row."""
+        return range(length * self.index // self.count, length * (self.index + 1) // self.count)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of work.
+
+    Args:
+        index: of the case in its cohort; or of the loader's batch, in a bundle whose loader decides what a batch is.
+        part: of the case's masks.
+    """
+
+    index: int
+    part: Part = Part()
+
+
+def units(count: int, num_workers: int = 1, split: str = "auto") -> list[Unit]:
+    """All units of a cohort; worker r of n takes ``units(...)[r::n]``, or whoever is free the next.
+
+    Args:
+        count: cases in the cohort.
+        num_workers: how many share it.
+        split: what they share:
+
+            - ``"cases"``: each case is one unit;
+            - ``"masks"``: each case is ``num_workers`` units, so that all work on the same case, for cohorts of few
+              large scans;
+            - ``"auto"``: cases, or where there are more workers than cases, parts of cases, as many as keep every
+              worker busy with one.
+
+    Raises:
+        ValueError: when an argument is out of its range.
+    """
+    whole_numbers("num_workers", num_workers, 1)
+    if split not in _SPLITS:
+        raise ValueError(f"`split` must be one of {', '.join(_SPLITS)}, got {split!r}")
+    if split == "masks":
+        return [Unit(index, Part(worker, num_workers)) for index in range(count) for worker in range(num_workers)]
+    if split == "cases" or num_workers <= count or count == 0:
+        return [Unit(index) for index in range(count)]
+    workers_of = [len(range(index, num_workers, count)) for index in range(count)]
+    return [Unit(r % count, Part(r // count, workers_of[r % count])) for r in range(num_workers)]
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Refuse a process's number that is none.
+
+    Args:
+        rank: from 0.
+        world_size: how many processes share the work.
+
+    Raises:
+        ValueError: when there is no such process.
+    """
+    whole_numbers("world_size", world_size, 1)
+    if rank not in range(world_size):
+        raise ValueError(f"`rank` must be in [0, {world_size}), the number of processes, got {rank}")

@@ -1,0 +1,1 @@
+"""Files, fingerprints, and what is kept between runs."""

@@ -1,0 +1,332 @@
+"""What a network's output says when nobody has said it: the target of a bundle whose task is not known beforehand."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from monai.transforms import Activations, Activationsd, AsDiscrete, AsDiscreted, Compose
+from monai.utils import CommonKeys
+
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.networks.outputs import read, shape
+from monai_saliency.targets import (
+    BoundTarget,
+    ClassScore,
+    DetectionScore,
+    EmbeddingSimilarity,
+    RegionScore,
+    RegressionScore,
+    Target,
+)
+
+__all__ = ["AutoTarget", "Choice", "Reading", "finds_nothing", "read_postprocessing"]
+
+_MAX_MAPS = 10
+# Names of outputs that say what the network found, beside those that only help to.
+_TELLING = re.compile("pred|prob|class|cls|logit|seg|mask|out", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a bundle's postprocessing reads a prediction.
+
+    Attributes:
+        activation: ``"softmax"`` or ``"sigmoid"``, where it applies one.
+        discrete: ``"argmax"`` or ``"threshold"``, where it makes labels.
+    """
+
+    activation: str | None = None
+    discrete: str | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The target of one case.
+
+    Attributes:
+        target: which number is explained.
+        words: the same in words, with the reason.
+        path: the part of the output that it reads; all of it by None.
+        prepare: what is done to that part before.
+    """
+
+    target: Target
+    words: str
+    path: tuple[Any, ...] | None = None
+    prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def read(self, output: Any) -> Any:
+        """The part of an output that the target reads."""
+        part = read(output, self.path)
+        return part if self.prepare is None else self.prepare(part)
+
+
+def read_postprocessing(transform: Any) -> dict[Any, Reading]:
+    """The activations and label-making transforms in a postprocessing, by the key that they read.
+
+    Args:
+        transform: any transform, ``Compose`` or callable; array transforms count for ``"pred"``.
+    """
+    readings: dict[Any, Reading] = {}
+    for each in transform.flatten().transforms if isinstance(transform, Compose) else [transform]:
+        if isinstance(each, (Activationsd, AsDiscreted)):
+            pairs = [(key, i) for i, key in enumerate(each.keys)]
+        elif isinstance(each, (Activations, AsDiscrete)):
+            pairs = [(CommonKeys.PRED, 0)]
+        else:
+            continue
+        for key, i in pairs:
+            old = readings.get(key, Reading())
+            if isinstance(each, (Activationsd, Activations)):
+                found = next((name for name in ("softmax", "sigmoid") if _setting(each, name, i)), None)
+                readings[key] = Reading(old.activation or found, old.discrete)
+            else:
+                argmax, threshold = _setting(each, "argmax", i), _setting(each, "threshold", i)
+                found = "argmax" if argmax else "threshold" if threshold is not None else None
+                readings[key] = Reading(old.activation, old.discrete or found)
+    return readings
+
+
+def _setting(transform: Any, name: str, index: int) -> Any:
+    value = getattr(transform, name, None)
+    return value[index] if isinstance(value, (tuple, list)) else value
+
+
+class AutoTarget(Target):
+    """Explains what a network says of a case, whatever its task.
+
+    ============================  ===================================================================================
+    output for an image           what is explained
+    ============================  ===================================================================================
+    ``(C,)``                      the predicted class, or the labels above one half where several may hold; one number
+                                  that no postprocessing reads as a class, by its value
+    ``(C, *spatial)``             for each predicted channel the mean probability in its region
+    dictionary with boxes         for each detection, how well it is found again (D-RISE)
+    other dictionaries and lists  their first part that is one of the above, rather one named like a prediction
+    any other tensor              its numbers by their value where they are few, else how near they stay to the
+                                  unperturbed ones
+    ============================  ===================================================================================
+
+    Args:
+        readings: what the bundle's postprocessing does with its predictions (:func:`read_postprocessing`).
+        classes: ``"predicted"``, ``"all"`` or a list: classes, channels, or values of a regression.
+        activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``; by default that of the postprocessing, else what the
+            output's values suggest.
+        output: the part of the output that is explained; found by itself by default.
+    """
+
+    def __init__(
+        self,
+        readings: Mapping[Any, Reading] | None = None,
+        classes: Sequence[int] | str = "predicted",
+        activation: str | None = None,
+        output: str | int | Sequence[str | int] | None = None,
+    ) -> None:
+        if isinstance(classes, str) and classes not in ("predicted", "all"):
+            raise ValueError(f"`classes` must be a list of indices, 'predicted' or 'all', got {classes!r}")
+        self.readings = dict(readings or {})
+        self.classes = [int(classes)] if isinstance(classes, int) else classes
+        self.activation = activation
+        self.output = (output,) if isinstance(output, (str, int)) else None if output is None else tuple(output)
+
+    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
+        choice = self.choose(reference_output, case)
+        with warnings.catch_warnings():
+            # The activation is the bundle's own, or was chosen by the output's values.
+            warnings.filterwarnings("ignore", message=".*already looks like probabilities")
+            return _BoundChoice(choice, choice.target.bind(choice.read(reference_output), case))
+
+    def choose(self, output: Any, case: Case) -> Choice:
+        """The target of a case.
+
+        Args:
+            output: the network's, of the unperturbed case alone.
+            case: the case.
+
+        Raises:
+            CaseError: when nothing in the output can be explained.
+        """
+        path = self.output if self.output is not None else _first(output)
+        part = read(output, path)
+        where = f" of output {'/'.join(map(str, path))}" if path else ""
+        if _detections(part):
+            return self._detection(part, case, path, where)
+        if not isinstance(part, torch.Tensor):
+            raise CaseError(
+                case.name,
+                f"the network gave a {type(part).__name__} with no tensor that could be explained{where}; choose one "
+                "with --saliency_output, or give --saliency_target",
+            )
+        reading = self.readings.get(path[-1] if path else CommonKeys.PRED, self.readings.get(CommonKeys.PRED))
+        values = part.detach()
+        if not values.is_floating_point():
+            raise CaseError(
+                case.name,
+                f"the network's output{where} holds {str(values.dtype).removeprefix('torch.')} labels, which do not "
+                "tell how near another answer was: explain a network that gives scores",
+            )
+        spatial = values.ndim == case.image.ndim + 1
+        bare = self.activation is None and reading is None and values.shape[1:2] == (1,) and not _probable(values)
+        if (values.ndim != 2 and not spatial) or (values.ndim == 2 and bare):
+            return self._regression(values, path, where)
+        if spatial and bare:
+            words = f"image regression: mean of output channel 0{where}, which no postprocessing reads as a probability"
+            return Choice(RegionScore(0, "none", "all"), words, path)
+        activation, prepare, reason = self._activation(values, reading)
+        scores = values if prepare is None else prepare(values)
+        choose = self._segmentation if spatial else self._classification
+        target, words = choose(scores, activation)
+        if self.activation is None and _saturated(target, scores, case):
+            # Half of the evidence may be hidden without a change of the probability that could be measured.
+            target, words = choose(scores, "none")
+            activation, prepare = "none", None
+            reason = "its probability is 1 to six digits and would not change"
+        name = "probability" if prepare is not None else {"none": "score"}.get(activation, f"{activation} probability")
+        return Choice(target, words.format(name=name) + f"{where} ({reason})", path, prepare)
+
+    def _activation(
+        self, values: torch.Tensor, reading: Reading | None
+    ) -> tuple[str, Callable[[torch.Tensor], torch.Tensor] | None, str]:
+        """The activation, what comes before it, and the reason."""
+        if self.activation is not None:
+            return self.activation, None, "as asked for"
+        if reading is not None and reading.activation:
+            return reading.activation, None, "as the bundle's postprocessing does"
+        if _probable(values):
+            if values.shape[1] > 1 and bool(((values.sum(dim=1) - 1).abs() < 1e-3).all()):
+                return "none", None, "the output holds probabilities that sum to one"
+            return "sigmoid", _logit, "the output holds values between 0 and 1"
+        if reading is not None and reading.discrete == "threshold":
+            return "sigmoid", None, "the bundle's postprocessing sets a threshold"
+        if values.shape[1] == 1:
+            return "sigmoid", None, "one channel that is no probability yet"
+        if reading is not None and reading.discrete == "argmax":
+            return "softmax", None, "the bundle's postprocessing takes the highest"
+        return "softmax", None, "no postprocessing says otherwise"
+
+    def _classification(self, values: torch.Tensor, activation: str) -> tuple[Target, str]:
+        classes: Any = self.classes
+        if classes == "predicted" and activation == "sigmoid" and bool((values > 0).any()):
+            classes = (values[0] > 0).nonzero().flatten().tolist()
+        named = {"predicted": "the predicted class", "all": "all classes"}
+        what = named[classes] if isinstance(classes, str) else f"class {', '.join(map(str, classes))}"
+        return ClassScore(classes, activation), f"classification into {values.shape[1]}: {{name}} of {what}"
+
+    def _segmentation(self, values: torch.Tensor, activation: str) -> tuple[Target, str]:
+        channels: Any = self.classes
+        count = values.shape[1]
+        what = f"segmentation into {count}: mean {{name}}"
+        if channels == "all":
+            channels = list(range(count))
+        if not isinstance(channels, str):
+            # Channels that are named may have no predicted voxel.
+            return RegionScore(channels, activation, "all"), f"{what} of channel {_listed(channels)} in the image"
+        first = 0 if activation == "sigmoid" or count == 1 else 1  # channel 0 is background where exactly one wins
+        if activation == "sigmoid":
+            sizes = (values[0] > 0).flatten(1).sum(dim=1)
+        else:
+            sizes = torch.bincount(values[0].argmax(dim=0).flatten(), minlength=count)
+        found = [c for c in sizes.argsort(descending=True, stable=True).tolist() if c >= first and sizes[c] > 0]
+        if not found:
+            means = values[0, first:].flatten(1).mean(dim=1)
+            best = first + int(means.argmax())
+            return (
+                RegionScore(best, activation, "all"),
+                f"{what} of channel {best} in the whole image, since no voxel is predicted as any channel",
+            )
+        left = f", the largest of {len(found)}" if len(found) > _MAX_MAPS else ""
+        found = sorted(found[:_MAX_MAPS])
+        words = f"{what} of channel {_listed(found)} in its predicted region{left}"
+        return RegionScore(found, activation), words
+
+    def _regression(self, values: torch.Tensor, path: tuple[Any, ...] | None, where: str) -> Choice:
+        count = values[0].numel()
+        if not isinstance(self.classes, str) or self.classes == "all" or count <= 4:
+            numbers = "all" if isinstance(self.classes, str) else self.classes
+            words = f"regression: {_listed(numbers)} of {count} output values{where}"
+            return Choice(RegressionScore(numbers), words, path)
+        words = f"regression: how near all {count} output values {shape(values)}{where} stay to the unperturbed ones"
+        return Choice(EmbeddingSimilarity(measure="distance"), words, path)
+
+    def _detection(self, part: Any, case: Case, path: tuple[Any, ...] | None, where: str) -> Choice:
+        sure = DetectionScore(max_boxes=_MAX_MAPS)
+        words = "detection: the same box, class and confidence again, for "
+        try:
+            sure.bind(part, case)
+        except CaseError:
+            return Choice(DetectionScore(0.0, 1), f"{words}the surest box, as none reaches 0.5{where}", path)
+        return Choice(sure, f"{words}each box of confidence 0.5 or more, at most {_MAX_MAPS}{where}", path)
+
+
+class _BoundChoice(BoundTarget):
+    def __init__(self, choice: Choice, bound: BoundTarget) -> None:
+        self.choice = choice
+        self.bound = bound
+        self.labels = bound.labels
+
+    def __call__(self, output: Any) -> torch.Tensor:
+        return self.bound(self.choice.read(output))
+
+    def describe(self) -> dict[str, Any]:
+        return self.bound.describe()
+
+
+def _first(output: Any) -> tuple[Any, ...] | None:
+    """The path of the first part that may be explained, rather one whose name says so; None for all of the output."""
+    paths = list(_parts(output))
+    return next((path for path in paths if path and _TELLING.search(str(path[-1]))), paths[0] if paths else ()) or None
+
+
+def _parts(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if _detections(output) or (isinstance(output, torch.Tensor) and output.ndim > 1):
+        yield path
+    elif isinstance(output, (Mapping, list, tuple)):
+        for key, part in output.items() if isinstance(output, Mapping) else enumerate(output):
+            yield from _parts(part, (*path, key))
+
+
+def _detections(output: Any) -> bool:
+    """Whether an output holds boxes: dictionaries, one an image, with boxes ``(N, 4 or 6)`` in them."""
+    if isinstance(output, (list, tuple)) and output:
+        return _detections(output[0])
+    return isinstance(output, Mapping) and any(
+        "box" in str(key).lower() and isinstance(part, torch.Tensor) and part.shape[-1:] in ((4,), (6,))
+        for key, part in output.items()
+    )
+
+
+def _saturated(target: Target, values: torch.Tensor, case: Case) -> bool:
+    """Whether a softmax is one, to six digits, of all that is explained."""
+    if getattr(target, "activation", None) != "softmax":
+        return False
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*already looks like probabilities")
+        scores = target.bind(values, case)(values)
+    return bool((scores > 1 - 1e-6).all())
+
+
+def finds_nothing(output: Any) -> bool:
+    """Whether the output for one image is a detector's without a box."""
+    return _detections(output) and not any(
+        len(part) for key, part in output.items() if "box" in str(key).lower() and isinstance(part, torch.Tensor)
+    )
+
+
+def _probable(values: torch.Tensor) -> bool:
+    """Whether all values could be probabilities."""
+    return bool(((values >= 0) & (values <= 1)).all())
+
+
+def _logit(values: torch.Tensor) -> torch.Tensor:
+    """Probabilities as logits, so that what reads logits reads probabilities too: a sigmoid gives them back."""
+    return torch.logit(values.float(), eps=1e-7)
+
+
+def _listed(numbers: Sequence[int] | str) -> str:
+    return numbers if isinstance(numbers, str) else ", ".join(map(str, numbers))

@@ -1,0 +1,3 @@
+"""What every room needs: arguments, boxes, precision, tensors, optional imports, ranks, timing, profiling, patch
+grid.
+"""

@@ -1,0 +1,70 @@
+"""Where a sliding-window inferer cuts its patches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from monai.data.utils import dense_patch_slices
+from monai.inferers import SliceInferer, SlidingWindowInferer
+from monai.utils import ensure_tuple_rep, fall_back_tuple
+
+from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.monai_private import scan_interval
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["PatchGrid"]
+
+
+class PatchGrid:
+    """Where a sliding-window inferer cuts its patches, for one spatial shape.
+
+    Attributes:
+        roi_size: a patch's size.
+        step: from patch to patch along each axis.
+        boxes: the part of the image that each patch sees, in MONAI's order.
+        crop: where that part lies within a patch; the rest is padding, where a patch is larger than the image.
+        pad: the padding, as ``F.pad`` reads it.
+
+    Args:
+        inferer: the inferer.
+        spatial_shape: the image's.
+
+    Raises:
+        ValueError: when they do not fit each other.
+    """
+
+    def __init__(self, inferer: SlidingWindowInferer, spatial_shape: Sequence[int]) -> None:
+        dims = len(spatial_shape)
+        roi_size = inferer.roi_size
+        if isinstance(inferer, SliceInferer):
+            roi_size = list(inferer.orig_roi_size)
+            if dims != 3 or len(roi_size) != 2 or inferer.spatial_dim > 2:
+                raise ValueError(
+                    f"SliceInferer needs a 3D image and a 2D `roi_size`, got {spatial_shape} and {roi_size}"
+                )
+            roi_size.insert(inferer.spatial_dim, 1)
+        overlap = ensure_tuple_rep(inferer.overlap, dims)
+        if not all(0 <= o < 1 for o in overlap):
+            raise ValueError(f"`overlap` must be in [0, 1), got {overlap}")
+        self.roi_size = tuple(int(size) for size in fall_back_tuple(ensure_tuple_rep(roi_size, dims), spatial_shape))
+        padded = tuple(max(sizes) for sizes in zip(spatial_shape, self.roi_size, strict=True))
+        before = [(size - own) // 2 for size, own in zip(padded, spatial_shape, strict=True)]
+        self.pad: list[int] = []
+        for size, own, half in reversed(list(zip(padded, spatial_shape, before, strict=True))):
+            self.pad += [half, size - own - half]
+        self.step = scan_interval(padded, self.roi_size, dims, overlap)
+        # A padded axis has one patch, which holds all of the image along it.
+        self.crop = tuple(
+            slice(half, half + own) if size > own else slice(0, roi)
+            for size, own, half, roi in zip(padded, spatial_shape, before, self.roi_size, strict=True)
+        )
+        self.boxes: list[Box] = [
+            tuple(
+                slice(0, own) if size > own else slice(int(side.start), int(side.stop))
+                for side, size, own in zip(patch, padded, spatial_shape, strict=True)
+            )
+            for patch in dense_patch_slices(padded, self.roi_size, self.step)
+        ]

@@ -1,0 +1,5 @@
+"""Pictures of maps."""
+
+from monai_saliency.visualize.pictures import plot_saliency
+
+__all__ = ["plot_saliency"]

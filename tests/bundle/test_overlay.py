@@ -1,0 +1,431 @@
+"""The overlay, on small bundles with the ids and the structure of the Model Zoo's, and on others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import monai.networks.nets
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.files import contents, rows_of
+from helpers.layouts import LAYOUTS, Bundle, Layout
+from helpers.paths import BUNDLES, ROOT
+from helpers.scans import AFFINES, volume
+from monai.bundle import ConfigParser
+from monai.transforms import LoadImage
+from PIL import Image
+
+from monai_saliency.__main__ import main
+from monai_saliency.bundle.config import is_generative
+from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.bundle.overlay import Overlay, _randomness_untouched
+from monai_saliency.errors import root_cause
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_explains_a_layout_and_leaves_its_outputs_as_they_were(
+    layout: Layout, make: Callable[[str], Bundle], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bundle = make(layout.name)
+    name = "results" if layout.name == "renamed_ids" else "output_dir"
+    plain, explained, maps = (tmp_path / each for each in ("plain", "explained", "maps"))
+    bundle.run(**{name: str(plain)})
+    bundle.explain(**{name: str(explained)}, saliency_dir=str(maps))
+
+    assert contents(explained) == contents(plain)
+    if layout.name != "renamed_ids":  # which writes nothing
+        assert contents(plain)
+    found = sorted(path.relative_to(maps).as_posix() for path in maps.rglob("*_saliency.nii.gz"))
+    assert found == sorted(f"{case}_saliency.nii.gz" for case in bundle.scans)
+    assert not (maps / "failures.csv").exists()
+    for case, path in bundle.scans.items():
+        check_map(maps, case, path, layout.name)
+    said = [line for line in capfd.readouterr().out.splitlines() if line.startswith("monai_saliency: ")]
+    assert len(said) == 1
+    assert layout.words in said[0]
+    assert "13 forwards a case" in said[0]
+
+
+def test_regions_modalities_and_units(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    """What asks for more than the image: voxel sizes, regions, channels, and the scan's own intensities."""
+    bundle = make("spleen_ct_segmentation")
+    asked: dict[str, dict[str, Any]] = {
+        "supervoxels": {"saliency_method": "region_occlusion", "saliency_num_supervoxels": 60},
+        "mm": {"saliency_method": "sliding_window", "saliency_window_size": 12, "saliency_window_unit": "mm"},
+        "air": {"saliency_fill": -1000, "saliency_fill_unit": "scan"},
+        "black": {"saliency_fill": 0},
+    }
+    maps = {}
+    for name, settings in asked.items():
+        bundle.explain(saliency_dir=str(tmp_path / name), **settings)
+        assert not (tmp_path / name / "failures.csv").exists()
+        for case, path in bundle.scans.items():
+            scan, saliency = nib.load(path), nib.load(tmp_path / name / f"{case}_saliency.nii.gz")
+            assert saliency.shape == scan.shape
+            maps[name, case] = saliency.get_fdata()
+            assert np.ptp(maps[name, case]) > 0
+    case = next(iter(bundle.scans))
+    # Flat in each supervoxel.
+    assert len(np.unique(maps["supervoxels", case])) <= 61
+    # The bundle clips at -57 HU and scales that to 0: air is what zero is in the network's input.
+    np.testing.assert_allclose(maps["air", case], maps["black", case], atol=1e-6)
+    with pytest.raises(RuntimeError) as caught:
+        bundle.explain(
+            saliency_dir=str(tmp_path / "no"), saliency_method="region_occlusion", saliency_label_key="organs"
+        )
+    assert "no label map under `saliency_label_key` 'organs'" in str(root_cause(caught.value))
+
+    brats = make("brats_mri_segmentation")
+    brats.explain(saliency_dir=str(tmp_path / "modality"), saliency_method="channel_occlusion")
+    rows = rows_of(tmp_path / "modality" / "summary.csv")
+    assert sorted({row["channel"] for row in rows}) == ["0", "1", "2", "3"]
+    assert {row["forwards"] for row in rows} == {"5"}
+
+
+def test_a_sliding_window_model_remembers_its_patches(
+    make: Callable[[str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same maps from fewer patches of the network, through the bundle's own inferer."""
+    bundle = make("spleen_ct_segmentation")
+    windows = {"saliency_method": "sliding_window", "saliency_window_size": 8, "saliency_stride": 8}
+    bundle.explain(saliency_dir=str(tmp_path / "remembered"), **windows)
+    monkeypatch.setattr("monai_saliency.inferers.inferer.remember", lambda *args: None)
+    bundle.explain(saliency_dir=str(tmp_path / "plain"), **windows)
+    for case in bundle.scans:
+        one, other = (nib.load(tmp_path / n / f"{case}_saliency.nii.gz").get_fdata() for n in ("remembered", "plain"))
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4 * np.abs(other).max())
+    for remembered, plain in zip(
+        *(rows_of(tmp_path / n / "summary.csv") for n in ("remembered", "plain")), strict=True
+    ):
+        patches = int(plain["forwards"]) * 4  # at least so many a volume
+        assert 0 < int(remembered["forwards"]) < patches / 2
+
+
+def check_map(maps: Path, case: str, path: Path, layout: str) -> None:
+    """A map that lies on its image, whose values differ, with the table's row and a picture."""
+    saliency = nib.load(maps / f"{case}_saliency.nii.gz")
+    values = np.asarray(saliency.dataobj)
+    rows = [row for row in rows_of(maps / "summary.csv") if row["case"] == case]
+    scan = LoadImage(image_only=True)(path)
+    grid = tuple(scan.meta["spatial_shape"])
+    if layout == "valve_landmarks":  # the loader's axes, not the file's
+        grid = (24, 24, 2)
+    assert saliency.shape == (*grid, *([len(rows)] if len(rows) > 1 else []))
+    np.testing.assert_allclose(saliency.affine, scan.affine, atol=1e-5)
+    if path.suffix == ".gz" and layout != "valve_landmarks":
+        header = nib.load(path).header
+        assert (saliency.header["sform_code"], saliency.header["qform_code"]) == (
+            header["sform_code"],
+            header["qform_code"],
+        )
+    assert np.isfinite(values).all()
+    for each in np.moveaxis(values, -1, 0) if len(rows) > 1 else [values]:
+        assert np.ptp(each) > 0
+    assert all(int(row["forwards"]) == 13 for row in rows)
+    with Image.open(maps / f"{case}_saliency.png") as picture:
+        assert np.ptp(np.asarray(picture)) > 0
+
+
+def small_bundle(scans: list[Path], network: torch.nn.Module, **parts: Any) -> ConfigParser:
+    """A parser of a bundle made of objects, for what needs no files of its own."""
+    keys = {"keys": "image"}
+    config: dict[str, Any] = {
+        "preprocessing": {
+            "_target_": "Compose",
+            "transforms": [{"_target_": "LoadImaged", **keys}, {"_target_": "EnsureChannelFirstd", **keys}],
+        },
+        "dataset": {"_target_": "Dataset", "data": [{"image": str(s)} for s in scans], "transform": "@preprocessing"},
+        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 2},
+        "network": network,
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "cpu",
+            "val_data_loader": "@dataloader",
+            "network": "@network",
+        },
+        "run": ["$@evaluator.run()"],
+    }
+    return ConfigParser(config | parts)
+
+
+class Brightness(torch.nn.Module):
+    """Two channels: nothing, and how far a voxel is above 100."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.zeros_like(image), image - 100], dim=1)
+
+
+class Deaf(torch.nn.Module):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([[2.0, 1.0]]).repeat(len(image), 1)
+
+
+def test_peak_lies_on_the_planted_structure_in_the_scan(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    """Through resampling, cropping and padding, in a scan with oblique axes."""
+    bundle = make("renamed_ids")
+    for path in bundle.scans.values():
+        path.unlink()
+    data = np.full((20, 18, 15), 10, dtype=np.float32)
+    data[12:16, 4:8, 6:10] = 200
+    path = tmp_path / "data" / "scan.nii.gz"
+    nib.save(nib.Nifti1Image(data, AFFINES[0]), path)
+    network = {"_target_": f"{Planted.__module__}.Planted"}
+    bundle.explain(
+        model=network,
+        weights="nothing to load",
+        saliency_dir=str(tmp_path / "maps"),
+        saliency_num_masks=200,
+        saliency_grid_size=5,
+        saliency_picture=False,
+    )
+    (row,) = rows_of(tmp_path / "maps" / "summary.csv")
+    peak = [float(row[f"peak_{axis}_mm"]) for axis in "xyz"]
+    voxel = nib.affines.apply_affine(np.linalg.inv(AFFINES[0]), peak)
+    assert ((voxel > [10.5, 2.5, 4.5]) & (voxel < [16.5, 8.5, 10.5])).all()  # within one voxel
+
+
+class Planted(torch.nn.Module):
+    """Segments what is more than two standard deviations above the mean."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.zeros_like(image), image - 2], dim=1)
+
+
+def test_stopped_run_goes_on_with_the_scores_that_it_has(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    bundle = make("spleen_ct_segmentation")
+    settings = {"output_dir": str(tmp_path / "out"), "saliency_picture": False, "saliency_mask_batch_size": 4}
+    bundle.explain(**settings)
+    maps = tmp_path / "out" / "saliency"
+    first = contents(maps)
+    bundle.explain(**settings)
+    # The first batch alone, for the scores of the unperturbed scan.
+    assert [row["forwards"] for row in rows_of(maps / "summary.csv")] == ["4", "4"]
+    again = contents(maps)
+    images = [name for name in first if name.endswith(".nii.gz")]
+    assert len(images) == 2
+    assert all(first[name] == again[name] for name in images)
+
+
+def test_maps_lie_below_the_bundle_where_it_names_no_folder(tmp_path: Path) -> None:
+    scan = volume(tmp_path / "scan.nii.gz", (9, 8, 7), AFFINES[0], 0, low=0, high=200)
+    parser = small_bundle([scan], Brightness(), bundle_root=str(tmp_path / "bundle"))
+    Overlay(num_masks=8, picture=False).explain(parser)
+    assert (tmp_path / "bundle" / "eval" / "saliency" / "scan_saliency.nii.gz").is_file()
+
+
+def test_network_that_ignores_the_image_gets_an_error_and_no_map(tmp_path: Path) -> None:
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i) for i in range(2)]
+    with pytest.raises(SystemExit, match="2 cases without a map"):
+        Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle(scans, Deaf()))
+    rows = rows_of(tmp_path / "maps" / "failures.csv")
+    assert [row["case"] for row in rows] == ["0", "1"]
+    assert all("none of 5 perturbed images changed" in row["error"] for row in rows)
+    assert not list((tmp_path / "maps").rglob("*.nii.gz"))
+
+
+class Broken(torch.nn.Module):
+    """Gives NaN for the first image of a batch."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        score = image.mean(dim=(1, 2, 3, 4))
+        score = torch.where(image.amax(dim=(1, 2, 3, 4)) > 500, torch.nan, score)
+        return torch.stack([score, -score], dim=1)
+
+
+def test_case_that_fails_is_listed_and_the_others_go_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=900 - 800 * i) for i in range(2)]
+    with pytest.raises(SystemExit, match="1 case without a map"):
+        Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle(scans, Broken()))
+    (row,) = rows_of(tmp_path / "maps" / "failures.csv")
+    assert row["case"] == "0"
+    assert "NaN" in row["error"]
+    assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["1"]
+    assert "the first case cannot be explained" in capfd.readouterr().out
+
+
+def test_strict_stops_at_the_first_case(tmp_path: Path) -> None:
+    scan = volume(tmp_path / "scan.nii.gz", (8, 8, 8), AFFINES[1], 0)
+    with pytest.raises(Exception, match="Failed to evaluate") as raised:
+        Overlay(tmp_path / "maps", num_masks=5, strict=True).explain(small_bundle([scan], Deaf()))
+    assert "case scan: none of 5" in str(root_cause(raised.value))
+
+
+def test_generative_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = BUNDLES / "brain_image_synthesis_latent_diffusion_model"
+    monkeypatch.chdir(tmp_path)
+    files = [str(bundle / "configs" / "inference.json"), str(overlay_path("explain"))]
+    with pytest.raises(RuntimeError) as raised:
+        monai.bundle.run(run_id="explain", config_file=files, bundle_root=str(tmp_path))
+    message = str(root_cause(raised.value))
+    assert "no evaluator" in message
+    assert "generative: autoencoder_def (AutoencoderKL), diffusion_def (DiffusionModelUNet)" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_generator_with_an_evaluator_is_refused(tmp_path: Path) -> None:
+    config = {
+        "network": {
+            "_target_": "Generator",
+            "latent_shape": 4,
+            "start_shape": [2, 4, 4],
+            "channels": [1],
+            "strides": [2],
+        },
+        "dataloader": {"_target_": "DataLoader", "dataset": "$[torch.rand(4)]"},
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "cpu",
+            "val_data_loader": "@dataloader",
+            "network": "@network",
+            "prepare_batch": "$lambda batch, *_, **__: (batch, None, (), {})",
+        },
+        "inferring": ["$@evaluator.run()"],
+    }
+    with pytest.raises(ValueError, match="generative: its evaluator runs Generator"):
+        Overlay(tmp_path).explain(ConfigParser(config))
+
+
+def test_generative_networks_are_known_by_their_names() -> None:
+    classes = [kind for kind in vars(monai.networks.nets).values() if isinstance(kind, type)]
+    assert {kind.__name__ for kind in classes if is_generative(kind.__name__)} == {
+        "AutoencoderKL",
+        "ControlNet",
+        "DiffusionModelUNet",
+        "Generator",
+        "SPADEAutoencoderKL",
+        "SPADEDiffusionModelUNet",
+        "SPADENet",
+        "VQVAE",
+        "VarAutoEncoder",
+    }
+
+
+@pytest.mark.parametrize("kind", ["UNet", "SegResNetVAE", "AnchorGenerator"])
+def test_bundle_without_an_evaluator_says_so(tmp_path: Path, kind: str) -> None:
+    config = {"network": {"_target_": kind}, "run": ["$print('done')"]}
+    with pytest.raises(ValueError, match=r"no evaluator .*--saliency_evaluator"):
+        Overlay(tmp_path).explain(ConfigParser(config))
+
+
+def test_one_of_several_evaluators_is_named(tmp_path: Path) -> None:
+    scan = volume(tmp_path / "scan.nii.gz", (8, 8, 8), AFFINES[1], 0, low=0, high=200)
+    parser = small_bundle([scan], Brightness())
+    evaluator = parser.config.pop("evaluator")  # type: ignore[union-attr]
+    parser.config |= {"first": evaluator, "second": evaluator, "run": ["$@first.run()", "$@second.run()"]}  # type: ignore[operator]
+    with pytest.raises(ValueError, match=r"several evaluators \(first, second\)"):
+        Overlay(tmp_path / "maps").explain(parser)
+    Overlay(tmp_path / "maps", evaluator="second", num_masks=4).explain(parser)
+    assert (tmp_path / "maps" / "scan_saliency.nii.gz").is_file()
+
+
+def test_evaluator_that_meets_no_case_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="met no case"):
+        Overlay(tmp_path / "maps").explain(small_bundle([], Brightness(), dataloader=[]))
+
+
+def test_key_that_no_batch_has_is_an_error(tmp_path: Path) -> None:
+    scan = volume(tmp_path / "scan.nii.gz", (8, 8, 8), AFFINES[1], 0)
+    with pytest.raises(RuntimeError) as raised:
+        Overlay(tmp_path / "maps", image_key="ct").explain(small_bundle([scan], Brightness()))
+    assert "no key 'ct': --saliency_key must be one of ['image']" in str(root_cause(raised.value))
+
+
+class TwoInputs(torch.nn.Module):
+    """Sums an image's middle, as often as a further input says."""
+
+    def forward(self, image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        assert len(weight) == len(image)
+        score = image[:, 0, 3:5, 3:5, 3:5].mean(dim=(1, 2, 3)) / 100 * weight
+        return torch.stack([torch.zeros_like(score), score], dim=1)
+
+
+def test_further_inputs_are_held_beside_their_own_images(tmp_path: Path) -> None:
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, low=50, high=150) for i in range(2)]
+    parser = small_bundle(scans, TwoInputs())
+    weights = [1.0, 3.0]
+    parser["dataset"]["data"] = [{"image": str(s), "w": w} for s, w in zip(scans, weights, strict=True)]
+    parser["evaluator"]["prepare_batch"] = {"_target_": "monai.engines.PrepareBatchExtraInput", "extra_keys": ["w"]}
+    Overlay(tmp_path / "maps", num_masks=6, activation="none", picture=False).explain(parser)
+    for row, weight, scan in zip(rows_of(tmp_path / "maps" / "summary.csv"), weights, scans, strict=True):
+        middle = nib.load(scan).get_fdata()[3:5, 3:5, 3:5].mean() / 100
+        assert float(row["score"]) == pytest.approx(middle * weight, rel=1e-5)
+
+
+def test_global_random_generators_are_left_as_they_were() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    with _randomness_untouched():
+        torch.rand(7)
+        np.random.rand(3)  # noqa: NPY002
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_part_of_a_dictionary_is_chosen_by_name(
+    make: Callable[[str], Bundle], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bundle = make("pathology_nuclei_segmentation_classification")
+    bundle.explain(
+        saliency_output="type_prediction",
+        saliency_classes=[1, 4],
+        saliency_method="sliding_window",
+        saliency_dir=str(tmp_path / "maps"),
+        saliency_picture=False,
+    )
+    said = capfd.readouterr().out
+    assert "channel 1, 4 in the image of output type_prediction" in said
+    assert nib.load(tmp_path / "maps" / "tile_saliency.nii.gz").shape == (48, 40, 2)
+
+
+def test_path_of_an_overlay_is_printed_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["overlay", "explain"])
+    assert capsys.readouterr().out == f"{overlay_path('explain')}\n"
+    with pytest.raises(SystemExit) as raised:
+        main(["overlay", "elsewhere"])
+    assert raised.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "'explain'" in printed.err
+
+
+@pytest.mark.slow
+def test_command_of_the_readme(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    bundle = make("breast_density_classification")
+    python = f"{sys.executable} -W ignore -m"
+    command = (
+        f"{python} monai.bundle run explain --bundle_root {bundle.root} "
+        f"--config_file \"['{bundle.config}', '$({python} monai_saliency overlay explain)']\" "
+        f"--saliency_num_masks 5 --saliency_dir {tmp_path / 'maps'}"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    explained = subprocess.run(command, shell=True, capture_output=True, text=True, env=env, check=False)
+    assert explained.returncode == 0, explained.stderr
+    assert "monai_saliency: evaluator (SupervisedEvaluator)" in explained.stdout
+    assert len(list((tmp_path / "maps").rglob("*_saliency.nii.gz"))) == 2
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_overlay(tmp_path: Path) -> None:
+    root = ROOT
+    source = tmp_path / "source"
+    shutil.copytree(root, source, ignore=shutil.ignore_patterns(".git", "build", "*.egg-info", "eval", "demo"))
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(source)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "monai_saliency/configs/explain.yaml" in archive.namelist()
+        archive.extractall(tmp_path / "installed")
+    env = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    words = [sys.executable, "-m", "monai_saliency", "overlay", "explain"]
+    printed = subprocess.run(words, capture_output=True, text=True, env=env, cwd=tmp_path, check=True).stdout
+    assert printed == f"{tmp_path / 'installed' / 'monai_saliency' / 'configs' / 'explain.yaml'}\n"

@@ -1,0 +1,448 @@
+"""The bundle, run as a user runs it: on scans of his own, with a network of his own, and on broken input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import monai.bundle
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.own_bundle import SMALL_NET, run
+from helpers.paths import BUNDLE, CONFIGS, SCHEMA
+from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
+from monai.bundle import ConfigWorkflow
+from monai.networks.nets import DenseNet
+
+from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.errors import CaseError, root_cause
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path / "weights" / "own.pt"
+    path.parent.mkdir()
+    torch.save(DenseNet(**SMALL_NET).state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> Path:
+    folder = tmp_path / "cohort"
+    write_scan(folder / "a.nii.gz", (21, 17, 13), OBLIQUE, seed=1, sform=2, qform=0)
+    write_scan(folder / "site" / "b.nii.gz", (14, 22, 9), LPS, seed=2)
+    write_scan(folder / "c.nii", (11, 12, 19), PERMUTED, seed=3, sform=0, qform=4)
+    return folder
+
+
+def test_own_scans_get_maps_on_their_own_grids(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    rows = run(cohort, tmp_path / "out", checkpoint, picture=True)
+    assert [row["case"] for row in rows] == ["a", "c", "site/b"]
+    for row, name in zip(rows, ("a.nii.gz", "c.nii", "site/b.nii.gz"), strict=True):
+        scan = nib.load(cohort / name)
+        saliency = nib.load(tmp_path / "out" / f"{row['case']}_saliency.nii.gz")
+        assert saliency.shape == scan.shape
+        np.testing.assert_allclose(saliency.affine, scan.affine, atol=1e-4)
+        for field in ("sform_code", "qform_code", "xyzt_units"):
+            assert saliency.header[field] == scan.header[field]
+        data = saliency.get_fdata()
+        assert data.std() > 0
+        peak = [float(row[f"peak_{axis}_mm"]) for axis in "xyz"]
+        voxel = np.rint(nib.affines.apply_affine(np.linalg.inv(scan.affine), peak)).astype(int)
+        assert data[tuple(voxel)] == pytest.approx(data.max(), rel=1e-5)
+        assert float(row["peak_saliency"]) == pytest.approx(data.max(), rel=1e-5)
+        assert int(row["forwards"]) == 1 + 4**3
+        assert float(row["seconds"]) > 0
+        assert float(row["probability"]) == pytest.approx(float(row["score"]))
+        assert row["prediction"] == row["class"]
+        picture = (tmp_path / "out" / f"{row['case']}_saliency.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+    assert not list(tmp_path.rglob(".tmp*"))
+
+
+def test_prediction_is_the_networks(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    rows = run(cohort, tmp_path / "out", checkpoint)
+    parser = monai.bundle.ConfigParser()
+    parser.read_config(BUNDLE / "configs" / "inference.yaml")
+    parser.update({"spatial_size": [16, 16, 16], "pixdim": [2.5, 2.5, 2.5]})
+    preprocessing = parser.get_parsed_content("preprocessing")
+    network = DenseNet(**SMALL_NET).eval()
+    network.load_state_dict(torch.load(checkpoint, weights_only=True))
+    for row, name in zip(rows, ("a.nii.gz", "c.nii", "site/b.nii.gz"), strict=True):
+        image = preprocessing({"image": str(cohort / name)})["image"]
+        with torch.no_grad():
+            probabilities = network(image[None].as_tensor()).softmax(1)[0]
+        assert int(row["prediction"]) == int(probabilities.argmax())
+        assert float(row["probability"]) == pytest.approx(float(probabilities.max()), rel=1e-4)
+
+
+def test_method_and_its_settings_switch_from_the_command_line(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    rows = run(cohort, tmp_path / "rise", checkpoint, method="rise", num_masks=23, classes="all")
+    assert [(row["case"], row["class"]) for row in rows] == [(c, k) for c in ("a", "c", "site/b") for k in "01"]
+    assert {row["forwards"] for row in rows} == {"24"}
+    assert nib.load(tmp_path / "rise" / "a_saliency.nii.gz").shape == (21, 17, 13, 2)
+    with pytest.raises(RuntimeError) as caught:
+        run(cohort, tmp_path / "no", checkpoint, method="lime")
+    assert str(root_cause(caught.value)) == (
+        "`method` must be one of ['channel_occlusion', 'region_occlusion', 'rise', 'sliding_window'], got 'lime'"
+    )
+
+
+def test_batches_of_cases_give_the_maps_of_one_by_one(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    run(cohort, tmp_path / "one", checkpoint)
+    run(cohort, tmp_path / "two", checkpoint, batch_size=2, mask_batch_size=7)
+    for case in ("a", "c", "site/b"):
+        one, two = (nib.load(tmp_path / n / f"{case}_saliency.nii.gz").get_fdata() for n in ("one", "two"))
+        np.testing.assert_allclose(one, two, atol=1e-5 * np.abs(one).max())
+
+
+def test_decathlon_folder_with_labels_and_modalities(tmp_path: Path) -> None:
+    folder = tmp_path / "Task99"
+    for index in range(2):
+        write_scan(folder / "imagesTs" / f"s{index}.nii.gz", (12, 13, 14, 2), LPS, seed=index)
+        label = np.ones((12, 13, 14), np.uint8)
+        (folder / "labelsTs").mkdir(exist_ok=True)
+        nib.save(nib.Nifti1Image(label, LPS), folder / "labelsTs" / f"s{index}.nii.gz")
+    listing = {"modality": {"0": "T1", "1": "T2"}, "test": [f"./imagesTs/s{i}.nii.gz" for i in range(2)]}
+    (folder / "dataset.json").write_text(json.dumps(listing))
+    network = {"_target_": "DenseNet", **SMALL_NET, "in_channels": 2}
+    rows = run(folder, tmp_path / "out", "", network_def=network)
+    assert [row["case"] for row in rows] == ["imagesTs/s0", "imagesTs/s1"]
+    assert {row["peak_in_label"] for row in rows} == {"True"}
+    assert nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").shape == (12, 13, 14)
+
+
+def test_same_stem_in_two_folders_keeps_apart(checkpoint: Path, tmp_path: Path) -> None:
+    for seed, site in enumerate(("x", "y")):
+        write_scan(tmp_path / "in" / site / "scan.nii.gz", (12 + seed, 13, 14), LPS, seed=seed)
+    run(tmp_path / "in", tmp_path / "out", checkpoint)
+    assert nib.load(tmp_path / "out" / "x" / "scan_saliency.nii.gz").shape == (12, 13, 14)
+    assert nib.load(tmp_path / "out" / "y" / "scan_saliency.nii.gz").shape == (13, 13, 14)
+
+
+def broken(kind: str, folder: Path) -> str:
+    """Add a broken scan, last in order; what its error must say."""
+    path = write_scan(folder / "z_broken.nii.gz", (12, 13, 14), LPS)
+    image = nib.load(path)
+    data, affine = image.get_fdata(), image.affine
+    if kind == "truncated":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        return "truncated"
+    if kind == "not an image":
+        path.write_bytes(b"no NIfTI at all")
+        return "NIfTI"
+    if kind == "4D":
+        data = np.stack([data] * 5, axis=-1)
+        message = "4D series of 5 volumes"
+    elif kind in ("NaN", "infinite"):
+        data[3, 4, 5] = np.nan if kind == "NaN" else np.inf
+        message = "1 of its voxels are NaN or infinite"
+    else:
+        affine = np.diag([2.0, 0.0, 2.0, 1.0])
+        message = "singular"
+    broken_image = nib.Nifti1Image(data.astype(np.float32), None if kind == "singular" else affine)
+    if kind == "singular":
+        broken_image.header["sform_code"] = 1
+        for row, name in enumerate(("srow_x", "srow_y", "srow_z")):
+            broken_image.header[name] = affine[row]
+        raw = broken_image.header.copy()
+        broken_image = nib.Nifti1Image(data.astype(np.float32), affine, raw)
+    nib.save(broken_image, path)
+    return message
+
+
+@pytest.mark.parametrize("kind", ["truncated", "not an image", "4D", "NaN", "infinite", "singular"])
+def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    message = broken(kind, cohort)
+    (cohort / "z_broken.nii.gz").rename(cohort / "b_broken.nii.gz")  # in the middle, so that some come after it
+    with pytest.raises(
+        SystemExit, match=r"error: 1 case without a map, see .*; the first is case b_broken: "
+    ) as caught:
+        run(cohort, tmp_path / "out", checkpoint, store_dir="", cache="none")
+    assert message in str(caught.value)
+    with open(tmp_path / "out" / "failures.csv", newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["case"], row["stage"]) == ("b_broken", "load")
+    assert message in row["error"]
+    # All others are there, whole; nothing of the broken case is left.
+    files = [
+        ".failures.csv.lock",
+        ".summary.csv.lock",
+        "a_saliency.nii.gz",
+        "b_saliency.nii.gz",
+        "c_saliency.nii.gz",
+        "failures.csv",
+        "summary.csv",
+    ]
+    assert sorted(p.name for p in (tmp_path / "out").rglob("*") if p.is_file()) == files
+
+    with pytest.raises(RuntimeError) as strict:
+        run(cohort, tmp_path / "strict", checkpoint, strict=True)
+    cause = root_cause(strict.value)
+    assert isinstance(cause, CaseError)
+    assert str(cause).startswith("case b_broken: ")
+    assert message in str(cause)
+    assert (tmp_path / "strict" / "a_saliency.nii.gz").is_file()
+    assert not (tmp_path / "strict" / "c_saliency.nii.gz").exists()
+
+
+@pytest.mark.parametrize("method", ["rise", "sliding_window", "region_occlusion", "channel_occlusion"])
+def test_every_method_is_on_the_busy_meter(
+    method: str, cohort: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    settings = {"method": method, "num_masks": 7, "num_supervoxels": 4}
+    rows = run(cohort, tmp_path / "out", checkpoint, **settings)
+    forwards = sum(int(row["forwards"]) for row in rows)
+    # Each case is predicted before it is explained; batches are full, the last one of a case too.
+    (images,) = re.findall(r"network busy .* \((\d+) images\)", capsys.readouterr().out)
+    assert forwards + len(rows) <= int(images) <= forwards + len(rows) + 16 * len(rows)
+
+
+def test_scores_of_a_fill_in_the_scans_units_are_of_that_scan(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """A scan twice as bright looks the same to the network, and -50 in it does not."""
+    settings = {"fill": -50, "fill_unit": "scan", "classes": "all"}
+    before = run(cohort, tmp_path / "out", checkpoint, **settings)
+    for path in cohort.rglob("*.nii*"):
+        image = nib.load(path)
+        nib.save(nib.Nifti1Image(2 * image.get_fdata(dtype=np.float32), image.affine, image.header), path)
+    after = run(cohort, tmp_path / "out", checkpoint, **settings)
+    assert [row["forwards"] for row in after] == [row["forwards"] for row in before]
+    assert [row["peak_saliency"] for row in after] != [row["peak_saliency"] for row in before]
+
+
+def test_a_scan_that_breaks_leaves_the_table(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    run(cohort, tmp_path / "out", checkpoint)
+    (cohort / "c.nii").write_bytes(b"no NIfTI any more")
+    with pytest.raises(SystemExit, match="the first is case c: "):
+        run(cohort, tmp_path / "out", checkpoint)
+    with open(tmp_path / "out" / "summary.csv", newline="", encoding="utf-8") as file:
+        assert [row["case"] for row in csv.DictReader(file)] == ["a", "site/b"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"dataset_dir": "nowhere"}, "`dataset_dir` nowhere is not a folder"),
+        ({"classes": [7]}, "case a: class 7 is out of range: the network gives 2 classes"),
+        ({"method": "rise", "p1": 1.5}, r"`p1` must be in \[0, 1\], got 1.5"),
+        ({"window_size": 40}, "case a: `window_size` .* is larger than the image"),
+        ({"checkpoint": "none.pt"}, "checkpoint none.pt does not exist"),
+        (
+            {"network_def": {"_target_": "DenseNet", **SMALL_NET, "out_channels": 5}},
+            "does not fit the network DenseNet",
+        ),
+        (
+            {
+                "network_def": {"_target_": "UNet", "spatial_dims": 3, "in_channels": 1, "out_channels": 2}
+                | {"channels": [2, 4], "strides": [2]},
+                "checkpoint": "",
+            },
+            "case a: ClassScore reads one row of class scores.* use RegionScore",
+        ),
+        (
+            {"network_def": {"_target_": "DenseNet", **SMALL_NET, "in_channels": 3}, "checkpoint": ""},
+            "case a: .*channels",
+        ),
+    ],
+)
+def test_wrong_settings_say_what_to_do(
+    overrides: dict, message: str, cohort: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    settings = {"dataset_dir": cohort, "output_dir": tmp_path / "out", "checkpoint": checkpoint, "strict": True}
+    with pytest.raises(RuntimeError) as caught:
+        run(**settings | overrides)
+    assert re.search(message, str(root_cause(caught.value))), str(root_cause(caught.value))
+    assert not list((tmp_path / "out").rglob("*saliency*"))
+
+
+def test_empty_folder(tmp_path: Path, checkpoint: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RuntimeError) as caught:
+        run(tmp_path / "empty", tmp_path / "out", checkpoint)
+    assert "no scan found in" in str(root_cause(caught.value))
+
+
+def test_command_line_ends_with_the_cause(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    broken("NaN", cohort)
+    (cohort / "a.nii.gz").unlink()
+    command = [sys.executable, "-m", "monai.bundle", "run", "--bundle_root", str(BUNDLE)]
+    command += ["--config_file", str(BUNDLE / "configs" / "inference.yaml"), "--dataset_dir", str(cohort)]
+    command += ["--output_dir", str(tmp_path / "out"), "--checkpoint", str(checkpoint), "--method", "rise"]
+    command += ["--num_masks", "5", "--grid_size", "2", "--spatial_size", "[16,16,16]", "--picture", "False"]
+    command += ["--network_def", json.dumps({"_target_": "DenseNet", **SMALL_NET})]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert re.match(r"error: 1 case without a map, see .*failures.csv; the first is case z_broken: 1 of its vox", last)
+    done = subprocess.run([*command, "--strict", "true"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode != 0
+    assert done.stderr.strip().splitlines()[-1].startswith("error: case z_broken: 1 of its voxels are NaN")
+    assert (tmp_path / "out" / "c_saliency.nii.gz").is_file()
+
+
+def test_bundle_has_the_properties_of_an_infer_workflow(cohort: Path, checkpoint: Path) -> None:
+    workflow = ConfigWorkflow(
+        config_file=str(BUNDLE / "configs" / "inference.yaml"),
+        meta_file=str(BUNDLE / "configs" / "metadata.json"),
+        workflow_type="infer",
+        bundle_root=str(BUNDLE),
+        dataset_dir=str(cohort),
+        checkpoint="",
+    )
+    workflow.initialize()
+    assert workflow.check_properties() == []
+
+
+def decathlon(folder: Path, count: int = 2) -> Path:
+    """Scans of two modalities, the second ten times as bright, with two organs; spacing 1.5 x 1.5 x 3 mm."""
+    for index in range(count):
+        path = write_scan(folder / "imagesTs" / f"s{index}.nii.gz", (12, 13, 14, 2), LPS, seed=index)
+        image = nib.load(path)
+        nib.save(nib.Nifti1Image(image.get_fdata(dtype=np.float32) * [1, 10], LPS, image.header), path)
+        label = np.zeros((12, 13, 14), np.uint8)
+        label[2:6, 3:9, 4:9], label[7:11, 3:9, 4:9] = 4, 9
+        (folder / "labelsTs").mkdir(parents=True, exist_ok=True)
+        nib.save(nib.Nifti1Image(label, LPS), folder / "labelsTs" / f"s{index}.nii.gz")
+    listing = {"modality": {"0": "T1", "1": "T2"}, "test": [f"./imagesTs/s{i}.nii.gz" for i in range(count)]}
+    (folder / "dataset.json").write_text(json.dumps(listing))
+    return folder
+
+
+TWO_CHANNELS = {"network_def": {"_target_": "DenseNet", **SMALL_NET, "in_channels": 2}, "pixdim": [1.5, 1.5, 3.0]}
+
+
+def test_organs_and_modalities(tmp_path: Path) -> None:
+    """Each organ in each modality: the map on the scan is the table's value inside the label, and zero outside."""
+    folder = decathlon(tmp_path / "Task99")
+    weights = tmp_path / "weights.pt"
+    torch.save(DenseNet(**SMALL_NET | {"in_channels": 2}).state_dict(), weights)
+    settings = TWO_CHANNELS | {
+        "mask_batch_size": 1,
+        "per_channel": True,
+        "region_names": {4: "liver"},
+        "method": "region_occlusion",
+    }
+    rows = run(folder, tmp_path / "out", weights, **settings)
+    assert [(row["case"], row["channel"]) for row in rows] == [(f"imagesTs/s{i}", c) for i in range(2) for c in "01"]
+    assert {row["forwards"] for row in rows} == {str(1 + 2 * 2)}
+    with open(tmp_path / "out" / "regions.csv", newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 2 * 2 * 2
+    assert {(row["region"], row["name"]) for row in table} == {("4", "liver"), ("9", "")}
+    saliency = nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
+    label = np.asarray(nib.load(folder / "labelsTs" / "s0.nii.gz").dataobj)
+    assert saliency.shape == (12, 13, 14, 2)
+    assert np.all(saliency[label == 0] == 0)
+    for row in table[:4]:
+        inside = saliency[label == int(row["region"]), int(row["channel"])]
+        np.testing.assert_allclose(inside, float(row["saliency"]), rtol=1e-5)
+        assert float(row["volume_ml"]) == pytest.approx((label == int(row["region"])).sum() * 1.5 * 1.5 * 3 / 1000)
+
+    # Other labels, other regions: stored scores of the old ones must not be used.
+    assert {row["forwards"] for row in run(folder, tmp_path / "out", weights, **settings)} == {"1"}
+    moved = np.roll(label, 2, axis=1)
+    nib.save(nib.Nifti1Image(moved, LPS), folder / "labelsTs" / "s0.nii.gz")
+    (folder / "labelsTs" / "s1.nii.gz").unlink()
+    with pytest.raises(SystemExit, match=r"error: 1 case without a map.* case imagesTs/s1: it has no label map"):
+        run(folder, tmp_path / "out", weights, **settings)
+    with open(tmp_path / "out" / "summary.csv", newline="", encoding="utf-8") as file:
+        assert [row["forwards"] for row in csv.DictReader(file)][:2] == ["5", "5"]
+    again = nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
+    assert np.all(again[moved == 0] == 0)
+    assert np.all(again[moved == 4][:, 0] != saliency[label == 4][0, 0])
+
+
+def test_supervoxels_modalities_and_windows_in_mm(tmp_path: Path) -> None:
+    folder = decathlon(tmp_path / "Task99", count=1)
+    rows = run(
+        folder, tmp_path / "a", "", method="region_occlusion", num_supervoxels=8, num_coalitions=12, **TWO_CHANNELS
+    )
+    assert [row["forwards"] for row in rows] == ["13"]
+    rows = run(folder, tmp_path / "b", "", method="channel_occlusion", **TWO_CHANNELS)
+    assert [(row["channel"], row["forwards"]) for row in rows] == [("0", "3"), ("1", "3")]
+    with open(tmp_path / "b" / "regions.csv", newline="", encoding="utf-8") as file:
+        assert [row["channel"] for row in csv.DictReader(file)] == ["0", "1"]
+    # 12 mm are 8 x 8 x 4 voxels of 1.5 x 1.5 x 3 mm.
+    rows = run(folder, tmp_path / "c", "", window_size=12, stride=12, window_unit="mm", **TWO_CHANNELS)
+    assert [row["forwards"] for row in rows] == [str(1 + 2 * 2 * 4)]
+
+
+def test_fill_in_the_scans_unit(tmp_path: Path) -> None:
+    """Hiding all of a scan with the fill gives the network the scan's statistics on that value."""
+    folder = tmp_path / "scans"
+    write_scan(folder / "a.nii.gz", (16, 16, 16), np.eye(4), seed=1)
+    voxels = nib.load(folder / "a.nii.gz").get_fdata()
+    inside = voxels[voxels != 0]
+    value = (77.0 - inside.mean()) / inside.std()
+    settings = {"pixdim": [1, 1, 1], "method": "channel_occlusion", "classes": [1], "activation": "none"}
+    for name, more in (("scan", {"fill": 77.0, "fill_unit": "scan"}), ("network", {"fill": float(value)})):
+        torch.manual_seed(0)
+        run(folder, tmp_path / name, "", **settings, **more)
+    maps = [nib.load(tmp_path / name / "a_saliency.nii.gz").get_fdata() for name in ("scan", "network")]
+    assert np.abs(maps[0]).max() > 0
+    np.testing.assert_allclose(maps[0], maps[1], rtol=1e-4)
+    with pytest.raises(RuntimeError) as caught:
+        run(folder, tmp_path / "no", "", fill_unit="HU")
+    assert str(root_cause(caught.value)) == "`fill_unit` must be one of ['network', 'scan'], got 'HU'"
+
+
+def test_metadata_passes_monais_check_offline(tmp_path: Path) -> None:
+    check = monai.bundle.verify_metadata
+    check(meta_file=str(CONFIGS / "metadata.json"), filepath=str(SCHEMA))
+    broken = json.loads((CONFIGS / "metadata.json").read_text())
+    del broken["network_data_format"]["outputs"]["pred"]["num_channels"]
+    (tmp_path / "metadata.json").write_text(json.dumps(broken))
+    with pytest.raises(ValueError, match="Failed validating"):
+        check(meta_file=str(tmp_path / "metadata.json"), filepath=str(SCHEMA))
+
+
+@pytest.mark.parametrize("overlay", [[], [str(overlay_path("explain"))]], ids=["alone", "with the overlay"])
+def test_network_takes_and_gives_what_the_metadata_says(overlay: list[str]) -> None:
+    monai.bundle.verify_net_in_out(
+        net_id="network_def",
+        meta_file=str(CONFIGS / "metadata.json"),
+        config_file=[str(CONFIGS / "inference.yaml"), *overlay],
+        device="cpu",
+    )
+
+
+def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
+    """MONAI's ``ckpt_export`` of the bundle, explained by the bundle, equals the module to the last digits."""
+    config, meta = str(CONFIGS / "inference.yaml"), str(CONFIGS / "metadata.json")
+    exported = tmp_path / "model.ts"
+    monai.bundle.ckpt_export(
+        net_id="network_def",
+        filepath=str(exported),
+        ckpt_file=str(BUNDLE / "models" / "model.pt"),
+        meta_file=meta,
+        config_file=config,
+        key_in_ckpt="",
+    )
+    write_scan(tmp_path / "cohort" / "scan.nii.gz", (40, 44, 38), np.diag([-4.0, -4.0, 4.0, 1.0]))
+    maps = {}
+    for name, network in {
+        "module": {"checkpoint": str(BUNDLE / "models" / "model.pt")},
+        "export": {"checkpoint": "", "network_def": f"$torch.jit.load({str(exported)!r})"},
+    }.items():
+        monai.bundle.run(
+            bundle_root=str(BUNDLE),
+            config_file=config,
+            dataset_dir=str(tmp_path / "cohort"),
+            output_dir=str(tmp_path / name),
+            window_size=40,
+            stride=32,
+            device="cpu",
+            picture=False,
+            activation="none",
+            **network,
+        )
+        maps[name] = np.asarray(nib.load(tmp_path / name / "scan_saliency.nii.gz").dataobj)
+    assert np.ptp(maps["module"]) > 0.1
+    np.testing.assert_allclose(maps["export"], maps["module"], rtol=1e-5, atol=1e-5)

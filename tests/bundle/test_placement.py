@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from monai.data import ArrayDataset, DataLoader, Dataset, MetaTensor
+from monai.transforms import Compose, EnsureChannelFirst, Lambdad, LoadImage, LoadImaged, Resize, Transpose
+from PIL import Image
+
+from monai_saliency.bundle.placement import Placement
+from monai_saliency.errors import CaseError
+
+AFFINE = np.array([[2.0, 0.1, 0, 5], [-0.1, 1.5, 0.2, 6], [0, -0.2, 3.0, 7], [0, 0, 0, 1]])
+
+
+def scan(path: Path, shape: tuple[int, ...] = (10, 8, 6)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(np.random.default_rng(0).uniform(0, 1, shape).astype(np.float32), AFFINE), path)
+    return path
+
+
+def place(placement: Placement, image: Any, key: Any = "image") -> dict[Any, Any]:
+    """Place a map that is the image itself."""
+    image = image if isinstance(image, MetaTensor) else MetaTensor(image)
+    case = {key: image}
+    case["case"] = placement.name(case, "0")
+    case["saliency"] = MetaTensor(image.as_tensor().clone()).copy_meta_from(image)
+    return placement(case)
+
+
+def test_cases_are_called_by_their_path_below_the_common_folder(tmp_path: Path) -> None:
+    files = [scan(tmp_path / each / "ct.nii.gz") for each in ("a/x", "b")]
+    dataset = Dataset([{"image": str(file)} for file in files], LoadImaged("image"))
+    placement = Placement(tmp_path / "maps", DataLoader(dataset), "image")
+    assert [placement.name(dataset[i], str(i)) for i in (0, 1, 0)] == ["a/x/ct", "b/ct", "a/x/ct"]
+    assert placement.names(dataset[0]) == ["a/x/ct", "b/ct"]
+
+
+def test_files_of_one_name_elsewhere_get_names_of_their_own(tmp_path: Path) -> None:
+    """The same ones whichever of them a process meets, and in which order."""
+    images = [LoadImage()(scan(tmp_path / each / "ct.nii.gz")) for each in "ab"]
+    names = []
+    for order in ((0, 1), (1, 0), (1,)):
+        placement = Placement(tmp_path / "maps", None, "image")
+        assert placement.names({"image": images[0]}) is None
+        found = {i: placement.name({"image": images[i]}, str(i)) for i in order}
+        names.append(found[1])
+        assert found[1].startswith("ct-")
+        assert found.get(0) != found[1]
+    assert len(set(names)) == 1
+
+
+def test_cases_from_no_file_are_called_by_their_place(tmp_path: Path) -> None:
+    placement = Placement(tmp_path / "maps", None, "image")
+    image = MetaTensor(torch.rand(1, 4, 3, 2))
+    assert [placement.name({"image": image}, str(i)) for i in (2, 0)] == ["case-2", "case-0"]
+    assert placement.name({"image": image, "case": "ct"}, "1-0") == "ct-1-0"
+
+
+def test_patch_of_a_slide_is_saved_by_its_place_on_its_own_grid(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slide = scan(tmp_path / "slide.tif.nii")
+    dataset = Dataset([{"image": str(slide)}], Compose([]))
+    placement = Placement(tmp_path / "maps", DataLoader(dataset), "image", picture=False)
+    meta = {"path": str(slide), "location": np.array([32, 64])}
+    patches = [MetaTensor(torch.rand(1, 5, 4), meta=meta | {"location": np.array([x, 64])}) for x in (0, 32)]
+    with caplog.at_level(logging.WARNING):
+        for patch in patches:
+            place(placement, patch)
+    for x, patch in zip((0, 32), patches, strict=True):
+        written = nib.load(tmp_path / "maps" / f"slide.tif_patch-{x}-64_saliency.nii.gz")
+        np.testing.assert_allclose(written.get_fdata(), patch[0].numpy(), rtol=1e-6)
+    assert caplog.text.count("patches of a larger image") == 1
+
+
+def test_array_transforms_are_inverted_where_they_can_be(tmp_path: Path) -> None:
+    file = scan(tmp_path / "scan.nii.gz")
+    transform = Compose([LoadImage(), EnsureChannelFirst(), Resize((5, 4, 3))])
+    dataset = ArrayDataset([str(file)], transform, labels=[0], label_transform=lambda label: label)
+    placement = Placement(tmp_path / "maps", DataLoader(dataset), 0)
+    place(placement, dataset[0][0], key=0)
+    (written,) = (tmp_path / "maps").glob("*.nii.gz")
+    assert nib.load(written).shape == (10, 8, 6)
+    np.testing.assert_allclose(nib.load(written).affine, AFFINE, atol=1e-5)
+
+
+def test_array_transforms_that_lead_elsewhere_leave_the_map_where_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = scan(tmp_path / "scan.nii.gz")
+    transform = Compose([LoadImage(), EnsureChannelFirst(), Transpose((0, 3, 1, 2))])
+    dataset = Dataset([str(file)], transform)
+    with caplog.at_level(logging.WARNING):
+        place(Placement(tmp_path / "maps", DataLoader(dataset), 0), dataset[0], key=0)
+    assert nib.load(tmp_path / "maps" / "scan_saliency.nii.gz").shape == (6, 10, 8)
+    assert "do not lead back" in caplog.text
+
+
+def test_map_of_keys_that_does_not_get_back_is_refused(tmp_path: Path) -> None:
+    file = scan(tmp_path / "scan.nii.gz")
+    cut = Compose([LoadImaged("image", ensure_channel_first=True), Lambdad("image", lambda image: image[:, 2:])])
+    dataset = Dataset([{"image": str(file)}], cut)
+    with pytest.raises(CaseError, match=r"case scan: the map of shape \(8, 8, 6\).* does not lie on the scan's grid"):
+        place(Placement(tmp_path / "maps", DataLoader(dataset), "image"), dataset[0]["image"])
+
+
+def test_image_from_no_file_keeps_its_grid(tmp_path: Path) -> None:
+    placement = Placement(tmp_path / "maps", DataLoader(Dataset([], Compose([]))), "image", picture=False)
+    case = {"image": MetaTensor(torch.rand(2, 4, 3, 2), affine=torch.as_tensor(AFFINE))}
+    case["case"] = placement.name(case, "7")
+    case["saliency"] = MetaTensor(torch.rand(1, 4, 3, 2)).copy_meta_from(case["image"])
+    placement(case)
+    written = nib.load(tmp_path / "maps" / "case-7_saliency.nii.gz")
+    assert written.shape == (4, 3, 2)
+    np.testing.assert_allclose(written.affine, AFFINE, atol=1e-6)
+
+
+def test_picture_of_a_photograph_is_upright(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map's file counts columns first, as MONAI does; the picture shows the first row at the top."""
+    pixels = np.zeros((6, 9, 3), dtype=np.uint8)
+    pixels[0, 2] = 255
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    dataset = Dataset([{"image": str(tmp_path / "photo.png")}], LoadImaged("image", ensure_channel_first=True))
+    drawn = {}
+
+    def draw(*args: Any, **settings: Any) -> Any:
+        drawn["figure"] = figure = plot_saliency(*args, **settings)
+        return figure
+
+    from monai_saliency.transforms import save
+
+    plot_saliency = save.plot_saliency
+    monkeypatch.setattr(save, "plot_saliency", draw)
+    image = dataset[0]["image"].mean(dim=0, keepdim=True)
+    place(Placement(tmp_path / "maps", DataLoader(dataset), "image"), image)
+    saved = nib.load(tmp_path / "maps" / "photo_saliency.nii.gz").get_fdata()
+    assert saved.shape == (9, 6)
+    assert np.unravel_index(saved.argmax(), saved.shape) == (2, 0)
+    shown = drawn["figure"].axes[0].images[0].get_array()  # drawn from below
+    assert np.unravel_index(shown.argmax(), shown.shape) == (5, 2)

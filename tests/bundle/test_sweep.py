@@ -1,0 +1,207 @@
+"""Sweeps made by hand, of maps whose correlations can be computed by hand."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from monai_saliency.__main__ import main
+from monai_saliency.bundle.sweep import gather, plot_sweep
+from monai_saliency.handlers.summary import COLUMNS, Summary
+from monai_saliency.storage.failures import Failures
+
+# The correlation of any two is 1 / 2, but for B and C of 0 and their negatives.
+A, B, C = (np.float32(values).reshape(2, 2) for values in ([1, -1, 0, 0], [1, 0, -1, 0], [0, 1, 0, -1]))
+
+
+def write(
+    folder: Path,
+    case: str,
+    maps: np.ndarray,
+    forwards: int = 10,
+    hit: object = "",
+    classes: tuple[object, ...] = (1,),
+    score: float = 0.5,
+) -> None:
+    """What a run leaves of a case."""
+    path = folder / f"{case}_saliency.nii.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(maps, np.eye(4)), path)
+    row = dict.fromkeys(COLUMNS, "") | {"case": case, "score": score, "peak_saliency": float(maps.max())}
+    row |= {"peak_in_label": hit, "forwards": forwards, "seconds": 2.5}
+    Summary(folder / "summary.csv").add([row | {"class": label} for label in classes])
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Three settings of two cases, and folders that are none."""
+    for name, forwards, maps, hits in (
+        ("method=rise,num_masks=1000", 1001, (A, B), (True, True)),
+        ("method=rise,num_masks=500", 501, (A, A), (True, False)),
+        ("method=sliding_window", 65, (B + 3, -8 * B), (False, False)),
+    ):
+        for number, each in enumerate(maps):
+            write(tmp_path / name, f"s{number}", each, forwards, hits[number])
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "note,with=signs.txt").write_text("")
+    return tmp_path
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_one_row_a_setting(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Agreement is with the setting of most forwards: (1/2 + 1) / 2 of 500 masks, (1/2 - 1) / 2 of windows."""
+    main(["gather", str(sweep)])
+    rows = table(sweep / "sweep.csv")
+    assert [row["setting"] for row in rows] == [
+        "method=rise,num_masks=500",
+        "method=rise,num_masks=1000",
+        "method=sliding_window",
+    ]
+    assert list(rows[0])[1:3] == ["method", "num_masks"]
+    assert [(row["method"], row["num_masks"]) for row in rows] == [
+        ("rise", "500"),
+        ("rise", "1000"),
+        ("sliding_window", ""),
+    ]
+    assert [row["forwards"] for row in rows] == ["1002", "2002", "130"]
+    assert {row["seconds"] for row in rows} == {"5"}
+    assert {(row["cases"], row["missing"], row["failures"], row["mean_score"]) for row in rows} == {
+        ("2", "0", "0", "0.5")
+    }
+    assert [row["hits"] for row in rows] == ["0.5", "1", "0"]
+    assert [row["mean_peak_saliency"] for row in rows] == ["1", "1", "6"]
+    np.testing.assert_allclose([float(row["agreement"]) for row in rows], [0.75, 1, -0.25], atol=1e-6)
+    assert {row["compared"] for row in rows} == {"2"}
+    matrix = table(sweep / "sweep_agreement.csv")
+    assert [row["setting"] for row in matrix] == [row["setting"] for row in rows]
+    found = [[float(row[name["setting"]]) for name in rows] for row in matrix]
+    np.testing.assert_allclose(found, [[1, 0.75, 0], [0.75, 1, -0.25], [0, -0.25, 1]], atol=1e-6)
+    assert capsys.readouterr().out.splitlines() == [
+        "settings: 3, of 2 cases",
+        "agreement is with method=rise,num_masks=1000",
+        f"written: {sweep}/sweep.csv, {sweep}/sweep_agreement.csv, {sweep}/sweep.png",
+    ]
+    # What it wrote is no setting of the next time.
+    main(["gather", str(sweep), "--reference", "method=sliding_window"])
+    found = [float(row["agreement"]) for row in table(sweep / "sweep.csv")]
+    np.testing.assert_allclose(found, [0, -0.25, 1], atol=1e-6)
+
+
+def test_what_is_not_complete_is_said(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(sweep / "method=rise,num_masks=1000", "s2", C, 1001, True)
+    failures = Failures(sweep / "method=rise,num_masks=500" / "failures.csv")
+    failures.add("s2", "explain", ValueError("the network's scores are NaN"))
+    failures.add("s3", "load", ValueError("the file is empty"))
+    (sweep / "method=rise,num_masks=2000").mkdir()
+    with pytest.raises(SystemExit) as end:
+        main(["gather", str(sweep)])
+    assert end.value.code == 1
+    assert capsys.readouterr().out.splitlines()[2:-1] == [
+        "not complete: method=rise,num_masks=500: maps of 2 cases, none of 2 (s2, s3); 2 failed, the first is s2: "
+        "ValueError: the network's scores are NaN",
+        "not complete: method=rise,num_masks=1000: maps of 3 cases, none of 1 (s3)",
+        "not complete: method=rise,num_masks=2000: maps of 0 cases, none of 4 (s0, s1, s2, s3)",
+        "not complete: method=sliding_window: maps of 2 cases, none of 2 (s2, s3)",
+    ]
+    found = [(row["cases"], row["missing"], row["failures"], row["compared"]) for row in table(sweep / "sweep.csv")]
+    assert found == [("2", "2", "2", "2"), ("3", "1", "0", "3"), ("0", "4", "0", "0"), ("2", "2", "0", "2")]
+    assert [row["hits"] for row in table(sweep / "sweep.csv")] == ["0.5", "1", "", "0"]
+    assert table(sweep / "sweep.csv")[2]["agreement"] == ""
+
+
+def test_a_part_of_a_cohort_does_not_make_it_the_reference(tmp_path: Path) -> None:
+    """Most forwards a case, not in sum."""
+    for case in ("s0", "s1", "s2"):
+        write(tmp_path / "num_masks=20", case, A, 21)
+    write(tmp_path / "num_masks=40", "s0", A, 41)
+    found = gather(tmp_path)
+    assert found.settings[found.reference].name == "num_masks=40"
+
+
+def test_maps_of_one_class_are_compared(tmp_path: Path) -> None:
+    """Both explain classes 0 and 2, with correlations 1 and 1 / 2; class 1 is explained by one of them."""
+    write(tmp_path / "seed=0", "ct", np.stack([A, A, A], -1), 10, classes=(0, 1, 2))
+    write(tmp_path / "seed=1", "ct", np.stack([B, A], -1), 10, classes=(2, 0))
+    np.testing.assert_allclose(gather(tmp_path).matrix, [[1, 0.75], [0.75, 1]], atol=1e-6)
+
+
+def test_what_has_no_correlation_is_left_out(tmp_path: Path) -> None:
+    """Flat maps, maps with no numbers, on other grids, of other classes and those that were removed."""
+    for number, other in enumerate((np.full((2, 2), 0.1, np.float32), A * np.float32("nan"), A[:, :1], A, A, B)):
+        write(tmp_path / "seed=0", f"s{number}", A)
+        write(tmp_path / "seed=1", f"s{number}", other, classes=(2,) if number == 3 else (1,))
+    (tmp_path / "seed=1" / "s4_saliency.nii.gz").unlink()
+    found = gather(tmp_path)
+    np.testing.assert_allclose(found.matrix, [[1, 0.5], [0.5, 1]], atol=1e-6)
+    assert [setting.compared for setting in found.settings] == [6, 1]
+    assert found.complete
+
+
+def test_large_maps_are_sampled(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    signal, noise = rng.standard_normal((2, 80, 80, 80)).astype(np.float32)
+    write(tmp_path / "seed=0", "ct", signal)
+    write(tmp_path / "seed=1", "ct", signal + noise)
+    assert gather(tmp_path).matrix[0, 1] == pytest.approx(np.sqrt(0.5), abs=0.004)
+    assert gather(tmp_path).matrix[0, 1] == gather(tmp_path).matrix[1, 0]
+
+
+def test_names_of_folders(tmp_path: Path) -> None:
+    """Values with commas and signs of equality, the folder of settings as the config has them, another bundle's."""
+    write(tmp_path / "window_size=[8, 8],fill=a=b", "ct", A)
+    write(tmp_path / "default", "ct", A)
+    write(tmp_path / "saliency_method=rise" / "saliency", "sub-01/ct", A)
+    found = {setting.name: setting.values for setting in gather(tmp_path).settings}
+    assert found == {
+        "default": {},
+        "saliency_method=rise": {"saliency_method": "rise"},
+        "window_size=[8, 8],fill=a=b": {"window_size": "[8, 8]", "fill": "a=b"},
+    }
+    assert gather(tmp_path).ids == ["saliency_method", "window_size", "fill"]
+
+
+def test_the_plot_shows_every_setting(tmp_path: Path) -> None:
+    """Points that lie on each other are told by one text, and what is not complete is hollow."""
+    for seed in range(40):
+        write(tmp_path / f"method=rise,seed={seed}", "ct", A if seed < 38 else B, 11, seed < 39)
+    write(tmp_path / "method=rise,seed=39", "more", B, 11, True)
+    figure = plot_sweep(gather(tmp_path, "method=rise,seed=0"))
+    hits, agreement = figure.axes
+    assert sorted(text.get_text() for text in hits.texts) == ["1-39", "40"]
+    assert sorted(text.get_text() for text in agreement.texts) == ["1-38", "39-40"]
+    hollow = [line.get_markerfacecolor() == "white" for line in agreement.lines]
+    assert hollow == [True] * 39 + [False]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[0] == "1 seed 0 (1 missing)"
+    assert names[39] == "40 seed 39"
+    assert figure.get_suptitle() == "method rise"
+
+
+def test_a_sweep_that_has_come_to_nothing_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "num_masks=20").mkdir()
+    with pytest.raises(SystemExit) as end:
+        main(["gather", str(tmp_path)])
+    assert end.value.code == 1
+    assert "not complete: num_masks=20: maps of 0 cases\n" in capsys.readouterr().out
+    assert (tmp_path / "sweep.png").is_file()
+
+
+def test_errors_say_what_to_do(sweep: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere is no folder: give the one below which"):
+        gather(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="holds no settings: folders named id=value,id=value"):
+        gather(sweep / "logs")
+    with pytest.raises(ValueError, match="there is no setting 'rise': choose one of method=rise,num_masks=500, "):
+        gather(sweep, "rise")
+    (sweep / "method=sliding_window" / "s0_saliency.nii.gz").write_bytes(b"half")
+    with pytest.raises(ValueError, match=r"s0_saliency\.nii\.gz is no map that can be read"):
+        gather(sweep)

@@ -1,0 +1,152 @@
+"""A worker makes the driver's run anew, and explains whatever units it is given."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import pytest
+import torch
+from helpers.files import voxels
+from helpers.layouts import LAYOUTS, Bundle
+from helpers.own_bundle import BATCHES, forwards, settings
+from helpers.scans import LPS, write_scan
+
+from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.bundle.worker import _without_trackers
+from monai_saliency.distributed import Cohort, Engine, Worker, local_device
+from monai_saliency.errors import root_cause
+from monai_saliency.sharding import Part, Unit, units
+
+
+class Driver(Engine):
+    """Takes the cohort, and has nothing explained."""
+
+    def run(self, cohort: Cohort) -> None:
+        self.config, self.run_id = pickle.loads(pickle.dumps((cohort.config | {"saliency_engine": None}, "run")))
+        self.run_id = cohort.run_id
+        self.count = len(cohort)
+
+
+@pytest.fixture(autouse=True)
+def _folder_and_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A worker changes both, of its process."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> Path:
+    for seed in range(3):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    return tmp_path
+
+
+def drive(run_id: str = "run", **settings: Any) -> Driver:
+    driver = Driver()
+    monai.bundle.run(run_id=run_id, **settings, saliency_engine=driver)
+    return driver
+
+
+def test_units_in_any_order_make_the_maps_of_the_plain_run(cohort: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    monai.bundle.run(**settings(cohort, "plain"))
+    driver = drive(**settings(cohort, "out"))
+    assert driver.count == 3
+    capfd.readouterr()
+    worker = Worker(driver.config, driver.run_id)
+    assert capfd.readouterr().out == ""
+    assert forwards(cohort, "out") == 0
+    assert worker.explain([Unit(2), Unit(1, Part(1, 3))]) == [{"case": "s2", "error": ""}]
+    assert worker.explain([]) == []
+    assert worker.waiting() == ["s1"]
+    assert worker.waiting() == []
+    # Another process, which finds in the store what the first one did of s1.
+    other = Worker(driver.config, driver.run_id)
+    assert other.explain([Unit(1, Part(0, 3)), Unit(0), Unit(1, Part(2, 3))]) == [
+        {"case": "s0", "error": ""},
+        {"case": "s1", "error": ""},
+    ]
+    assert voxels(cohort / "out") == voxels(cohort / "plain")
+    # The batch with the unperturbed image is in each of the three parts.
+    assert forwards(cohort, "out") == 3 * BATCHES + 2
+
+
+def test_what_others_failed_in_does_not_stop_it(cohort: Path) -> None:
+    """As where an actor is started again in the middle of a run."""
+    (cohort / "cohort" / "bad.nii.gz").write_bytes(b"no scan")
+    driver = drive(**settings(cohort, "out"))
+    for _ in range(2):
+        (row,) = Worker(driver.config, driver.run_id).explain(units(driver.count)[:1])
+        assert row["case"] == "bad"
+        assert "could not be loaded" in row["error"]
+    failed = (cohort / "out" / "failures.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in failed] == ["case", "bad"]
+
+
+def test_somebody_elses_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose scripts are found in its own folder only, and whose loader makes the batches."""
+    layout = next(layout for layout in LAYOUTS if layout.name == "breast_density_classification")
+    for module in [m for m in sys.modules if m == "scripts" or m.startswith("scripts.")]:
+        monkeypatch.delitem(sys.modules, module)
+    bundle = Bundle(layout, tmp_path)
+    monkeypatch.chdir(bundle.root)
+    sys.path.insert(0, "")
+    bundle.write_weights()
+    few = {"saliency_num_masks": 12, "saliency_grid_size": 4, "saliency_mask_batch_size": 4}
+    bundle.explain(saliency_dir=str(tmp_path / "plain"), **few)
+    files = [str(bundle.config), str(overlay_path("explain"))]
+    driver = drive("explain", config_file=files, **bundle.settings | few, saliency_dir=str(tmp_path / "out"))
+    path, folder = list(sys.path), Path.cwd()
+    monkeypatch.setattr(sys, "path", [entry for entry in path if entry])
+    monkeypatch.chdir(tmp_path)
+    worker = Worker(driver.config, driver.run_id, path, folder)
+    # Both images are one batch, of which a part may complete one of them, and the next part finds it complete.
+    rows = worker.explain(units(driver.count, 2, "masks"))
+    assert {row["case"] for row in rows} == set(bundle.scans)
+    assert not any(row["error"] for row in rows)
+    for case in bundle.scans:
+        assert voxels((tmp_path / "out" / case).parent) == voxels((tmp_path / "plain" / case).parent)
+
+
+def test_its_device(cohort: Path) -> None:
+    """An overlay may leave the device to the engine; what the user asks for is kept."""
+    chosen = settings(cohort, "out") | {"device": "$@saliency_engine.device"}
+    worker = Worker({**drive(**settings(cohort, "out")).config, "device": chosen["device"]}, "run")
+    assert worker.device == local_device()
+    network = worker._cohort.evaluator.network  # type: ignore[union-attr]
+    assert next(network.parameters()).device == worker.device
+
+
+def test_errors_say_what_is_wrong(cohort: Path) -> None:
+    config = drive(**settings(cohort, "out")).config
+    with pytest.raises(RuntimeError, match=r"'fnord' never called `saliency_engine`"):
+        Worker(config, "fnord")
+    with pytest.raises(RuntimeError) as caught:
+        Worker(config | {"checkpoint": "nowhere.pt"}, "run")
+    assert "nowhere.pt does not exist" in str(root_cause(caught.value))
+    with pytest.raises(RuntimeError, match=r"ended its run before anything could be explained: enough"):
+        Worker(config | {"run": ["$(_ for _ in ()).throw(SystemExit('enough'))"]}, "run")
+
+
+def test_the_driver_alone_records_the_run() -> None:
+    flow = {"_target_": "MLFlowHandler", "tracking_uri": "sqlite:///x.db"}
+    config = {"handlers": [{"_target_": "StatsHandler"}, flow], "evaluator": {"val_handlers": ["@handlers", flow]}}
+    assert _without_trackers(config) == {
+        "handlers": [{"_target_": "StatsHandler"}],
+        "evaluator": {"val_handlers": ["@handlers"]},
+    }
+    assert config["handlers"][1] is flow  # type: ignore[index]
+
+
+def test_a_network_that_is_given_as_it_is(cohort: Path) -> None:
+    """A config may hold objects, not text alone."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12**3, 2))
+    given = settings(cohort, "out") | {"network_def": network}
+    monai.bundle.run(**settings(cohort, "plain") | {"network_def": network})
+    worker = Worker(drive(**given).config, "run")
+    worker.explain(units(3))
+    assert voxels(cohort / "out") == voxels(cohort / "plain")

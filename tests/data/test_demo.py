@@ -1,0 +1,375 @@
+"""The demo's scans: what is promised of them, and the demo as the README runs it."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.paths import ROOT
+from scipy import ndimage
+
+from monai_saliency.data import demo
+from monai_saliency.data.cohort import find_cases
+from monai_saliency.data.demo import make_cohort, make_scan
+from monai_saliency.metrics.peak import peak_voxel
+
+OBLIQUE_SEED, ANISOTROPIC_SEED = 11, 16  # checked by test_seeds_differ_as_real_scans_do
+
+made = lru_cache(maxsize=None)(make_scan)
+
+
+def voxels(image: nib.Nifti1Image) -> np.ndarray:
+    return np.asarray(image.dataobj)
+
+
+def is_oblique(affine: np.ndarray) -> bool:
+    """Whether some voxel axis is over half a degree off the scanner's axes."""
+    return bool(np.rad2deg(nib.affines.obliquity(affine)).max() > 0.5)
+
+
+def is_anisotropic(affine: np.ndarray) -> bool:
+    edges = nib.affines.voxel_sizes(affine)
+    return bool(edges.max() / edges.min() > 1.1)
+
+
+def mm_to_lesion(label: nib.Nifti1Image) -> np.ndarray:
+    """Millimetres from each voxel to the nearest voxel of the lesion."""
+    return ndimage.distance_transform_edt(voxels(label) == 0, sampling=nib.affines.voxel_sizes(label.affine))
+
+
+def test_same_seed_same_voxels() -> None:
+    for first, again in zip(made(OBLIQUE_SEED, True), make_scan(OBLIQUE_SEED, True), strict=True):
+        assert voxels(first).dtype == voxels(again).dtype
+        assert voxels(first).tobytes() == voxels(again).tobytes()
+        np.testing.assert_array_equal(first.affine, again.affine)
+
+
+def test_seeds_differ_as_real_scans_do() -> None:
+    scans = [made(seed, False)[0] for seed in range(7, 19)]
+    assert len({scan.affine.tobytes() for scan in scans}) == len(scans)
+    assert len({scan.shape for scan in scans}) > len(scans) / 2
+    assert len({"".join(nib.aff2axcodes(scan.affine)) for scan in scans}) >= 5
+    oblique = [is_oblique(scan.affine) for scan in scans]
+    assert any(oblique)
+    assert not all(oblique)
+    anisotropic = [is_anisotropic(scan.affine) for scan in scans]
+    assert any(anisotropic)
+    assert not all(anisotropic)
+    # Some voxel axes are mirrored against the scanner's handedness, some are not.
+    assert {bool(np.linalg.det(scan.affine[:3, :3]) > 0) for scan in scans} == {True, False}
+    assert oblique[OBLIQUE_SEED - 7]
+    assert anisotropic[ANISOTROPIC_SEED - 7]
+
+
+def test_scan_is_the_template_where_its_affine_says() -> None:
+    """Sampled through its affine onto the template's grid, the scan is the template, but for the head's pose."""
+    from nilearn.datasets import load_mni152_template
+    from scipy.optimize import minimize
+    from scipy.spatial.transform import Rotation
+
+    scan, _ = made(OBLIQUE_SEED, False)
+    template = load_mni152_template(resolution=1)
+    step = 7
+    target = ndimage.gaussian_filter(np.asarray(template.dataobj, dtype=np.float32), 2)[::step, ::step, ::step]
+    moving = ndimage.gaussian_filter(voxels(scan).astype(np.float32), 2 / nib.affines.voxel_sizes(scan.affine))
+    mm = nib.affines.apply_affine(template.affine, step * np.indices(target.shape).reshape(3, -1).T)
+    middle = np.average(mm, axis=0, weights=target.ravel())
+    centre = nib.affines.apply_affine(scan.affine, ndimage.center_of_mass(moving))
+    inverse = np.linalg.inv(scan.affine)
+
+    def correlation(pose: np.ndarray) -> float:
+        turned = Rotation.from_euler("xyz", pose[:3], degrees=True).apply(mm - middle) + centre + pose[3:]
+        sampled = ndimage.map_coordinates(moving, nib.affines.apply_affine(inverse, turned).T, order=1)
+        return float(np.corrcoef(sampled, target.ravel())[0, 1])
+
+    # The head's centre is up to 15 mm off along each axis, and it is turned by up to 10 degrees about each.
+    assert np.abs(centre - middle).max() < 15 + 3
+    assert correlation(np.zeros(6)) > 0.8
+    found = minimize(lambda pose: -correlation(pose), np.zeros(6), method="Powell", options={"maxiter": 2})
+    assert -found.fun > 0.95
+    assert np.abs(found.x[:3]).max() < 10 + 3
+
+
+@pytest.mark.parametrize("axis", range(3))
+def test_right_front_and_top_are_where_the_affine_says(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A brain that gets brighter along one axis does so along that axis of the scanner; a real one is symmetric."""
+    template = demo._template()
+    along = np.arange(template.intensity.shape[axis]) - (template.intensity.shape[axis] - 1) / 2
+    ramp = 0.6 + 0.005 * along * template.affine[axis, axis]
+    ramp = ramp.reshape([-1 if other == axis else 1 for other in range(3)]) * (template.intensity > 0)
+    monkeypatch.setattr(demo, "_template", lambda: template._replace(intensity=ramp))
+    for seed in (OBLIQUE_SEED, ANISOTROPIC_SEED):
+        scan, _ = make_scan(seed, lesion=False)
+        inside = np.argwhere(voxels(scan) > 0)[::50]
+        mm = nib.affines.apply_affine(scan.affine, inside)
+        values = voxels(scan)[tuple(inside.T)].astype(float)
+        gradient = np.linalg.lstsq(mm - mm.mean(axis=0), values - values.mean(), rcond=None)[0]
+        assert gradient[axis] / np.linalg.norm(gradient) > np.cos(np.deg2rad(30))
+
+
+def test_label_is_the_lesion() -> None:
+    for seed in (OBLIQUE_SEED, ANISOTROPIC_SEED):
+        scan, label = made(seed, True)
+        healthy, empty = made(seed, False)
+        for image in (label, healthy, empty):
+            np.testing.assert_array_equal(image.affine, scan.affine)
+            assert image.shape == scan.shape
+        assert not voxels(empty).any()
+        assert set(np.unique(voxels(label)).tolist()) == {0, 1}
+        inside = voxels(label) == 1
+        assert voxels(scan)[inside].min() > 0
+        brain = ndimage.binary_fill_holes(voxels(healthy) > 0)
+        assert brain[inside].all()
+        # One blob of the size that is promised: semi-axes of about 6 to 14 mm.
+        assert ndimage.label(inside)[1] == 1
+        volume = inside.sum() * abs(np.linalg.det(scan.affine[:3, :3]))
+        assert 4 / 3 * np.pi * 5**3 < volume < 4 / 3 * np.pi * 15**3
+        # The twins differ in the lesion, its 3 mm edge, and a few voxels' rounding; a voxel is up to 3 mm.
+        before, after = voxels(healthy).astype(float), voxels(scan).astype(float)
+        far = mm_to_lesion(label) > 6
+        rounded = before[far] != after[far]
+        assert rounded.mean() < 1e-4  # single precision is off by about 1e-4 of a unit at intensities of 1000
+        assert np.abs(before - after)[far].max() <= 1
+        assert after[inside].mean() > 1.2 * before[inside].mean()
+        assert (after[inside] > before[inside]).mean() > 0.9
+
+
+def test_header() -> None:
+    for image, dtype in zip(made(OBLIQUE_SEED, True), (np.int16, np.uint8), strict=True):
+        assert image.get_data_dtype() == dtype
+        assert image.header["sform_code"] == image.header["qform_code"] == 1
+        assert image.header.get_xyzt_units() == ("mm", "sec")
+        np.testing.assert_allclose(image.get_sform(), image.get_qform(), atol=1e-3)
+        np.testing.assert_allclose(image.get_sform(), image.affine, atol=1e-4)
+    scan, _ = made(OBLIQUE_SEED, True)
+    data = voxels(scan)
+    assert data.min() == 0
+    assert 0.05 < (data > 0).mean() < 0.6
+    assert all((data.take(side, axis) == 0).mean() > 0.95 for axis in range(3) for side in (0, -1))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool], tuple[nib.Nifti1Image, nib.Nifti1Image]]:
+    """Tiny scans in place of brains, for tests of files alone."""
+
+    def tiny(seed: int, lesion: bool) -> tuple[nib.Nifti1Image, nib.Nifti1Image]:
+        label = np.zeros((2, 2, 2), np.uint8)
+        label[0, 0, 0] = lesion
+        return nib.Nifti1Image(np.full((2, 2, 2), seed, np.int32), np.eye(4)), nib.Nifti1Image(label, np.eye(4))
+
+    monkeypatch.setattr(demo, "make_scan", tiny)
+    return tiny
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+
+def test_cohort_of_real_scans(tmp_path: Path) -> None:
+    listing = make_cohort(tmp_path / "demo", num_scans=2, seed=3)
+    assert listing == tmp_path / "demo" / "dataset.json"
+    for index, case in enumerate(find_cases(tmp_path / "demo")):
+        for kind, expected in zip(("image", "label"), make_scan(300_000 + index, index == 1), strict=True):
+            stored = nib.load(case[kind])
+            np.testing.assert_array_equal(voxels(stored), voxels(expected))
+            np.testing.assert_allclose(stored.affine, expected.affine, atol=1e-4)
+            assert stored.header["sform_code"] == stored.header["qform_code"] == 1
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("section", "suffix"), [("test", "Ts"), ("training", "Tr")])
+def test_cohort_is_what_find_cases_reads(section: str, suffix: str, tmp_path: Path) -> None:
+    listing = make_cohort(tmp_path / "demo", num_scans=6, seed=3, section=section)
+    cases = find_cases(tmp_path / "demo")
+    assert cases == find_cases(tmp_path / "demo", section=section)
+    assert [case["case"] for case in cases] == [f"images{suffix}/brain_3_{index:03d}" for index in range(6)]
+    entries = json.loads(listing.read_text())[section]
+    for index, (case, entry) in enumerate(zip(cases, entries, strict=True)):
+        assert case["channels"] == 1
+        assert Path(case["image"]) == tmp_path / "demo" / entry["image"]
+        assert Path(case["label"]) == tmp_path / "demo" / entry["label"]
+        assert voxels(nib.load(case["image"]))[0, 0, 0] == 300_000 + index
+        assert voxels(nib.load(case["label"])).any() == (entry["lesion"] == 1) == (index % 2 == 1)
+
+
+@pytest.mark.usefixtures("quick")
+def test_paired_cohort_shows_each_head_twice(tmp_path: Path) -> None:
+    make_cohort(tmp_path / "demo", num_scans=4, paired=True)
+    heads = [int(voxels(nib.load(case["image"]))[0, 0, 0]) for case in find_cases(tmp_path / "demo")]
+    assert heads == [0, 0, 1, 1]
+
+
+@pytest.mark.usefixtures("quick")
+def test_second_call_leaves_the_files(tmp_path: Path) -> None:
+    make_cohort(tmp_path / "demo", num_scans=4)
+    before = files(tmp_path)
+    assert len(before) == 9
+    make_cohort(tmp_path / "demo", num_scans=4)
+    with pytest.warns(UserWarning, match="is kept: it has 4 test scans, not 7"):
+        make_cohort(tmp_path / "demo", num_scans=7, seed=5)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_interrupted_call_leaves_nothing(
+    error: type[BaseException], quick: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops(seed: int, lesion: bool) -> tuple[nib.Nifti1Image, nib.Nifti1Image]:
+        if seed == 2:
+            raise error("stopped")
+        return quick(seed, lesion)
+
+    monkeypatch.setattr(demo, "make_scan", stops)
+    with pytest.raises(error):
+        make_cohort(tmp_path / "sub" / "demo", num_scans=4)
+    assert list((tmp_path / "sub").iterdir()) == []
+    # What was stopped can be made afterwards.
+    monkeypatch.setattr(demo, "make_scan", quick)
+    make_cohort(tmp_path / "sub" / "demo", num_scans=4)
+    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["demo"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_cohort_that_another_process_made_meanwhile_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = demo._write_cohort
+
+    def late(folder: Path, *args: object) -> None:
+        write(folder, *args)
+        shutil.copytree(folder, tmp_path / "demo")
+
+    monkeypatch.setattr(demo, "_write_cohort", late)
+    assert make_cohort(tmp_path / "demo", num_scans=2).is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"has files but no dataset\.json"):
+        make_cohort(tmp_path, num_scans=2)
+    assert list(files(tmp_path)) == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_scans": 0}, r"`num_scans` must be in \[1, 100000\], got 0"),
+        ({"num_scans": 2, "seed": -1}, "`seed` must be at least 0, got -1"),
+        ({"num_scans": 2, "section": "imagesTs"}, "`section` must be 'training' or 'test', got 'imagesTs'"),
+    ],
+)
+def test_wrong_settings(settings: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_cohort(tmp_path / "demo", **settings)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="`seed` must be at least 0, got -3"):
+        make_scan(-3, lesion=True)
+
+
+@pytest.fixture
+def _empty_template_cache() -> Iterator[None]:
+    demo._template.cache_clear()
+    yield
+    demo._template.cache_clear()
+
+
+@pytest.mark.usefixtures("_empty_template_cache")
+def test_missing_nilearn_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "nilearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "nilearn", None)
+    with pytest.raises(ImportError, match=r'pip install "monai-saliency\[demo\]"'):
+        make_cohort(tmp_path / "demo", num_scans=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_demo_end_to_end(tmp_path: Path) -> None:
+    """The README's first command, its second half."""
+    command = [sys.executable, "-m", "monai.bundle", "run", "--bundle_root", "bundle"]
+    command += ["--config_file", "bundle/configs/inference.yaml", "--output_dir", str(tmp_path / "eval")]
+    command += ["--demo_dir", str(tmp_path / "demo"), "--dataset_dir", str(tmp_path / "demo")]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    entries = json.loads((tmp_path / "demo" / "dataset.json").read_text())["test"]
+    assert len(entries) == 10
+    with open(tmp_path / "eval" / "summary.csv", newline="", encoding="utf-8") as file:
+        rows = {row["case"]: row for row in csv.DictReader(file)}
+        assert file.seek(0) == 0
+        assert len(file.readlines()) == 1 + len(entries)
+    affines, right, near = [], [], []
+    for entry in entries:
+        case = entry["image"].removeprefix("./").removesuffix(".nii.gz")
+        row = rows.pop(case)
+        scan, label = (nib.load(tmp_path / "demo" / entry[kind]) for kind in ("image", "label"))
+        saliency = nib.load(tmp_path / "eval" / f"{case}_saliency.nii.gz")
+        assert saliency.shape == scan.shape
+        np.testing.assert_allclose(saliency.affine, scan.affine, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(saliency.get_sform(), scan.get_sform(), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(saliency.get_qform(), scan.get_qform(), rtol=0, atol=1e-3)
+        for field in ("sform_code", "qform_code", "xyzt_units"):
+            assert saliency.header[field] == scan.header[field]
+        data = saliency.get_fdata(dtype=np.float32)
+        assert np.isfinite(data).all()
+        assert data.std() > 0
+        affines.append(scan.affine)
+        right.append(int(row["prediction"]) == entry["lesion"])
+        if entry["lesion"] and right[-1]:
+            near.append(mm_to_lesion(label)[peak_voxel(data)] <= 10)
+        assert_picture(tmp_path / "eval" / f"{case}_saliency.png")
+    assert not rows
+    assert any(map(is_oblique, affines))
+    assert any(map(is_anisotropic, affines))
+    assert any(is_oblique(affine) and is_anisotropic(affine) for affine in affines)
+    assert sum(right) >= 8
+    assert np.mean(near) >= 0.8
+    assert not list(tmp_path.rglob(".tmp*"))
+
+
+def assert_picture(path: Path) -> None:
+    """A whole PNG that shows something in colour."""
+    from matplotlib.image import imread
+
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    pixels = imread(path)[..., :3]
+    assert min(pixels.shape[:2]) > 200
+    assert pixels.std() > 0.05
+    assert np.ptp(pixels, axis=-1).max() > 0.3
+
+
+@pytest.fixture
+def memory() -> ModuleType:
+    """The benchmark of peak memory."""
+    spec = importlib.util.spec_from_file_location("memory", ROOT / "tests" / "benchmarks" / "memory.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_peak_memory_does_not_grow_with_masks(memory: ModuleType) -> None:
+    assert memory.peak("masks", 2000, 64) / memory.peak("masks", 200, 64) < 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["disk", "lmdb", "window", "memory"])
+def test_peak_memory_does_not_grow_with_cases(cache: str, memory: ModuleType) -> None:
+    """200 scans are 200 MiB; the cache that holds all of them shows that their growth would be seen."""
+    ratio = memory.peak("cases", 200, cache, 64) / memory.peak("cases", 20, cache, 64)
+    assert ratio > 1.2 if cache == "memory" else ratio <= 1.1

@@ -1,0 +1,376 @@
+"""A loader that cannot lose a case, and what is lost without it."""
+
+from __future__ import annotations
+
+import csv
+import threading
+import time
+from collections.abc import Container, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.scans import LPS, OBLIQUE, write_scan
+from monai.data import Dataset, ThreadDataLoader
+from monai.transforms import Compose, EnsureChannelFirstd, EnsureTyped, LoadImaged, Orientationd, ResizeWithPadOrCropd
+
+import monai_saliency as ms
+from monai_saliency.data.cached_dataset import cohort_dataset
+from monai_saliency.data.cohort import CohortDataset, find_cases
+from monai_saliency.data.loader import CohortLoader
+from monai_saliency.errors import CaseError
+from monai_saliency.storage.failures import Failures
+from monai_saliency.transforms import CheckScand
+
+NUM_SCANS = 5
+PREPROCESSING = Compose(
+    [
+        LoadImaged("image"),
+        EnsureChannelFirstd("image"),
+        CheckScand("image"),
+        Orientationd("image", "RAS", labels=None),
+        ResizeWithPadOrCropd("image", (10, 10, 10)),
+    ]
+)
+EXPLAIN = ms.sliding_window(5, 5, target=ms.ClassScore([0], activation="none"))
+
+
+def network(x: torch.Tensor) -> torch.Tensor:
+    return (x**2).mean(dim=(1, 2, 3, 4))[:, None]
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> list[dict[str, Any]]:
+    for seed in range(NUM_SCANS):
+        write_scan(tmp_path / "in" / f"s{seed}.nii.gz", (11 + seed, 9, 12), OBLIQUE if seed % 2 else LPS, seed=seed)
+    return find_cases(tmp_path / "in")
+
+
+def spoil(kind: str, cases: list[dict[str, Any]]) -> set[str]:
+    """Spoil the third scan; the names of the cases that are lost by right."""
+    path = Path(cases[2]["image"])
+    if kind == "truncated":
+        path.write_bytes(path.read_bytes()[:300])
+    elif kind == "missing":
+        path.unlink()
+    elif kind == "NaN":
+        import nibabel as nib
+
+        data = nib.load(path).get_fdata()
+        data[0, 0, 0] = np.nan
+        nib.save(nib.Nifti1Image(data, LPS), path)
+    return set() if kind == "good" else {"s2"}
+
+
+def collect(loader: CohortLoader) -> dict[str, list[torch.Tensor]]:
+    """Maps by case, as many as there were."""
+    maps: dict[str, list[torch.Tensor]] = {}
+    for batch in loader:
+        for name, saliency in zip(batch["case"], EXPLAIN(batch["image"].as_tensor(), network), strict=True):
+            maps.setdefault(name, []).append(saliency)
+    return maps
+
+
+@pytest.mark.parametrize("workers", [(0, False), (2, False), (2, True)], ids=["no workers", "2 threads", "2 processes"])
+@pytest.mark.parametrize("cache", ["none", "memory", "disk", "lmdb", "window"])
+@pytest.mark.parametrize("kind", ["good", "truncated", "missing", "NaN"])
+def test_every_good_case_once_and_every_bad_one_listed(
+    kind: str, cache: str, workers: tuple[int, bool], cases: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    expected = {
+        case["case"]: EXPLAIN(PREPROCESSING(dict(case))["image"].as_tensor()[None], network)[0] for case in cases
+    }
+    bad = spoil(kind, cases)
+    dataset = cohort_dataset(cases, PREPROCESSING, cache, cache_dir=tmp_path / "cache", window=2)
+    for _ in ("cold", "warm"):
+        failures = Failures(tmp_path / "failures.csv")
+        loader = CohortLoader(dataset, failures, batch_size=2, num_workers=workers[0], processes=workers[1])
+        maps = collect(loader)
+        assert set(maps) == set(expected) - bad
+        for name, found in maps.items():
+            assert len(found) == 1
+            assert torch.equal(found[0], expected[name])
+        if bad:
+            with open(failures.path, newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            assert [(row["case"], row["stage"]) for row in rows] == [("s2", "load")]
+            assert "\n" not in rows[0]["error"]
+        else:
+            assert not failures.path.exists()
+
+
+def test_what_monais_thread_loader_loses(cases: list[dict[str, Any]]) -> None:
+    """The reason for ours. When this fails, MONAI raises what its thread met, and our guard can go."""
+    spoil("truncated", cases)
+    loader = ThreadDataLoader(Dataset(cases, PREPROCESSING), batch_size=1, num_workers=0)
+    seen = [batch["case"][0] for batch in loader]
+    assert seen == ["s0", "s1"]
+    assert len(loader) == NUM_SCANS
+
+
+def test_strict_stops_at_the_first(cases: list[dict[str, Any]], tmp_path: Path) -> None:
+    spoil("missing", cases)
+    for failures in (Failures(tmp_path / "failures.csv", strict=True), None):
+        loader = CohortLoader(cohort_dataset(cases, PREPROCESSING, "none"), failures, num_workers=2)
+        seen = []
+        with pytest.raises(CaseError, match="case s2: "):
+            seen.extend(batch["case"] for batch in loader)
+        assert seen == [["s0"], ["s1"]]
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("CohortLoader")]
+
+
+class Items:
+    """Items of given shapes; ``loaded`` notes which were asked for."""
+
+    def __init__(
+        self,
+        shapes: list[tuple[int, ...]],
+        seconds: float = 0.0,
+        broken: Container[int] = (),
+        images: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        self.data = [{"case": f"c{i}"} for i in range(len(shapes))]
+        self.shapes, self.seconds, self.loaded = shapes, seconds, [0] * len(shapes)
+        self.broken = broken
+        self.images = images or [torch.full(shape, float(index)) for index, shape in enumerate(shapes)]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        self.loaded[index] += 1
+        if index in self.broken:
+            raise RuntimeError("broken")
+        return {**self.data[index], "image": self.images[index]}
+
+
+A, B, C = (1, 4, 4), (1, 5, 4), (1, 4, 5)
+
+
+def batches(loader: CohortLoader) -> list[str]:
+    """The cases of each batch, by their numbers, each checked to hold what it says."""
+    found = []
+    for batch in loader:
+        assert [float(image.max()) for image in batch["image"]] == [float(name[1:]) for name in batch["case"]]
+        found.append(" ".join(name[1:] for name in batch["case"]))
+    return found
+
+
+@pytest.mark.parametrize("workers", [(0, False), (3, False), (2, True)], ids=["no workers", "3 threads", "2 processes"])
+@pytest.mark.parametrize(
+    ("shapes", "options", "expected"),
+    [
+        ([A, A, A, B, B, A], {}, ["0 1", "3 4", "2 5"]),
+        ([A, B, A, B, A, B], {}, ["0 2", "1 3", "4", "5"]),
+        ([A, B, C, A, B, C], {"batch_size": 1}, ["0", "1", "2", "3", "4", "5"]),
+        # One waits at the most: when a second one has to, the older one goes.
+        ([A, B, C, C, A, A], {"max_waiting": 1}, ["0", "1", "2 3", "4 5"]),
+        ([A, A, B, C, A, B], {"batch_size": 3, "max_waiting": 3}, ["0 1", "2 5", "3", "4"]),
+        ([A, B, A, B], {"max_waiting": 0}, ["0", "1", "2", "3"]),
+    ],
+)
+def test_cases_of_one_shape_share_a_batch(
+    shapes: list[tuple[int, ...]], options: dict[str, int], expected: list[str], workers: tuple[int, bool]
+) -> None:
+    loader = CohortLoader(Items(shapes), num_workers=workers[0], processes=workers[1], **{"batch_size": 2} | options)
+    assert batches(loader) == expected
+    assert not hasattr(loader, "__len__")
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_broken_cases_leave_batches_as_if_they_were_not_there(num_workers: int, tmp_path: Path) -> None:
+    items = Items([A, B, A, A, B, C, A, B], broken={2, 4})
+    loader = CohortLoader(items, Failures(tmp_path / "failures.csv"), batch_size=2, num_workers=num_workers)
+    assert batches(loader) == ["0 3", "1 7", "5", "6"]
+    assert [row["case"] for row in loader.failures.rows] == ["c2", "c4"]  # type: ignore[union-attr]
+
+
+def test_types_do_not_mix() -> None:
+    """Law 9: float64 images stay so, and make no others so."""
+    images = [torch.zeros(A, dtype=dtype) for dtype in (torch.float32, torch.float64) * 2]
+    loader = CohortLoader(Items([A] * 4, images=images), batch_size=2)
+    assert [(batch["case"], batch["image"].dtype) for batch in loader] == [
+        (["c0", "c2"], torch.float32),
+        (["c1", "c3"], torch.float64),
+    ]
+
+
+@pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("batch_size", 1.5), ("max_waiting", -1)])
+def test_arguments(option: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"`{option}` must be a whole number of at least"):
+        CohortLoader(Items([A]), **{option: value})  # type: ignore[arg-type]
+
+
+class RowCounter(torch.nn.Module):
+    """Two scores of an image of any shape; ``rows`` notes the rows of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows.append(len(x))
+        left = x[..., : x.shape[-1] // 2]
+        return torch.stack([(x**2).mean(dim=(1, 2, 3)), left.mean(dim=(1, 2, 3))], dim=1)
+
+
+def test_small_images_fill_the_networks_batches() -> None:
+    """200 images of two shapes in turns, 50 masks each: full rows, and each image's own maps."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, 20, 24), (1, 24, 20)] * 100
+    images = [torch.rand(shape, generator=generator) for shape in shapes]
+    items = Items(shapes, images=images)  # type: ignore[arg-type]
+    network, alone = RowCounter(), RowCounter()
+    explain = ms.rise(50, 4, target=ms.ClassScore("all", activation="none"), mask_batch_size=16)
+    used, maps = 0, {}
+    for batch in CohortLoader(items, batch_size=20, num_workers=2):
+        for name, explanation in zip(batch["case"], explain.explain(batch["image"], network), strict=True):
+            used += explanation.num_forwards
+            assert name not in maps
+            maps[name] = explanation.saliency
+    assert len(maps) == 200
+    assert used == 200 * (50 + 1)
+    assert set(network.rows) == {16}
+    assert used / sum(network.rows) >= 0.98
+    for i, image in enumerate(images):
+        (expected,) = explain(image[None], alone)
+        assert maps[f"c{i}"].shape == (2, *image.shape[1:])
+        torch.testing.assert_close(maps[f"c{i}"], expected, rtol=1e-5, atol=1e-7)
+    # What sharing is for: alone, a fifth of the rows is padding.
+    assert used / sum(alone.rows) < 0.8
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_queues_are_bounded_and_an_early_stop_leaves_no_thread(num_workers: int) -> None:
+    items = Items([(1, 2, 2)] * 50)
+    iterator = iter(CohortLoader(items, num_workers=num_workers, prefetch=2))
+    next(iterator)
+    time.sleep(0.5)
+    assert sum(items.loaded) <= 1 + 2 + 1 + num_workers + 1
+    iterator.close()  # type: ignore[attr-defined]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("CohortLoader")]
+
+
+def test_an_interrupt_in_the_consumer_leaves_no_thread() -> None:
+    def consume() -> None:
+        for _ in CohortLoader(Items([(1, 2, 2)] * 50, seconds=0.01), num_workers=2):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        consume()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("CohortLoader")]
+
+
+def test_loading_goes_on_while_the_consumer_works() -> None:
+    """Loads of 50 ms behind work of 100 ms: all but the first are hidden, where half of them would do."""
+    start, work = time.perf_counter(), 0.0
+    for _ in CohortLoader(Items([(1, 2, 2)] * 12, seconds=0.05), num_workers=1):
+        before = time.perf_counter()
+        time.sleep(0.1)
+        work += time.perf_counter() - before
+    waited = time.perf_counter() - start - work
+    assert waited < 0.5 * 12 * 0.05
+
+
+def test_cases_that_do_not_fit_together_go_alone_and_what_fits_no_batch_is_listed(tmp_path: Path) -> None:
+    items = Items([(1, 2, 2)] * 4)
+    items.data[0]["extra"] = 1  # which the second item lacks
+    items.data[2]["none"] = None
+    failures = Failures(tmp_path / "failures.csv")
+    batches = [batch["case"] for batch in CohortLoader(items, failures, batch_size=2)]
+    assert batches == [["c0"], ["c1"], ["c3"]]
+    (row,) = failures.rows
+    assert (row["case"], row["stage"]) == ("c2", "load")
+    assert "no batch can be made of it" in row["error"]
+    with pytest.raises(CaseError, match="case c2: no batch"):
+        list(CohortLoader(items, batch_size=2))
+
+
+def test_an_item_without_its_image_is_listed(tmp_path: Path) -> None:
+    failures = Failures(tmp_path / "failures.csv")
+    assert not list(CohortLoader(Items([(1, 2, 2)]), failures, image_key="scan"))
+    assert "the item has no 'scan', but ['case', 'image']" in failures.rows[0]["error"]
+
+
+@pytest.mark.parametrize("workers", [(0, False), (2, False), (2, True)], ids=["no workers", "2 threads", "2 processes"])
+@pytest.mark.parametrize("kind", [Dataset, CohortDataset])
+def test_a_transform_that_names_the_file_fails_under_the_cases_name(
+    kind: type, workers: tuple[int, bool], cases: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """As an inferer does in the pipeline, which knows the image alone."""
+    spoil("NaN", cases)
+    steps = [LoadImaged("image"), EnsureChannelFirstd("image"), ms.Saliencyd("image", network, EXPLAIN)]
+    failures = Failures(tmp_path / "failures.csv")
+    loader = CohortLoader(kind(cases, Compose(steps)), failures, num_workers=workers[0], processes=workers[1])
+    assert [batch["case"] for batch in loader] == [["s0"], ["s1"], ["s3"], ["s4"]]
+    (row,) = failures.read()
+    assert (row["case"], row["stage"]) == ("s2", "load")
+    assert "NaN" in row["error"]
+
+
+def test_only_the_hosts_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta tensors stand for a GPU's, and refuse to be pinned as they do."""
+    items = Items([(1, 2, 2)])
+    items.data[0] |= {"host": torch.zeros(3), "moved": torch.zeros(3, device="meta")}
+    pinned, copied = [], []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_cpu:
+            raise RuntimeError("only dense CPU tensors can be pinned")
+        pinned.append(tensor.shape)
+        return tensor
+
+    def to(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+        copied.append((tensor.device.type, device.type, non_blocking))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    (batch,) = CohortLoader(items, device="cuda")
+    assert batch["case"] == ["c0"]
+    assert sorted(pinned) == [(1, 1, 2, 2), (1, 3)]
+    assert sorted(copied) == [("cpu", "cuda", True), ("cpu", "cuda", True), ("meta", "cuda", True)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_preprocessing_on_the_gpu(num_workers: int, cases: list[dict[str, Any]]) -> None:
+    expected = [batch["image"] for batch in CohortLoader(Dataset(cases, PREPROCESSING))]
+    moved = Dataset(cases, Compose([PREPROCESSING, EnsureTyped("image", device="cuda")]))
+    found = [batch["image"] for batch in CohortLoader(moved, num_workers=num_workers, device="cuda")]
+    assert {image.device.type for image in found} == {"cuda"}
+    for image, other in zip(found, expected, strict=True):
+        assert torch.equal(image.cpu(), other)
+
+
+def test_failures_are_one_line_each_and_vanish_with_the_next_run(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "failures.csv"
+    failures = Failures(path)
+    assert not path.exists()
+    failures.add("a,1", "load", RuntimeError("two\nlines"))
+    failures.add("b", "explain", CaseError("b", "no region"))
+    with open(path, newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [
+            ["case", "stage", "error"],
+            ["a,1", "load", "RuntimeError: two lines"],
+            ["b", "explain", "no region"],
+        ]
+    assert "2 cases without a map" in failures.summary()
+    Failures(path)
+    assert not path.exists()
+
+
+def test_failures_of_runs_beside_each_other_are_all_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "failures.csv"
+    one, other = (Failures(path, cases=["a", "b", "c"]) for _ in range(2))
+    one.add("b", "load", RuntimeError("torn"))
+    other.add("c", "explain", RuntimeError("no memory"))
+    one.add("a", "load", RuntimeError("lost"))
+    assert [row.split(",")[0] for row in path.read_text().splitlines()] == ["case", "a", "b", "c"]
+    assert "2 cases without a map" in one.summary()
+    again = Failures(path, cases=["a", "c", "d"])  # b is no case any more
+    again.remove("c")
+    again.remove("d")
+    assert [row.split(",")[0] for row in path.read_text().splitlines()] == ["case", "a"]
+    again.remove("a")
+    assert not path.exists()

@@ -1,0 +1,147 @@
+"""Perturbed images by an iterable dataset: each once, and to the bit what the network sees."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from monai.data import MetaTensor
+from torch.utils.data import DataLoader
+
+import monai_saliency as ms
+from monai_saliency.data.perturbed_images import PerturbedImages
+
+MASKS, BATCH = 22, 4
+TARGET = ms.FunctionScore(lambda output: output.flatten(1).mean(1, keepdim=True))
+
+
+class Recorder:
+    """A network that keeps what it sees."""
+
+    def __init__(self) -> None:
+        self.batches: list[torch.Tensor] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches.append(x.clone())
+        return x
+
+
+def cohort(count: int, channels: int = 1) -> list[dict[str, Any]]:
+    """Scans of different shapes, in 2D."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {"image": MetaTensor(torch.rand(channels, 11 + i, 9, generator=generator)), "case": f"scan{i}", "age": 40.0 + i}
+        for i in range(count)
+    ]
+
+
+def rise(**settings: Any) -> ms.PerturbationInferer:
+    return ms.rise(MASKS, 3, target=TARGET, mask_batch_size=BATCH, seed=4, **settings)
+
+
+def windows(**settings: Any) -> ms.PerturbationInferer:
+    """As many as the shape has room for."""
+    return ms.sliding_window(4, 3, target=TARGET, mask_batch_size=BATCH, **settings)
+
+
+def seen(case: dict[str, Any], inferer: ms.PerturbationInferer) -> torch.Tensor:
+    """What the network sees: the unperturbed image, then one for each mask."""
+    network = Recorder()
+    (explanation,) = inferer.explain(case["image"][None], network)
+    return torch.cat(network.batches)[: len(explanation.masks) + 1]
+
+
+@pytest.mark.parametrize("make", [rise, windows, lambda: rise(fill=ms.BlurFill(1.5)), lambda: rise(per_channel=True)])
+def test_images_are_what_the_network_sees(make: Any) -> None:
+    cases = cohort(3, channels=2)
+    found = list(PerturbedImages(cases, make(), held_keys=["age"]))
+    for index, case in enumerate(cases):
+        items = [item for item in found if item["case"] == case["case"]]
+        assert [item["mask"] for item in items] == list(range(-1, len(items) - 1))
+        assert {(item["index"], item["age"]) for item in items} == {(index, case["age"])}
+        assert torch.equal(torch.stack([item["image"] for item in items]), seen(case, make()))
+
+
+def everything(cases: Sequence[Any], make: Any = rise) -> Counter[tuple[str, int]]:
+    return Counter((case["case"], row - 1) for case in cases for row in range(len(seen(case, make()))))
+
+
+@pytest.mark.parametrize("split", ["auto", "cases", "masks"])
+@pytest.mark.parametrize(("count", "world_size", "workers"), [(5, 3, 0), (1, 3, 0), (5, 2, 2), (1, 2, 3), (2, 1, 3)])
+def test_each_once_over_ranks_and_workers(count: int, world_size: int, workers: int, split: str) -> None:
+    cases = cohort(count)
+    done: list[tuple[str, int]] = []
+    shares = []
+    for rank in range(world_size):
+        dataset = PerturbedImages(cases, windows(), split=split, rank=rank, world_size=world_size)
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+        mine = [(item["case"], item["mask"]) for item in loader]
+        shares.append(len(mine))
+        done += mine
+    assert Counter(done) == everything(cases, windows)
+    if split == "masks":
+        assert max(shares) - min(shares) <= BATCH * max(workers, 1) * count
+
+
+def test_batches_of_a_loader() -> None:
+    """Its scores make the map of the inferer."""
+    (case,) = cohort(1)
+    inferer = rise()
+    (expected,) = inferer.explain(case["image"][None], lambda x: x)
+    (run,), _ = inferer.start(case["image"][None])
+    state = inferer.estimator.start(run.masks, expected.reference_scores)
+    for batch in DataLoader(PerturbedImages([case], inferer), batch_size=5):
+        scores = batch["image"].flatten(1).mean(1, keepdim=True)
+        masks = batch["mask"].tolist()
+        state.update([i for i in masks if i >= 0], scores[[i >= 0 for i in masks]])
+    torch.testing.assert_close(state.compute(), expected.saliency, rtol=0, atol=1e-6)
+
+
+def test_images_without_names_are_told_by_their_place() -> None:
+    images = [case["image"].as_tensor() for case in cohort(2)]
+    images.append(MetaTensor(images[0], meta={"filename_or_obj": "scan.nii.gz"}))
+    names = [item["case"] for item in PerturbedImages(images, rise()) if item["mask"] == -1]
+    assert names == ["image 0", "image 1", "scan.nii.gz"]
+
+
+def test_a_worker_is_told_its_rank_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spawned worker knows no process group."""
+    dataset = PerturbedImages(cohort(5), rise())
+    early = pickle.loads(pickle.dumps(dataset.__getstate__() | {"inferer": None}))
+    assert len(dataset.units()) == 5
+    with monkeypatch.context() as group:
+        group.setattr("monai_saliency.data.perturbed_images.rank_of", lambda: (1, 3))
+        assert [unit.index for unit in dataset.units()] == [1, 4]
+        state = dataset.__getstate__()
+    sent = PerturbedImages(cohort(5), rise())
+    sent.__dict__.update(state)
+    assert [unit.index for unit in sent.units()] == [1, 4]
+    assert early["_place_when_sent"] == (0, 1)
+
+
+def test_regions_come_from_label_maps() -> None:
+    case = cohort(1)[0]
+    labels = torch.zeros(1, *case["image"].shape[1:], dtype=torch.int64)
+    labels[:, :5] = 2
+    inferer = ms.region_occlusion(target=TARGET, mask_batch_size=BATCH)
+    found = list(PerturbedImages([{**case, "organs": labels}], inferer, label_key="organs"))
+    assert [item["mask"] for item in found] == [-1, 0]
+    assert torch.equal(found[1]["image"], case["image"].as_tensor() * (labels == 0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"split": "images"}, "must be one of auto, cases, masks, got 'images'"),
+        ({"rank": 1}, "give `rank` and `world_size`, or neither: got 1 and None"),
+        ({"rank": 2, "world_size": 2}, r"`rank` must be in \[0, 2\), the number of processes, got 2"),
+        ({"rank": 0, "world_size": 0}, "`world_size` must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_refusals(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PerturbedImages(cohort(1), rise(), **settings)

@@ -1,0 +1,717 @@
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.caches import FILED, KINDS, behind, in_threads
+from helpers.items import assert_same
+from helpers.paths import ROOT
+from monai.data import Dataset, MetaTensor, ThreadDataLoader, list_data_collate
+from monai.transforms import (
+    CastToTyped,
+    Compose,
+    CopyItemsd,
+    EnsureChannelFirstd,
+    EnsureTyped,
+    Invertd,
+    Lambdad,
+    LoadImaged,
+    MapTransform,
+    OneOf,
+    Orientationd,
+    RandFlipd,
+    RandRotate90d,
+    RandSpatialCropd,
+    RandSpatialCropSamplesd,
+    ScaleIntensityd,
+    Spacingd,
+    Transform,
+)
+from torch.utils.data import DataLoader
+
+import monai_saliency as ms
+from monai_saliency.data.cached_dataset import cohort_dataset
+from monai_saliency.data.cohort import find_cases
+from monai_saliency.data.loader import CohortLoader
+from monai_saliency.data.saliency_dataset import SaliencyDataset
+from monai_saliency.errors import CaseError
+from monai_saliency.storage.failures import Failures
+from monai_saliency.utils.timing import BusyMeter
+
+BOTH = ("image", "saliency")
+SHAPE = (8, 12, 8)
+BOX = (slice(0, 4), slice(4, 8), slice(4, 8))
+# Windows of 4 voxels tile the volume, and one of them is the box.
+NUM_MASKS = 12
+TURN = RandRotate90d(BOTH, prob=1.0, max_k=1, spatial_axes=(1, 2))
+AFFINE = np.diag([-2.0, 2.0, 3.0, 1.0])
+
+
+def note(what: str, times: int = 1) -> None:
+    with open(os.environ["NOTES"], "a") as log:
+        log.write(f"{what}\n" * times)
+
+
+class Logged(MapTransform):
+    """Notes each scan that is preprocessed, in any process."""
+
+    def __call__(self, data: Any) -> Any:
+        note("scan")
+        return data
+
+
+def box_sum(x: torch.Tensor) -> torch.Tensor:
+    """``(B, 1)``. Notes each image."""
+    note("forward", len(x))
+    return x[(slice(None), slice(None), *BOX)].sum(dim=(1, 2, 3, 4))[:, None]
+
+
+class BoxSum(torch.nn.Module):
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([weight]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return box_sum(x) * self.weight.to(x.dtype)
+
+
+def scan(path: Path, value: float) -> None:
+    """The box is bright, all else -1. Its first axis runs from right to left, so that preprocessing turns it."""
+    volume = np.full(SHAPE, -1, np.float32)
+    volume[BOX] = value
+    nib.save(nib.Nifti1Image(volume[::-1], AFFINE), path)
+
+
+def expected_map(image: torch.Tensor) -> torch.Tensor:
+    """What hiding a voxel's window takes from the sum of the box."""
+    return 64 * image.clamp(min=0)
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, int]]:
+    """Scans preprocessed and scans explained since the last question."""
+    log = tmp_path / "notes.txt"
+    monkeypatch.setenv("NOTES", str(log))
+
+    def read() -> dict[str, int]:
+        found = Counter(log.read_text().split() if log.exists() else [])
+        log.unlink(missing_ok=True)
+        return {"scans": found["scan"], "maps": found["forward"] // (NUM_MASKS + 1)}
+
+    return read
+
+
+@pytest.fixture
+def cohort(tmp_path: Path, notes: Any) -> Path:
+    (tmp_path / "cohort").mkdir()
+    for number, name in enumerate("abc"):
+        scan(tmp_path / "cohort" / f"{name}.nii.gz", number + 1)
+    return tmp_path / "cohort"
+
+
+def preprocessing(*more: Any) -> Compose:
+    steps = [Logged("image"), LoadImaged("image"), EnsureChannelFirstd("image")]
+    return Compose([*steps, Orientationd("image", axcodes="RAS", labels=None), *more])
+
+
+def explain(window: int = 4, classes: Any = "all", **settings: Any) -> ms.PerturbationInferer:
+    # One forward an image, so that forwards are counted without those that fill the last batch up.
+    settings = {"mask_batch_size": 1} | settings
+    return ms.sliding_window(window, window, target=ms.ClassScore(classes, activation="none"), **settings)
+
+
+def dataset(
+    cohort: Path, cache: str = "memory", transform: Any = None, network: Any = None, inferer: Any = None, **options: Any
+) -> SaliencyDataset:
+    return SaliencyDataset(
+        find_cases(cohort),
+        preprocessing() if transform is None else transform,
+        BoxSum() if network is None else network,
+        explain() if inferer is None else inferer,
+        cache,
+        **{"cache_dir": cohort.parent / "cache"} | options,
+    )
+
+
+# -- image and map together --
+
+
+@pytest.mark.parametrize(
+    "random",
+    [
+        [],
+        [RandFlipd(BOTH, prob=0.7, spatial_axis=[0, 1])],
+        [RandRotate90d(BOTH, prob=0.7, max_k=3, spatial_axes=(0, 2))],
+        [RandSpatialCropd(BOTH, roi_size=(5, 7, 6), random_size=False)],
+        [OneOf([RandFlipd(BOTH, prob=1.0, spatial_axis=0), RandRotate90d(BOTH, prob=1.0)]), RandFlipd(BOTH, prob=0.5)],
+    ],
+    ids=["none", "flip", "rotate", "crop", "several"],
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_augmented_alike(cohort: Path, notes: Any, random: list[Any], lazy: bool) -> None:
+    """The network looks at a fixed place: the map is right only if it was made before, and turned with the image."""
+    transform = preprocessing(*random).set_random_state(0)
+    transform.lazy = lazy
+    items = dataset(cohort, transform=transform)
+    places = set()
+    for _ in range(4):
+        for item in items:
+            image, saliency = item["image"].as_tensor(), item["saliency"].as_tensor()
+            assert torch.equal(saliency, expected_map(image))
+            assert torch.equal(item["saliency"].affine, item["image"].affine)
+            places.add((tuple(image.shape), tuple(torch.nonzero(image > 0).flatten().tolist())))
+    # They were augmented.
+    assert (len(places) > 1) == bool(random)
+    assert notes() == {"scans": 3, "maps": 3}
+
+
+def test_after_a_random_transform_the_map_is_named(cohort: Path) -> None:
+    """Deterministic transforms too, and transforms that make several items of one."""
+    flip = RandFlipd(BOTH, prob=0.5)
+    (item, *_) = dataset(cohort, transform=preprocessing(flip, ScaleIntensityd("saliency")))
+    assert (item["saliency"].min(), item["saliency"].max()) == (0, 1)
+    crops = RandSpatialCropSamplesd(BOTH, roi_size=(6, 6, 6), num_samples=3, random_size=False)
+    batch = next(iter(DataLoader(dataset(cohort, transform=preprocessing(crops)), 2, collate_fn=list_data_collate)))
+    assert batch["saliency"].shape == (6, 1, 6, 6, 6)
+    assert torch.equal(batch["saliency"].as_tensor(), expected_map(batch["image"].as_tensor()))
+
+
+@pytest.mark.parametrize("cache", ["none", *KINDS])
+def test_inverted(cohort: Path, cache: str) -> None:
+    """Cold and warm, an augmented map comes back to the scan's own grid, where the plain one comes to."""
+    for read in range(2):
+        spacing = Spacingd("image", pixdim=(1.6, 2.5, 2.0))
+        random = preprocessing(spacing, RandFlipd(BOTH, prob=1.0, spatial_axis=1), TURN)
+        plain = preprocessing(spacing)
+        for turned, straight in zip(
+            dataset(cohort, cache, random), dataset(cohort, "none", plain, inferer=explain()), strict=True
+        ):
+            assert turned["saliency"].shape != straight["saliency"].shape
+            back, reference = (
+                Invertd(("saliency", "image"), transform, orig_keys="image", nearest_interp=False)(item)
+                for item, transform in ((turned, random), (straight, plain))
+            )
+            for key in BOTH:
+                assert tuple(back[key].shape) == (1, *SHAPE), (read, key)
+                assert np.allclose(back[key].affine, AFFINE)
+                assert torch.allclose(back[key].as_tensor(), reference[key].as_tensor(), atol=1e-3)
+            # The scan's first axis runs the other way than the map's.
+            assert int(back["saliency"].as_tensor().abs().argmax()) // (12 * 8) >= 4
+
+
+def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its example runs as it stands, given scans and a network."""
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        volume = np.random.default_rng(0).random((20, 21, 22), dtype=np.float32)
+        nib.save(nib.Nifti1Image(volume, np.eye(4)), tmp_path / f"{name}.nii.gz")
+    readme = (ROOT / "README.md").read_text()
+    (example,) = (block for block in readme.split("```python\n") if "SaliencyDataset(" in block.partition("```")[0])
+    network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten(), torch.nn.Linear(1, 2))
+    for _ in range(2):
+        exec(example.partition("```")[0], {"network": network, "dataset_dir": tmp_path})
+    shape = "torch.Size([2, 1, 16, 16, 16])"
+    assert capsys.readouterr().out.splitlines() == [f"['a', 'b'] {shape} {shape}"] * 2
+
+
+def test_several_maps_are_channels(cohort: Path) -> None:
+    network = torch.nn.Sequential(BoxSum(), torch.nn.Linear(1, 3, bias=False))
+    with torch.no_grad():
+        network[1].weight.copy_(torch.tensor([[1.0], [2.0], [-1.0]]))
+    for _ in range(2):
+        for item in dataset(cohort, "disk", network=network):
+            one = expected_map(item["image"].as_tensor())
+            assert torch.equal(item["saliency"].as_tensor(), torch.cat([one, 2 * one, -one]))
+
+
+def test_double_precision(cohort: Path) -> None:
+    """A third is not rounded to float32 on its way, cold or warm."""
+    network = BoxSum().double()
+    with torch.no_grad():
+        network.weight.fill_(1 / 3)
+    for _ in range(2):
+        item = dataset(cohort, "disk", preprocessing(CastToTyped("image", dtype=torch.float64)), network)[2]
+        assert item["saliency"].dtype == torch.float64
+        assert item["saliency"].max() == pytest.approx(64, rel=1e-14)
+    assert dataset(cohort)[0]["saliency"].dtype == torch.float32
+
+
+def test_regions_of_a_label_map(tmp_path: Path, notes: Any) -> None:
+    """Masks made of the item's own label map, which decides the map with the image."""
+    image, labels = torch.full((1, *SHAPE), 2.0), torch.zeros(1, *SHAPE)
+    labels[(0, *BOX)] = 1
+    inferer = ms.PerturbationInferer(ms.masks.RegionMasks(), ms.ClassScore("all", "none"), ms.OcclusionScoring())
+    items = SaliencyDataset(
+        [{"case": "a", "image": image, "label": labels}, {"case": "b", "image": image, "label": 1 - labels}],
+        None,
+        BoxSum(),
+        inferer,
+        label_key="label",
+    )
+    for _ in range(2):
+        first, second = (item["saliency"].as_tensor() for item in items)
+        assert torch.equal(first, 128 * labels)
+        assert not second.any()
+    with pytest.raises(CaseError, match="case a"):
+        SaliencyDataset(items.data, None, BoxSum(), inferer)[0]
+
+
+def test_a_network_with_another_input(notes: Any) -> None:
+    """It is held, decides the map, and names its way in."""
+
+    class Times(torch.nn.Module):
+        def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
+            return box_sum(x["image"]) * x["factor"]
+
+    cases = [{"case": str(n), "image": torch.ones(1, *SHAPE), "factor": torch.tensor([n])} for n in (1.0, 3.0)]
+    inferer = explain(inputs=ms.DictInput(perturb="image"))
+    items = SaliencyDataset(cases, None, Times(), inferer, held_keys="factor")
+    for _ in range(2):
+        assert [item["saliency"].max() for item in items] == [64, 3 * 64]
+    assert notes()["maps"] == 2
+
+
+# -- the same to the bit, wherever it comes from --
+
+
+def worker_reads(items: SaliencyDataset, workers: str) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    loader: Any
+    if workers == "torch":
+        loader = DataLoader(items, batch_size=1, num_workers=2, collate_fn=list_data_collate)
+    elif workers == "monai":
+        loader = ThreadDataLoader(items, batch_size=1, num_workers=2, use_thread_workers=True)
+    else:
+        count = 0 if workers == "serial" else 2
+        loader = CohortLoader(items, num_workers=count, processes=workers == "processes")
+    return [
+        (batch["case"][0], batch["image"][0].as_tensor(), batch["saliency"][0].as_tensor(), batch["saliency"][0].affine)
+        for batch in loader
+    ]
+
+
+@pytest.mark.parametrize("workers", ["serial", "threads", "processes", "torch", "monai"])
+@pytest.mark.parametrize("cache", ["none", *KINDS])
+def test_cold_and_warm(cohort: Path, cache: str, workers: str, notes: Any) -> None:
+    reference = list(dataset(cohort, "none"))
+    notes()
+    items = dataset(cohort, cache)
+    for reads in range(2):
+        for found, item in zip(worker_reads(items, workers), reference, strict=True):
+            assert found[0] == item["case"]
+            assert torch.equal(found[1], item["image"].as_tensor())
+            assert torch.equal(found[2], item["saliency"].as_tensor())
+            assert torch.equal(found[3], item["saliency"].affine)
+        # Worker processes take what is in their memory with them.
+        files = cache in FILED if workers in {"processes", "torch"} else cache != "none"
+        assert notes() == ({"scans": 0, "maps": 0} if reads and files else {"scans": 3, "maps": 3})
+    # With all meta data, types and the order of keys.
+    for found, item in zip(items, reference, strict=True):
+        assert_same(found, item)
+        assert isinstance(found["saliency"], MetaTensor)
+        assert_same(found["saliency"].applied_operations, found["image"].applied_operations)
+        assert len(found["saliency"].applied_operations) == 1
+
+
+def test_sent_by_pickle(cohort: Path, notes: Any) -> None:
+    """With its network; what memory holds stays at home."""
+    for cache in ("disk", "memory"):
+        items = dataset(cohort, cache)
+        reference = list(items)
+        notes()
+        for found, item in zip(pickle.loads(pickle.dumps(items)), reference, strict=True):
+            assert_same(found, item)
+        assert notes() == ({"scans": 0, "maps": 0} if cache == "disk" else {"scans": 3, "maps": 3})
+
+
+@pytest.mark.slow
+def test_spawned_workers(cohort: Path, notes: Any) -> None:
+    items = dataset(cohort, "disk")
+    for expected in ({"scans": 3, "maps": 3}, {"scans": 0, "maps": 0}):
+        loader = DataLoader(items, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+        for item in loader:
+            assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
+        assert notes() == expected
+
+
+def test_one_item_is_explained_once_and_one_at_a_time(cohort: Path, notes: Any) -> None:
+    """Also by two datasets, whose module would else be put back into training under the other's feet."""
+    inside: list[int] = []
+    most: list[int] = []
+
+    class Watched(BoxSum):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.append(1)
+            most.append(len(inside))
+            assert not self.training
+            time.sleep(0.001)
+            inside.pop()
+            return super().forward(x)
+
+    network = Watched()
+    first, second = (dataset(cohort, network=network, cache=cache) for cache in ("memory", "disk"))
+    in_threads([lambda items=items: list(items) for items in (first, first, first, second)])
+    assert max(most) == 1
+    assert network.training
+    assert notes() == {"scans": 6, "maps": 6}
+    assert not first._locks
+
+
+# -- nothing stale, nothing computed in vain --
+
+
+@pytest.mark.parametrize("cache", FILED)
+def test_what_changed_is_computed(cohort: Path, cache: str, notes: Any) -> None:
+    list(dataset(cohort, cache))
+    assert notes() == {"scans": 3, "maps": 3}
+    list(dataset(cohort, cache))
+    assert notes() == {"scans": 0, "maps": 0}
+
+    def changed(scans: int, maps: int, *more: Any, **options: Any) -> None:
+        for expected in ({"scans": scans, "maps": maps}, {"scans": 0, "maps": 0}):
+            found = [item["saliency"].as_tensor() for item in dataset(cohort, cache, preprocessing(*more), **options)]
+            assert notes() == expected
+        reference = [item["saliency"].as_tensor() for item in dataset(cohort, "none", preprocessing(*more), **options)]
+        assert all(torch.equal(*maps) for maps in zip(found, reference, strict=True))
+        notes()
+
+    # The network and how it is explained: maps alone.
+    changed(0, 3, network=BoxSum(2.0))
+    changed(0, 3, network=torch.nn.Sequential(BoxSum(), torch.nn.Identity()))
+    changed(0, 3, network=box_sum, network_id="v1")
+    changed(0, 3, network=box_sum, network_id="v2")
+    changed(0, 3, inferer=explain(fill=ms.ConstantFill(1.0)))
+    changed(0, 3, inferer=explain(fill=ms.MeanFill()))
+    changed(0, 3, inferer=explain(classes=[0]))
+    changed(0, 3, inferer=explain(estimator=ms.RISEScoring()))
+    changed(0, 3, inferer=explain((4, 4, 4)))
+    # What changes no map.
+    changed(0, 0, inferer=explain(mask_batch_size=NUM_MASKS + 1))
+    changed(0, 0, inferer=explain(meter=BusyMeter()))
+    changed(0, 0, RandFlipd(BOTH, prob=0.0))
+    # The scans: all of it.
+    changed(3, 3, ScaleIntensityd("image"))
+    os.utime(cohort / "b.nii.gz", ns=(1, 1))
+    changed(1, 1)
+    scan(cohort / "c.nii.gz", 9)
+    changed(1, 1)
+
+
+def test_scans_are_shared_with_a_dataset_without_maps(cohort: Path, notes: Any) -> None:
+    list(cohort_dataset(find_cases(cohort), preprocessing(), "disk", cohort.parent / "cache"))
+    list(dataset(cohort, "disk"))
+    assert notes() == {"scans": 3, "maps": 3}
+
+
+@pytest.mark.parametrize("how", ["in place", "behind autograd's back", "replaced", "loaded"])
+def test_weights_changed_under_a_running_dataset(cohort: Path, notes: Any, how: str) -> None:
+    network = BoxSum()
+    items = dataset(cohort, network=network)
+    list(items)
+    if how == "in place":
+        with torch.no_grad():
+            network.weight.add_(2)
+    elif how == "behind autograd's back":
+        network.weight.data.mul_(3)
+    elif how == "replaced":
+        network.weight = torch.nn.Parameter(torch.tensor([3.0]))
+    else:
+        network.load_state_dict({"weight": torch.tensor([3.0])})
+    for _ in range(2):
+        for item in items:
+            assert torch.equal(item["saliency"].as_tensor(), 3 * expected_map(item["image"].as_tensor()))
+    assert notes() == {"scans": 3, "maps": 6}
+
+
+@pytest.mark.parametrize("what", ["scan", "weights"])
+def test_changed_while_it_is_explained(cohort: Path, notes: Any, what: str) -> None:
+    """The map that comes of it is given, and not kept for what is there afterwards."""
+    network = BoxSum()
+
+    class Interrupted(ms.PerturbationInferer):
+        def explain(self, *args: Any, **options: Any) -> Any:
+            found = super().explain(*args, **options)
+            if not changes:
+                changes.append(what)
+                if what == "scan":
+                    scan(cohort / "a.nii.gz", 7)
+                else:
+                    network.weight.data.fill_(7)
+            return found
+
+    changes: list[str] = []
+    parts = ms.SlidingWindowMasks(4, 4), ms.ClassScore("all", "none"), ms.OcclusionScoring()
+    inferer = Interrupted(*parts, mask_batch_size=1)
+    items = dataset(cohort, network=network, network_id="one" if what == "scan" else None, inferer=explain())
+    items._to_map.saliency.inferer = inferer
+    with pytest.warns(UserWarning, match="changed while") if what == "weights" else nullcontext():
+        assert items[0]["saliency"].max() == 64
+    assert changes
+    notes()
+    for _ in range(2):
+        assert items[0]["saliency"].max() == 7 * 64
+    assert notes() == {"scans": int(what == "scan"), "maps": 1}
+
+
+def test_a_stride_is_no_weight(cohort: Path, notes: Any) -> None:
+    """What a part is made with counts too, though it is no parameter."""
+    for stride in (1, 2):
+        pool = [torch.nn.MaxPool3d(1, stride), torch.nn.Flatten()]
+        list(dataset(cohort, "disk", network=torch.nn.Sequential(BoxSum(), torch.nn.Unflatten(1, (1, 1, 1, 1)), *pool)))
+        assert notes()["maps"] == 3
+
+
+class Holding(BoxSum):
+    """Holds something beside its weights."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self._held = held
+
+
+def test_what_a_network_holds_tells_it_from_others(cohort: Path, notes: Any) -> None:
+    """Equal weights, equal print, another map: functions, whole numbers and containers of them count too."""
+    relu, gelu = torch.nn.functional.relu, torch.nn.functional.gelu
+    for held in (relu, gelu, torch.relu, 1, 3, True, 1.0, None, (1, 3), [1, 3], {"act": relu}, {"act": (gelu, 1)}):
+        for maps in (3, 0):
+            list(dataset(cohort, "disk", network=Holding(held)))
+            assert notes()["maps"] == maps
+    for slope in (0.1, 0.2):
+        list(dataset(cohort, "disk", network=Holding(functools.partial(torch.nn.functional.leaky_relu, slope))))
+        assert notes()["maps"] == 3
+    # It is noticed while a dataset is in use, in place too.
+    network = Holding([1, 3])
+    items = dataset(cohort, "disk", network=network)
+    for number, maps in ((3, 0), (4, 3), (4, 0)):
+        network._held[1] = number
+        list(items)
+        assert notes()["maps"] == maps
+    # What is no setting does not count.
+    for held in (torch.rand(2), [torch.rand(2)], object(), [lambda: 1, object()]):
+        list(dataset(cohort, "disk", network=Holding(held)))
+    assert notes()["maps"] == 3
+    # Nor does a wrapper around the module, such as a compiler makes.
+    list(dataset(cohort, "disk", network=torch.compile(Holding(relu), backend="eager")))
+    notes()
+    list(dataset(cohort, "disk", network=torch.compile(Holding(relu), backend="eager")))
+    assert notes()["maps"] == 0
+
+
+def test_a_network_that_holds_a_lambda_is_not_cached(cohort: Path, notes: Any) -> None:
+    items = dataset(cohort, network=Holding(lambda x: x))
+    with pytest.warns(UserWarning, match="computed at each read: the network holds a lambda .* give it a network_id"):
+        assert torch.equal(items[0]["saliency"].as_tensor(), items[0]["saliency"].as_tensor())
+    assert notes()["maps"] == 2
+    items = dataset(cohort, network=Holding(lambda x: x), network_id="one")
+    assert torch.equal(items[0]["saliency"].as_tensor(), items[0]["saliency"].as_tensor())
+    assert notes()["maps"] == 1
+
+
+def test_a_network_that_counts_its_calls_is_not_cached(cohort: Path, notes: Any) -> None:
+    class Counting(BoxSum):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    items = dataset(cohort, network=Counting())
+    with pytest.warns(UserWarning, match="the network changed while it explained: .* network_id") as caught:
+        found = [items[0], items[0]]
+    for item in found:
+        assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
+    assert len(caught) == 1
+    assert notes()["maps"] == 2
+    items = dataset(cohort, network=Counting(), network_id="one")
+    items[0], items[0]
+    assert notes()["maps"] == 1
+
+
+# -- damage, copies --
+
+
+@pytest.mark.parametrize("cache", FILED)
+def test_damaged_entries(cohort: Path, cache: str, notes: Any) -> None:
+    reference = list(dataset(cohort, "none"))
+    list(dataset(cohort, cache))
+    notes()
+    items = dataset(cohort, cache)
+    backend = behind(items.backend)
+    keys: list[str] = []
+    stored = items._stored
+    items._stored = lambda backend, key, what: keys.append(key) or stored(backend, key, what)  # type: ignore
+    items[1]
+    scan_key, map_key = keys
+    entry, other = (bytes(backend.get(key) or b"") for key in (map_key, scan_key))
+    for damage in (entry[:-9], entry[:-1] + bytes([entry[-1] ^ 1]), b"", other):
+        backend.put(map_key, damage)
+        items = dataset(cohort, cache)
+        with pytest.warns(UserWarning, match="of the saliency maps is damaged, and computed anew"):
+            assert_same(items[1], reference[1])
+        assert_same(dataset(cohort, cache)[1], reference[1])
+        assert notes() == {"scans": 0, "maps": 1}
+
+
+@pytest.mark.parametrize("cache", ["none", *KINDS])
+def test_edits_in_place(cohort: Path, cache: str) -> None:
+    reference = dataset(cohort, "none")[0]
+    items = dataset(cohort, cache)
+    for _ in range(3):
+        item = items[0]
+        assert_same(item, reference)
+        item["saliency"].zero_()
+        item["saliency"].affine[0, 0] = 9
+        item["saliency"].meta["filename_or_obj"] = "x"
+        item["saliency"].applied_operations.pop()
+        # The image's meta data are its own.
+        assert_same(item["image"], reference["image"])
+        item["image"].zero_()
+
+
+def test_window(cohort: Path, notes: Any) -> None:
+    """So many scans with their maps."""
+    items = dataset(cohort, "window", cache_dir=None, window=2)
+    for index in (0, 1, 0, 1):
+        items[index]
+    assert notes() == {"scans": 2, "maps": 2}
+    for index in (2, 0):
+        items[index]
+    assert notes() == {"scans": 2, "maps": 2}
+
+
+# -- what cannot be cached, or is wrong --
+
+
+def test_what_cannot_be_told_is_not_cached(cohort: Path, notes: Any) -> None:
+    class LocalFill(ms.ConstantFill):
+        pass
+
+    not_cached = "^saliency maps are not cached, but computed at each read: "
+    cases: list[tuple[str, dict[str, Any]]] = [
+        (f"{not_cached}the network is no module; give it a network_id", {"network": box_sum}),
+        (f"{not_cached}how they are made cannot be told: the local class .*LocalFill", {"fill": LocalFill(0.0)}),
+        (f"{not_cached}the network holds a tensor of layout .*sparse", {"sparse": True}),
+    ]
+    for match, options in cases:
+        network = options.get("network") or BoxSum()
+        if options.get("sparse"):
+            network.register_buffer("odd", torch.eye(2).to_sparse())
+        inferer = explain(fill=options.get("fill"))
+        with pytest.warns(UserWarning, match=match) as caught:
+            found = [item for items in [dataset(cohort, network=network, inferer=inferer)] for item in [*items, *items]]
+        assert len(caught) == 1
+        for item in found:
+            assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
+        assert notes() == {"scans": 3, "maps": 6}
+    # Nothing is to be said where nothing is to be kept.
+    assert len(list(dataset(cohort, "none", network=box_sum))) == 3
+
+
+def test_a_lambda_before_the_map(cohort: Path, notes: Any) -> None:
+    """The network is given what it changed, and the map made of that is not kept."""
+    for number in (1, 2):
+        transform = preprocessing(Lambdad("image", lambda x, n=number: x * n), RandFlipd(BOTH, prob=0.5))
+        with pytest.warns(UserWarning, match="^transform 5 of 6, Lambdad, is not cached") as caught:
+            items = dataset(cohort, "disk", transform)
+        assert len(caught) == 2
+        assert "saliency maps are not cached, but computed at each read: what Lambdad, " in str(caught[1].message)
+        for item in [*items, *items]:
+            assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
+            assert item["image"].max() in (number, 2 * number, 3 * number)
+    assert notes() == {"scans": 3, "maps": 12}
+
+
+class Copies(Transform):
+    def __call__(self, data: Any) -> Any:
+        return [data, data]
+
+
+def test_the_map_is_made_after_what_is_deterministic(cohort: Path) -> None:
+    named = EnsureTyped(["image", "saliency"])
+    with pytest.raises(
+        ValueError,
+        match=r"^transform 5 of 6, EnsureTyped, names 'saliency', but maps are made after it, right before the first "
+        r"random one \(transform 6, RandFlipd\): list it after that one, or give it to a monai.data.Dataset around",
+    ):
+        dataset(cohort, transform=preprocessing(named, RandFlipd(BOTH)))
+    for transform in (named, Compose([named], lazy=True), Compose([Compose([named])])):
+        with pytest.raises(ValueError, match=r"as no transform is random: give it to a monai.data.Dataset around"):
+            dataset(cohort, transform=preprocessing(transform))
+    around = Dataset(dataset(cohort), ScaleIntensityd("saliency"))
+    assert around[0]["saliency"].max() == 1
+    # Named otherwise, all is well.
+    assert dataset(cohort, transform=preprocessing(named.__class__("image")), saliency_key="map")[0]["map"].max() == 64
+
+
+def test_errors_name_the_case(cohort: Path) -> None:
+    def first(match: str, transform: Any = None, **options: Any) -> None:
+        with pytest.raises(CaseError, match=f"^case a: {match}"):
+            dataset(cohort, transform=transform, **options)[0]
+
+    twice = preprocessing(CopyItemsd("image", names="saliency"))
+    first("it holds a 'saliency' of its own: choose another saliency_key", twice)
+    first(r"it has no image_key 'scan' to explain, but \['case', 'channels', 'image', 'label'\]", image_key="scan")
+    first("the transforms before the first random one gave a list; .* one dictionary", preprocessing(Copies()))
+    first(
+        "it could not be explained: TypeError: `inputs` must be floating point",
+        preprocessing(CastToTyped("image", dtype=torch.int32)),
+    )
+    first("the network's output of the unperturbed image is NaN or infinite", network=BoxSum(float("nan")))
+    first("it could not be explained: RuntimeError", network=torch.nn.Conv2d(1, 1, 3))
+    with pytest.raises(ValueError, match="`cache` must be one of none, memory, disk, lmdb, window, got 'ram'"):
+        dataset(cohort, "ram")
+    with pytest.raises(ValueError, match="`window` must be a whole number of at least 1, got 0"):
+        dataset(cohort, "window", window=0)
+    with pytest.raises(ValueError, match="needs `cache_dir`"):
+        dataset(cohort, "disk", cache_dir=None)
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_broken_scan_is_alone(cohort: Path, notes: Any, tmp_path: Path, processes: bool) -> None:
+    whole = (cohort / "b.nii.gz").read_bytes()
+    (cohort / "b.nii.gz").write_bytes(whole[: len(whole) // 2])
+    items = dataset(cohort, "disk")
+    with pytest.raises(CaseError, match=r"^case b: .*b.nii.gz could not be loaded"):
+        items[1]
+    failures = Failures(tmp_path / "out")
+    batches = list(CohortLoader(items, failures, num_workers=2, processes=processes))
+    assert [batch["case"][0] for batch in batches] == ["a", "c"]
+    assert [row["case"] for row in failures.rows] == ["b"]
+    notes()
+    (cohort / "b.nii.gz").write_bytes(whole)
+    assert len(list(items)) == 3
+    assert notes() == {"scans": 1, "maps": 1}
+
+
+def test_cuda_in_a_forked_worker(cohort: Path) -> None:
+    """Refused before anything touches the device, so that it needs none to be seen."""
+    items = dataset(cohort, device="cuda")
+    with pytest.raises(CaseError, match=r"forked worker process: use threads, give .*context='spawn', or fill a disk"):
+        list(CohortLoader(items, num_workers=1, processes=True))
+
+
+def test_maps_of_a_cuda_network_reach_forked_workers_from_the_cache(cohort: Path) -> None:
+    list(dataset(cohort, "disk", network_id="one"))
+    items = dataset(cohort, "disk", network_id="one", device="cuda")
+    batches = list(CohortLoader(items, num_workers=1, processes=True))
+    assert [batch["case"][0] for batch in batches] == ["a", "b", "c"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu(cohort: Path, notes: Any) -> None:
+    items = dataset(cohort, network=BoxSum().cuda(), device="cuda", transform=preprocessing(RandFlipd(BOTH, prob=0.5)))
+    for _ in range(2):
+        for batch in CohortLoader(items, num_workers=2):
+            assert torch.equal(batch["saliency"].as_tensor(), expected_map(batch["image"].as_tensor()))
+            assert batch["saliency"].device.type == "cpu"
+    assert notes() == {"scans": 3, "maps": 3}

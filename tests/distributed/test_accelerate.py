@@ -1,0 +1,188 @@
+"""Accelerate: the plain maps of a prepared loader, none twice and none left out, and of a bundle's cohort."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from helpers.files import maps
+from helpers.own_bundle import BATCHES, forwards, settings
+from helpers.own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page
+from helpers.paths import TESTS
+from helpers.scans import LPS, write_scan
+from monai.utils import OptionalImportError
+
+from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.distributed.accelerate import AccelerateEngine, explain_loader, local_device
+from monai_saliency.errors import root_cause
+
+
+@pytest.fixture
+def _as_if_new() -> Iterator[None]:
+    """Accelerate keeps its view of the processes for good."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def launch(tmp_path: Path, count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As on GPUs: on the CPU alone Accelerate starts one process, or needs MPI to start more."""
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", str(count)]
+    command += ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    command += ["--main_process_port", "0", *arguments]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def same(rows: list[dict[str, Any]], expected: dict[str, torch.Tensor]) -> bool:
+    """Each case once, in order, with its own map to the bit."""
+    assert [row["case"] for row in rows] == list(expected)
+    return all(torch.equal(row["saliency"].as_tensor(), expected[row["case"]]) for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_own_pipeline(tmp_path: Path, count: int) -> None:
+    """Real processes: gathered in the loader's order or written by rank, with more room in a batch than images."""
+    for seed in range(5):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scan(tmp_path / "one" / "s0.nii.gz", (13, 12, 14), LPS, seed=0)
+    done = launch(tmp_path, count, str(TESTS / "helpers" / "accelerate_ranks.py"), str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(count)]
+    assert [(found["rank"], found["world_size"]) for found in ranks] == [(i, count) for i in range(count)]
+
+    for found in ranks:
+        for split in ("cases", "masks"):
+            for size in (1, 2, 4):
+                # A batch of the plain loader is a batch here, whoever has it.
+                assert same(found[f"{split} by {size}"], plain_maps(5, size)), (split, size)
+                assert same(found[f"{split} by {size} of one"], plain_maps(1, size)), (split, size)
+            assert same(found[f"{split} by workers"], plain_maps(5))
+            assert same(found[f"{split} without the last"], dict(list(plain_maps(5, 2).items())[:4]))
+            shuffled = sorted(found[f"{split} shuffled"], key=lambda row: row["case"])
+            assert same(shuffled, plain_maps(5))
+            order = [row["case"] for row in found[f"{split} shuffled"]]
+            assert order == [row["case"] for row in ranks[0][f"{split} shuffled"]]
+            assert [set(row) for row in found[f"{split} written"]] == [{"case", "explained"}] * 5
+            assert [row["case"] for row in found[f"{split} written"]] == [f"case{i}" for i in range(5)]
+            failed = 1 if split == "cases" else 0  # who has case1, or who writes
+            told = "disk full" if found["rank"] == failed else f"rank {failed} has failed: OSError: disk full"
+            assert found[f"{split} failed"] == told
+        images = 2 * count + 1
+        assert same(found["split batches"], plain_maps(images))
+        assert same(found["split batches, masks"], plain_maps(images, count))
+        assert same(found["masks unprepared"], plain_maps(5))
+        for kind, name in (("dispatched", "DataLoaderDispatcher"), ("unprepared", "DataLoader")):
+            assert found[f"wrong: {kind}"].startswith(f"{name} is not shared in a way that repeats no image")
+        assert "is not shared in a way that repeats no image" in found["wrong: iterable"]
+
+    written = [pair for found in ranks for pair in found["written"]["cases"]]
+    assert sorted(case for case, _ in written) == [f"case{i}" for i in range(5)]
+    assert all(torch.equal(maps, plain_maps(5)[case]) for case, maps in written)
+    assert [case for case, _ in ranks[0]["written"]["masks"]] == [f"case{i}" for i in range(5)]
+    assert not any("masks" in found["written"] for found in ranks[1:])
+    pairs = Counter(pair for found in ranks for pair in found["perturbed"])
+    assert pairs == Counter((f"case{i}", mask) for i in range(5) for mask in range(-1, MASKS))
+
+    monai.bundle.run(**settings(tmp_path, "plain"))
+    plain = maps(tmp_path / "plain")
+    assert maps(tmp_path / "by_cases") == maps(tmp_path / "by_masks") == plain
+    assert maps(tmp_path / "of_one") == {name: plain[name] for name in plain if name.startswith("s0")}
+    assert forwards(tmp_path, "by_cases") == 5 * BATCHES
+    assert forwards(tmp_path, "by_masks") == 5 * (BATCHES + count - 1)
+
+
+def test_overlay(tmp_path: Path) -> None:
+    """The command that users type, on a cohort with a broken scan: all is told once, by the first process."""
+    for seed in range(3):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    broken = tmp_path / "cohort" / "s1.nii.gz"  # of the second process
+    broken.write_bytes(broken.read_bytes()[:100])
+    asked = settings(tmp_path, "out")
+    del asked["device"]
+    asked["config_file"] = repr([asked["config_file"], str(overlay_path("accelerate"))])
+    arguments = ["-m", "monai.bundle", "run"]
+    for name, value in asked.items():
+        arguments += [f"--{name}", value if isinstance(value, str) else repr(value)]
+    done = launch(tmp_path, 2, *arguments)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("cohort: cases 2, failures 1,") == 1, done.stdout
+    assert done.stderr.count("error: 1 case without a map") == 1
+    assert len(maps(tmp_path / "out")) == 2
+    assert forwards(tmp_path, "out") == 2 * BATCHES
+
+
+@pytest.mark.usefixtures("_as_if_new")
+class TestOneProcess:
+    @pytest.mark.parametrize("split", ["cases", "masks"])
+    @pytest.mark.parametrize("size", [1, 2, 4])
+    def test_plain_maps(self, split: str, size: int) -> None:
+        accelerator = Accelerator(cpu=True)
+        network, prepared = accelerator.prepare(Network(), loader(5, batch_size=size))
+        rows = explain_loader(accelerator, prepared, network, inferer(), split)
+        assert same(rows, plain_maps(5, size))
+        assert [float(row["saliency"].affine[0, 0]) for row in rows] == [1, 2, 3, 4, 5]
+        # A network that is no module, and a loader as it is.
+        rows = explain_loader(accelerator, loader(5, batch_size=size), Network().eval().__call__, inferer(), split)
+        assert same(rows, plain_maps(5, size))
+
+    def test_rows_are_written(self) -> None:
+        written = []
+        rows = explain_loader(
+            Accelerator(cpu=True), loader(2), Network(), inferer(), write=lambda row: written.append(dict(row))
+        )
+        assert same(written, plain_maps(2))
+        assert [set(row) for row in rows] == [{"case", "explained"}] * 2
+
+    def test_the_engine_is_the_plain_run(self, tmp_path: Path) -> None:
+        for seed in range(2):
+            write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+        monai.bundle.run(**settings(tmp_path, "plain"))
+        asked = settings(tmp_path, "out")
+        del asked["device"]
+        asked["config_file"] = [asked["config_file"], str(overlay_path("accelerate"))]
+        monai.bundle.run(**asked)
+        assert maps(tmp_path / "out") == maps(tmp_path / "plain")
+        assert local_device() == torch.device("cpu") or torch.accelerator.is_available()
+
+    def test_code_of_the_page(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        found = run_page("accelerate")
+        assert found["row"]["case"] == "c"
+        assert torch.equal(torch.load("c.pt"), found["row"]["saliency"].as_tensor().cpu())
+
+    def test_processes_that_do_not_know_of_each_other_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On the CPU, unless it is told, Accelerate takes each for the only one."""
+        accelerator = Accelerator(cpu=True)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        for start in (AccelerateEngine, lambda: explain_loader(accelerator, loader(1), Network(), inferer())):
+            with pytest.raises(
+                ValueError, match=r"2 processes were started, .*: on the CPU, set Accelerator\(cpu=True\)"
+            ):
+                start()
+
+
+def test_without_accelerate_the_pip_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_scan(tmp_path / "cohort" / "s0.nii.gz", (13, 12, 14), LPS)
+    for name in [name for name in sys.modules if name.split(".")[0] == "accelerate"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    asked = settings(tmp_path, "out")
+    asked["config_file"] = [asked["config_file"], str(overlay_path("accelerate"))]
+    with pytest.raises(RuntimeError) as caught:
+        monai.bundle.run(**asked)
+    cause = root_cause(caught.value)
+    assert isinstance(cause, OptionalImportError)
+    assert 'accelerate is not installed: pip install "monai-saliency[accelerate]"' in str(cause)

@@ -1,0 +1,520 @@
+"""Several devices in one process, against one: three threads on the CPU, each with a network of its own."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import signal
+import threading
+import time
+import types
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import monai.bundle
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.layouts import Bundle
+from helpers.own_bundle import settings
+from helpers.scans import LPS, write_scan
+from monai.data import MetaTensor
+from monai.inferers import Inferer, SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.distributed import DevicesEngine, OverDevices
+from monai_saliency.errors import CaseError
+from monai_saliency.metrics.agreement import compare
+from monai_saliency.sharding import Part
+from monai_saliency.storage.fingerprint import fingerprint
+from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.utils.precision import exact_arithmetic, network_arithmetic
+from monai_saliency.utils.timing import BusyMeter
+
+CPUS = ["cpu", "cpu", "cpu"]
+TARGET = ms.ClassScore("all", activation="softmax")
+
+
+class Network(torch.nn.Module):
+    """Normalises by running statistics, and notes in which thread it sees what."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 3, 3),
+            torch.nn.BatchNorm2d(3),
+            torch.nn.ReLU(),
+            torch.nn.AdaptiveAvgPool2d(2),
+            torch.nn.Flatten(),
+            torch.nn.Linear(12, 2),
+        )
+        self.body[1].running_mean.normal_()
+        self.body[1].running_var.uniform_(0.5, 2)
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.body(x)
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.rand(2, 1, 12, 10, generator=torch.Generator().manual_seed(1))
+
+
+def rise(num_masks: int = 30, mask_batch_size: int = 4, **overrides: Any) -> ms.PerturbationInferer:
+    return ms.rise(num_masks, 3, target=TARGET, mask_batch_size=mask_batch_size, **overrides)
+
+
+class Counting(torch.nn.Conv2d):
+    """Counts the batches that each copy of a network runs."""
+
+    counts: ClassVar[Counter[int]] = Counter()
+    lock = threading.Lock()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.lock:
+            self.counts[id(self)] += 1
+        return super().forward(x)
+
+
+def batches(network: torch.nn.Module) -> Counter[int]:
+    """How many batches the network runs from now on, and each copy of it."""
+    Counting.counts = Counter()
+    network.body[0].__class__ = Counting
+    return Counting.counts
+
+
+def none_left() -> bool:
+    return not any("monai_saliency-device" in thread.name for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("num_masks", [30, 7, 2])
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"], CPUS])
+def test_maps_are_equal_to_the_bit(images: torch.Tensor, devices: list[str], num_masks: int) -> None:
+    """Also where there are fewer batches than devices, and where the network comes in training mode."""
+    network = Network().train()
+    network.body[0].eval()
+    plain = rise(num_masks).explain(images, network)
+    shared = OverDevices(rise(num_masks), devices).explain(images, network)
+    for a, b in zip(shared, plain, strict=True):
+        assert torch.equal(a.saliency, b.saliency)
+        assert torch.equal(a.scores, b.scores)
+        assert torch.equal(a.reference_scores, b.reference_scores)
+        assert a.name == b.name
+    assert [part.training for part in (network, network.body, network.body[0], network.body[1])] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_each_device_has_its_share(images: torch.Tensor) -> None:
+    """Of 62 rows in 16 batches, two hold an unperturbed image and are run by all, 14 are shared: 4, 5 and 5."""
+    network = Network()
+    counts = batches(network)
+    first, second = OverDevices(rise(), CPUS).explain(images, network)
+    assert sorted(counts.values()) == [6, 7, 7]
+    assert none_left()
+    # The batch that holds both images' rows, 28 to 31 of 62, is one of those that all run.
+    assert first.num_forwards == 31 + 2 * 4 + 2 * 3
+    assert second.num_forwards == 31 + 2 * 1
+
+
+def test_called_it_gives_maps_with_their_meta_data(images: torch.Tensor) -> None:
+    affine = torch.diag(torch.tensor([2.0, 3, 1, 1], dtype=torch.float64))
+    scans = MetaTensor(images, affine=affine)
+    maps = OverDevices(rise(), CPUS)(scans, Network())
+    assert isinstance(maps, MetaTensor)
+    assert torch.equal(maps.affine, affine)
+    assert torch.equal(maps, rise()(scans, Network()))
+
+
+def with_prior(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (
+        batch["image"].flatten(1)[:, :6].reshape(-1, 2, 3).sum(-1) * batch["age"][:, None]
+        + batch["prior"].sum((1, 2, 3))[:, None]
+    )
+
+
+class WithPrior(torch.nn.Module):
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return with_prior(batch)
+
+
+def test_several_inputs(images: torch.Tensor) -> None:
+    given = {"image": images, "prior": images.flip(2), "age": torch.tensor([1.0, 2.0])}
+    explain = ms.rise(13, 3, target=ms.ClassScore("all", "none"), inputs=ms.DictInput("image"), mask_batch_size=4)
+    assert torch.equal(OverDevices(explain, CPUS)(given, WithPrior()), explain(given, WithPrior()))
+
+
+def test_regions_of_label_maps(images: torch.Tensor) -> None:
+    labels = [torch.arange(120).reshape(1, 12, 10) // 17, torch.arange(120).reshape(1, 12, 10) // 30]
+    explain = ms.region_occlusion(num_masks=21, target=TARGET, mask_batch_size=4)
+    plain = explain.explain(images, Network(), labels=labels)
+    shared = OverDevices(explain, CPUS).explain(images, Network(), labels=labels)
+    for a, b in zip(shared, plain, strict=True):
+        assert torch.equal(a.saliency, b.saliency)
+
+
+def test_remembered_patches(images: torch.Tensor) -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.BatchNorm2d(2))
+    explain = ms.sliding_window(
+        4,
+        3,
+        target=ms.RegionScore(1, "none", region="all"),
+        inferer=SlidingWindowInferer((6, 5), sw_batch_size=3, sw_device="cpu"),
+    )
+    assert torch.equal(OverDevices(explain, CPUS)(images, network), explain(images, network))
+
+
+def test_copies_are_never_stale(images: torch.Tensor) -> None:
+    """Whatever changes: weights in place, seen by autograd or not, buffers, an attribute, parts, the network itself."""
+    network = Network()
+    explain = OverDevices(rise(), CPUS)
+
+    def check() -> torch.Tensor:
+        maps = explain(images, network)
+        assert torch.equal(maps, rise()(images, network))
+        return maps
+
+    seen = [check()]
+
+    def sgd() -> None:
+        network(images).sum().backward()
+        torch.optim.SGD(network.parameters(), 0.1).step()
+
+    def buffer() -> None:
+        network.body[1].running_mean -= 0.5
+
+    def data() -> None:
+        network.body[5].weight.data.mul_(2)
+
+    def attribute() -> None:
+        network.scale = 0.5
+
+    def part() -> None:
+        network.body[2] = torch.nn.Tanh()
+
+    def loaded() -> None:
+        network.load_state_dict(Network(seed=5).state_dict())
+
+    for change in (sgd, buffer, data, attribute, part, loaded):
+        change()
+        seen.append(check())
+    network = Network(seed=7)
+    seen.append(check())
+    network = network.double()
+    images = images.double()
+    assert check().dtype == torch.float64
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(seen))
+
+
+def test_a_part_is_shared_further(images: torch.Tensor) -> None:
+    (whole,) = rise().explain(images[:1], Network())
+    explain = OverDevices(rise(), CPUS)
+    (first,), (second,) = (explain.score(images[:1], Network(), part=Part(i, 2)) for i in range(2))
+    (plain,) = rise().score(images[:1], Network(), part=Part(0, 2))
+    assert torch.equal(first.state.seen, plain.state.seen)
+    assert not first.complete
+    with pytest.raises(CaseError, match="15 of 30 masks have scores"):
+        first.explanation()
+    first.state.merge(second.state)
+    assert torch.equal(first.explanation().saliency, whole.saliency)
+
+
+def test_stored_scores(images: torch.Tensor, tmp_path: Path) -> None:
+    """A run that stops in one thread goes on where all were, on any number of devices."""
+    (whole,) = rise().explain(images[:1], Network())
+    for devices in (["cpu"], CPUS):
+        scores = ScoreStore(tmp_path / str(len(devices))).open("case", "key")
+        network = Network()
+        counts = batches(network)
+        stopping = StopsLater(network, 2)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            OverDevices(rise(), CPUS).explain(images[:1], stopping, stored=[scores])
+        kept = len(scores.ranges())
+        assert kept >= 1
+        before = sum(counts.values())
+        stopping.after = None
+        (resumed,) = OverDevices(rise(), devices).explain(images[:1], stopping, stored=[scores])
+        assert torch.equal(resumed.saliency, whole.saliency)
+        # Of 8 batches the first is run by all, and what is stored by none.
+        assert sum(counts.values()) - before == len(devices) + 8 - kept
+        # All in one file now, and the plain inferer takes it.
+        assert [(start, stop) for start, stop, _ in scores.ranges()] == [(0, 30)]
+        (again,) = rise().explain(images[:1], stopping, stored=[scores])
+        assert again.num_forwards == 4
+        assert torch.equal(again.saliency, whole.saliency)
+
+
+class StopsLater(torch.nn.Module):
+    """Its copies fail in the batch after so many."""
+
+    def __init__(self, network: torch.nn.Module, after: int | None) -> None:
+        super().__init__()
+        self.network = network
+        self.after = after
+        self.seen = 0
+        self.original = id(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        if self.after is not None and self.seen > self.after and id(self) != self.original:
+            raise RuntimeError("out of memory")
+        return self.network(x)
+
+
+def test_scores_of_another_network_go_once(images: torch.Tensor, tmp_path: Path) -> None:
+    """No thread removes what another one has just written."""
+    scores = ScoreStore(tmp_path).open("case", "key")
+    rise().explain(images[:1], Network(seed=3), stored=[scores])
+    network = Network()
+    (shared,) = OverDevices(rise(), CPUS).explain(images[:1], network, stored=[scores])
+    (plain,) = rise().explain(images[:1], network)
+    assert torch.equal(shared.saliency, plain.saliency)
+    assert torch.equal(torch.from_numpy(scores.ranges()[0][2]), plain.scores)
+    reference = scores.reference()
+    assert reference is not None
+    np.testing.assert_array_equal(reference, plain.reference_scores)
+
+
+def test_an_error_stops_all(images: torch.Tensor) -> None:
+    network = Network()
+    counts = batches(network)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        OverDevices(rise(3000), CPUS).explain(images, StopsLater(network, 5))
+    assert sum(counts.values()) < 1500 / 2
+    assert none_left()
+
+
+def test_an_error_names_the_case(images: torch.Tensor) -> None:
+    images[1] = float("nan")
+    with pytest.raises(
+        CaseError, match="case image 1 of the batch: the network's output of the unperturbed image is NaN"
+    ):
+        OverDevices(rise(), CPUS)(images, Network())
+    with pytest.raises(CaseError, match="case image 0 of the batch: "):
+        OverDevices(rise(), CPUS)(images, torch.nn.Flatten(0))
+
+
+class Interrupts(Network):
+    """Presses Ctrl-C in a batch when all threads are at work."""
+
+    numbers = itertools.count(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if next(self.numbers) == 60:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        return super().forward(x)
+
+
+def test_interrupted(images: torch.Tensor) -> None:
+    network = Interrupts().train()
+    with pytest.raises(KeyboardInterrupt):
+        OverDevices(rise(4000), CPUS).explain(images, network)
+    assert next(Interrupts.numbers) < 1000
+    assert network.training
+    assert none_left()
+
+
+def test_settings_that_are_changed_later(images: torch.Tensor) -> None:
+    """As the overlay `explain` does, which finds some out at the first case."""
+    explain, plain = OverDevices(rise(), CPUS), rise()
+    for inferer in (explain, plain):
+        inferer.fill = ms.MeanFill()
+        inferer.mask_batch_size = 7
+        inferer.masks = ms.RISEMasks(11, 4)
+    assert torch.equal(explain(images, Network()), plain(images, Network()))
+
+
+def test_the_store_knows_it_by_the_same_key() -> None:
+    plain = rise(fill=ms.BlurFill(2.0), output="pred", inferer=SlidingWindowInferer((6, 5)))
+    shared = OverDevices(plain, CPUS)
+    for name in ("masks", "target", "fill", "inferer", "inputs", "output"):
+        assert fingerprint(getattr(shared, name)) == fingerprint(getattr(plain, name))
+
+
+def test_autocast_reaches_the_threads(images: torch.Tensor) -> None:
+    network = Network()
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = rise()(images, network)
+        shared = OverDevices(rise(), CPUS)(images, network)
+    assert torch.equal(shared, plain)
+    assert not torch.equal(shared, rise()(images, network))
+
+
+def test_one_bar_and_one_meter(images: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the first device's share, which takes about as long as the others': 6 of the 16 batches."""
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stderr", screen)
+    meter = BusyMeter()
+    OverDevices(rise(progress=True, meter=meter), CPUS)(images, Network())
+    assert {line.split("|")[2].split()[0].split("/")[1] for line in screen.getvalue().split("\r") if "|" in line} == {
+        "24"
+    }
+    assert meter.images == 24
+    assert meter.busy_seconds <= meter.wall_seconds
+
+
+def test_a_network_that_cannot_be_copied(images: torch.Tensor) -> None:
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)[:, :2]
+
+    with pytest.raises(
+        ValueError, match=r"the network \(network\) is no torch module, so 3 devices .* overlay `torchrun`"
+    ):
+        OverDevices(rise(), CPUS)(images, network)
+    assert torch.equal(OverDevices(rise(), ["cpu"])(images, network), rise()(images, network))
+
+    locked = Network()
+    locked.lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"the network \(Network\) cannot be copied to cpu \(cannot pickle"):
+        OverDevices(rise(), CPUS)(images, locked)
+    spread = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ValueError, match=r"lies on several devices \(cpu, meta\)"):
+        OverDevices(rise(), CPUS)(images, spread)
+
+
+def test_an_inferer_with_a_network_of_its_own(images: torch.Tensor) -> None:
+    """As those of detectors: there is none on the other device."""
+
+    class Detects(Inferer):
+        def __init__(self) -> None:
+            self.detector = Network()
+
+        def __call__(self, inputs: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.detector(inputs)
+
+    network = Network()
+    explain = rise(inferer=Detects())
+    assert torch.equal(OverDevices(explain, CPUS)(images, network), explain(images, network))
+    with pytest.raises(ValueError, match=r"Detects holds a network of its own \(detector\), which meta does not have"):
+        OverDevices(explain, ["cpu", "meta"])(images, network)
+
+
+def test_torchscript(images: torch.Tensor) -> None:
+    network = torch.jit.trace(Network().eval(), images)
+    explain = OverDevices(rise(), CPUS)
+    before = explain(images, network)
+    assert torch.equal(before, rise()(images, network))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1
+    assert torch.equal(explain(images, network), rise()(images, network))
+    assert not torch.equal(explain(images, network), before)
+
+
+def test_inputs_elsewhere(images: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"the inputs lie on meta, which is none of `devices` \(cpu, cpu\): add it"):
+        OverDevices(rise(), ["cpu:0", "cpu"])(images.to("meta"), Network())
+
+
+def test_over_devices_twice(images: torch.Tensor) -> None:
+    explain = OverDevices(OverDevices(rise(), CPUS), ["cpu", "cpu"])
+    assert torch.equal(explain(images, Network()), rise()(images, Network()))
+
+
+def test_no_network_runs_while_another_thread_has_tf32_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The switch is the whole process's: threads that run networks, and threads that render masks, take turns."""
+    matmul, conv = (types.SimpleNamespace(fp32_precision="tf32") for _ in range(2))
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    monkeypatch.setattr(torch.backends.cudnn, "conv", conv)
+    cuda, seen = torch.device("cuda"), []
+
+    def explain() -> None:
+        for _ in range(50):
+            with exact_arithmetic(cuda):
+                time.sleep(0.0005)
+                seen.append(("exact", matmul.fp32_precision, conv.fp32_precision))
+            with network_arithmetic(cuda):
+                time.sleep(0.0005)
+                seen.append(("network", matmul.fp32_precision, conv.fp32_precision))
+
+    threads = [threading.Thread(target=explain) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert Counter(seen) == {("exact", "ieee", "ieee"): 200, ("network", "tf32", "tf32"): 200}
+    assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
+
+
+def test_devices_that_are_not_there() -> None:
+    for devices in ([], "cpu"):
+        with pytest.raises(ValueError, match="`devices` must be a list of at least one device"):
+            OverDevices(rise(), devices)
+    with pytest.raises(ValueError, match="there is no device cuda:99: this process sees "):
+        DevicesEngine(["cpu", "cuda:99"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
+def test_no_cuda_device() -> None:
+    with pytest.raises(ValueError, match="there is no CUDA device to share the work of: run without the overlay"):
+        DevicesEngine()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_overlay(tmp_path: Path) -> None:
+    """Maps with the bytes of the plain run's, whose scores it would also have used."""
+    for seed in range(2):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    monai.bundle.run(**settings(tmp_path, "plain"))
+    shared = settings(tmp_path, "shared", saliency_devices=CPUS)
+    shared["config_file"] = [shared["config_file"], str(overlay_path("devices"))]
+    monai.bundle.run(**shared)
+    found = {path.name: path for path in (tmp_path / "shared").glob("*_saliency.nii.gz")}
+    assert sorted(found) == ["s0_saliency.nii.gz", "s1_saliency.nii.gz"]
+    for name, path in found.items():
+        plain = nib.load(tmp_path / "plain" / name)
+        assert np.asarray(nib.load(path).dataobj).tobytes() == np.asarray(plain.dataobj).tobytes()
+    keys = [{path.parent.name for path in (tmp_path / out / "scores").rglob("0-30.npy")} for out in ("plain", "shared")]
+    assert keys[0] == keys[1]
+
+
+def test_a_network_elsewhere_is_refused_before_anything_is_explained() -> None:
+    cohort = types.SimpleNamespace(
+        handler=None, evaluator=types.SimpleNamespace(state=types.SimpleNamespace(device="meta"))
+    )
+    with pytest.raises(ValueError, match=r"the network is on meta, which is none of `saliency_devices` \(cpu, cpu\)"):
+        DevicesEngine(["cpu", "cpu"]).run(cohort)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["spleen_ct_segmentation", "valve_landmarks", "lung_nodule_ct_detection"])
+def test_the_overlay_with_somebody_elses_bundle(make: Callable[[str], Bundle], tmp_path: Path, name: str) -> None:
+    """Cases in batches; further inputs; and an inferer that holds the network, as a detector does."""
+    bundle = make(name)
+    engine = {"_target_": "monai_saliency.distributed.DevicesEngine", "devices": CPUS}
+    bundle.explain(saliency_dir=str(tmp_path / "plain"))
+    bundle.explain(saliency_dir=str(tmp_path / "shared"), saliency_engine=engine)
+    comparison = compare(tmp_path / "plain", tmp_path / "shared")
+    assert comparison.agrees()
+    assert all(case.same_voxels for case in comparison.both)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestCUDA:
+    def test_two_threads_on_one_gpu_equal_to_the_bit(self, images: torch.Tensor) -> None:
+        network = Network().cuda()
+        plain = rise()(images.cuda(), network)
+        assert torch.equal(OverDevices(rise(), ["cuda", "cuda"])(images.cuda(), network), plain)
+
+    def test_a_gpu_and_the_cpu(self, images: torch.Tensor) -> None:
+        network = Network().cuda()
+        plain = rise()(images.cuda(), network)
+        maps = OverDevices(rise(), ["cpu", "cuda"])(images.cuda(), network)
+        assert maps.device.type == "cuda"
+        torch.testing.assert_close(maps, plain, rtol=0, atol=1e-6 * float(plain.abs().max()))
+
+    def test_all_gpus_by_default(self) -> None:
+        assert DevicesEngine().devices == [torch.device("cuda", i) for i in range(torch.cuda.device_count())]

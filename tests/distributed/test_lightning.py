@@ -1,0 +1,307 @@
+"""Lightning: the plain maps from ``Trainer.predict``, whatever devices share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter, OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import monai.bundle
+import pytest
+import torch
+from helpers.files import maps
+from helpers.own_bundle import BATCHES, forwards, rank, settings
+from helpers.own_pipeline import MASKS, Network, from_file, inferer, loader, plain_maps, run_page, scans
+from helpers.paths import TESTS
+from helpers.scans import LPS, write_scan
+from lightning.pytorch import LightningModule, Trainer
+from monai.data import DataLoader
+from monai.transforms import Invertd
+from monai.utils import OptionalImportError
+
+from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.data.perturbed_images import PerturbedImages
+from monai_saliency.distributed.lightning import LightningEngine, SaliencyModule, _Share, local_device
+from monai_saliency.errors import CaseError
+
+
+class Trained(LightningModule):
+    """What somebody has trained the network in, with settings whose names are ours too."""
+
+    def __init__(self, split: float = 0.8, image_key: str = "ct") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.model = Network(seed=7)
+        self.register_buffer("loss_weights", torch.ones(3))
+
+
+def trainer(**more: Any) -> Trainer:
+    fixed: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False}
+    fixed |= {"enable_progress_bar": False, "enable_model_summary": False}
+    return Trainer(**(fixed | more))
+
+
+def save(path: Path, module: LightningModule) -> Path:
+    """A checkpoint as Lightning writes it."""
+    writer = trainer()
+    writer.strategy.connect(module)
+    writer.save_checkpoint(path)
+    return path
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
+
+
+def by_case(predictions: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    found = [pair for batch in predictions for pair in zip(batch["case"], batch["saliency"], strict=True)]
+    assert len(dict(found)) == len(found)
+    return {case: saliency.as_tensor() for case, saliency in found}
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[case], expected[case]) for case in expected)
+
+
+class TestOneDevice:
+    @pytest.mark.parametrize("split", ["cases", "masks"])
+    @pytest.mark.parametrize("inference_mode", [True, False])
+    def test_plain_maps(self, split: str, inference_mode: bool) -> None:
+        module = SaliencyModule(Network().train(), inferer(), split)
+        found = trainer(inference_mode=inference_mode).predict(module, loader(5, batch_size=2))
+        assert same(by_case(found), plain_maps(5, batch_size=2))
+        first = found[0]
+        assert [saliency.affine[0, 0] for saliency in first["saliency"]] == [1, 2]
+        (expected, _) = inferer().explain(torch.stack([scan["image"] for scan in scans(2)]), Network())
+        assert first["explained"][0] == expected.explained
+        assert not any(parameter.grad is not None for parameter in module.parameters())
+        assert not first["saliency"][0].requires_grad
+
+    def test_tensors_and_their_precision(self) -> None:
+        images = torch.stack([scan["image"].as_tensor() for scan in scans(3, torch.float64)])
+        module = SaliencyModule(Network().double(), inferer())
+        (found,) = trainer().predict(module, DataLoader(images, batch_size=3))
+        assert found["case"] == [f"image {i} of the batch" for i in range(3)]
+        expected = inferer()(images, Network().double())
+        assert expected.dtype == torch.float64
+        assert torch.equal(torch.stack([saliency.as_tensor() for saliency in found["saliency"]]), expected)
+
+    def test_a_map_goes_back_to_the_scan(self, tmp_path: Path) -> None:
+        write_scan(tmp_path / "scan.nii.gz", (9, 8, 7), LPS)
+        data = from_file(tmp_path / "scan.nii.gz")
+
+        def network(x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1)[:, :3]
+
+        (found,) = trainer().predict(SaliencyModule(network, inferer()), DataLoader(data))
+        assert found["case"] == [str(tmp_path / "scan.nii.gz")]
+        item = {"image": data[0]["image"], "saliency": found["saliency"][0]}
+        back = Invertd("saliency", data.transform, "image", nearest_interp=False)(item)["saliency"]
+        assert torch.equal(back.affine, torch.as_tensor(LPS, dtype=back.affine.dtype))
+        assert torch.equal(back.as_tensor(), found["saliency"][0].as_tensor().flip(1, 2))
+
+    def test_perturbed_images(self) -> None:
+        """Lightning runs a network of one's own on them."""
+
+        class Forward(LightningModule):
+            def predict_step(self, batch: Any, batch_idx: int) -> list[tuple[str, int]]:
+                return list(zip(batch["case"], batch["mask"].tolist(), strict=True))
+
+        data = DataLoader(PerturbedImages(scans(2), inferer()), batch_size=4)
+        found = Counter(pair for batch in trainer().predict(Forward(), data) for pair in batch)
+        assert found == Counter((f"case{i}", mask) for i in range(2) for mask in range(-1, MASKS))
+
+
+class TestCheckpoints:
+    def test_of_the_module_that_was_trained(self, tmp_path: Path) -> None:
+        """Its weights have another prefix, its buffers are not ours, and its settings do not become ours."""
+        path = save(tmp_path / "last.ckpt", Trained())
+        expected = plain_maps(2, network=Network(seed=7))
+        found = trainer().predict(SaliencyModule(Network(), inferer()), loader(2), ckpt_path=path)
+        assert same(by_case(found), expected)
+        module = SaliencyModule.load_from_checkpoint(path, network=Network(), inferer=inferer())
+        assert same(by_case(trainer().predict(module, loader(2))), expected)
+        # And of this one.
+        own = save(tmp_path / "own.ckpt", module)
+        found = trainer().predict(SaliencyModule(Network(), inferer()), loader(2), ckpt_path=own)
+        assert same(by_case(found), expected)
+        # Or with the other module as the network.
+        trained = Trained()
+        trained.forward = trained.model.forward  # type: ignore[method-assign]
+        with torch.no_grad():
+            trained.model.head.weight.zero_()
+        found = trainer().predict(SaliencyModule(trained, inferer()), loader(2), ckpt_path=path)
+        assert same(by_case(found), expected)
+
+    def test_of_several_networks(self, tmp_path: Path) -> None:
+        module = Trained()
+        module.ema_model = Network(seed=8)
+        path = save(tmp_path / "last.ckpt", module)
+        with pytest.raises(ValueError, match=r"them under each of \['model.', 'ema_model.'\]: choose one"):
+            SaliencyModule.load_from_checkpoint(path, network=Network(), inferer=inferer())
+        for prefix, seed in (("model.", 7), ("ema_model.", 8)):
+            chosen = SaliencyModule(Network(), inferer(), checkpoint_prefix=prefix)
+            found = trainer().predict(chosen, loader(1), ckpt_path=path)
+            assert same(by_case(found), plain_maps(1, network=Network(seed=seed)))
+
+    def test_of_another_network(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "last.ckpt", Trained())
+        other = torch.nn.Sequential(OrderedDict(encoder=torch.nn.Conv2d(1, 2, 3)))
+        with pytest.raises(
+            ValueError, match=r"the network's 2 weights \(encoder.weight, ...\), once; it holds weights"
+        ):
+            SaliencyModule.load_from_checkpoint(path, network=other, inferer=inferer())
+        with pytest.raises(ValueError, match=r"under the prefix 'net\.', once; it holds weights that begin with '"):
+            SaliencyModule.load_from_checkpoint(path, network=Network(), inferer=inferer(), checkpoint_prefix="net.")
+
+    def test_for_a_network_without_weights(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "last.ckpt", Trained())
+        module = SaliencyModule(Network(seed=7).eval().__call__, inferer())
+        found = trainer().predict(module, loader(1), ckpt_path=path)
+        assert same(by_case(found), plain_maps(1, network=Network(seed=7)))
+
+
+def launch(tmp_path: Path, devices: int) -> list[dict[str, Any]]:
+    save(tmp_path / "trained.ckpt", Trained())
+    for seed in range(5):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scan(tmp_path / "one" / "s0.nii.gz", (13, 12, 14), LPS, seed=0)
+    command = [sys.executable, str(TESTS / "helpers" / "lightning_ranks.py"), str(tmp_path), str(devices)]
+    done = subprocess.run(
+        command, env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(devices)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 3])
+def test_ddp(tmp_path: Path, devices: int) -> None:
+    """Real processes that Lightning starts: the plain maps to the bit, each case once, and nothing written besides."""
+    ranks = launch(tmp_path, devices)
+    assert [(found["rank"], found["world_size"]) for found in ranks] == [(i, devices) for i in range(devices)]
+    network = Network(seed=7)  # of the checkpoint
+    five, one = plain_maps(5, network=network), plain_maps(1, network=network)
+    # Images over devices: each has its own, and together they have all of them once.
+    assert same(by_case([batch for found in ranks for batch in found["cases"]]), five)
+    assert [len(found["cases"]) for found in ranks] == [len(range(i, 5, devices)) for i in range(devices)]
+    for found in ranks:
+        assert same(by_case(found["masks"]), five)
+        assert same(by_case(found["masks of one"]), one)
+        assert same(by_case(found["masks of batches"]), plain_maps(5, batch_size=3, network=network))
+        assert "Trainer(use_distributed_sampler=False), and leave such a sampler out" in found["masks shared"]
+        assert "each must be given the same images in the same order: rank 0 has image 0" in found["masks differ"]
+    pairs = [pair for found in ranks for cases, masks in found["perturbed"] for pair in zip(cases, masks, strict=True)]
+    assert Counter(pairs) == Counter((f"case{i}", mask) for i in range(5) for mask in range(-1, MASKS))
+
+    monai.bundle.run(**settings(tmp_path, "plain"))
+    plain = maps(tmp_path / "plain")
+    assert maps(tmp_path / "by_cases") == maps(tmp_path / "by_masks") == plain
+    assert maps(tmp_path / "of_one") == {name: plain[name] for name in plain if name.startswith("s0")}
+    assert forwards(tmp_path, "by_cases") == 5 * BATCHES
+    assert forwards(tmp_path, "by_masks") == 5 * (BATCHES + devices - 1)
+    assert not [path for path in tmp_path.rglob("*") if "lightning" in path.name or path.suffix == ".hparams"]
+
+
+@pytest.mark.slow
+def test_overlay(tmp_path: Path) -> None:
+    """The command that users type, on a cohort with a broken scan: all is told once, by the first process."""
+    for seed in range(3):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    broken = tmp_path / "cohort" / "s1.nii.gz"  # of the second process
+    broken.write_bytes(broken.read_bytes()[:100])
+    asked = settings(tmp_path, "out", saliency_devices=2, saliency_accelerator="cpu")
+    del asked["device"]
+    asked["config_file"] = repr([asked["config_file"], str(overlay_path("lightning"))])
+    command = [sys.executable, "-m", "monai.bundle", "run"]
+    for name, value in asked.items():
+        command += [f"--{name}", value if isinstance(value, str) else repr(value)]
+    done = subprocess.run(
+        command, env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("cohort: cases 2, failures 1,") == 1
+    assert done.stderr.count("error: 1 case without a map") == 1
+    assert len(maps(tmp_path / "out")) == 2
+    assert forwards(tmp_path, "out") == 2 * BATCHES
+    assert "Tip" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["cohort", "matplotlib", "out"]
+
+
+class TestEngine:
+    def test_one_process_is_the_plain_run(self, tmp_path: Path) -> None:
+        for seed in range(2):
+            write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+        monai.bundle.run(**settings(tmp_path, "plain", **rank(0, 1)))
+        engine = {
+            "_target_": "monai_saliency.distributed.lightning.LightningEngine",
+            "accelerator": "cpu",
+            "devices": 1,
+        }
+        monai.bundle.run(**settings(tmp_path, "out", saliency_engine=engine))
+        assert maps(tmp_path / "out") == maps(tmp_path / "plain")
+        assert not torch.distributed.is_initialized()
+
+    @pytest.mark.parametrize("raised", [CaseError("brain", "is a lung"), KeyboardInterrupt("Ctrl-C")])
+    def test_what_stops_the_plain_run_stops_it(self, raised: BaseException) -> None:
+        class Cohort:
+            class evaluator:
+                class state:
+                    device = "cpu"
+
+            def __len__(self) -> int:
+                return 1
+
+            def expect(self) -> None:
+                pass
+
+            def explain(self, units: Any) -> None:
+                raise raised
+
+        with pytest.raises(type(raised)):
+            LightningEngine(accelerator="cpu", devices=1).run(Cohort())  # type: ignore[arg-type]
+        torch.distributed.destroy_process_group()  # which ends with the process
+
+    def test_device_of_a_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        assert local_device() == local_device("gpu") == torch.device("cuda:1")
+        assert local_device("cpu") == torch.device("cpu")
+
+        evaluator = SimpleNamespace(state=SimpleNamespace(device="cuda:1"))
+        share = _Share(SimpleNamespace(evaluator=evaluator), "auto")  # type: ignore[arg-type]
+        share.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cuda:3")))
+        with pytest.raises(ValueError, match="Lightning gives this process cuda:3, and the network is on cuda:1"):
+            share.predict_step(0)
+
+    @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook", "ddp_fork_find_unused_parameters_false"])
+    def test_processes_that_are_copies_are_refused(self, strategy: str) -> None:
+        with pytest.raises(ValueError, match=f"as 'ddp' does: '{strategy}' copies this one"):
+            LightningEngine(strategy)
+
+
+def test_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = run_page("lightning")
+    saved = torch.load("c.pt")
+    assert torch.equal(saved, found["saliency"].as_tensor())
+
+
+def test_without_lightning_the_pip_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_scan(tmp_path / "cohort" / "s0.nii.gz", (13, 12, 14), LPS)
+    monkeypatch.delitem(sys.modules, "monai_saliency.distributed.lightning")
+    for name in [name for name in sys.modules if name.split(".")[0] == "lightning"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    asked = settings(tmp_path, "out")
+    asked["config_file"] = [asked["config_file"], str(overlay_path("lightning"))]
+    with pytest.raises(Exception, match=r'lightning is not installed: pip install "monai-saliency\[lightning\]"'):
+        monai.bundle.run(**asked)
+    with pytest.raises(OptionalImportError, match="lightning is not installed"):
+        __import__("monai_saliency.distributed.lightning")

@@ -1,0 +1,394 @@
+"""Masks shared by the ranks of a process group: the plain map on every rank, and no rank that waits for ever."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ignite.distributed as idist
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.forked_ranks import on_ranks
+from helpers.own_pipeline import run_page
+from monai.data import DataLoader, MetaTensor
+from monai.inferers import SlidingWindowInferer
+from monai.utils import string_list_all_gather
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import monai_saliency as ms
+from monai_saliency.data.perturbed_images import PerturbedImages
+from monai_saliency.distributed.batches import BatchExplainer
+from monai_saliency.distributed.process_group import (
+    MasksOverRanks,
+    alone,
+    from_all_ranks,
+    merge_over_ranks,
+    wait_for_all,
+)
+from monai_saliency.errors import CaseError
+from monai_saliency.sharding import Part
+from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.utils.ranks import rank_of
+
+MASKS, BATCH = 37, 4
+TARGET = ms.ClassScore("all", "softmax")
+
+
+class Network(torch.nn.Module):
+    """Notes its batches; with batch normalisation, whose buffers a distributed module would send about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.body = torch.nn.Sequential(
+                torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(4 * 12 * 15, 3)
+            )
+        self.batches: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches.append(x.clone())
+        return self.body(x)
+
+
+def images(count: int, seed: int = 1) -> torch.Tensor:
+    return torch.rand(count, 1, 14, 17, generator=torch.Generator().manual_seed(seed))
+
+
+def rise(num_masks: int = MASKS, **settings: Any) -> ms.PerturbationInferer:
+    return ms.rise(num_masks, 3, target=TARGET, mask_batch_size=BATCH, **settings)
+
+
+def segment(output: torch.Tensor) -> torch.Tensor:
+    return output.mean(dim=(2, 3))
+
+
+def windows() -> ms.PerturbationInferer:
+    """Under a sliding window, whose patches are remembered."""
+    inner = SlidingWindowInferer((8, 8), 3, overlap=0.5)
+    return ms.sliding_window(4, 3, target=ms.FunctionScore(segment), mask_batch_size=BATCH, inferer=inner)
+
+
+def smooth(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.avg_pool2d(x, 3, 1, 1).tanh()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_rank_has_the_plain_maps(world_size: int) -> None:
+    """To the bit: one image and five, more ranks than batches, and remembered patches."""
+    plain: list[tuple[Callable[[], Any], Any, Callable[..., Any]]] = [
+        (rise, images(1), Network()),
+        (rise, images(5), Network()),
+        (lambda: rise(2), images(1), Network()),
+        (windows, images(1), smooth),
+    ]
+    expected = [make().explain(inputs, network) for make, inputs, network in plain]
+
+    def explain(rank: int) -> Any:
+        return [
+            [(e.saliency, e.scores, e.reference_scores, e.num_forwards) for e in MasksOverRanks(make()).explain(x, net)]
+            for make, x, net in plain
+        ]
+
+    for found in on_ranks(world_size, explain):
+        for whole, parts in zip(expected, found, strict=True):
+            for one, (saliency, scores, reference, _) in zip(whole, parts, strict=True):
+                assert torch.equal(saliency, one.saliency)
+                assert torch.equal(scores, one.scores)
+                assert torch.equal(reference, one.reference_scores)
+        # All forwards of all ranks: each has run the batch with the unperturbed image.
+        assert found[0][0][3] == MASKS + 1 + (world_size - 1) * BATCH
+
+
+def test_each_rank_runs_its_part_of_the_batches() -> None:
+    def forwards(rank: int) -> int:
+        network = Network()
+        MasksOverRanks(rise())(images(1), network)
+        return len(network.batches)
+
+    # 10 batches, of which the first is everybody's.
+    assert on_ranks(3, forwards) == [1 + 3, 1 + 3, 1 + 3]
+
+
+def test_parts_that_are_scored_by_hand() -> None:
+    whole = rise().explain(images(2), Network())
+
+    def explain(rank: int) -> Any:
+        runs = rise().score(images(2), Network(), part=Part(rank, 2))
+        merge_over_ranks(runs)
+        return [run.explanation().saliency for run in runs]
+
+    for found in on_ranks(2, explain):
+        assert all(torch.equal(maps, one.saliency) for maps, one in zip(found, whole, strict=True))
+
+
+def test_a_group_of_some_ranks() -> None:
+    """Two share an image while the third has one of its own."""
+
+    def explain(rank: int) -> Any:
+        pair = dist.new_group([0, 2])
+        if rank == 1:
+            with pytest.raises(ValueError, match="this process is not in `group`"):
+                MasksOverRanks(rise(), pair)(images(1), Network())
+            return rise()(images(1, seed=5), Network())
+        return MasksOverRanks(rise(), pair)(images(1), Network())
+
+    first, alone, third = on_ranks(3, explain)
+    assert torch.equal(first, rise()(images(1), Network()))
+    assert torch.equal(third, first)
+    assert torch.equal(alone, rise()(images(1, seed=5), Network()))
+
+
+def test_scores_that_are_no_numbers_are_refused_by_all_ranks() -> None:
+    """Though one rank alone has seen them; and the group goes on."""
+
+    def explain(rank: int) -> Any:
+        network = Network().eval()
+        rise().score(images(1), network, part=Part(rank, 3))
+        last = network.batches[-1]
+
+        def broken(x: torch.Tensor) -> torch.Tensor:
+            output = network(x)
+            return output * float("nan") if rank == 1 and torch.equal(x, last) else output
+
+        with pytest.raises(CaseError) as caught:
+            MasksOverRanks(rise()).explain(images(1), broken, names=["brain"])
+        return str(caught.value), MasksOverRanks(rise())(images(1), network)
+
+    results = on_ranks(3, explain)
+    expected = rise()(images(1), Network())
+    for message, maps in results:
+        assert message.startswith(f"case brain: {BATCH} of {MASKS + 1} network scores are NaN")
+        assert torch.equal(maps, expected)
+
+
+def test_what_goes_wrong_on_one_rank_is_told_to_all() -> None:
+    def explain(rank: int) -> Any:
+        errors = []
+        for error in (MemoryError("out of memory"), CaseError("brain", "is a lung")):
+
+            def network(x: torch.Tensor, error: Exception = error) -> torch.Tensor:
+                if rank == 1:
+                    raise error
+                return x.flatten(1)[:, :3]
+
+            with pytest.raises((MemoryError, RuntimeError, CaseError)) as caught:
+                MasksOverRanks(rise())(images(1), network)
+            errors.append((type(caught.value), str(caught.value)))
+        return errors, MasksOverRanks(rise())(images(1), Network())
+
+    expected = rise()(images(1), Network())
+    told = (RuntimeError, "rank 1 has failed: MemoryError: out of memory"), (CaseError, "case brain: is a lung")
+    own = (MemoryError, "out of memory"), (CaseError, "case brain: is a lung")
+    for rank, (errors, maps) in enumerate(on_ranks(3, explain)):
+        assert tuple(errors) == (own if rank == 1 else told)
+        assert torch.equal(maps, expected)
+
+
+def test_ranks_that_do_not_agree_are_refused() -> None:
+    def explain(rank: int) -> Any:
+        messages = []
+        other_image = images(1, seed=rank)
+        scaled = images(1) - images(1).mean()
+        similar = scaled.roll(rank, dims=2)  # of the same mean and deviation
+        others = [(rise(), other_image), (rise(), similar), (rise(MASKS + rank), images(1)), (rise(), images(1 + rank))]
+        for inferer, x in others:
+            with pytest.raises(ValueError, match="ranks share the masks of an image") as caught:
+                MasksOverRanks(inferer)(x, Network())
+            messages.append(str(caught.value))
+        # Preprocessing on another machine may differ by rounding.
+        rounded = images(1) * (1 + rank * 1e-6)
+        return messages, MasksOverRanks(rise())(rounded, Network())
+
+    (first, maps), (second, others) = on_ranks(2, explain)
+    assert first == second
+    assert ["Trainer(use_distributed_sampler=False)" in message for message in first] == [True, True, False, False]
+    assert "rank 0 has (masks, scores) [(37, 37, 3)], rank 1 has [(38, 38, 3)]" in first[2]
+    assert torch.equal(maps, others)
+
+
+def test_a_distributed_network_is_run_as_it_is_inside() -> None:
+    """Forwards of ``DistributedDataParallel`` send buffers to all ranks, which run other numbers of them."""
+    expected = rise(3)(images(1), Network())
+
+    def explain(rank: int) -> Any:
+        network = DistributedDataParallel(Network())
+        masks = MasksOverRanks(rise(3))(images(1), network)
+        (row,) = BatchExplainer(network, rise(3 + 8 * rank))(images(1))
+        return masks, row["saliency"].as_tensor()
+
+    for rank, (masks, cases) in enumerate(on_ranks(2, explain)):
+        assert torch.equal(masks, expected)
+        assert torch.equal(cases, rise(3 + 8 * rank)(images(1), Network())[0])
+
+
+def test_scores_on_disk_are_used(tmp_path: Path) -> None:
+    def explain(rank: int) -> Any:
+        network = Network()
+        (explanation,) = MasksOverRanks(rise()).explain(
+            images(1), network, stored=[ScoreStore(tmp_path).open("case", "key")]
+        )
+        dist.barrier()
+        return len(network.batches), explanation.saliency
+
+    (whole,) = rise().explain(images(1), Network())
+    for batches in (1 + 5, 1):  # 9 batches besides the first
+        found = on_ranks(2, explain)
+        assert max(count for count, _ in found) == batches
+        assert all(torch.equal(maps, whole.saliency) for _, maps in found)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_perturbed_images_find_the_process_group(method: str) -> None:
+    """Also in a loader's workers, which have none where they are spawned."""
+    cases = [{"image": image, "case": f"case{i}"} for i, image in enumerate(images(3))]
+    # Made before there is a group.
+    dataset = PerturbedImages(cases, ms.sliding_window(4, 3, target=TARGET, mask_batch_size=BATCH))
+    everything = Counter((item["case"], item["mask"]) for item in dataset)
+
+    def go(rank: int) -> Any:
+        loaders = [TorchDataLoader(dataset, batch_size=None)]
+        if rank == 0 or method == "fork":
+            loaders.append(TorchDataLoader(dataset, None, num_workers=2, multiprocessing_context=method))
+        return [[(item["case"], item["mask"]) for item in loader] for loader in loaders]
+
+    found = on_ranks(2, go)
+    assert Counter(found[0][0] + found[1][0]) == everything
+    if method == "fork":
+        assert Counter(found[0][1] + found[1][1]) == everything
+    else:
+        # What worker 0 and worker 1 of rank 0 have of three cases over four shares.
+        of_rank_0 = [PerturbedImages(cases, dataset.inferer, rank=number, world_size=4) for number in (0, 2)]
+        assert Counter(found[0][1]) == Counter((item["case"], item["mask"]) for d in of_rank_0 for item in d)
+
+
+def test_a_bundles_handlers_take_their_process_for_the_only_one() -> None:
+    def gather(rank: int) -> Any:
+        outside = idist.get_world_size(), idist.get_rank(), string_list_all_gather([f"from {rank}"])
+        with alone():
+            # Not by both: it would wait for ever.
+            inside = [idist.get_world_size(), idist.get_rank(), string_list_all_gather(["own"])] if rank else None
+        return outside, inside, idist.get_world_size()
+
+    both = ["from 0", "from 1"]
+    assert on_ranks(2, gather) == [((2, 0, both), None, 2), ((2, 1, both), [1, 0, ["own"]], 2)]
+
+
+def test_a_process_that_ends_early_is_noticed() -> None:
+    def lost() -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="another process has ended before its share was done"):
+        wait_for_all(lost)
+
+
+def test_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+        monkeypatch.setenv(name, value)
+    found = run_page("torchrun")
+    assert torch.equal(found["maps"], found["explain"].whole(found["images"], found["network"]))
+    assert found["batch"]["case"][-1] == "c"
+
+
+class TestWithoutGroup:
+    def test_it_is_the_plain_inferer(self) -> None:
+        network = Network()
+        explain = MasksOverRanks(rise())
+        assert torch.equal(explain(images(2), network), rise()(images(2), network))
+        runs = rise().score(images(1), network)
+        merge_over_ranks(runs)
+        assert runs[0].complete
+        assert rank_of() == (0, 1)
+        assert from_all_ranks("mine") == ["mine"]
+        with pytest.raises(KeyError, match="own"):
+            from_all_ranks(None, KeyError("own"))
+
+    def test_a_part_that_is_asked_for_is_scored_alone(self) -> None:
+        (run,) = MasksOverRanks(rise()).score(images(1), Network(), part=Part(0, 2))
+        assert not run.complete
+
+    def test_it_has_the_settings_of_the_inferer(self) -> None:
+        """Also where it is copied or sent, as by Lightning."""
+        inferer = ms.rise(5, target=TARGET, mask_batch_size=2)
+        for explain in (MasksOverRanks(inferer), copy.deepcopy(MasksOverRanks(inferer))):
+            assert (explain.mask_batch_size, type(explain.masks)) == (2, ms.RISEMasks)
+        assert pickle.loads(pickle.dumps(MasksOverRanks(inferer))).mask_batch_size == 2
+        with pytest.raises(AttributeError, match="nothing"):
+            _ = MasksOverRanks(inferer).nothing
+
+    def test_a_setting_that_is_changed_is_changed_inside(self) -> None:
+        """As the overlay `explain` does, which finds some out at the first case."""
+        inferer = ms.rise(5, target=TARGET, mask_batch_size=2)
+        explain = MasksOverRanks(inferer)
+        explain.mask_batch_size = 3
+        explain.group = None
+        assert inferer.mask_batch_size == explain.mask_batch_size == 3
+        assert "group" not in vars(inferer)
+
+
+class TestBatchExplainer:
+    def scans(self) -> list[dict[str, Any]]:
+        affines = [torch.eye(4, dtype=torch.float64) * torch.tensor([size, size, 1, 1]) for size in (2.0, 3.0)]
+        return [
+            {"image": MetaTensor(image, affine=affine, meta={"filename_or_obj": f"{i}.nii.gz"}), "case": f"case{i}"}
+            for i, (image, affine) in enumerate(zip(images(2), affines, strict=True))
+        ]
+
+    @pytest.mark.parametrize("split", ["cases", "masks"])
+    @pytest.mark.parametrize("loader", [DataLoader, TorchDataLoader])
+    def test_maps_lie_on_their_images(self, split: str, loader: Any) -> None:
+        scans = self.scans()
+        (batch,) = loader(scans, batch_size=2)
+        rows = BatchExplainer(Network(), rise(), split)(batch)
+        expected = rise().explain(images(2), Network())
+        for row, scan, one in zip(rows, scans, expected, strict=True):
+            assert row["case"] == scan["case"]
+            assert torch.equal(row["saliency"].as_tensor(), one.saliency)
+            assert torch.equal(row["saliency"].affine, scan["image"].affine)
+            assert row["saliency"].meta["filename_or_obj"] == scan["image"].meta["filename_or_obj"]
+            assert row["explained"] == one.explained
+            row["saliency"].affine[0, 0] = 7  # its own
+            assert scan["image"].affine[0, 0] != 7
+        assert not torch.equal(batch["image"].affine[0], rows[0]["saliency"].affine)
+
+    def test_images_alone(self) -> None:
+        expected = rise()(images(2), Network())
+        for batch in (images(2), {"image": images(2)}, MetaTensor(images(2))):
+            rows = BatchExplainer(Network(), rise())(batch)
+            assert [row["case"] for row in rows] == ["image 0 of the batch", "image 1 of the batch"]
+            assert torch.equal(torch.stack([row["saliency"].as_tensor() for row in rows]), expected)
+
+    def test_files_name_the_cases(self) -> None:
+        (batch,) = DataLoader([{"image": scan["image"]} for scan in self.scans()], batch_size=2)
+        rows = BatchExplainer(Network(), rise())(batch)
+        assert [row["case"] for row in rows] == ["0.nii.gz", "1.nii.gz"]
+
+    def test_label_maps_and_held_inputs(self) -> None:
+        labels = torch.zeros(2, 1, 14, 17, dtype=torch.int64)
+        labels[0, :, :5], labels[1, :, 7:] = 1, 3
+        batch = {"scan": images(2), "organs": labels, "age": torch.tensor([[40.0], [60.0]])}
+
+        def network(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+            return inputs["scan"].flatten(1).mean(1, keepdim=True) * inputs["age"]
+
+        def total(output: torch.Tensor) -> torch.Tensor:
+            return output
+
+        inferer = ms.region_occlusion(target=ms.FunctionScore(total), inputs=ms.DictInput("scan"))
+        explain = BatchExplainer(network, inferer, image_key="scan", label_key="organs", held_keys=["age"])
+        for row, image, organs, age in zip(explain(batch), images(2), labels, (40.0, 60.0), strict=True):
+            hidden = image * (organs > 0)
+            drop = hidden.sum() / image.numel() * age
+            torch.testing.assert_close(row["saliency"].as_tensor(), drop * (organs > 0))
+
+    def test_refusals(self) -> None:
+        with pytest.raises(ValueError, match="`split` must be cases or masks, got 'auto'"):
+            BatchExplainer(Network(), rise(), "auto")
+        with pytest.raises(KeyError, match="image"):
+            BatchExplainer(Network(), rise())({"scan": images(1)})

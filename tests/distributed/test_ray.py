@@ -1,0 +1,530 @@
+"""A cohort on a pool of Ray actors: the plain run's maps, whoever explains what, and whoever is lost on the way."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import numpy as np
+import pytest
+import torch
+import yaml
+from helpers.files import rows_of, voxels
+from helpers.layouts import LAYOUTS, Bundle
+from helpers.own_bundle import BATCH, BATCHES, forwards, launch, settings
+from helpers.paths import ROOT
+from helpers.scans import LPS, photograph, write_scan
+from monai.bundle import ConfigParser
+from monai.utils import OptionalImportError
+
+import monai_saliency as ms
+from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.distributed import RayEngine
+from monai_saliency.distributed import ray as engine
+from monai_saliency.errors import CaseError, root_cause
+from monai_saliency.inferers.case_state import merged
+from monai_saliency.networks.adapters import OnImageGrid
+from monai_saliency.sharding import Part, Unit, units
+
+ray = pytest.importorskip("ray", reason='needs pip install "monai-saliency[ray]"')
+OVERLAY = str(overlay_path("ray"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One Ray for the tests that are not about how it is started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("RAY_worker_niceness", "0")  # or whatever else the machine does comes first
+        patch.setenv("PYTHONPATH", os.pathsep.join(entry for entry in sys.path if entry))
+        ray.init(
+            address="local", num_cpus=4, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False
+        )
+    yield
+    ray.shutdown()
+
+
+def scans(tmp_path: Path, count: int) -> None:
+    for seed in range(count):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+
+
+def shared(tmp_path: Path, out: str, seconds: float = 0.0, **overrides: object) -> dict[str, object]:
+    """Settings of a run on Ray."""
+    fixed = settings(tmp_path, out, seconds, **overrides)
+    return fixed | {"config_file": [fixed["config_file"], OVERLAY]}
+
+
+def cases(folder: Path) -> list[str]:
+    return [row["case"] for row in rows_of(folder / "summary.csv")]
+
+
+def everyday(*case: Any) -> Any:
+    return pytest.param(*case, marks=() if case in {(2, 5, "cases")} else pytest.mark.slow)
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("workers", "count", "split"),
+    [everyday(workers, count, split) for workers in (1, 2, 3) for count in (5, 1) for split in ("cases", "masks")],
+)
+def test_maps_of_the_plain_run(
+    workers: int, count: int, split: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """To the bit, however uneven the shares; and what cannot be explained is listed as in the plain run."""
+    scans(tmp_path, count)
+    bad = split == "cases" and count == 5
+    if bad:
+        (tmp_path / "cohort" / "broken.nii.gz").write_bytes(b"no scan")
+    said = []
+    for run in (settings(tmp_path, "plain"), shared(tmp_path, "out", saliency_max_workers=workers)):
+        if bad:
+            with pytest.raises(SystemExit, match=r"1 case without a map, .*; the first is case broken"):
+                monai.bundle.run(**run | ({"saliency_split": split} if "saliency_max_workers" in run else {}))
+        else:
+            monai.bundle.run(**run | ({"saliency_split": split} if "saliency_max_workers" in run else {}))
+        said.append(capfd.readouterr())
+    assert len(voxels(tmp_path / "plain")) == count
+    assert voxels(tmp_path / "out") == voxels(tmp_path / "plain")
+    assert cases(tmp_path / "out") == cases(tmp_path / "plain")
+    failed = [tmp_path / out / "failures.csv" for out in ("out", "plain")]
+    assert [path.exists() for path in failed] == [bad, bad]
+    if bad:
+        assert rows_of(failed[0]) == rows_of(failed[1])
+        assert "case broken: " in said[1].err  # with its traceback, from the actor
+        assert "ImageFileError" in said[1].err
+    # The cohort's figures, told once; the driver's own network has met nothing.
+    (figures,) = [line for line in said[1].out.splitlines() if line.startswith("cohort: ")]
+    assert figures.startswith(f"cohort: cases {count}, failures {int(bad)}, forwards ")
+    # The batch with the unperturbed image is in each part, and no other one is run twice.
+    parts = sum(unit.part.count == workers for unit in units(count, workers, split)) if split == "masks" else count
+    assert forwards(tmp_path, "out") == count * BATCHES + parts - count
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
+    """Every case is done once; at most two batches are lost besides those that vouch for stored scores."""
+    scans(tmp_path, 5)
+    monai.bundle.run(**settings(tmp_path, "plain"))
+    killed = []
+
+    def kill() -> None:
+        """An actor that is in the middle of its second case."""
+        locks: Counter[str] = Counter()
+        seen: set[Path] = set()
+        deadline = time.monotonic() + 120
+        while not killed and time.monotonic() < deadline:
+            for path in (tmp_path / "out" / "scores").glob("*/lock"):
+                match = re.match(r"process (\d+) on ", path.read_text())
+                if match and path not in seen:
+                    seen.add(path)
+                    locks[match[1]] += 1
+                    if locks[match[1]] == 2:
+                        time.sleep(0.3)
+                        os.kill(int(match[1]), signal.SIGKILL)
+                        killed.append(match[1])
+                        return
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    monai.bundle.run(**shared(tmp_path, "out", 0.1, saliency_max_workers=2))
+    killer.join()
+    assert len(killed) == 1
+    assert voxels(tmp_path / "out") == voxels(tmp_path / "plain")
+    assert cases(tmp_path / "out") == cases(tmp_path / "plain")
+    assert not list((tmp_path / "out").rglob(".tmp*"))
+    # Every visit to a case is one forward of one image (the prediction) and one batch that vouches for its scores.
+    sizes = (tmp_path / "out.log").read_text().split()
+    visits = sizes.count("1")
+    assert 5 < visits <= 5 + 2
+    assert sizes.count(str(BATCH)) - visits <= 5 * (BATCHES - 1) + 2
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its actor has no other place than the one of the actor that is left, once that has nothing more to do."""
+    from ray.cluster_utils import Cluster
+
+    scans(tmp_path, 5)
+    monai.bundle.run(**settings(tmp_path, "plain"))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    try:
+        lost = cluster.add_node(**node)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        process = launch(tmp_path, "out", 0.1, config_file=shared(tmp_path, "out")["config_file"])
+        while forwards(tmp_path, "out") < 2 * BATCHES:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+        cluster.remove_node(lost, allow_graceful=False)
+        errors = process.communicate(timeout=300)[1]
+        assert process.returncode == 0, errors
+    finally:
+        cluster.shutdown()
+    assert "2 workers: 100%" in errors
+    assert voxels(tmp_path / "out") == voxels(tmp_path / "plain")
+    assert cases(tmp_path / "out") == cases(tmp_path / "plain")
+    sizes = (tmp_path / "out.log").read_text().split()
+    visits = sizes.count("1")
+    assert visits > 5
+    assert sizes.count(str(BATCH)) - visits <= 5 * (BATCHES - 1) + 2
+
+
+def of_session(session: int) -> list[str]:
+    """Processes of a session that are more than an entry in the table: Ray's have groups of their own."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, number = path.read_text().rpartition(")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(number) == session and state != "Z":
+            found.append((path.parent / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
+@pytest.mark.parametrize("sign", [None, "SIGINT", "SIGTERM"])
+def test_a_ray_of_its_own_ends_with_the_run(sign: str | None, tmp_path: Path) -> None:
+    """However that ends, and with the plain run's exit code and last line; the screen stays readable."""
+    scans(tmp_path, 4)
+    slow = 0.5 if sign else 0.0  # seconds a batch: two cases take four seconds, and so do the other two
+    process = launch(
+        tmp_path, "out", slow, config_file=shared(tmp_path, "out")["config_file"], saliency_num_cpus=0.5,
+        saliency_max_workers=2,
+    )  # fmt: skip
+    if sign:
+        while not list((tmp_path / "out").glob("*.nii.gz")):
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.01)
+        time.sleep(2)  # the driver hears of it
+        start = time.monotonic()
+        process.send_signal(getattr(signal, sign))
+    errors = process.communicate(timeout=300)[1]
+    assert process.returncode == {None: 0, "SIGINT": -signal.SIGINT, "SIGTERM": 143}[sign], errors
+    deadline = time.monotonic() + 60
+    while of_session(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not of_session(process.pid)
+    lines = [line for line in re.split("[\r\n]", errors) if line.strip() and "workers: " not in line]
+    if sign:
+        assert time.monotonic() - start < 30
+        name = "Ctrl-C" if sign == "SIGINT" else "SIGTERM"
+        assert re.match(rf"stopped by {name} after [123] of 4 cases\. What was written is whole", lines[-1])
+    assert "Traceback" not in errors
+    assert "Warning: " not in errors.replace("UserWarning: parsing config_file", "")
+    # What Ray's core says of the log level that keeps it quiet.
+    assert sum("ray" in line.lower() for line in lines if "config_file" not in line) <= 1, errors
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_error_in_an_actor_reaches_the_driver(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As it was, with its traceback before it; here one that the driver itself does not meet."""
+    scans(tmp_path, 3)
+    only_there = "$'nowhere.pt' if @saliency_engine.speaks is False else ''"
+    with pytest.raises(RuntimeError) as caught:
+        monai.bundle.run(**shared(tmp_path, "out", saliency_max_workers=1, checkpoint=only_there))
+    assert isinstance(root_cause(caught.value), FileNotFoundError)
+    assert "checkpoint nowhere.pt does not exist" in str(root_cause(caught.value))
+    assert "in load_checkpoint" in capfd.readouterr().err
+    assert voxels(tmp_path / "out") == {}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_case_that_ends_its_process_does_not_go_on_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_ATTEMPTS", 2)
+    scans(tmp_path, 1)
+    crash = {
+        "_target_": "Lambdad",
+        "keys": "image",
+        "func": "$lambda image: monai_saliency.handlers.mlflow.os._exit(3)",
+    }
+    loading = {"preprocessing::transforms": [{"_target_": "LoadImaged", "keys": "image"}, crash], "cache": "none"}
+    with pytest.raises(RuntimeError) as caught:
+        monai.bundle.run(**shared(tmp_path, "out", saliency_max_workers=1, **loading))
+    assert re.search(r"2 actors were lost .* one of the cases 0 \(counted from 0", str(root_cause(caught.value)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_pool_that_may_grow_does(tmp_path: Path) -> None:
+    scans(tmp_path, 8)
+    monai.bundle.run(**shared(tmp_path, "out", 1.0, saliency_min_workers=1, saliency_max_workers=2))
+    locks = [path.read_text() for path in (tmp_path / "out" / "scores").glob("*/lock")]
+    assert len(locks) == 8
+    assert len(set(locks)) == 2  # each names its process
+    assert cases(tmp_path / "out") == [f"s{i}" for i in range(8)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_parts_by_different_weights_are_not_mixed(tmp_path: Path) -> None:
+    """Each actor has others here, so no case is ever complete, which is said."""
+    scans(tmp_path, 1)
+    run = shared(tmp_path, "out", 3.0, saliency_max_workers=2, saliency_split="masks")
+    run["network_def"] = run["network_def"] | {"seed": "$torch.seed() % 1000000"}  # type: ignore[operator]
+    with pytest.raises(SystemExit, match=r"1 case without a map yet, the first is s0: .* Had all the same weights"):
+        monai.bundle.run(**run)
+
+
+def test_calls_are_of_one_part_each() -> None:
+    """In the order of the cases, so that whoever stops a run early has whole maps; every unit once."""
+    calls = engine._calls(units(5, 2, "masks"), 2)
+    assert calls == [
+        [Unit(index, Part(part, 2)) for index in indices] for indices in ((0, 1), (2, 3), (4,)) for part in range(2)
+    ]
+    assert engine._calls(units(3), 4) == [units(3)]
+    assert engine._calls([], 4) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"min_workers": 0}, "`min_workers` must be a whole number of at least 1, got 0"),
+        ({"max_workers": 1.5}, "`max_workers` must be a whole number of at least 1, got 1.5"),
+        ({"min_workers": 3, "max_workers": 2}, "`min_workers` must be at most `max_workers`, 2, got 3"),
+        ({"num_cpus": 0}, "`num_cpus` must be a number above 0, got 0"),
+        ({"num_gpus": -1}, "`num_gpus` must be a number above 0, got -1"),
+        ({"cases_per_call": 0}, "`cases_per_call` must be a whole number of at least 1, got 0"),
+        ({"split": "scans"}, "`split` must be one of auto, cases, masks, got 'scans'"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(match)):
+        RayEngine(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "resources", "pool", "warning"),
+    [
+        ({}, {"CPU": 8.0}, (8, 0.0), ""),
+        ({"num_cpus": 2}, {"CPU": 9.0}, (4, 0.0), ""),
+        ({}, {"CPU": 64.0, "GPU": 4.0}, (4, 1.0), ""),
+        ({"num_gpus": 0.5}, {"CPU": 64.0, "GPU": 4.0}, (8, 0.5), ""),
+        ({"num_gpus": 0}, {"CPU": 6.0, "GPU": 4.0}, (6, 0.0), ""),
+        ({"max_workers": 3, "min_workers": 1}, {"CPU": 2.0}, (3, 0.0), ""),
+        ({"max_workers": 3}, {"CPU": 2.0}, (3, 0.0), "room for 2 of the 3 actors"),
+        ({"num_gpus": 1}, {"CPU": 2.0}, (1, 1.0), "room for 0 of the 1 actors now, 2 CPUs and 0 GPUs"),
+    ],
+)
+def test_as_many_actors_as_there_is_room_for(
+    settings: dict[str, Any],
+    resources: dict[str, float],
+    pool: tuple[int, float],
+    warning: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert RayEngine(**settings)._pool(resources) == pool
+    assert warning in caplog.text
+    assert bool(caplog.text) == bool(warning)
+
+
+def test_without_ray_there_is_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        if name.partition(".")[0] == "ray":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return found(name)
+
+    found = importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", missing)
+    scans(tmp_path, 1)
+    with pytest.raises(RuntimeError) as caught:
+        monai.bundle.run(**shared(tmp_path, "out"))
+    cause = root_cause(caught.value)
+    assert isinstance(cause, OptionalImportError)
+    assert 'ray is not installed: pip install "monai-saliency[ray]"' in str(cause)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Networks and bundles of others, and tasks and actors of one's own.
+
+SEGFORMER: dict[str, Any] = {
+    "num_labels": 3,
+    "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "num_attention_heads": [1, 1, 2, 2],
+    "decoder_hidden_size": 16,
+}
+
+
+def segformer() -> OnImageGrid:
+    """Random weights, the same each time, whose answer depends on what it sees."""
+    transformers = pytest.importorskip("transformers", reason='needs pip install "monai-saliency[test]"')
+    torch.manual_seed(0)
+    network = transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(**SEGFORMER)).eval()
+    for parameter in network.parameters():
+        parameter.data.mul_(4)
+    return OnImageGrid(network, output="logits")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_segformer_in_tasks_and_actors_of_ones_own() -> None:
+    """Another library's network: in parts, on Ray, to the bit what it is in one process, and by hand."""
+    images = torch.rand(2, 3, 50, 38, generator=torch.Generator().manual_seed(1))
+    inferer = ms.rise(
+        40, 4, p1=0.5, seed=3, target=ms.RegionScore("predicted", activation="softmax"), mask_batch_size=8
+    )
+    network = segformer()
+    plain = inferer.explain(images, network)
+    assert np.ptp(plain[0].saliency.numpy()) > 1e-3
+
+    task = ray.remote(num_cpus=1)(engine.score)
+    held = [ray.put(thing) for thing in (inferer, segformer, images)]
+    parts = ray.get([task.remote(*held, Part(i, 3)) for i in range(3)])
+    assert sum(len(run.case.image) for runs in parts for run in runs) == 0  # scores travel, and no images
+
+    actor = ray.remote(num_cpus=1)(engine.Scorer)
+    pool = ray.util.ActorPool([actor.remote(*held[:2]) for _ in range(2)])
+    pooled = list(pool.map(lambda actor, part: actor.score.remote(held[2], part), [Part(i, 5) for i in range(5)]))
+    with pytest.raises(CaseError, match="another part is still to be done"):
+        merged(pooled[1:])
+
+    for found in (merged(parts), merged(pooled), merged([inferer.score(images, network)])):
+        for one, other in zip(found, plain, strict=True):
+            assert torch.equal(one.saliency, other.saliency)
+            assert torch.equal(one.scores, other.scores)
+            assert one.explained == other.explained
+
+    for image, explanation in zip(images, plain, strict=True):
+        np.testing.assert_allclose(explanation.saliency, by_hand(image, network), rtol=0, atol=2e-6)
+
+
+def by_hand(image: torch.Tensor, network: OnImageGrid) -> np.ndarray:
+    """RISE of the mean probability in each predicted region: mask by mask, and by transformers' own upsampling."""
+
+    def probabilities(image: torch.Tensor) -> np.ndarray:
+        with torch.no_grad():
+            logits = network.network(image[None]).logits
+        size = image.shape[1:]
+        full = torch.nn.functional.interpolate(logits, size=size, mode="bilinear", align_corners=False)
+        return full[0].softmax(dim=0).double().numpy()
+
+    found = probabilities(image)
+    regions = found.argmax(axis=0)
+    channels = np.setdiff1d(regions, [0])  # the first is the background
+    assert len(channels)
+    masks = ms.RISEMasks(40, 4, p1=0.5, seed=3).bind(image)
+    sums = np.zeros((len(channels), *image.shape[1:]))
+    for i in range(40):
+        mask = masks.render([i])[0]
+        perturbed = probabilities(image * mask)
+        for k, channel in enumerate(channels):
+            sums[k] += perturbed[channel][regions == channel].mean() * (mask[0].double().numpy() - 0.5)
+    return sums / (40 * 0.5)
+
+
+def photographs(folder: Path, count: int) -> None:
+    for i in range(count):
+        photograph(folder / f"photo_{i}.png", 50, 38 + i, i)
+
+
+def test_config_of_the_page(tmp_path: Path) -> None:
+    """The page's own text, with weights that are there."""
+    segformer().network.save_pretrained(tmp_path)
+    page = (ROOT / "tutorials" / "engines" / "ray.md").read_text(encoding="utf-8")
+    (text,) = (block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "network_def" in block)
+    parser = ConfigParser(yaml.safe_load(text.replace("folder/of/weights", str(tmp_path))))
+    parser.get_parsed_content("imports")
+    network = parser.get_parsed_content("network_def").eval()
+    image = torch.rand(1, 3, 32, 32)
+    torch.testing.assert_close(network(image), segformer()(image))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_bundle_of_others_with_a_segformer(tmp_path: Path) -> None:
+    """Its own config, ours for explaining, and ours for Ray: the whole change is one file more."""
+    photographs(tmp_path / "data", 3)
+    weights = tmp_path / "weights.pt"
+    torch.save(segformer().network.state_dict(), weights)
+    bundle = tmp_path / "bundle.json"
+    bundle.write_text(json.dumps(segformer_bundle(tmp_path / "data", weights)))
+    files = [str(bundle), str(overlay_path("explain"))]
+    few = {"saliency_num_masks": 24, "saliency_grid_size": 4, "saliency_mask_batch_size": 8, "bundle_root": "."}
+    monai.bundle.run("explain", config_file=files, **few, saliency_dir=str(tmp_path / "plain"))
+    sharing = {"saliency_max_workers": 2, "saliency_split": "masks"}
+    monai.bundle.run("explain", config_file=[*files, OVERLAY], **few, **sharing, saliency_dir=str(tmp_path / "out"))
+    assert len(voxels(tmp_path / "plain")) == 3
+    assert voxels(tmp_path / "out") == voxels(tmp_path / "plain")
+    assert cases(tmp_path / "out") == cases(tmp_path / "plain")
+
+
+def segformer_bundle(data: Path, weights: Path) -> dict[str, Any]:
+    """As somebody may have written it who segments photographs."""
+    return {
+        "imports": ["$import glob"],
+        "device": "cpu",
+        "images": f"$[{{'image': path}} for path in sorted(glob.glob('{data}/*.png'))]",
+        "inner": {
+            "_target_": "transformers.SegformerForSemanticSegmentation",
+            "config": {"_target_": "transformers.SegformerConfig", **SEGFORMER},
+        },
+        "network": {
+            "_target_": "monai_saliency.networks.OnImageGrid",
+            "network": "@inner",
+            "output": "logits",
+        },
+        "preprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {"_target_": "LoadImaged", "keys": "image"},
+                {"_target_": "EnsureChannelFirstd", "keys": "image"},
+                {"_target_": "ScaleIntensityd", "keys": "image"},
+            ],
+        },
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "@device",
+            "val_data_loader": {
+                "_target_": "DataLoader",
+                "dataset": {"_target_": "Dataset", "data": "@images", "transform": "@preprocessing"},
+                "batch_size": 1,
+            },
+            "network": "@network",
+            "postprocessing": {"_target_": "Activationsd", "keys": "pred", "softmax": True},
+        },
+        "run": [
+            f"$@inner.load_state_dict(torch.load('{weights}', weights_only=True))",
+            "$@network.to(@device)",
+            "$@evaluator.run()",
+        ],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("name", ["breast_density_classification", "lung_nodule_ct_detection", "renamed_ids"])
+def test_layouts_of_the_model_zoo(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose scripts lie in their own folder, and one whose ids are called otherwise."""
+    layout = next(layout for layout in LAYOUTS if layout.name == name)
+    for module in [m for m in sys.modules if m == "scripts" or m.startswith("scripts.")]:
+        monkeypatch.delitem(sys.modules, module)
+    bundle = Bundle(layout, tmp_path)
+    monkeypatch.setattr(sys, "path", [str(bundle.root), *sys.path])
+    monkeypatch.chdir(bundle.root)
+    bundle.write_weights()
+    few = {"saliency_num_masks": 12, "saliency_grid_size": 4, "saliency_mask_batch_size": 4}
+    bundle.explain(saliency_dir=str(tmp_path / "plain"), **few)
+    files = [str(bundle.config), str(overlay_path("explain")), OVERLAY]
+    sharing = {"saliency_max_workers": 2, "saliency_dir": str(tmp_path / "out")}
+    monai.bundle.run("explain", config_file=files, **bundle.settings | few | sharing)
+    for case in bundle.scans:
+        folder = tmp_path / "plain" / case
+        assert voxels(folder.parent)
+        assert voxels((tmp_path / "out" / case).parent) == voxels(folder.parent)

@@ -1,0 +1,371 @@
+"""A cohort shared between processes: the maps of the plain run, each made once."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import pytest
+import torch
+from helpers.files import contents, maps, rows_of
+from helpers.layouts import Bundle
+from helpers.own_bundle import BATCH, BATCHES, forwards, rank, settings
+from helpers.paths import TESTS
+from helpers.scans import LPS, write_scan
+from monai.bundle import ConfigParser
+from monai.data import DataLoader, Dataset, ThreadDataLoader
+from torch.utils.data import DistributedSampler, SubsetRandomSampler
+
+from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.distributed import RankEngine, SlurmEngine, local_device
+from monai_saliency.distributed.base import _in_order, _take
+from monai_saliency.errors import root_cause
+from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.score_store import ScoreStore
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five scans, and their maps in ``plain``; one scan, and its map in ``plain1``."""
+    folder = tmp_path_factory.mktemp("engines")
+    for seed in range(5):
+        write_scan(folder / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    write_scan(folder / "one" / "s0.nii.gz", (13, 12, 14), LPS, seed=0)
+    monai.bundle.run(**settings(folder, "plain"))
+    monai.bundle.run(**settings(folder, "plain1", dataset_dir=str(folder / "one")))
+    assert len(maps(folder / "plain")) == 5
+    assert len(maps(folder / "plain1")) == 1
+    return folder
+
+
+@pytest.mark.parametrize("split", ["cases", "masks"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_same_maps_whatever_is_shared(cohort: Path, world_size: int, split: str) -> None:
+    """To the bit; the ranks one after the other, the last one first."""
+    out = f"{split}{world_size}"
+    for number in reversed(range(world_size)):
+        monai.bundle.run(**settings(cohort, out, **rank(number, world_size, split)))
+    assert maps(cohort / out) == maps(cohort / "plain")
+    assert [row["case"] for row in rows_of(cohort / out / "summary.csv")] == [f"s{i}" for i in range(5)]
+    assert not (cohort / out / "failures.csv").exists()
+    # Of a part, the batch with the unperturbed image is what others do as well.
+    repeated = 5 * (world_size - 1) if split == "masks" else 0
+    assert forwards(cohort, out) == 5 * BATCHES + repeated
+
+
+def test_one_case_is_finished_by_whoever_comes_last(cohort: Path) -> None:
+    for number in (1, 2, 0):
+        assert not maps(cohort / "one_of_three")
+        one = {"dataset_dir": str(cohort / "one"), **rank(number, 3)}
+        monai.bundle.run(**settings(cohort, "one_of_three", **one))
+    assert maps(cohort / "one_of_three") == maps(cohort / "plain1")
+
+
+def test_the_plain_run_finishes_what_parts_have_left(cohort: Path) -> None:
+    """As the gathering run where a task of an array is lost: only the lost task's batches are run, and one a case."""
+    for number in (0, 2):
+        monai.bundle.run(**settings(cohort, "left", **rank(number, 3, "masks")))
+    assert not maps(cohort / "left")
+    done = forwards(cohort, "left")
+    monai.bundle.run(**settings(cohort, "left"))
+    assert maps(cohort / "left") == maps(cohort / "plain")
+    assert forwards(cohort, "left") - done == 5 * (BATCHES + 1) - (done - 5)
+
+
+def test_parts_that_do_not_fit_are_no_success(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each process with weights of its own: their scores are never mixed, and no case ends without a word."""
+
+    class Waits(RankEngine):
+        waits = True
+
+    for seed, kind in enumerate((RankEngine, Waits)):
+        asked = settings(cohort, "random", dataset_dir=str(cohort / "one"), saliency_engine=kind(seed, 2, "masks"))
+        asked["network_def"] |= {"seed": seed}  # type: ignore[operator]
+        if kind is RankEngine:
+            monai.bundle.run(**asked)
+            assert "1 case without a map yet, the first is s0: whoever scores the last part" in capsys.readouterr().out
+        else:
+            with pytest.raises(SystemExit, match="1 case without a map yet, the first is s0: all processes are done"):
+                monai.bundle.run(**asked)
+    assert not maps(cohort / "random")
+
+
+def test_parts_need_a_store(cohort: Path) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        monai.bundle.run(**settings(cohort, "nowhere", store_dir="", **rank(0, 2, "masks")))
+    assert "no scores are kept, so the parts of a case cannot come together" in str(root_cause(caught.value))
+
+
+def torchrun(count: int, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    command += ["-m", "monai.bundle", "run", *arguments]
+    for name, value in settings.items():
+        command += [f"--{name}", value if isinstance(value, str) else repr(value)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    environment |= {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_torchrun(cohort: Path) -> None:
+    """Two real processes, one of which has a broken scan: it still waits for the other, and each case ends once."""
+    broken = cohort / "broken"
+    for seed in range(4):
+        write_scan(broken / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    (broken / "s1.nii.gz").write_bytes((broken / "s1.nii.gz").read_bytes()[:100])
+    asked = settings(cohort, "torchrun", dataset_dir=str(broken))
+    del asked["device"]
+    asked["config_file"] = repr([asked["config_file"], str(overlay_path("torchrun"))])
+    done = torchrun(2, **asked)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("cohort: cases 3, failures 1,") == 1, done.stdout
+    assert "1 case without a map" in done.stderr
+    assert [row["case"] for row in rows_of(cohort / "torchrun" / "failures.csv")] == ["s1"]
+    plain = maps(cohort / "plain")
+    assert maps(cohort / "torchrun") == {name: plain[name] for name in plain if name[:2] in ("s0", "s2", "s3")}
+    assert forwards(cohort, "torchrun") == 3 * BATCHES
+
+
+@pytest.mark.parametrize(
+    "layout", ["spleen_ct_segmentation", "lung_nodule_ct_detection", "endoscopic_inbody_classification"]
+)
+@pytest.mark.parametrize("split", ["cases", "masks"])
+def test_a_bundle_of_somebody_else(make: Callable[[str], Bundle], tmp_path: Path, layout: str, split: str) -> None:
+    """Its maps are those of the plain overlay, and so are its own outputs of each case."""
+    bundle = make(layout)
+    bundle.explain(output_dir=str(tmp_path / "own"), saliency_dir=str(tmp_path / "plain"))
+    for number in range(2):
+        shared = {"output_dir": str(tmp_path / "own2"), "saliency_dir": str(tmp_path / "shared")}
+        bundle.explain(**shared, **rank(number, 2, split))
+    assert maps(tmp_path / "shared") == maps(tmp_path / "plain")
+    assert len(maps(tmp_path / "shared")) == len(bundle.scans)
+    own, own2 = (contents(tmp_path / name) for name in ("own", "own2"))
+    # MONAI's table of all cases is left out. A handler of the bundle's own, which nobody knows, writes its share.
+    assert own2.keys() == own.keys() - {"predictions.csv"}
+    of_all = {"predictions.csv", "result_luna16_fold0.json"}
+    assert all(own2[name] == own[name] for name in own.keys() - of_all)
+    assert not (tmp_path / "shared" / "failures.csv").exists()
+
+
+def test_metrics_of_a_bundle_are_left_out_and_that_is_said(
+    make: Callable[[str], Bundle], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Computing them would wait for the other processes, and a share's figures are not the cohort's."""
+    bundle = make("spleen_ct_segmentation")
+    metric = {"_target_": "monai.handlers.MeanDice", "output_transform": "$lambda output: 1 / 0"}
+    metric = {"evaluator::key_val_metric": {"mean_dice": metric}}
+    with pytest.raises(RuntimeError):
+        bundle.explain(output_dir=str(tmp_path / "own"), saliency_dir=str(tmp_path / "plain"), **metric)
+    bundle.explain(output_dir=str(tmp_path / "own"), saliency_dir=str(tmp_path / "shared"), **metric, **rank(0, 1))
+    assert len(maps(tmp_path / "shared")) == len(bundle.scans)
+    assert "left out, since each process sees a share of the cohort: MeanDice" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [DataLoader, ThreadDataLoader])
+def test_batches_of_a_loader(kind: type[DataLoader]) -> None:
+    loader = kind(Dataset([{"image": torch.tensor([float(i)])} for i in range(7)]), batch_size=2)
+    whole = [batch["image"].flatten().tolist() for batch in loader]
+    for indices in ([0, 2], [3], [], [1, 2, 3]):
+        taken = _take(loader, indices)
+        assert type(taken) is kind
+        assert len(taken) == len(indices)
+        for _ in range(2):
+            assert [batch["image"].flatten().tolist() for batch in taken] == [whole[i] for i in indices]
+        plain = _take(copy.copy(whole), indices)
+        assert list(plain) == [whole[i] for i in indices]
+    assert [batch["image"].flatten().tolist() for batch in loader] == whole
+
+
+@pytest.mark.parametrize("kind", [DataLoader, ThreadDataLoader])
+@pytest.mark.parametrize("sampler", ["shuffle", "distributed"])
+def test_every_process_has_the_same_batches(
+    kind: type[DataLoader], sampler: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a loader made of them for itself: otherwise cases are lost, and others explained twice."""
+    dataset = Dataset([{"image": torch.tensor([float(i)])} for i in range(7)])
+    plain = kind(dataset, batch_size=2, num_workers=0)
+    own = {"shuffle": True} if sampler == "shuffle" else {"sampler": DistributedSampler(dataset, 2, 1)}
+    loader = kind(dataset, batch_size=2, num_workers=0, **own)
+    taken = [_take(_in_order(loader), indices) for indices in ([0, 2], [1, 3])]
+    found = [[batch["image"].flatten().tolist() for batch in each] for each in taken]
+    whole = [batch["image"].flatten().tolist() for batch in plain]
+    assert found == [[whole[0], whole[2]], [whole[1], whole[3]]]
+    assert "gives each process other cases or another order: the cases are taken in the dataset's" in caplog.text
+    assert _in_order(plain) is plain
+
+
+def test_a_loader_that_draws_some_cases_cannot_be_shared() -> None:
+    dataset = Dataset([{"image": torch.tensor([float(i)])} for i in range(7)])
+    loader = DataLoader(dataset, sampler=SubsetRandomSampler(range(3)))
+    with pytest.raises(ValueError, match="SubsetRandomSampler gives each process other cases"):
+        _in_order(loader)
+
+
+def tensors(folder: Path, **others: Any) -> dict[str, Any]:
+    """A bundle whose five images come from no file; the settings that explain it."""
+    config = {
+        "imports": ["$import torch", "$import monai", "$import torch.distributed as dist"],
+        "network": "$(torch.manual_seed(0), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2)))[1]",
+        "images": "$[{'image': torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(i))} for i in range(5)]",
+        "dataset": "$monai.data.Dataset(@images)",
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "cpu",
+            "val_data_loader": {
+                "_target_": "DataLoader",
+                "dataset": "@dataset",
+                "batch_size": 2,
+                "sampler": "@sampler",
+            },
+            "network": "@network",
+        },
+        "sampler": None,
+        "run": ["$@evaluator.run()"],
+    }
+    (folder / "bundle.json").write_text(json.dumps(config | others))
+    files = [str(folder / "bundle.json"), str(overlay_path("explain"))]
+    few = {"saliency_num_masks": 12, "saliency_grid_size": 4, "saliency_mask_batch_size": 2, "saliency_picture": False}
+    return {"config_file": files, "bundle_root": str(folder), **few}
+
+
+def test_cases_from_no_file(tmp_path: Path) -> None:
+    """Each has a map, under one name whichever process explains it, and whatever others that one has met."""
+    asked = tensors(tmp_path)
+    monai.bundle.run("explain", **asked, saliency_dir=str(tmp_path / "plain"))
+    plain = maps(tmp_path / "plain")
+    assert sorted(plain) == [f"case-{name}_saliency.nii.gz" for name in ("0-0", "0-1", "1-0", "1-1", "2")]
+    for split in ("cases", "masks"):
+        for number in (1, 0):
+            monai.bundle.run("explain", **asked, saliency_dir=str(tmp_path / split), **rank(number, 2, split))
+        assert maps(tmp_path / split) == plain
+
+
+@pytest.mark.parametrize("split", ["cases", "masks"])
+def test_torchrun_of_a_bundle_for_several_processes(tmp_path: Path, split: str) -> None:
+    """It makes the process group itself, and shares the cohort by a sampler: either is put up with."""
+    monai.bundle.run("explain", **tensors(tmp_path), saliency_dir=str(tmp_path / "plain"))
+    asked = tensors(
+        tmp_path,
+        initialize=["$dist.init_process_group('gloo')"],
+        sampler={"_target_": "torch.utils.data.DistributedSampler", "dataset": "@dataset"},
+        finalize=["$dist.is_initialized() and dist.destroy_process_group()"],
+    )
+    asked["config_file"] = repr([*asked["config_file"], str(overlay_path("torchrun"))])
+    done = torchrun(2, "explain", **asked, saliency_dir=str(tmp_path / "shared"), saliency_split=split)
+    assert done.returncode == 0, done.stderr
+    assert maps(tmp_path / "shared") == maps(tmp_path / "plain")
+
+
+def test_a_failure_of_a_case_that_is_gone_is_forgotten(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    """Of the cohort's others it stays until they are tried again, by whichever process."""
+    bundle, folder = make("spleen_ct_segmentation"), tmp_path / "maps"
+    listed = Failures(folder / "failures.csv", shared=True)
+    for name in ("gone", *bundle.scans):
+        listed.add(name, "explain", ValueError("broken"))
+    bundle.explain(saliency_dir=str(folder), **rank(0, 2))
+    assert [row["case"] for row in rows_of(folder / "failures.csv")] == ["spleen_1"]
+
+
+def test_a_case_that_another_run_holds_is_no_success(cohort: Path) -> None:
+    class Waits(RankEngine):
+        waits = True
+
+    out = cohort / "held"
+    with (
+        ScoreStore(out / "scores").claim("s3"),
+        pytest.raises(SystemExit, match=r"1 case without a map yet, the first is s3: .* either another run held it"),
+    ):
+        monai.bundle.run(**settings(cohort, "held", saliency_engine=Waits(0, 1, "cases")))
+    assert len(maps(out)) == 4
+
+
+def test_what_other_processes_have_left_is_no_success(cohort: Path) -> None:
+    """The one that speaks knows of all cases, not of its own alone."""
+
+    class Waits(RankEngine):
+        waits = True
+
+    with pytest.raises(SystemExit, match="3 cases without a map yet, the first is s0"):
+        monai.bundle.run(**settings(cohort, "half", saliency_engine=Waits(1, 2, "cases")))
+
+
+def test_a_loader_without_length_cannot_be_shared(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    bundle = make("spleen_ct_segmentation")
+    endless = "$(batch for batch in @dataloader)"
+    with pytest.raises(RuntimeError) as caught:
+        bundle.explain(saliency_dir=str(tmp_path / "maps"), **{"evaluator::val_data_loader": endless}, **rank(0, 2))
+    assert "a cohort can be shared where its loader has a length" in str(root_cause(caught.value))
+
+
+def variables(task: int = 0, tasks: int = 0, process: int = 0, processes: int = 0, **others: int) -> dict[str, str]:
+    found: dict[str, int] = {}
+    if tasks:
+        found |= {"ARRAY_TASK_ID": task, "ARRAY_TASK_COUNT": tasks, "ARRAY_TASK_MIN": 0, "ARRAY_TASK_MAX": tasks - 1}
+    if processes:
+        found |= {"PROCID": process, "NTASKS": processes, "STEP_NUM_TASKS": processes, "STEP_ID": 0}
+    return {f"SLURM_{name}": str(value) for name, value in (found | others).items()}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1)),
+        (variables(2, 3), (2, 3)),
+        (variables(process=1, processes=2), (1, 2)),
+        (variables(1, 3, 1, 2), (3, 6)),
+        (variables(9, 3, ARRAY_TASK_MIN=5, ARRAY_TASK_MAX=9, ARRAY_TASK_STEP=2), (2, 3)),
+        # A batch script asked for 4 processes and is itself one.
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, (0, 1)),
+    ],
+)
+def test_share_of_a_slurm_job(environment: Mapping[str, str], expected: tuple[int, int]) -> None:
+    engine = SlurmEngine(environment=environment)
+    assert (engine.rank, engine.world_size) == expected
+
+
+def test_array_with_gaps_is_refused() -> None:
+    with pytest.raises(ValueError, match="evenly spaced, as in --array=0-2: got 3 tasks from 0 to 7"):
+        SlurmEngine(environment=variables(7, 3, ARRAY_TASK_MAX=7))
+
+
+def test_rank_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`rank` must be in \[0, 2\), the number of processes, got 2"):
+        RankEngine(2, 2)
+
+
+def test_device_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert local_device() == torch.device("cpu") or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for variables, index in (({}, 0), ({"LOCAL_RANK": "1"}, 1), ({"SLURM_LOCALID": "3"}, 1)):
+        for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert local_device() == current[-1] == torch.device("cuda", index)
+
+
+def test_config_that_processes_read_is_the_plain_one(cohort: Path) -> None:
+    """What an engine is given is what other processes can make the same run of."""
+    seen = []
+
+    class Spy(RankEngine):
+        def run(self, cohort: Any) -> None:
+            seen.append((len(cohort), cohort.config, cohort.run_id))
+            super().run(cohort)
+
+    monai.bundle.run(**settings(cohort, "spied", saliency_engine=Spy(0, 1)))
+    ((count, config, run_id),) = seen
+    assert (count, run_id) == (5, "run")
+    parser = ConfigParser(config)
+    assert parser["num_masks"] == settings(cohort, "spied")["num_masks"]
+    assert parser["mask_batch_size"] == BATCH
+    assert maps(cohort / "spied") == maps(cohort / "plain")

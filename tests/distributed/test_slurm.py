@@ -1,0 +1,432 @@
+"""The job script on a real SLURM: whatever it shares out, kills and starts again, the maps are the plain run's."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import pytest
+import yaml
+from helpers.files import voxels
+from helpers.layouts import Bundle
+from helpers.own_bundle import BATCH, BATCHES, forwards, settings
+from helpers.paths import BUNDLE, TESTS
+from helpers.scans import LPS, write_scan
+
+from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.bundle.sweep import gather
+
+SCRIPT = BUNDLE / "slurm" / "explain.sbatch"
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+
+
+def ask(*command: str) -> str:
+    """What one of SLURM's commands prints."""
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+# What the script makes of its environment, without SLURM. -------------------------------------------------------------
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the script as SLURM would, between commands that only note what they are given.
+
+    Python, the function's first command, prints a file for each overlay, and ``srun`` ends with ``status``.
+    """
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    (tmp_path / "explain.yaml").touch()
+    (tmp_path / "slurm.yaml").touch()
+    for name, text in {
+        "python": f"[ -z \"$BROKEN\" ] && echo '{tmp_path}'/$4.yaml",
+        "srun": f"printf '%s\\0' \"$OMP_NUM_THREADS\" \"$@\" >'{tmp_path}/srun'; exit $STATUS",
+        "scontrol": f'echo "$*" >>\'{tmp_path}/scontrol\'; echo "   Command=$COMMAND"; echo "   $PREEMPTED"',
+        "sleep": "exit 0",
+    }.items():
+        (commands / name).write_text(f"#!/bin/bash\n{text}\n")
+        (commands / name).chmod(0o755)
+
+    def run(*arguments: str, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        job = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node", "SLURMD_NODENAME": "node", "BROKEN": ""}
+        job |= {"COMMAND": shlex.join([str(SCRIPT)]) + "".join(f" {each}" for each in arguments), "PREEMPTED": ""}
+        job |= {"PATH": f"{commands}:{os.environ['PATH']}", "HOME": "/home/user", "STATUS": str(status)}
+        return subprocess.run(
+            ["bash", str(SCRIPT), *arguments], env=job | environment, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+def flags(tmp_path: Path) -> dict[str, str]:
+    """What the bundle was given, by its ids; ``threads`` and the ``run`` besides."""
+    threads, *words = (tmp_path / "srun").read_text().split("\0")[:-1]
+    words = words[words.index("monai.bundle") + 2 :]
+    found = {"threads": threads, "run": words.pop(0)}
+    while words:
+        name, equals, value = words.pop(0).removeprefix("--").partition("=")
+        found[name] = value if equals else words.pop(0)
+    return found
+
+
+def listed(name: str) -> set[str]:
+    """The environment variables of one of the script's lists."""
+    found = re.search(rf"^{name}=\(([^)]*)\)", SCRIPT.read_text(), re.MULTILINE)
+    assert found
+    return set(found[1].split())
+
+
+def test_lists_only_ids_of_the_configs() -> None:
+    ids = set(yaml.safe_load((BUNDLE / "configs" / "inference.yaml").read_text()))
+    assert {name.lower() for name in listed("how") | listed("what") | listed("machinery")} <= ids
+    explain = set(yaml.safe_load(overlay_path("explain").read_text()))
+    assert {f"saliency_{name.lower()}" for name in listed("how")} <= explain
+
+
+def test_the_bundle_as_it_is(start: Callable, tmp_path: Path) -> None:
+    """Nothing of the environment leaks in, and SLURM says where the script, and so the bundle, lies."""
+    done = start(SLURM_CPUS_PER_TASK="3")
+    assert done.returncode == 0, done.stderr
+    assert flags(tmp_path) == {
+        "threads": "3",
+        "run": "run",
+        "bundle_root": str(BUNDLE),
+        "config_file": f"['{BUNDLE}/configs/inference.yaml','{tmp_path}/slurm.yaml',]",
+        "output_dir": f"{BUNDLE}/sweep/default",
+        "cache_dir": f"{BUNDLE}/sweep/cache",
+    }
+    assert done.stdout.startswith("job 12 on node, start 1: python -m monai.bundle run run --bundle_root ")
+
+
+def test_variables_become_ids(start: Callable, tmp_path: Path) -> None:
+    given = {
+        "METHOD": "rise",
+        "NUM_MASKS": "4000",
+        "FILL": "-1000",
+        "CLASSES": "[1, 2]",
+        "DATASET_DIR": "/data/my scans",
+    }
+    given |= {"CACHE": "lmdb", "CHECKPOINT": "", "SPLIT": "masks", "TMPDIR": "/scratch/12", "OUTPUT_DIR": "/out/maps"}
+    done = start("--pixdim", "[1, 1, 1]", BUNDLE_ROOT=str(BUNDLE), **given)
+    assert done.returncode == 0, done.stderr
+    found = flags(tmp_path)
+    cache_dir = found.pop("cache_dir")
+    assert cache_dir.startswith("/scratch/12/monai_saliency-")
+    assert found.pop("config_file")
+    assert found == {
+        "threads": "1",
+        "run": "run",
+        "bundle_root": str(BUNDLE),
+        "method": "rise",
+        "num_masks": "4000",
+        "fill": "-1000",
+        "classes": "[1, 2]",
+        "dataset_dir": "/data/my scans",
+        "cache": "lmdb",
+        "checkpoint": "",
+        "saliency_split": "masks",
+        "output_dir": "/out/maps",
+        "pixdim": "[1, 1, 1]",
+    }
+
+
+def test_settings_name_the_folder(start: Callable, tmp_path: Path) -> None:
+    """Others another one, and the same ones the same one, whatever their order and the machine's part in it."""
+
+    def folder(*arguments: str, **given: str) -> str:
+        done = start(*arguments, SWEEP_DIR="/out", **given)
+        assert done.returncode == 0, done.stderr
+        path = Path(flags(tmp_path)["output_dir"])
+        assert path.parent == Path("/out")
+        return path.name
+
+    assert folder(NUM_MASKS="4000", METHOD="rise", NUM_WORKERS="3") == "method=rise,num_masks=4000"
+    assert folder(METHOD="rise", NUM_MASKS="4000", SLURM_RESTART_COUNT="1") == "method=rise,num_masks=4000"
+    assert folder("--pixdim", "[1, 1, 2]", "--section=test", CLASSES="[1]") == "classes=[1],pixdim=[1,1,2],section=test"
+    odd = ["/data/a", "/data-a", "/data a", "/data/" + 300 * "a", "/data/" + 301 * "a"]
+    folders = [folder(DATASET_DIR=each) for each in odd]
+    assert len({*folders}) == len(odd)
+    assert all(re.fullmatch(r"dataset_dir=-data[a-]+-[0-9a-f]{8}", each) and len(each) < 160 for each in folders)
+    assert folder(DATASET_DIR="/data/a") == folders[0]
+
+
+def test_somebody_elses_bundle(start: Callable, tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch()
+    (tmp_path / "b.yaml").touch()
+    files = f"{tmp_path}/a.json:{tmp_path}/b.yaml"
+    given = {"BUNDLE_ROOT": str(tmp_path), "CONFIG_FILES": files, "RUN_ID": "explain"}
+    done = start(**given, METHOD="rise", DATASET_DIR="/data")
+    assert done.returncode == 0, done.stderr
+    expected = [f"{tmp_path}/{name}" for name in ("a.json", "b.yaml", "explain.yaml", "slurm.yaml")]
+    found = flags(tmp_path)
+    folder = found.pop("saliency_dir")
+    assert re.fullmatch(rf"{tmp_path}/sweep/method=rise,dataset_dir=-data-[0-9a-f]{{8}}", folder)
+    assert found == {
+        "threads": "1",
+        "run": "explain",
+        "bundle_root": str(tmp_path),
+        "config_file": "[" + "".join(f"'{file}'," for file in expected) + "]",
+        "saliency_method": "rise",
+        "dataset_dir": "/data",
+    }
+
+
+def test_says_what_is_missing(start: Callable) -> None:
+    done = start(BROKEN="yes")
+    assert done.returncode == 2
+    assert "python cannot run monai_saliency on node" in done.stderr
+    done = start(BUNDLE_ROOT="/nowhere")
+    assert done.returncode == 2
+    assert "no config file /nowhere/configs/inference.yaml" in done.stderr
+    done = start("rise")
+    assert done.returncode == 2
+    assert "expected --id value behind the script, got rise" in done.stderr
+
+
+@pytest.mark.parametrize("status", [0, 1, 143])
+def test_ends_as_its_processes_do(start: Callable, status: int, tmp_path: Path) -> None:
+    """Preempted and ended in time, it asks to go on later: by its own name, not by that of the array."""
+    assert start(status=status, PREEMPTED="PreemptTime=None").returncode == status
+    assert "requeue" not in (tmp_path / "scontrol").read_text()
+    array = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+    assert start(status=status, PREEMPTED="PreemptTime=2031-05-04T03:02:01", **array).returncode == status
+    assert ("requeue 12_3" in (tmp_path / "scontrol").read_text().splitlines()) == (status == 143)
+
+
+# On a real SLURM. ----------------------------------------------------------------------------------------------------
+
+
+class Slurm:
+    """Submits, watches and kills jobs of the script, with a cohort below a folder as test_store makes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs: list[str] = []
+
+    def submit(self, *options: str, script: Path = SCRIPT, **given: object) -> str:
+        """Submit a job with these variables; its number."""
+        environment = os.environ | {"PYTHON": sys.executable, "MPLCONFIGDIR": str(self.folder / "matplotlib")}
+        environment |= {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+        export = ",".join(["ALL", *(f"{name}={value}" for name, value in given.items())])
+        command = ["sbatch", "--parsable", f"--chdir={self.folder}", f"--export={export}", *options, str(script)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        self.jobs.append(done.stdout.strip().split(";")[0])
+        return self.jobs[-1]
+
+    def states(self, job: str) -> list[str]:
+        """Of the job, or of each task of an array."""
+        shown = ask("scontrol", "show", "job", "--oneliner", job).splitlines()
+        return [found[1] for line in shown if (found := re.search(r" JobState=(\w+)", line))]
+
+    def restarts(self, job: str) -> int:
+        """How often SLURM started the job again, or is about to."""
+        return int(ask("scontrol", "show", "job", "--oneliner", job).partition(" Restarts=")[2].split()[0])
+
+    def until(self, condition: Callable[[], bool], job: str, seconds: float = 300) -> None:
+        """Wait, and tell what a job said when that is in vain."""
+        end = time.monotonic() + seconds
+        while True:
+            states = self.states(job)
+            if condition():
+                return
+            assert time.monotonic() < end and not {*states} <= ENDED, f"{states}\n{self.said(job)}"  # noqa: PT018
+            time.sleep(0.2)
+
+    def wait(self, *jobs: str) -> None:
+        """Until all have ended, and well."""
+        for job in jobs:
+            self.until(lambda job=job: {*self.states(job)} <= ENDED, job)  # type: ignore[misc]
+            assert {*self.states(job)} == {"COMPLETED"}, self.said(job)
+
+    def said(self, job: str) -> str:
+        files = sorted([*self.folder.glob(f"slurm-{job}.out"), *self.folder.glob(f"slurm-{job}_*.out")])
+        return "\n".join(f"{file.name}:\n{file.read_text()}" for file in files)
+
+    def cancel(self) -> None:
+        """End all of them, and wait until they have."""
+        if self.jobs:
+            subprocess.run(["scancel", "--quiet", *self.jobs], check=False, timeout=60)
+        for job in self.jobs:
+            self.until(lambda job=job: {*self.states(job)} <= ENDED, job, 60)  # type: ignore[misc]
+
+
+@pytest.fixture(scope="session")
+def partitions() -> list[str]:
+    """Of the SLURM that runs here."""
+    if shutil.which("sinfo") is None:
+        pytest.skip("SLURM is not installed: .ci/slurm does so and starts it, as root on Debian")
+    try:
+        found = ask("sinfo", "--noheader", "--responding", "--format=%R %a").split("\n")
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        said = str(error.stderr or error).strip().splitlines()[-1]
+        pytest.skip(f"no SLURM answers ({said}): .ci/slurm starts one, as root on Debian")
+    up = [line.split()[0] for line in found if line.endswith(" up")]
+    if not up:
+        pytest.skip("SLURM has no node that works")
+    return up
+
+
+@pytest.fixture
+def slurm(partitions: list[str], tmp_path: Path) -> Iterator[Slurm]:
+    jobs = Slurm(tmp_path)
+    yield jobs
+    jobs.cancel()
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> Callable[[int], Path]:
+    """Makes a cohort of so many scans."""
+
+    def made(num_scans: int) -> Path:
+        for seed in range(num_scans):
+            write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+        return tmp_path
+
+    return made
+
+
+def job(cohort: Path, out: str, seconds: float = 0.0, *but: str) -> dict[str, object]:
+    """The variables of a job with test_store's settings, in a config file behind the bundle's, but for some of them."""
+    chosen = settings(cohort, out, seconds)
+    root, config = chosen.pop("bundle_root"), chosen.pop("config_file")
+    chosen = {name: value for name, value in chosen.items() if name not in ("output_dir", *but)}
+    path = cohort / f"{out}.json"
+    path.write_text(json.dumps(chosen))
+    return {"BUNDLE_ROOT": root, "CONFIG_FILES": f"{config}:{path}"}
+
+
+def plain(cohort: Path, out: str = "whole", **chosen: Any) -> dict[str, bytes]:
+    """The maps of the plain run."""
+    monai.bundle.run(**settings(cohort, out, **chosen))
+    return voxels(cohort / out)
+
+
+def cases(folder: Path) -> list[str]:
+    with open(folder / "summary.csv", newline="", encoding="utf-8") as file:
+        return [row["case"] for row in csv.DictReader(file)]
+
+
+@pytest.mark.slow
+def test_sweep(slurm: Slurm, cohort: Callable[[int], Path]) -> None:
+    """2 x 2 settings by --export, each in a folder of its own, equal to its plain run."""
+    root = cohort(2)
+    jobs = {}
+    for num_masks in (8, 16):
+        for seed in (0, 1):
+            given = job(root, "out", 0.0, "method", "num_masks", "seed")
+            chosen = {"METHOD": "rise", "NUM_MASKS": num_masks, "SEED": seed}
+            jobs[num_masks, seed] = slurm.submit(**given, **chosen, SWEEP_DIR=root / "sweep")
+    slurm.wait(*jobs.values())
+    folders = {path.name for path in (root / "sweep").iterdir()} - {"cache"}
+    assert folders == {f"method=rise,num_masks={n},seed={seed}" for n, seed in jobs}
+    for num_masks, seed in jobs:
+        out = root / "sweep" / f"method=rise,num_masks={num_masks},seed={seed}"
+        assert voxels(out) == plain(root, out.name, num_masks=num_masks, seed=seed)
+        assert cases(out) == ["s0", "s1"]
+    sweep = gather(root / "sweep")
+    assert sweep.complete
+    assert sweep.ids == ["method", "num_masks", "seed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--array=0-2",), ("--ntasks=2",)], ids=" ".join)
+def test_shared_cohort(slurm: Slurm, cohort: Callable[[int], Path], options: tuple[str, ...]) -> None:
+    """5 cases over 3 tasks of an array, or over 2 processes of one job: each case once."""
+    root = cohort(5)
+    slurm.wait(slurm.submit(*options, **job(root, "out"), OUTPUT_DIR=root / "out"))
+    assert voxels(root / "out") == plain(root)
+    assert cases(root / "out") == [f"s{i}" for i in range(5)]
+    assert forwards(root, "out") == 5 * BATCHES
+    assert (root / "out.log").read_text().split().count("1") == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--array=0-2",), ("--ntasks=2",)], ids=" ".join)
+def test_shared_case(slurm: Slurm, cohort: Callable[[int], Path], options: tuple[str, ...]) -> None:
+    """More tasks than cases share its masks; the last one to come makes the map, and no batch is run twice.
+
+    But for the first, which holds the unperturbed image: all need it.
+    """
+    root = cohort(1)
+    slurm.wait(slurm.submit(*options, **job(root, "out", 0.05), OUTPUT_DIR=root / "out"))
+    assert voxels(root / "out") == plain(root)
+    assert cases(root / "out") == ["s0"]
+    assert BATCHES < forwards(root, "out") <= BATCHES + 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "kills"), [("killed", 2), ("cancelled", 1), ("requeued", 1), ("preempted", 1)])
+def test_stopped_and_resumed(
+    slurm: Slurm, cohort: Callable[[int], Path], way: str, kills: int, partitions: list[str]
+) -> None:
+    """In the middle of a case: in the end the maps of a run that was left alone, and hardly any work lost."""
+    if way == "preempted" and "urgent" not in partitions:
+        pytest.skip("no partition `urgent`, as that of .ci/slurm, preempts jobs here")
+    root = cohort(3)
+    number = slurm.submit("--ntasks=2", **job(root, "out", 0.2), OUTPUT_DIR=root / "out")
+    for kill in range(kills):
+        before = forwards(root, "out")
+        slurm.until(lambda before=before: forwards(root, "out") >= before + 5, number)  # type: ignore[misc]
+        if way == "preempted":
+            script = root / "urgent"
+            script.write_text("#!/bin/bash\nsleep 1\n")
+            slurm.wait(slurm.submit("--partition=urgent", "--exclusive", script=script))
+        else:
+            if way != "requeued":
+                # A signal to the whole job would let it end on its own before.
+                ask("scancel", *(["--signal=KILL", f"{number}.0"] if way == "killed" else [number]))
+                slurm.until(lambda: {*slurm.states(number)} <= ENDED, number)
+            ask("scontrol", "requeue", number)
+        slurm.until(lambda kill=kill: slurm.restarts(number) == kill + 1, number)  # type: ignore[misc]
+    slurm.wait(number)
+    said = slurm.said(number)
+    assert f"start {kills + 1}: " in said
+    assert ("was preempted, and goes on later" in said) == (way == "preempted")
+    assert voxels(root / "out") == plain(root)
+    assert cases(root / "out") == ["s0", "s1", "s2"]
+    assert not list((root / "out").rglob(".tmp*"))
+    # Every visit to a case is one forward of one image and one batch that vouches for its scores, as in test_store.
+    sizes = (root / "out.log").read_text().split()
+    lost = sizes.count(str(BATCH)) - sizes.count("1") - 3 * (BATCHES - 1)
+    # Two processes are stopped at once.
+    assert lost <= 2 * 2 * kills
+
+
+@pytest.mark.slow
+def test_a_broken_scan_fails_the_job_alone(slurm: Slurm, cohort: Callable[[int], Path]) -> None:
+    """Its process ends with status 1, the others go on, and so the job is failed with all other maps there."""
+    root = cohort(4)
+    (root / "cohort" / "s2.nii.gz").write_bytes(b"no scan")
+    number = slurm.submit("--ntasks=2", **job(root, "out"), OUTPUT_DIR=root / "out")
+    slurm.until(lambda: {*slurm.states(number)} <= ENDED, number)
+    assert slurm.states(number) == ["FAILED"]
+    assert "ExitCode=1:0" in ask("scontrol", "show", "job", "--oneliner", number)
+    assert len(voxels(root / "out")) == 3
+    assert cases(root / "out") == ["s0", "s1", "s3"]
+    with open(root / "out" / "failures.csv", newline="", encoding="utf-8") as file:
+        assert [row["case"] for row in csv.DictReader(file)] == ["s2"]
+
+
+@pytest.mark.slow
+def test_somebody_elses_bundle_in_an_array(
+    slurm: Slurm, make: Callable[[str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make("spleen_ct_segmentation")
+    bundle.explain(saliency_dir=str(tmp_path / "whole"), output_dir=str(tmp_path / "plain"), device="cpu")
+    given = {"BUNDLE_ROOT": bundle.root, "CONFIG_FILES": bundle.config, "RUN_ID": "explain", "DEVICE": "cpu"}
+    given |= {"NUM_MASKS": 12, "GRID_SIZE": 4, "DATASET_DIR": bundle.settings["dataset_dir"]}
+    slurm.wait(slurm.submit("--array=0-1", **given, OUTPUT_DIR=tmp_path / "out"))
+    assert len(voxels(tmp_path / "whole")) == 2
+    assert voxels(tmp_path / "out") == voxels(tmp_path / "whole")

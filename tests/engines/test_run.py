@@ -1,0 +1,434 @@
+"""What stops a run, and what does not."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import os
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.own_bundle import launch, settings
+from helpers.scans import LPS, write_scan
+from ignite.engine import Events
+from monai.data import MetaTensor, list_data_collate
+from monai.engines import IterationEvents
+from monai.transforms import Compose, Flipd
+
+import monai_saliency as ms
+from monai_saliency.engines.evaluator import CohortEvaluator
+from monai_saliency.errors import CaseError, OutputError, root_cause
+from monai_saliency.handlers.saliency_handler import SaliencyHandler
+from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.files import temporary_path
+
+
+class Picky(torch.nn.Module):
+    """Two logits of an image, but for images whose first voxel says that it fails on them."""
+
+    def __init__(self, fail_on_predict: bool = True) -> None:
+        super().__init__()
+        self.fail_on_predict = fail_on_predict
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        predicting = len(x) == 1
+        if float(x[0, 0].max()) > 1000 and predicting == self.fail_on_predict:
+            raise RuntimeError("out of\npaper")
+        return x.flatten(1)[:, :2]
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> Path:
+    for seed in range(3):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    return tmp_path
+
+
+def run(tmp_path: Path, **overrides: Any) -> None:
+    monai.bundle.run(**settings(tmp_path, "out", **overrides))
+
+
+@pytest.mark.parametrize("stage", ["predict", "explain"])
+def test_a_case_the_network_fails_on_is_listed_and_the_others_go_on(stage: str, cohort: Path) -> None:
+    path = cohort / "cohort" / "s1.nii.gz"
+    data = nib.load(path).get_fdata(dtype=np.float32)
+    data[6, 6, 6] = 1e9
+    nib.save(nib.Nifti1Image(data, LPS), path)
+    network = {"_target_": "test_run.Picky", "fail_on_predict": stage == "predict"}
+    preprocessing = [
+        {"_target_": "LoadImaged", "keys": "image"},
+        {"_target_": "EnsureChannelFirstd", "keys": "image"},
+        {"_target_": "ResizeWithPadOrCropd", "keys": "image", "spatial_size": [12, 12, 12]},
+    ]
+    with pytest.raises(SystemExit, match=r"error: 1 case without a map.*case s1: RuntimeError: out of paper"):
+        run(cohort, network_def=network, **{"preprocessing::transforms": preprocessing})
+    assert (cohort / "out" / "failures.csv").read_text().splitlines()[1] == f"s1,{stage},RuntimeError: out of paper"
+    assert sorted(p.name for p in (cohort / "out").glob("*.nii.gz")) == ["s0_saliency.nii.gz", "s2_saliency.nii.gz"]
+
+
+def test_what_a_killed_run_left_half_written_goes_wherever_it_is(cohort: Path) -> None:
+    places = {"output_dir": "out", "cache_dir": "elsewhere/cache", "store_dir": "elsewhere/scores"}
+    run(cohort, **{key: str(cohort / place) for key, place in places.items()})
+    written = [*(cohort / "out").glob("*.nii.gz"), *(cohort / "elsewhere").rglob("*")]
+    whole = [path for path in written if path.is_file() and path.name != "lock"]
+    assert len(whole) == 3 * 4
+    dead = f"{os.getpid()}.1-{'0' * 8}"
+    for path in whole:
+        mine = temporary_path(path).name.split("-")
+        path.with_name("-".join([*mine[:2], dead, path.name])).write_bytes(b"half a file")
+    foreign = cohort / "elsewhere" / "cache" / "photographs" / next(cohort.rglob(".tmp*")).name
+    foreign.parent.mkdir()
+    foreign.touch()
+    run(cohort, **{key: str(cohort / place) for key, place in places.items()})
+    assert list(cohort.rglob(".tmp*")) == [foreign]
+
+
+@pytest.mark.parametrize("cache", ["disk", "lmdb"])
+def test_names_that_are_not_utf8(cohort: Path, cache: str) -> None:
+    """As scans have them that come from a system with another encoding: listed, cached, drawn and written."""
+    scans, name = cohort / "cohort", os.fsdecode(b"M\xfcller")
+    (scans / "s1.nii.gz").rename(scans / f"{name}.nii.gz")
+    (scans / "s2.nii.gz").write_bytes(b"no scan")
+    (scans / "s2.nii.gz").rename(scans / f"{name}2.nii.gz")
+    for _ in ("first", "again"):
+        with pytest.raises(SystemExit, match="1 case without a map") as caught:
+            run(cohort, cache=cache, picture=True, processes=True, num_workers=1)
+        assert f"the first is case {name}2: " in str(caught.value)
+        out = cohort / "out"
+        assert sorted(os.fsencode(path.name) for path in out.glob("*_saliency.*")) == [
+            b"M\xfcller_saliency.nii.gz",
+            b"M\xfcller_saliency.png",
+            b"s0_saliency.nii.gz",
+            b"s0_saliency.png",
+        ]
+        assert (out / "failures.csv").read_bytes().splitlines()[1].startswith(b"M\xfcller2,load,")
+        assert [line.split(b",")[0] for line in (out / "summary.csv").read_bytes().splitlines()] == [
+            b"case",
+            b"M\xfcller",
+            b"s0",
+        ]
+
+
+class Batches:
+    """An evaluator over two batches of three, and what comes of it."""
+
+    NAMES = ("a", "b", "c", "d", "e", "f")
+
+    def __init__(self, folder: Path, network: Callable[..., torch.Tensor], strict: bool = False, **how: Any) -> None:
+        self.maps: dict[str, torch.Tensor] = {}
+        self.outputs: list[Any] = []
+        self.failures = Failures(folder / "failures.csv", strict)
+        inferer = ms.sliding_window(3, 3, target=ms.ClassScore([0], activation="none"))
+        self.handler = SaliencyHandler(inferer, network, self._save, failures=self.failures)
+        cases = [
+            FLIP({"image": MetaTensor(torch.full((1, 6, 6), float(number))), "case": name})
+            for number, name in enumerate(self.NAMES)
+        ]
+        batches = [list_data_collate(cases[:3]), list_data_collate(cases[3:])]
+        self.evaluator = CohortEvaluator(
+            torch.device("cpu"),
+            batches,
+            network,
+            failures=self.failures,
+            val_handlers=[self.handler],
+            prepare_batch=lambda batch, *args, **kwargs: (batch["image"], None),
+            epoch_length=2,
+            **how,
+        )
+        self.evaluator.add_event_handler(
+            IterationEvents.MODEL_COMPLETED, lambda engine: self.outputs.append(engine.state.output)
+        )
+
+    def _save(self, case: dict[str, Any]) -> dict[str, Any]:
+        assert case["case"] not in self.maps
+        self.maps[case["case"]] = case["saliency"]
+        assert len(case["image"].applied_operations) == 1
+        return case
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        return [(row["case"], row["stage"], row["error"]) for row in self.failures.read()]
+
+
+FLIP = Flipd("image", 0)
+
+
+def brightness(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(1)[:, :1] + x.flatten(1).mean(1, keepdim=True)
+
+
+def test_a_bad_case_does_not_take_its_batch_with_it(tmp_path: Path) -> None:
+    def network(x: torch.Tensor) -> torch.Tensor:
+        if (x == 1).any():
+            raise RuntimeError("out of\npaper")
+        return brightness(x)
+
+    whole = Batches(tmp_path / "whole", brightness)
+    whole.evaluator.run()
+    spoilt = Batches(tmp_path / "spoilt", network)
+    spoilt.evaluator.run()
+    assert spoilt.rows() == [("b", "predict", "RuntimeError: out of paper")]
+    assert sorted(whole.maps) == list(Batches.NAMES)
+    assert sorted(spoilt.maps) == ["a", "c", "d", "e", "f"]
+    for name, saliency in spoilt.maps.items():
+        assert torch.equal(saliency, whole.maps[name])
+    # What metrics and writers see after an iteration.
+    assert [len(output) for output in spoilt.outputs] == [1, 1, 3]
+
+
+def test_outputs_of_cases_that_were_tried_alone_come_together(tmp_path: Path) -> None:
+    def network(x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 1 and (x[:, 0, 0, 0] == 0).any():
+            raise RuntimeError("too many")
+        return brightness(x)
+
+    seen = []
+    batches = Batches(tmp_path, network)
+    batches.evaluator.add_event_handler(
+        Events.ITERATION_COMPLETED,
+        lambda engine: seen.append(
+            [
+                (case["case"], float(found["pred"]))
+                for case, found in zip(engine.state.batch, engine.state.output, strict=True)
+            ]
+        ),
+    )
+    batches.evaluator.run()
+    assert seen == [[("a", 0), ("b", 2), ("c", 4)], [("d", 6), ("e", 8), ("f", 10)]]
+
+
+@pytest.mark.parametrize("decollate", [True, False])
+def test_a_case_whose_prediction_cannot_be_postprocessed_is_listed_and_has_no_map(
+    decollate: bool, tmp_path: Path
+) -> None:
+    def postprocessing(case: dict[str, Any]) -> dict[str, Any]:
+        if bool((torch.as_tensor(case["image"]) == 4).any()):
+            raise ValueError("no\nink")
+        return case
+
+    invert = (lambda case: FLIP.inverse(case)) if decollate else (lambda case: case)
+    how = {"postprocessing": Compose([postprocessing, invert]), "decollate": decollate}
+    batches = Batches(tmp_path, brightness, **how)
+    batches.evaluator.run()
+    assert batches.rows() == [("e", "predict", "ValueError: no ink")]
+    assert sorted(batches.maps) == ["a", "b", "c", "d", "f"]
+
+
+def test_strict_stops_at_the_bad_case_of_a_batch(tmp_path: Path) -> None:
+    def postprocessing(case: dict[str, Any]) -> dict[str, Any]:
+        if case["case"] == "b":
+            raise ValueError("no ink")
+        return case
+
+    batches = Batches(tmp_path, brightness, strict=True, postprocessing=postprocessing)
+    with pytest.raises(CaseError, match=r"^case b: ValueError: no ink$"):
+        batches.evaluator.run()
+    assert sorted(batches.maps) == ["a"]
+
+
+def test_a_handler_that_fails_stops_the_run(tmp_path: Path) -> None:
+    """By then the cases are explained: no map is listed as a failure."""
+
+    def fails(engine: Any) -> None:
+        raise ValueError("no ink")
+
+    batches = Batches(tmp_path, brightness)
+    batches.evaluator.add_event_handler(IterationEvents.FORWARD_COMPLETED, fails)
+    with pytest.raises(CaseError, match=r"^case a, b, c: ValueError: no ink$"):
+        batches.evaluator.run()
+    assert sorted(batches.maps) == ["a", "b", "c"]
+    assert not batches.rows()
+
+
+def test_a_full_disk_stops_the_run_and_spoils_nothing(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, calls = nib.save, []
+
+    def full(image: Any, path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            Path(path).write_bytes(b"half a file")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(image, path)
+
+    monkeypatch.setattr(nib, "save", full)
+    with pytest.raises(RuntimeError) as caught:
+        run(cohort)
+    cause = root_cause(caught.value)
+    assert isinstance(cause, OutputError)
+    assert "s1_saliency.nii.gz: No space left on device. What was written before is whole" in str(cause)
+    assert [p.name for p in (cohort / "out").glob("*saliency*")] == ["s0_saliency.nii.gz"]
+    assert np.isfinite(nib.load(cohort / "out" / "s0_saliency.nii.gz").get_fdata()).all()
+    assert not list((cohort / "out").rglob(".tmp*"))
+    assert not (cohort / "out" / "failures.csv").exists()
+    monkeypatch.undo()
+    run(cohort)
+    assert len(list((cohort / "out").glob("*saliency*"))) == 3
+
+
+def test_an_output_folder_that_cannot_be_made(cohort: Path) -> None:
+    (cohort / "file").write_text("in the way")
+    with pytest.raises(RuntimeError) as caught, pytest.warns(UserWarning, match="cache"):
+        run(cohort, output_dir=str(cohort / "file" / "out"))
+    assert isinstance(root_cause(caught.value), OutputError)
+    assert "cannot write" in str(root_cause(caught.value))
+
+
+# -- what the machine refuses, met by the program as a user runs it --
+
+
+@pytest.fixture(scope="module")
+def bound() -> list[str]:
+    """A command under which permissions bind: root is not bound by them unless it gives that up."""
+    if os.geteuid() != 0:
+        return []
+    command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    if shutil.which("setpriv") is None or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("root cannot be bound by permissions here: it takes setpriv, and the right to give up rights")
+    return command
+
+
+@pytest.fixture
+def modes() -> Iterator[Callable[[Path, int, int], None]]:
+    """Sets the modes of all folders and files below a folder; in the end they can be removed again."""
+    changed: list[Path] = []
+
+    def change(root: Path, folders: int, files: int) -> None:
+        paths = sorted([root, *root.rglob("*")], reverse=True)
+        changed.extend(paths)
+        for path in paths:
+            path.chmod(folders if path.is_dir() else files)
+
+    yield change
+    for path in reversed(changed):
+        path.chmod(0o700)
+
+
+def ended(process: subprocess.Popen[str], code: int) -> list[str]:
+    """What a program wrote to its standard error, line by line, once it ended as expected."""
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == code, errors
+    return errors.strip().splitlines()
+
+
+def maps(folder: Path) -> dict[str, bytes]:
+    """The voxels of the maps below a folder, each read whole."""
+    return {path.name: np.asarray(nib.load(path).dataobj).tobytes() for path in folder.glob("*.nii.gz")}
+
+
+def assert_valid(folder: Path, whole: dict[str, bytes]) -> None:
+    """All that was written is whole and right, and nothing half written is left."""
+    assert maps(folder).items() <= whole.items()
+    for path in folder.rglob("scores/**/*.npy"):
+        assert np.isfinite(np.load(path, allow_pickle=False)).all()
+    if (folder / "summary.csv").exists():
+        with open(folder / "summary.csv", newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert {f"{row['case']}_saliency.nii.gz" for row in rows} <= set(maps(folder))
+        assert all(np.isfinite(float(row["score"])) for row in rows)
+    assert not list(folder.rglob(".tmp*"))
+
+
+def whole_maps(folder: Path) -> dict[str, bytes]:
+    monai.bundle.run(**settings(folder, "whole"))
+    return maps(folder / "whole")
+
+
+def test_a_read_only_output_folder(
+    cohort: Path, bound: list[str], modes: Callable[[Path, int, int], None], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole, out = whole_maps(cohort), cohort / "out"
+    aside = tmp_path_factory.mktemp("aside") / "s2.nii.gz"
+    (cohort / "cohort" / "s2.nii.gz").rename(aside)
+    run(cohort)
+    aside.rename(cohort / "cohort" / "s2.nii.gz")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    modes(out, 0o555, 0o444)
+    last = ended(launch(cohort, "out", 0.0, bound), 1)[-1]
+    assert re.fullmatch(
+        rf"error: cannot write {out}/\S+: Permission denied\. What was written before is whole; free space, "
+        "mend the permissions or choose another folder, and run again",
+        last,
+    )
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert len(maps(out)) == 2
+    assert_valid(out, whole)
+
+
+@pytest.mark.parametrize(
+    ("cache", "what"),
+    [
+        ("disk", "entries"),
+        pytest.param("disk", "folder", marks=pytest.mark.slow),
+        pytest.param("lmdb", "entries", marks=pytest.mark.slow),
+        pytest.param("lmdb", "folder", marks=pytest.mark.slow),
+    ],
+)
+def test_an_unreadable_cache_costs_time_and_one_warning(
+    cache: str, what: str, cohort: Path, bound: list[str], modes: Callable[[Path, int, int], None]
+) -> None:
+    whole = whole_maps(cohort)
+    kept = {"cache": cache, "cache_dir": str(cohort / "cache")}
+    run(cohort, **kept)
+    # Neither to be read nor to be replaced, like those of somebody else.
+    modes(cohort / "cache", 0o555 if what == "entries" else 0o000, 0o000)
+    lines = ended(launch(cohort, "again", 0.0, bound, num_workers=2, **kept), 0)
+    (line,) = (line for line in lines if "preprocessed scans" in line)
+    assert "UserWarning: preprocessed scans cannot be read in the cache, and are computed instead:" in line
+    assert "ermission denied" in line
+    assert maps(cohort / "again") == whole
+
+
+def test_a_file_that_may_not_grow(cohort: Path) -> None:
+    """A limit on the size of files, which the kernel enforces as it does a full disk."""
+    write_scan(cohort / "cohort" / "s1.nii.gz", (60, 50, 60), LPS, seed=1)
+    whole = whole_maps(cohort)
+    size = {path.name: path.stat().st_size for path in (cohort / "whole").glob("*.nii.gz")}
+    limit = size["s1_saliency.nii.gz"] // 2
+    assert size["s0_saliency.nii.gz"] < limit
+    process = launch(cohort, "out", 0.0)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    last = ended(process, 1)[-1]
+    assert last.startswith(f"error: cannot write {cohort}/out/s1_saliency.nii.gz: File too large. What was written")
+    assert list(maps(cohort / "out")) == ["s0_saliency.nii.gz"]
+    assert_valid(cohort / "out", whole)
+    run(cohort)
+    assert maps(cohort / "out") == whole
+
+
+@pytest.fixture
+def small_disk(cohort: Path) -> Iterator[Path]:
+    """A disk of 100 kB, which holds the maps of one or two scans."""
+    disk = cohort / "out"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=100k,mode=777", "tmpfs", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.skipif(shutil.which("mount") is None, reason="no mount command here")
+def test_a_disk_that_is_full(cohort: Path, small_disk: Path) -> None:
+    whole = whole_maps(cohort)
+    lines = ended(launch(cohort, "out", 0.0), 1)
+    assert lines[-1].startswith(f"error: cannot write {small_disk}/")
+    assert ": No space left on device. What was written before is whole; free space" in lines[-1]
+    assert 1 <= len(maps(small_disk)) < len(whole)
+    assert_valid(small_disk, whole)
+    subprocess.run(["mount", "-o", "remount,size=10m", str(small_disk)], check=True)
+    run(cohort)
+    assert maps(small_disk) == whole
+    assert_valid(small_disk, whole)

@@ -1,0 +1,186 @@
+"""Ctrl-C and SIGTERM in the middle of a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import monai.bundle
+import pytest
+from helpers.files import voxels
+from helpers.own_bundle import launch, settings
+from helpers.scans import LPS, write_scan
+
+from monai_saliency.engines.signals import stoppable
+
+NUM_SCANS = 4
+
+
+WORKERS = {"no workers": {"num_workers": 0}, "threads": {"num_workers": 2}}
+
+
+WORKERS["processes"] = {"num_workers": 2, "processes": True}
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> Path:
+    for seed in range(NUM_SCANS):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    return tmp_path
+
+
+def slowed(cohort: Path, moment: str, seconds: float) -> dict[str, object]:
+    """Settings of a run that takes ``seconds`` more for each scan while ``loading`` or ``saving`` it."""
+    moments = {
+        name: {
+            "_target_": "helpers.moments.Moment",
+            "path": str(cohort / "moment"),
+            "seconds": seconds * (name == moment),
+        }
+        for name in ("loading", "saving")
+    }
+    loading = [
+        {"_target_": "LoadImaged", "keys": "image"},
+        {"_target_": "EnsureChannelFirstd", "keys": "image"},
+        moments["loading"],
+        {"_target_": "ResizeWithPadOrCropd", "keys": "image", "spatial_size": [12, 12, 12]},
+    ]
+    invert = {"_target_": "Invertd", "keys": "saliency", "transform": "@preprocessing", "orig_keys": "image"}
+    save = {"_target_": "monai_saliency.transforms.SaveSaliencyd", "keys": "saliency", "output_dir": "@output_dir"}
+    saving = [invert | {"nearest_interp": False}, save | {"picture": False}, moments["saving"]]
+    return {"preprocessing::transforms": loading, "saliency_postprocessing::transforms": saving}
+
+
+def alive(group: int) -> list[str]:
+    """Processes of a group that are more than an entry in the table."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, process_group = path.read_text().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(process_group) == group and state != "Z":
+            found.append(path.parent.name)
+    return found
+
+
+def matrix() -> list[Any]:
+    everyday = {
+        ("loading", "threads", "SIGINT"),
+        ("forward", "processes", "SIGINT to all"),
+        ("saving", "threads", "SIGTERM"),
+    }
+    return [
+        pytest.param(*case, marks=() if case in everyday else pytest.mark.slow)
+        for moment in ("loading", "forward", "saving")
+        for workers in WORKERS
+        for sign in ("SIGINT", "SIGINT to all", "SIGTERM", "SIGTERM to all")
+        if (case := (moment, workers, sign))
+    ]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
+@pytest.mark.parametrize(("moment", "workers", "sign"), matrix())
+def test_a_stopped_run_leaves_nothing_and_goes_on(moment: str, workers: str, sign: str, cohort: Path) -> None:
+    number = signal.SIGTERM if "SIGTERM" in sign else signal.SIGINT
+    launched = time.monotonic()
+    process = launch(
+        cohort,
+        "out",
+        0.1 if moment == "forward" else 0.0,
+        **slowed(cohort, moment, 0.3),
+        **WORKERS[workers],  # type: ignore[arg-type]
+    )
+    sign_of_life = cohort / ("out.log" if moment == "forward" else "moment")
+    while not sign_of_life.exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    time.sleep(0.15)
+    start = time.monotonic()
+    os.killpg(process.pid, number) if "to all" in sign else process.send_signal(number)
+    errors = process.communicate(timeout=30)[1]
+    # Promptly: on a machine so busy that the start took longer than 5 s, in less time than that. Where worker processes
+    # are ended by the signal too, PyTorch looks whether they live every 5 s only.
+    poll = 5 if (workers, sign) == ("processes", "SIGTERM to all") else 0
+    assert time.monotonic() - start < max(5, start - launched) + poll
+    # A shell stops its loop over runs for one that died of Ctrl-C, not for one that ended with 130.
+    assert process.returncode == (-signal.SIGINT if number == signal.SIGINT else 143), errors
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith(f"stopped by {name} after "), errors
+    assert f" of {NUM_SCANS} cases. What was written is whole; run the same command again" in last
+    assert "Traceback" not in errors
+    assert not alive(process.pid)
+    assert not list(cohort.rglob(".tmp*"))
+    assert not (cohort / "out" / "failures.csv").exists()
+    before = voxels(cohort / "out")
+    assert len(before) < NUM_SCANS
+
+    for out in ("out", "whole"):
+        monai.bundle.run(**settings(cohort, out, **slowed(cohort, moment, 0.0)))
+    whole = voxels(cohort / "whole")
+    assert len(whole) == NUM_SCANS
+    assert voxels(cohort / "out") == whole
+    assert before.items() <= whole.items()
+
+
+def evaluator() -> Any:
+    from ignite.engine import Engine
+
+    engine = Engine(lambda engine, batch: None)
+    engine.data_loader = SimpleNamespace(dataset=range(5))  # type: ignore[attr-defined]
+    return engine
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with stoppable(evaluator()):
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_handler_of_the_users_own_stays() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with stoppable(evaluator()):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == [signal.SIGTERM]
+
+
+def test_a_second_term_does_not_disturb_the_end(capsys: pytest.CaptureFixture) -> None:
+    engine, ended = evaluator(), []
+
+    def end() -> None:
+        engine.run([{"case": ["a", "b"]}, {"case": ["c"]}])
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            ended.append(True)
+
+    with pytest.raises(SystemExit) as caught, stoppable(engine):
+        end()
+    assert ended
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.startswith("stopped by SIGTERM after 3 of 5 cases. ")
+
+
+def test_another_thread_cannot_handle_signals_but_runs() -> None:
+    ran = []
+
+    def work() -> None:
+        with stoppable(evaluator()):
+            ran.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ran == [signal.getsignal(signal.SIGTERM)]

@@ -1,0 +1,117 @@
+"""Work beside the caller's thread: in order, one at a time, bounded, and nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from monai_saliency.handlers.background import Background
+
+WAIT = 30  # seconds; reached only by a test that fails
+
+
+def held(log: list, name: object) -> ExitStack:
+    stack = ExitStack()
+    stack.callback(log.append, f"closed {name}")
+    return stack
+
+
+def left() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "Background"]
+
+
+def test_pieces_run_in_order_and_close_what_they_hold() -> None:
+    log: list = []
+    background = Background(limit=3)
+    for i in range(20):
+        background.submit(lambda i=i: log.append(i), held(log, i))  # type: ignore[misc]
+    background.finish()
+    assert log == [entry for i in range(20) for entry in (i, f"closed {i}")]
+    assert not left()
+
+
+def test_submitting_waits_for_room() -> None:
+    go, log = threading.Event(), []
+    background = Background(limit=2)
+
+    def wait() -> None:
+        assert go.wait(WAIT)
+        log.append("first")
+
+    background.submit(wait, ExitStack())
+    background.submit(lambda: log.append("second"), ExitStack())
+    assert len(left()) == 2
+    third = threading.Thread(target=background.submit, args=(lambda: log.append("third"), ExitStack()))
+    third.start()
+    third.join(0.2)
+    assert third.is_alive()
+    assert log == []
+    go.set()
+    third.join(WAIT)
+    background.finish()
+    assert log == ["first", "second", "third"]
+
+
+def test_an_error_is_raised_once_and_what_waits_behind_it_is_not_done() -> None:
+    go, log = threading.Event(), []
+    background = Background(limit=3)
+
+    def fail() -> None:
+        assert go.wait(WAIT)
+        raise ValueError("the first")
+
+    background.submit(fail, held(log, 0))
+    background.submit(lambda: log.append(1), held(log, 1))
+    background.submit(lambda: log.append(2), held(log, 2))
+    background.check()
+    go.set()
+    with pytest.raises(ValueError, match="the first"):
+        background.finish()
+    assert log == ["closed 0", "closed 1", "closed 2"]
+    background.check()
+    background.submit(lambda: log.append("again"), ExitStack())
+    background.finish()
+    assert log[-1] == "again"
+    assert not left()
+
+
+def test_cancelling_completes_what_is_at_work_only() -> None:
+    started, go, log = threading.Event(), threading.Event(), []
+    background = Background(limit=2)
+
+    def work() -> None:
+        started.set()
+        assert go.wait(WAIT)
+        log.append("whole")
+
+    background.submit(work, held(log, 0))
+    background.submit(lambda: log.append(1), held(log, 1))
+    assert started.wait(WAIT)
+    threading.Timer(0.1, go.set).start()
+    background.cancel()
+    assert log == ["whole", "closed 0", "closed 1"]
+    assert not left()
+
+
+def test_what_is_held_stays_the_callers_where_nothing_was_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while waiting for room."""
+    go, log = threading.Event(), []
+    background = Background(limit=1)
+    background.submit(lambda: go.wait(WAIT), ExitStack())  # type: ignore[arg-type, return-value]
+    join = threading.Thread.join
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt), held(log, "claim") as claim:
+        background.submit(lambda: log.append("never"), claim)
+    monkeypatch.undo()
+    assert log == ["closed claim"]
+    go.set()
+    background.finish()
+    assert log == ["closed claim"]

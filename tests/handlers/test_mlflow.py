@@ -1,0 +1,328 @@
+"""``--tracking mlflow`` on tiny cohorts, read back through MLflow's own client."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+import yaml
+from helpers.own_bundle import SMALL_NET, run
+from helpers.paths import BUNDLE
+from helpers.scans import LPS, write_scan
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.store.db import utils
+from monai.bundle.utils import DEFAULT_MLFLOW_SETTINGS
+from monai.networks.nets import DenseNet
+
+from monai_saliency.errors import CaseError, root_cause
+from monai_saliency.handlers.mlflow import check
+from monai_saliency.networks.identity import network_fingerprint
+from monai_saliency.storage.files import this_process
+
+DEAD = 4194305  # above the largest process number
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In an empty folder, with no word about MLflow from outside; whatever connects to another machine fails."""
+    asked = []
+
+    def refuse(*address: Any, **_: Any) -> None:
+        asked.append(address)
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY"):
+        monkeypatch.setenv(name, "")  # so that it is restored, whatever a run does to it
+        monkeypatch.delenv(name)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    yield
+    assert asked == []
+    assert list((tmp_path / "cwd").iterdir()) == []
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> Path:
+    """A Decathlon folder of three scans, two of them labelled: all of the one, and nothing of the other."""
+    folder = tmp_path / "cohort"
+    listing = {"modality": {"0": "T1"}, "test": []}
+    for seed, name in enumerate(("a", "b", "c")):
+        path = write_scan(folder / "imagesTs" / f"{name}.nii.gz", (12, 13, 14), LPS, seed=seed)
+        listing["test"].append(f"./imagesTs/{path.name}")
+        if name != "c":
+            label = np.zeros((12, 13, 14), np.uint8)
+            label[0, 0, 0] = 1
+            (folder / "labelsTs").mkdir(exist_ok=True)
+            nib.save(nib.Nifti1Image(label + (name == "a"), LPS), folder / "labelsTs" / path.name)
+    (folder / "dataset.json").write_text(json.dumps(listing))
+    return folder
+
+
+def client(folder: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{folder / 'mlruns.db'}")
+
+
+def runs(folder: Path) -> list[Run]:
+    """The experiment's, the oldest first."""
+    experiment = client(folder).get_experiment_by_name("monai_experiment")
+    return client(folder).search_runs(experiment.experiment_id, order_by=["attributes.start_time"])
+
+
+def figures_of(recorded: Run) -> dict[str, float]:
+    return {name: value for name, value in recorded.data.metrics.items() if not name.startswith("case/")}
+
+
+def artifacts(folder: Path, recorded: Run, below: str | None = None) -> list[str]:
+    found = []
+    for each in client(folder).list_artifacts(recorded.info.run_id, below):
+        found += artifacts(folder, recorded, each.path) if each.is_dir else [each.path]
+    return found
+
+
+def test_what_is_recorded(cohort: Path, tmp_path: Path) -> None:
+    out = tmp_path / "my maps"
+    torch.manual_seed(0)
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    rows = run(cohort, out, "", tracking="mlflow", classes="all", fill=0.25, seed=7, picture=True)
+    assert len(rows) == 6
+    (recorded,) = runs(out)
+    assert recorded.info.status == "FINISHED"
+
+    passed = {"method": "sliding_window", "window_size": "8", "stride": "4", "fill": "0.25", "seed": "7"}
+    passed |= {"dataset_dir": str(cohort), "output_dir": str(out), "classes": "all", "spatial_size": "[16, 16, 16]"}
+    passed |= {"device": "cpu", "network": "DenseNet", "num_masks": "1000", "cache_dir": f"{out}/cache"}
+    assert passed.items() <= recorded.data.params.items()
+
+    by_case = {row["case"]: row for row in rows}
+    assert figures_of(recorded) == {
+        "cases": 3,
+        "failures": 0,
+        "forwards": 3 * (1 + 4**3),
+        "seconds": pytest.approx(sum(float(row["seconds"]) for row in by_case.values())),
+        "mean_score": pytest.approx(np.mean([float(row["score"]) for row in rows])),
+        "mean_peak_saliency": pytest.approx(np.mean([float(row["peak_saliency"]) for row in rows])),
+        "peak_in_label": pytest.approx(np.mean([row["peak_in_label"] == "True" for row in rows[:4]])),
+    }
+    assert [row["peak_in_label"] for row in rows] == ["True", "True", "False", "False", "", ""]
+
+    history = {
+        name: {m.step: m.value for m in client(out).get_metric_history(recorded.info.run_id, f"case/{name}")}
+        for name in ("score", "peak_saliency", "peak_in_label", "forwards")
+    }
+    for name in ("score", "peak_saliency", "forwards"):
+        assert history[name] == {step: float(row[name]) for step, row in enumerate(rows, start=1)}
+    assert history["peak_in_label"] == {1: 1, 2: 1, 3: 0, 4: 0}
+
+    assert sorted(artifacts(out, recorded)) == [
+        *[path.name for path in out.glob("config_*.json")],
+        *[f"pictures/imagesTs/{name}_saliency.png" for name in "abc"],
+        "summary.csv",
+        "summary.json",
+    ]
+    folder = out / "mlruns" / recorded.info.run_id / "artifacts"
+    for name in ("summary.csv", *[path.name for path in out.glob("config_*.json")]):
+        assert (folder / name).read_bytes() == (out / name).read_bytes()
+    picture = Path("imagesTs", "b_saliency.png")
+    assert (folder / "pictures" / picture).read_bytes() == (out / picture).read_bytes()
+    table = json.loads((folder / "summary.json").read_text())
+    assert [line[table["columns"].index("case")] for line in table["data"]] == [row["case"] for row in rows]
+    assert table["data"][3][table["columns"].index("score")] == pytest.approx(float(rows[3]["score"]))
+    outside = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert {path for path in outside if out not in path.parents} == set()
+
+
+def test_every_setting_is_recorded() -> None:
+    """What stands above the line of dashes in the config is what users change."""
+    text = (BUNDLE / "configs" / "inference.yaml").read_text()
+    changed = set(yaml.safe_load(text.partition("\n# ------")[0]))
+    recorded = yaml.safe_load(text)["tracker"]["settings"]
+    assert changed - set(recorded) == {"imports", "network_def"}
+    assert all(value == f"@{name}" for name, value in recorded.items())
+
+
+def test_each_run_is_recorded_with_its_failures(cohort: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    weights = tmp_path / "weights.pt"
+    torch.manual_seed(0)
+    torch.save(DenseNet(**SMALL_NET).state_dict(), weights)
+    run(cohort, out, weights, tracking="mlflow")
+    # One that runs beside it, and two whose processes were killed outright, of which one's number is taken again.
+    experiment = client(out).get_experiment_by_name("monai_experiment").experiment_id
+    host = {"monai_saliency.host": socket.gethostname()}
+    for process in (this_process(), f"{os.getpid()}.1", DEAD):
+        client(out).create_run(experiment, tags=host | {"monai_saliency.process": str(process)})
+
+    (cohort / "imagesTs" / "b.nii.gz").write_bytes(b"no scan")
+    with pytest.raises(SystemExit, match="1 case without a map"):
+        run(cohort, out, weights, tracking="mlflow", stride=8, run_name="coarse")
+    first, *others, second = runs(out)
+    assert [each.info.status for each in (first, *others, second)] == [
+        "FINISHED",
+        "RUNNING",
+        "KILLED",
+        "KILLED",
+        "FINISHED",
+    ]
+    assert second.info.run_name == "coarse"
+    assert (first.data.params["stride"], second.data.params["stride"]) == ("4", "8")
+    network = DenseNet(**SMALL_NET)
+    network.load_state_dict(torch.load(weights, weights_only=True))
+    for each in (first, second):
+        assert each.data.params["network_fingerprint"] == network_fingerprint(network)
+        assert each.data.params["checkpoint"] == str(weights)
+    assert (first.data.metrics["failures"], second.data.metrics["failures"]) == (0, 1)
+    # The row of b went with its scan.
+    forwards = {m.step: m.value for m in client(out).get_metric_history(second.info.run_id, "case/forwards")}
+    assert forwards == {1: 1 + 2**3, 2: 1 + 2**3}
+    assert second.data.metrics["forwards"] == sum(forwards.values())
+    assert "failures.csv" in artifacts(out, second)
+    assert not [path for path in artifacts(out, second) if path.endswith(".png")]
+
+
+class Interrupted(torch.nn.Module):
+    """Two logits of an image, until Ctrl-C is pressed in its seventh forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forwards = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
+        if self.forwards == 7:
+            raise KeyboardInterrupt
+        return x.flatten(1)[:, :2]
+
+
+def test_an_interrupted_run_says_so(cohort: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    # A prediction, a reference and three batches of masks for each case.
+    settings = {"tracking": "mlflow", "method": "rise", "num_masks": 3, "mask_batch_size": 1, "store_dir": ""}
+    with pytest.raises(KeyboardInterrupt):
+        run(cohort, out, "", network_def={"_target_": "test_mlflow.Interrupted"}, **settings)
+    (recorded,) = runs(out)
+    assert recorded.info.status == "KILLED"
+    assert recorded.data.metrics["cases"] == 1
+    assert any(path.startswith("config_") for path in artifacts(out, recorded))
+
+
+def test_a_run_that_stops_at_an_error_says_so(cohort: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (cohort / "imagesTs" / "b.nii.gz").write_bytes(b"no scan")
+    with pytest.raises(RuntimeError) as caught:
+        run(cohort, out, "", tracking="mlflow", strict=True, num_workers=0)
+    assert isinstance(root_cause(caught.value), CaseError)
+    (recorded,) = runs(out)
+    assert recorded.info.status == "FAILED"
+    assert recorded.data.metrics["cases"] == 1
+
+
+def test_a_settings_file_of_ones_own(cohort: Path, tmp_path: Path) -> None:
+    """MONAI's way to name a server: here another database, experiment and run."""
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    configs = {"tracking_uri": f"sqlite:///{elsewhere}/own.db", "experiment_name": "audit", "run_name": "march"}
+    configs["evaluator"] = DEFAULT_MLFLOW_SETTINGS["configs"]["evaluator"] | {"experiment_param": {"site": "north"}}
+    settings = {"handlers_id": DEFAULT_MLFLOW_SETTINGS["handlers_id"], "configs": configs}
+    settings["configs"]["is_not_rank0"] = False
+    (tmp_path / "tracking.json").write_text(json.dumps(settings))
+    run(cohort, out, "", tracking=str(tmp_path / "tracking.json"))
+    own = MlflowClient(f"sqlite:///{elsewhere}/own.db")
+    (recorded,) = own.search_runs(own.get_experiment_by_name("audit").experiment_id)
+    assert (recorded.info.run_name, recorded.info.status) == ("march", "FINISHED")
+    assert recorded.data.metrics["cases"] == 3
+    assert {"site": "north", "method": "sliding_window"}.items() <= recorded.data.params.items()
+    assert (elsewhere / "mlruns" / recorded.info.run_id / "artifacts" / "summary.csv").is_file()
+    assert not list(out.glob("mlruns*"))
+
+
+def test_an_engine_is_refused(cohort: Path, tmp_path: Path) -> None:
+    """Several processes would each record a run, of a share of the cohort."""
+    engine = {"_target_": "monai_saliency.distributed.RankEngine", "rank": 0, "world_size": 2}
+    with pytest.raises(RuntimeError) as caught:
+        run(cohort, tmp_path / "out", "", tracking="mlflow", saliency_engine=engine)
+    assert "--tracking records the run of one process" in str(root_cause(caught.value))
+    assert not (tmp_path / "out" / "summary.csv").exists()
+
+
+def test_without_mlflow_the_error_comes_first(cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(RuntimeError) as caught:
+        run(cohort, tmp_path / "out", "none.pt", tracking="mlflow")
+    assert str(root_cause(caught.value)) == 'mlflow is not installed: pip install "monai-saliency[mlflow]"'
+    assert [path.name.partition("_")[0] for path in (tmp_path / "out").iterdir()] == ["config"]
+    run(cohort, tmp_path / "untracked", "")
+
+
+@pytest.fixture
+def executed_config(tmp_path: Path) -> Path:
+    config = {"output_dir": str(tmp_path / "out"), "handlers": [{"_target_": "Other"}]}
+    config["tracking_uri"] = DEFAULT_MLFLOW_SETTINGS["configs"]["tracking_uri"]
+    config["handlers"].append({"_target_": "MLFlowHandler", "tracking_uri": "@tracking_uri"})
+    path = tmp_path / "out" / "config_20300101_000000.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_the_database_is_made_whole_by_one_of_several(executed_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, made = executed_config.parent, []
+    initialize = utils._initialize_tables
+    monkeypatch.setattr(utils, "_initialize_tables", lambda engine: (made.append(engine), initialize(engine)))
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(check, f"{out} + '/{executed_config.name}'", out) for _ in range(3)]:
+            done.result()
+    assert len(made) == 1
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".mlruns.db.lock",
+        executed_config.name,
+        "mlruns.db",
+    ]
+    assert [each.name for each in client(out).search_experiments()] == ["Default"]
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+
+
+def test_a_stop_while_the_database_is_made_leaves_none(executed_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(utils, "_upgrade_db", stop)
+        with pytest.raises(KeyboardInterrupt):
+            check(str(executed_config), executed_config.parent)
+    assert not list(executed_config.parent.glob("*mlruns.db"))
+    check(str(executed_config), executed_config.parent)
+    assert client(executed_config.parent).search_experiments()
+
+
+def test_untracked_runs_are_left_alone(executed_config: Path) -> None:
+    for untracked in (True, False):
+        check(untracked, executed_config.parent)
+    assert "MLFLOW_DISABLE_TELEMETRY" not in os.environ
+    assert [path.name for path in executed_config.parent.iterdir()] == [executed_config.name]
+
+
+@pytest.mark.slow
+def test_two_programs_at_once(cohort: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "monai.bundle", "run", "--bundle_root", str(BUNDLE), "--tracking", "mlflow"]
+    command += ["--config_file", str(BUNDLE / "configs" / "inference.yaml"), "--dataset_dir", str(cohort)]
+    command += ["--output_dir", str(tmp_path / "out"), "--checkpoint", "", "--method", "rise", "--num_masks", "5"]
+    command += ["--grid_size", "2", "--spatial_size", "[16,16,16]", "--picture", "False"]
+    command += ["--network_def", json.dumps({"_target_": "DenseNet", **SMALL_NET})]
+    programs = [subprocess.Popen(command, cwd=tmp_path / "cwd") for _ in range(2)]
+    assert [program.wait(300) for program in programs] == [0, 0]
+    assert [(each.info.status, each.data.metrics["failures"]) for each in runs(tmp_path / "out")] == [
+        ("FINISHED", 0)
+    ] * 2

@@ -1,0 +1,89 @@
+"""What the processes of ``accelerate launch`` do: run as a script by ``test_accelerate.py``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import set_seed
+
+from helpers.own_bundle import settings
+from helpers.own_pipeline import Network, inferer, loader, scans
+from monai_saliency.data.perturbed_images import PerturbedImages
+from monai_saliency.distributed.accelerate import explain_loader
+
+
+def main(folder: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    rank, count = accelerator.process_index, accelerator.num_processes
+    set_seed(5 + rank)  # which no mask depends on, and no order
+    found: dict[str, Any] = {"rank": rank, "world_size": count, "written": {}}
+
+    def explain(name: str, data: Any, split: str = "cases", by: Accelerator = accelerator, **more: Any) -> None:
+        network, prepared = by.prepare(Network(), data)
+        try:
+            found[name] = explain_loader(by, prepared, network, inferer(), split, **more)
+        except (ValueError, OSError, RuntimeError) as error:
+            found[name] = str(error)
+        # Afterwards the loader is as it was: each process has as many batches, some twice.
+        if hasattr(data, "batch_sampler") and "wrong" not in name:
+            steps = accelerator.gather(torch.tensor([len(list(prepared))]))
+            assert len(set(steps.tolist())) == 1, name
+
+    def write(name: str) -> Any:
+        return lambda row: found["written"].setdefault(name, []).append((row["case"], row["saliency"].as_tensor()))
+
+    def fail_on(case: str) -> Any:
+        def write(row: dict[str, Any]) -> None:
+            if row["case"] == case:
+                raise OSError("disk full")
+
+        return write
+
+    for split in ("cases", "masks"):
+        for size in (1, 2, 4):
+            explain(f"{split} by {size}", loader(5, batch_size=size), split)
+            explain(f"{split} by {size} of one", loader(1, batch_size=size), split)
+        explain(f"{split} written", loader(5), split, write=write(split))
+        explain(f"{split} failed", loader(5), split, write=fail_on("case1"))
+        explain(f"{split} by workers", loader(5, num_workers=1), split)
+        explain(f"{split} shuffled", loader(5, shuffle=True), split)
+        explain(f"{split} without the last", loader(5, batch_size=2, drop_last=True), split)
+    even = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))
+    explain("split batches", loader(2 * count + 1, batch_size=count), by=even)
+    explain("split batches, masks", loader(2 * count + 1, batch_size=count), "masks", by=even)
+    sent = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    explain("wrong: dispatched", loader(5), by=sent)
+    explain("wrong: iterable", torch.utils.data.DataLoader(PerturbedImages(scans(1), inferer()), batch_size=2))
+    found["wrong: unprepared"] = ""
+    try:
+        explain_loader(accelerator, loader(5), Network(), inferer())
+    except ValueError as error:
+        found["wrong: unprepared"] = str(error)
+    found["masks unprepared"] = explain_loader(accelerator, loader(5), Network(), inferer(), "masks")
+
+    dataset = PerturbedImages(scans(5), inferer())
+    batches = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1)
+    found["perturbed"] = [pair for batch in batches for pair in zip(batch["case"], batch["mask"].tolist(), strict=True)]
+    torch.save(found, folder / f"{rank}.pt")
+
+    # The bundle's cohort, with a handler that waits for all processes in each run of its evaluator.
+    gathers = {"_target_": "monai.handlers.ClassificationSaver", "output_dir": str(folder / "classes")}
+    gathers |= {"batch_transform": "$lambda batch: [{'filename_or_obj': 'scan'}]"}
+    gathers |= {"output_transform": "$lambda output: [torch.zeros(2)]"}
+    engine = {"_target_": "monai_saliency.distributed.accelerate.AccelerateEngine"}
+    for out, cohort, split in (
+        ("by_cases", "cohort", "cases"),
+        ("by_masks", "cohort", "masks"),
+        ("of_one", "one", "auto"),
+    ):
+        shared = settings(folder, out, dataset_dir=str(folder / cohort), saliency_engine=engine | {"split": split})
+        monai.bundle.run(**shared, **{"evaluator::val_handlers": ["@saliency_handler", gathers]})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

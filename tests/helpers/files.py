@@ -1,0 +1,34 @@
+"""What a run has written."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """A folder's files by path, unpacked."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        name: gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for name, path in files.items()
+    }
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def voxels(folder: Path) -> dict[str, bytes]:
+    return {path.name: np.asarray(nib.load(path).dataobj).tobytes() for path in folder.glob("*.nii.gz")}
+
+
+def maps(folder: Path) -> dict[str, bytes]:
+    """The voxels of all maps below a folder."""
+    files = sorted(folder.rglob("*_saliency.nii.gz"))
+    return {str(p.relative_to(folder)): np.asarray(nib.load(p).dataobj).tobytes() for p in files}

@@ -1,0 +1,78 @@
+"""What the processes of ``ddp`` do: run as a script by ``test_lightning.py``, and by Lightning once more a process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from torch.utils.data import DataLoader
+
+from helpers.own_bundle import settings
+from helpers.own_pipeline import Network, inferer, loader, scans
+from monai_saliency.data.perturbed_images import PerturbedImages
+from monai_saliency.distributed.lightning import SaliencyModule
+
+SETTINGS: dict[str, Any] = {"accelerator": "cpu", "strategy": "ddp", "logger": False, "enable_checkpointing": False}
+SETTINGS |= {"enable_progress_bar": False, "enable_model_summary": False}
+
+
+def main(folder: Path, devices: int) -> None:
+    seed_everything(len(sys.argv))  # which no mask depends on
+    found: dict[str, Any] = {}
+
+    def predict(name: str, split: str, data: Any, shared: bool, **more: Any) -> None:
+        trainer = Trainer(devices=devices, use_distributed_sampler=shared, **SETTINGS)
+        module = SaliencyModule(Network(seed=3), inferer(), split)
+        found[name] = trainer.predict(module, data, ckpt_path=folder / "trained.ckpt", **more)
+        found["rank"], found["world_size"] = trainer.global_rank, trainer.world_size
+
+    predict("cases", "cases", loader(5), True)
+    predict("masks", "masks", loader(5), False)
+    predict("masks of one", "masks", loader(1), False)
+    predict("masks of batches", "masks", loader(5, batch_size=3, num_workers=1), False)
+    for name, shared, data in (("masks shared", True, loader(5)), ("masks differ", False, scans_of_rank())):
+        try:
+            predict(name, "masks", data, shared)
+        except ValueError as error:
+            found[name] = str(error)
+
+    dataset = PerturbedImages(scans(5), inferer())
+    trainer = Trainer(devices=devices, **SETTINGS)
+    module = SaliencyModule(Network(), inferer())
+    module.predict_step = lambda batch, batch_idx: (batch["case"], batch["mask"].tolist())  # type: ignore[method-assign]
+    found["perturbed"] = trainer.predict(module, DataLoader(dataset, batch_size=4, num_workers=2))
+    torch.save(found, folder / f"{found['rank']}.pt")
+
+    # The bundle's cohort, with a handler that waits for all processes in each run of its evaluator.
+    gathers = {"_target_": "monai.handlers.ClassificationSaver", "output_dir": str(folder / "classes")}
+    gathers |= {
+        "batch_transform": "$lambda batch: [{'filename_or_obj': 'scan'}]",
+        "output_transform": "$lambda output: [torch.zeros(2)]",
+    }
+    engine = {
+        "_target_": "monai_saliency.distributed.lightning.LightningEngine",
+        "accelerator": "cpu",
+        "devices": devices,
+    }
+    for out, cohort, split in (
+        ("by_cases", "cohort", "cases"),
+        ("by_masks", "cohort", "masks"),
+        ("of_one", "one", "auto"),
+    ):
+        shared = settings(folder, out, dataset_dir=str(folder / cohort), saliency_engine=engine | {"split": split})
+        monai.bundle.run(**shared, **{"evaluator::val_handlers": ["@saliency_handler", gathers]})
+
+
+def scans_of_rank() -> DataLoader:
+    """Other images on each rank, as where one's own code shares them."""
+    generator = torch.Generator().manual_seed(int(os.environ["LOCAL_RANK"]))
+    return DataLoader([{"image": torch.rand(1, 9, 8, generator=generator)}])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,97 @@
+"""Our own bundle, run with few masks and a small network."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+
+from helpers.paths import BUNDLE, TESTS
+
+SMALL_NET = {
+    "spatial_dims": 3,
+    "in_channels": 1,
+    "out_channels": 2,
+    "init_features": 4,
+    "growth_rate": 2,
+    "block_config": [1, 1],
+    "bn_size": 1,
+}
+
+
+def run(dataset_dir: Path, output_dir: Path, checkpoint: Path | str, **overrides: object) -> list[dict[str, str]]:
+    """Run the bundle with a small network and few masks; the summary's rows."""
+    settings = {
+        "method": "sliding_window",
+        "window_size": 8,
+        "stride": 4,
+        "spatial_size": [16, 16, 16],
+        "picture": False,
+    }
+    settings |= {"network_def": {"_target_": "DenseNet", **SMALL_NET}, "pixdim": [2.5, 2.5, 2.5], "device": "cpu"}
+    settings |= {"dataset_dir": str(dataset_dir), "output_dir": str(output_dir), "checkpoint": str(checkpoint)}
+    monai.bundle.run(
+        bundle_root=str(BUNDLE), config_file=str(BUNDLE / "configs" / "inference.yaml"), **settings | overrides
+    )
+    with open(output_dir / "summary.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+NUM_MASKS, BATCH = 30, 4
+
+
+BATCHES = -(-(NUM_MASKS + 1) // BATCH)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def settings(tmp_path: Path, out: str, seconds: float = 0.0, **overrides: object) -> dict[str, object]:
+    network = {
+        "_target_": "helpers.counting_network.CountingNetwork",
+        "log": str(tmp_path / f"{out}.log"),
+        "seconds": seconds,
+    }
+    fixed: dict[str, object] = {"bundle_root": str(BUNDLE), "config_file": str(BUNDLE / "configs" / "inference.yaml")}
+    fixed |= {"dataset_dir": str(tmp_path / "cohort"), "output_dir": str(tmp_path / out), "network_def": network}
+    fixed |= {"checkpoint": "", "device": "cpu", "spatial_size": [12, 12, 12], "picture": False}
+    fixed |= {"method": "rise", "num_masks": NUM_MASKS, "grid_size": 3, "mask_batch_size": BATCH, "num_workers": 0}
+    return fixed | overrides
+
+
+def forwards(tmp_path: Path, out: str) -> int:
+    """Batches so far that hold perturbed images."""
+    log = tmp_path / f"{out}.log"
+    return log.read_text().split().count(str(BATCH)) if log.exists() else 0
+
+
+def launch(
+    tmp_path: Path, out: str, seconds: float, prefix: Sequence[str] = (), **overrides: object
+) -> subprocess.Popen[str]:
+    """Run the bundle from the command line, in a session of its own, by another command where ``prefix`` is one."""
+    command = [*prefix, sys.executable, "-m", "monai.bundle", "run"]
+    for name, value in settings(tmp_path, out, seconds, **overrides).items():
+        command += [f"--{name}", value if isinstance(value, str) else repr(value)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    environment |= {"OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
+    return subprocess.Popen(
+        # A shell starts its background jobs with Ctrl-C ignored, and children would inherit that.
+        ["env", "--default-signal=INT", *command],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def rank(number: int, world_size: int, split: str = "auto") -> dict[str, Any]:
+    engine = {"_target_": "monai_saliency.distributed.RankEngine", "rank": number, "world_size": world_size}
+    return {"saliency_engine": engine | {"split": split}}

@@ -1,0 +1,57 @@
+"""Scans and photographs, made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+from PIL import Image
+
+OBLIQUE = np.array([[1.9, 0.3, -0.2, -20.0], [-0.25, 2.1, 0.4, 10.0], [0.2, -0.35, 2.6, 5.0], [0, 0, 0, 1]])
+
+
+LPS = np.diag([-1.5, -1.5, 3.0, 1.0])
+
+
+PERMUTED = np.array([[0, 0, 2.0, 1], [2.2, 0, 0, 2], [0, -1.8, 0, 3], [0, 0, 0, 1]])
+
+
+def write_scan(path: Path, shape: tuple[int, ...], affine: np.ndarray, seed: int = 0, **header: int) -> Path:
+    """A smooth random scan, reproducible, with a background."""
+    rng = np.random.default_rng(seed)
+    grid = np.meshgrid(*[np.linspace(-1, 1, n) for n in shape[:3]], indexing="ij")
+    inside = sum(g**2 for g in grid) < 0.8
+    data = (inside[(...,) + (None,) * (len(shape) - 3)] * rng.uniform(50, 150, shape)).astype(np.float32)
+    image = nib.Nifti1Image(data, affine)
+    image.set_sform(affine, code=header.get("sform", 1))
+    image.set_qform(affine, code=header.get("qform", 1), strip_shears=True)
+    image.header.set_xyzt_units("mm", "sec")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(image, path)
+    return path
+
+
+AFFINES = [
+    np.array([[1.9, 0.3, -0.2, -20.0], [-0.25, 2.1, 0.4, 10.0], [0.2, -0.35, 2.6, 5.0], [0, 0, 0, 1]]),
+    np.diag([-1.5, -1.5, 3.0, 1.0]),
+]
+
+
+def volume(
+    path: Path, shape: tuple[int, ...], affine: np.ndarray, seed: int, low: float = -50, high: float = 150
+) -> Path:
+    rng = np.random.default_rng(seed)
+    image = nib.Nifti1Image(rng.uniform(low, high, shape).astype(np.float32), affine)
+    image.set_sform(affine, code=2)
+    image.set_qform(affine, code=1, strip_shears=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(image, path)
+    return path
+
+
+def photograph(path: Path, width: int, height: int, seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+    return path

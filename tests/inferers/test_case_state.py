@@ -1,0 +1,152 @@
+"""Parts of a case's masks, wherever they are scored, make the case's own map."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from monai.inferers import Inferer, SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.errors import CaseError
+from monai_saliency.inferers.case_state import merged
+from monai_saliency.sharding import Part
+from monai_saliency.storage.score_store import ScoreStore
+
+MASKS, BATCH = 37, 4
+BATCHES = -(-(MASKS + 1) // BATCH)
+
+
+class Network(torch.nn.Module):
+    """A segmentation of two channels, which notes its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Conv2d(1, 2, 3, padding=1)
+        with torch.no_grad():
+            self.body.bias.zero_()
+            self.body.weight.copy_(torch.linspace(-1, 1, self.body.weight.numel()).reshape(self.body.weight.shape))
+        self.batches: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches.append(x.clone())
+        return self.body(x).tanh()
+
+
+def mean_of_channels(output: torch.Tensor) -> torch.Tensor:
+    return output.mean(dim=(2, 3))
+
+
+def inferer(inner: Inferer | None = None) -> ms.PerturbationInferer:
+    target = ms.FunctionScore(mean_of_channels)
+    if inner is None:
+        return ms.rise(MASKS, 3, target=target, mask_batch_size=BATCH)
+    return ms.sliding_window(4, 3, target=target, mask_batch_size=BATCH, inferer=inner)
+
+
+@pytest.fixture
+def image() -> torch.Tensor:
+    return torch.rand(1, 1, 14, 17, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, BATCHES + 5])
+@pytest.mark.parametrize("inner", [None, SlidingWindowInferer((8, 8), 3, overlap=0.5)], ids=["plain", "patches"])
+def test_parts_merge_to_the_map_of_the_whole(image: torch.Tensor, count: int, inner: Inferer | None) -> None:
+    """To the bit, in any order, also with more parts than batches."""
+    (whole,) = inferer(inner).explain(image, Network())
+    parts = [inferer(inner).score(image, Network(), part=Part(k, count)) for k in reversed(range(count))]
+    assert all(run.complete for (run,) in parts) == (count == 1)
+    for (run,) in parts:
+        run.forget_images()
+    (explanation,) = merged(parts)
+    assert torch.equal(explanation.scores, whole.scores)
+    assert torch.equal(explanation.saliency, whole.saliency)
+
+
+def test_a_part_runs_its_own_batches_and_the_first(image: torch.Tensor) -> None:
+    whole = Network()
+    inferer().explain(image, whole)
+    assert len(whole.batches) == BATCHES
+    others = []
+    for k in range(3):
+        network = Network()
+        inferer().score(image, network, part=Part(k, 3))
+        assert torch.equal(network.batches[0], whole.batches[0])
+        others += network.batches[1:]
+    # Rows of the last one past its end hold what the batch before left there, and are not read.
+    last = (MASKS + 1) - (BATCHES - 1) * BATCH
+    others[-1], expected = others[-1][:last], [*whole.batches[1:-1], whole.batches[-1][:last]]
+    assert all(torch.equal(a, b) for a, b in zip(others, expected, strict=True))
+
+
+def test_two_images_that_share_batches(image: torch.Tensor) -> None:
+    both = torch.cat([image, image.flip(2)])
+    whole = inferer().explain(both, Network())
+    parts = [inferer().score(both, Network(), part=Part(k, 2)) for k in range(2)]
+    for explanation, expected in zip(merged(parts), whole, strict=True):
+        assert torch.equal(explanation.saliency, expected.saliency)
+        # The two batches that hold an unperturbed image are in both parts.
+        assert explanation.num_forwards > expected.num_forwards
+
+
+def test_parts_that_do_not_belong_together(image: torch.Tensor) -> None:
+    one, other = (inferer().score(image, Network(), part=Part(k, 2)) for k in range(2))
+    with pytest.raises(CaseError, match="another part is still to be done"):
+        merged([one])
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        merged([one, []])
+    with pytest.raises(ValueError, match="only states of one case merge"):
+        merged([other, ms.rise(MASKS, 4, target=ms.FunctionScore(mean_of_channels)).score(image, Network())])
+
+
+def test_parts_meet_in_the_store(image: torch.Tensor, tmp_path: Path) -> None:
+    """Whoever completes the case can make its map, and what is stored is not computed again."""
+    store = ScoreStore(tmp_path)
+    (whole,) = inferer().explain(image, Network())
+    for k in (2, 0, 1):
+        network = Network()
+        (run,) = inferer().score(image, network, stored=[store.open("case", "key")], part=Part(k, 3))
+        run.take_stored()
+        assert run.complete == (k == 1)
+        if run.complete:
+            assert torch.equal(run.explanation().saliency, whole.saliency)
+        again = Network()
+        inferer().score(image, again, stored=[store.open("case", "key")], part=Part(k, 3))
+        assert len(again.batches) == 1
+    network = Network()
+    (explanation,) = inferer().explain(image, network, stored=[store.open("case", "key")])
+    assert len(network.batches) == 1
+    assert torch.equal(explanation.saliency, whole.saliency)
+
+
+def test_who_begins_later_removes_nothing(image: torch.Tensor, tmp_path: Path) -> None:
+    """Neither where the reference is there already, nor where its file is not seen yet."""
+    store = ScoreStore(tmp_path)
+    (run,) = inferer().score(image, Network(), stored=[store.open("case", "key")], part=Part(0, 2))
+    files = {path.name for path in (tmp_path / "case" / "key").iterdir()}
+    (tmp_path / "case" / "key" / "reference.npy").unlink()
+    late = store.open("case", "key")
+    late.resume(run.state.reference_scores)
+    late.resume(run.state.reference_scores)
+    assert {path.name for path in (tmp_path / "case" / "key").iterdir()} == files
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(1 + 5e-7, True), (1 + 5e-6, False)])
+def test_a_score_that_differs_by_rounding_is_the_same_networks(
+    image: torch.Tensor, tmp_path: Path, factor: float, kept: bool
+) -> None:
+    """As between two nodes of a cluster, on either of which a requeued job goes on."""
+    scores = ScoreStore(tmp_path).open("case", "key")
+    inferer().explain(image, Network(), stored=[scores])
+    reference = scores.reference()
+    assert reference is not None
+    scores.resume(torch.from_numpy(reference.astype(np.float64) * factor))
+    assert bool(scores.ranges()) == kept
+
+
+def test_no_map_of_a_part(image: torch.Tensor) -> None:
+    (run,) = inferer().score(image, Network(), names=["brain"], part=Part(0, 2))
+    with pytest.raises(CaseError, match=rf"brain.* of {MASKS} masks have scores: another part is still to be done"):
+        run.explanation()

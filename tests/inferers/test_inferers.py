@@ -1,0 +1,607 @@
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.data import MetaTensor, decollate_batch, list_data_collate
+from monai.inferers import SlidingWindowInferer
+from monai.networks.nets import UNet
+from monai.transforms import Compose, Orientation, Spacing
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.fills.blur import BlurFill
+from monai_saliency.fills.constant import ConstantFill
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.methods import region_occlusion, rise, sliding_window
+from monai_saliency.targets import BoundTarget, ClassScore, RegionScore, Target
+from monai_saliency.utils.precision import _NoTF32
+
+LOGIT = ClassScore([1], "none")
+
+
+class Classifier(torch.nn.Module):
+    """Nonlinear, with batch normalisation and dropout, so that its mode shows."""
+
+    def __init__(self, dims: int = 2, channels: int = 1, classes: int = 3) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            kind = (torch.nn.Conv2d, torch.nn.Conv3d)[dims - 2]
+            norm = (torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)[dims - 2]
+            self.conv = kind(channels, 4, 3, padding=1)
+            self.norm = norm(4)
+            self.dropout = torch.nn.Dropout(0.5)
+            self.head = torch.nn.Linear(4 * 2**dims, classes)
+        self.pool = (torch.nn.AdaptiveAvgPool2d, torch.nn.AdaptiveAvgPool3d)[dims - 2](2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.pool(torch.tanh(self.norm(self.conv(x))))
+        return self.head(self.dropout(features.flatten(1)))
+
+
+class Recorder:
+    """A callable that keeps a copy of what the network sees."""
+
+    def __init__(self, network: Callable[..., torch.Tensor]) -> None:
+        self.network = network
+        self.batches: list[torch.Tensor] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches.append(x.clone())
+        return self.network(x)
+
+    def rows(self, count: int) -> torch.Tensor:
+        return torch.cat(self.batches)[:count]
+
+
+def images(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
+
+
+def unet(dims: int) -> UNet:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return UNet(dims, 1, 2, channels=(4, 8), strides=(2,)).eval()
+
+
+def tiny_unet_case(dims: int) -> tuple[UNet, torch.Tensor]:
+    return unet(dims), images(1, 1, *((20, 14), (12, 14, 10))[dims - 2])
+
+
+SHAPES = [(13, 10), (7, 9, 6)]
+METHODS: list[Callable[..., PerturbationInferer]] = [
+    lambda **settings: rise(17, 3, 0.5, seed=2, **settings),
+    lambda **settings: rise(17, 3, 0.5, seed=2, estimator=RISEScoring(), **settings),
+    lambda **settings: sliding_window(4, 3, **settings),
+]
+
+
+class TestWhatTheNetworkSees:
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_law_1_all_ones_masks_are_the_identity(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Kept voxels are the image to the bit, whatever the fill."""
+        image = images(1, 2, *shape, dtype=dtype) * 1e3
+        network = Recorder(Classifier(len(shape), 2).to(dtype).eval())
+        rise(10, 3, p1=1.0, target=LOGIT, fill=ConstantFill([1e6, -3.3]), mask_batch_size=4)(image, network)
+        assert torch.equal(network.rows(11), image.expand(11, *image.shape[1:]))
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_law_1_all_zeros_masks_are_the_fill(self, shape: tuple[int, ...]) -> None:
+        image = images(1, 1, *shape)
+        network = Recorder(Classifier(len(shape)).eval())
+        rise(5, 3, p1=0.0, target=LOGIT, fill=BlurFill(1.0))(image, network)
+        assert torch.equal(network.rows(6)[1:], BlurFill(1.0)(image).expand(5, *image.shape[1:]))
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("masks", [RISEMasks(11, 3, seed=5), SlidingWindowMasks(4, 3)])
+    @pytest.mark.parametrize("fill", [None, ConstantFill([0.5, -2.0]), BlurFill(1.5)])
+    def test_law_1_perturbed_images(self, shape: tuple[int, ...], masks: Any, fill: Any) -> None:
+        image = images(1, 2, *shape, dtype=torch.float64)
+        network = Recorder(Classifier(len(shape), 2).double().eval())
+        PerturbationInferer(masks, LOGIT, RISEScoring(), fill=fill, mask_batch_size=4)(image, network)
+        bound = masks.bind(image[0])
+        mask = bound.render(range(len(bound)))
+        expected = mask * image + (1 - mask) * (fill(image) if fill else 0)
+        seen = network.rows(len(bound) + 1)
+        assert torch.equal(seen[0], image[0])
+        torch.testing.assert_close(seen[1:], expected, rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("count", [1, 3])
+    @pytest.mark.parametrize("mask_batch_size", [1, 7, 64, 1000])
+    def test_law_7_full_batches_of_one_shape(self, count: int, mask_batch_size: int) -> None:
+        network = Recorder(Classifier().eval())
+        rise(20, 3, target=LOGIT, mask_batch_size=mask_batch_size)(images(count, 1, 9, 8), network)
+        assert {batch.shape for batch in network.batches} == {(min(mask_batch_size, 21 * count), 1, 9, 8)}
+        assert len(network.batches) == math.ceil(21 * count / mask_batch_size)
+
+    def test_masks_of_several_images_share_a_batch(self) -> None:
+        """Rows run on from image to image: each unperturbed image, then its masks."""
+        network = Recorder(Classifier().eval())
+        inputs = images(2, 1, 9, 8, dtype=torch.float64)
+        network.network.double()
+        rise(4, 3, target=LOGIT, mask_batch_size=3)(inputs, network)
+        mask = RISEMasks(4, 3).bind(inputs[0]).render(range(4))
+        expected = torch.cat([torch.cat([image[None], mask * image]) for image in inputs])
+        torch.testing.assert_close(network.rows(10), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+class TestSameMap:
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+    def test_for_any_division_of_the_work(
+        self, method: Callable[..., PerturbationInferer], shape: tuple[int, ...], dtype: torch.dtype, tolerance: float
+    ) -> None:
+        """Batch sizes 1, 7, 64, and images one by one or together."""
+        network, inputs = Classifier(len(shape)).to(dtype).eval(), images(3, 1, *shape, dtype=dtype)
+        target = ClassScore("all", "softmax")
+        expected = method(target=target, mask_batch_size=1)(inputs, network)
+        assert expected.shape == (3, 3, *shape)
+        assert float(expected.std()) > 0
+        atol = tolerance * float(expected.abs().max())
+        for size in (7, 64):
+            maps = method(target=target, mask_batch_size=size)(inputs, network)
+            torch.testing.assert_close(maps, expected, rtol=0, atol=atol)
+            one_by_one = [method(target=target, mask_batch_size=size)(image[None], network) for image in inputs]
+            torch.testing.assert_close(torch.cat(one_by_one), expected, rtol=0, atol=atol)
+
+    def test_for_any_number_of_threads(self, method: Callable[..., PerturbationInferer]) -> None:
+        network, inputs = Classifier(3).eval(), images(1, 1, 16, 18, 14)
+        maps = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            maps.append(method(target=LOGIT)(inputs, network))
+        torch.testing.assert_close(maps[1], maps[0], rtol=0, atol=1e-5 * float(maps[0].abs().max()))
+
+    def test_law_7_twice_in_a_row(self, method: Callable[..., PerturbationInferer]) -> None:
+        network, inputs = Classifier(), images(2, 1, 13, 10)
+        explain = method(target=LOGIT, mask_batch_size=5)
+        first = explain(inputs, network)
+        explain(images(1, 1, 9, 9) + 4, network)
+        assert torch.equal(explain(inputs, network), first)
+        assert torch.equal(method(target=LOGIT, mask_batch_size=5)(inputs, network), first)
+
+    def test_for_any_kind_of_callable(self, method: Callable[..., PerturbationInferer]) -> None:
+        network, inputs = Classifier().eval(), images(1, 1, 13, 10)
+        expected = method(target=LOGIT)(inputs, network)
+        for other in (lambda x: network(x), network.forward, torch.jit.trace(network, torch.zeros(16, 1, 13, 10))):
+            torch.testing.assert_close(method(target=LOGIT)(inputs, other), expected, rtol=0, atol=1e-6)
+
+    def test_when_the_network_works_in_place(self, method: Callable[..., PerturbationInferer]) -> None:
+        """As a first layer ReLU(inplace=True) does: it may spoil its batch, not the image or later batches."""
+        network, inputs = Classifier().eval(), images(2, 1, 13, 10)
+        before = inputs.clone()
+        expected = method(target=LOGIT, mask_batch_size=5)(inputs, lambda x: network(x.relu()))
+        spoiled = method(target=LOGIT, mask_batch_size=5)(inputs, lambda x: network(x.relu_()))
+        assert torch.equal(spoiled, expected)
+        assert torch.equal(inputs, before)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_law_9_double_end_to_end_equals_slow_loop(shape: tuple[int, ...]) -> None:
+    """The paper's formulas around a plain loop, one mask at a time, in double."""
+    network, image = Classifier(len(shape)).double().eval(), images(1, 1, *shape, dtype=torch.float64)
+    masks, fill = RISEMasks(9, 3, 0.4, seed=3), BlurFill(1.0)
+    rendered = masks.bind(image[0]).render(range(9))
+    expected = torch.zeros(3, *shape, dtype=torch.float64)
+    with torch.no_grad():
+        for mask in rendered:
+            scores = network(mask * image + (1 - mask) * fill(image)).softmax(1)[0]
+            expected += scores.reshape(-1, *[1] * len(shape)) * (mask - 0.4) / (9 * 0.4)
+    maps = rise(9, 3, 0.4, seed=3, target=ClassScore("all", "softmax"), fill=fill)(image, network)
+    assert maps.dtype == torch.float64
+    torch.testing.assert_close(maps[0], expected, rtol=0, atol=1e-13)
+
+
+class TestNetworkIsLeftAsItWas:
+    def test_modes_of_every_part_and_statistics(self) -> None:
+        network = Classifier().train()
+        network.norm.eval()
+        modes = {name: part.training for name, part in network.named_modules()}
+        state = {name: value.clone() for name, value in network.state_dict().items()}
+        seen = []
+        network.register_forward_hook(lambda *_: seen.append([part.training for part in network.modules()]))
+        rise(5, 3, target=LOGIT)(images(1, 1, 8, 8), network)
+        assert not np.any(seen)
+        assert {name: part.training for name, part in network.named_modules()} == modes
+        assert modes["norm"] is False
+        assert modes["dropout"] is True
+        for name, value in network.state_dict().items():
+            assert torch.equal(value, state[name]), name
+
+    def test_modes_after_an_error(self) -> None:
+        network = Classifier(channels=2).train()
+        with pytest.raises(RuntimeError):
+            rise(5, 3, target=LOGIT)(images(1, 1, 8, 8), network)
+        assert all(part.training for part in network.modules())
+
+    def test_no_gradients(self) -> None:
+        network, inputs = Classifier().eval(), images(1, 1, 8, 8).requires_grad_()
+        grad_modes = []
+        network.register_forward_hook(lambda *_: grad_modes.append(torch.is_grad_enabled()))
+        maps = rise(5, 3, target=LOGIT)(inputs, network)
+        assert grad_modes == [False]
+        assert not maps.requires_grad
+        assert inputs.grad is None
+        assert all(p.grad is None and p.requires_grad for p in network.parameters())
+        assert torch.is_grad_enabled()
+
+
+class TestPlantedTruth:
+    """A network that sums one box."""
+
+    @staticmethod
+    def box(dims: int) -> tuple[tuple[int, ...], tuple[slice, ...], Callable[[torch.Tensor], torch.Tensor]]:
+        shape, corner = ((30, 26), (16, 14, 12))[dims - 2], (9, 5, 6)[:dims]
+        box = tuple(slice(c, c + 6 if dims == 2 else c + 4) for c in corner)
+        return shape, box, lambda x: x[(slice(None), slice(None), *box)].flatten(1).sum(1, keepdim=True)
+
+    @pytest.mark.parametrize("dims", [2, 3])
+    @pytest.mark.parametrize(("window", "stride"), [(4, 2), (3, 3), (2, 4)])
+    def test_occlusion_is_positive_exactly_on_windows_that_touch_the_box(
+        self, dims: int, window: int, stride: int
+    ) -> None:
+        shape, box, network = self.box(dims)
+        image = images(1, 1, *shape).mul(10).round().abs() + 1
+        maps = sliding_window(window, stride, target=ClassScore([0], "none"))(image, network)
+        hidden = SlidingWindowMasks(window, stride).bind(image[0])
+        hidden = hidden.render(range(len(hidden)))[:, 0] == 0
+        touches = hidden[(slice(None), *box)].flatten(1).any(1)
+        expected = hidden[touches].any(0)
+        assert expected.any()
+        assert not expected.all()
+        assert torch.equal(maps[0, 0] > 0, expected)
+        assert bool((maps[0, 0][~expected] == 0).all())
+
+    @pytest.mark.parametrize("dims", [2, 3])
+    def test_occlusion_is_the_overlap_of_the_window(self, dims: int) -> None:
+        """Linear network, image of ones, windows beside each other: the drop is the hidden part of the box."""
+        shape, box, network = self.box(dims)
+        maps = sliding_window(2, 2, target=ClassScore([0], "none"))(torch.ones(1, 1, *shape), network)[0, 0]
+        for corner in itertools.product(*(range(0, size, 2) for size in shape)):
+            window = tuple(slice(c, c + 2) for c in corner)
+            overlap = math.prod(
+                max(0, min(w.stop, b.stop) - max(w.start, b.start)) for w, b in zip(window, box, strict=True)
+            )
+            assert bool((maps[window] == overlap).all()), corner
+
+    @pytest.mark.parametrize("dims", [2, 3])
+    @pytest.mark.parametrize("estimator", [None, RISEScoring()], ids=["debiased", "plain"])
+    def test_rise_finds_the_box(self, dims: int, estimator: RISEScoring | None) -> None:
+        shape, box, network = self.box(dims)
+        explain = rise(1000, 5, seed=1, target=ClassScore([0], "none"), estimator=estimator, mask_batch_size=200)
+        maps = explain(torch.ones(1, 1, *shape), network)[0, 0]
+        inside = torch.zeros(shape, dtype=torch.bool)
+        inside[box] = True
+        # A cell that reaches into the box tells of the voxels beside it too: look one cell away for the background.
+        near = torch.zeros(shape, dtype=torch.bool)
+        cells = [math.ceil(size / 5) for size in shape]
+        near[tuple(slice(max(0, b.start - c), b.stop + c) for b, c in zip(box, cells, strict=True))] = True
+        background = maps[~near]
+        assert float(maps[inside].mean()) > float(background.mean()) + 5 * float(background.std())
+        assert bool(inside.flatten()[maps.argmax()])
+
+    def test_fill_polarity(self) -> None:
+        """Hiding a dark box behind a bright fill raises the score, so the box speaks against it."""
+        shape, _, network = self.box(2)
+        maps = sliding_window(2, 2, target=ClassScore([0], "none"), fill=ConstantFill(3.0))(
+            torch.ones(1, 1, *shape), network
+        )
+        assert float(maps.min()) == -8.0
+        assert float(maps.max()) == 0.0
+
+
+class TestMetaTensor:
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_law_6_a_map_lies_on_its_scan(self, count: int) -> None:
+        preprocessing = Compose([Orientation("RAS", labels=None), Spacing((1.5, 2.0, 1.0))])
+        scans = []
+        for i in range(count):
+            affine = torch.diag(torch.tensor([-1.0, 1.0 + i, -2.0, 1.0], dtype=torch.float64))
+            affine[:3, 3] = torch.tensor([5.0, -i, 7.0])
+            scans.append(preprocessing(MetaTensor(images(1, 9, 8, 7), affine=affine)))
+        size = [min(scan.shape[axis] for scan in scans) for axis in (1, 2, 3)]
+        scans = [scan[:, : size[0], : size[1], : size[2]] for scan in scans]
+        batch = list_data_collate(scans)
+        maps = rise(4, 2, target=ClassScore([1, 0], "none"))(batch, Classifier(3).eval())
+        assert isinstance(maps, MetaTensor)
+        assert maps.shape == (count, 2, *size)
+        plain = rise(4, 2, target=ClassScore([1, 0], "none"))(batch.as_tensor(), Classifier(3).eval())
+        assert not isinstance(plain, MetaTensor)
+        assert torch.equal(maps.as_tensor(), plain)
+        for one, scan in zip(decollate_batch(maps), decollate_batch(batch), strict=True):
+            assert torch.equal(one.affine, scan.affine)
+            assert len(one.applied_operations) == 2
+            assert str(one.applied_operations) == str(scan.applied_operations)
+
+    def test_double_map_of_a_double_image(self) -> None:
+        batch = list_data_collate([MetaTensor(images(1, 9, 8, dtype=torch.float64))])
+        maps = rise(4, 2, target=LOGIT)(batch, Classifier().double())
+        assert maps.dtype == torch.float64
+
+
+class TestInnerInferer:
+    @pytest.mark.parametrize("dims", [2, 3])
+    @pytest.mark.parametrize("region", ["predicted", "all"])
+    def test_sliding_window_and_region_score(self, dims: int, region: str) -> None:
+        """The map through an inner inferer is the map of the network that the inferer makes."""
+        network, image = tiny_unet_case(dims)
+        inner = SlidingWindowInferer((8,) * dims, sw_batch_size=3, overlap=0.5)
+        target = RegionScore([1, 0], "softmax", region)
+        explain = sliding_window(5, 4, target=target, inferer=inner, mask_batch_size=6, patch_memory=False)
+        maps = explain(image, network)
+        expected = sliding_window(5, 4, target=target, mask_batch_size=6)(image, lambda x: inner(x, network))
+        assert torch.equal(maps, expected)
+        whole = sliding_window(5, 4, target=target)(image, network)
+        assert float((maps - whole).abs().max()) > 1e-4
+
+    def test_region_score_equals_slow_loop(self) -> None:
+        network, image = tiny_unet_case(3)
+        network, image = network.double(), image.double()
+        maps = rise(6, 3, 0.5, seed=1, target=RegionScore(1, "softmax"))(image, network)
+        with torch.no_grad():
+            region = network(image)[0].argmax(0) == 1
+            expected = torch.zeros(image.shape[2:], dtype=torch.float64)
+            for mask in RISEMasks(6, 3, 0.5, seed=1).bind(image[0]).render(range(6)):
+                score = network(mask * image).softmax(1)[0, 1][region].mean()
+                expected += score * (mask[0] - 0.5) / (6 * 0.5)
+        torch.testing.assert_close(maps[0, 0], expected, rtol=0, atol=1e-13)
+
+    def test_each_image_is_asked_about_its_own_label(self) -> None:
+        network, inputs = unet(2), images(3, 1, 12, 10)
+        labels = torch.zeros(3, 1, 12, 10)
+        labels[0, :, :4], labels[1, :, 4:8], labels[2, :, 8:] = 1, 1, 1
+        maps = sliding_window(4, target=RegionScore(1, "softmax", labels))(inputs, network)
+        for i in range(3):
+            alone = sliding_window(4, target=RegionScore(1, "softmax", labels[i]))(inputs[i : i + 1], network)
+            torch.testing.assert_close(maps[i : i + 1], alone, rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize("inner", [None, SlidingWindowInferer((8, 8), overlap=0.5)])
+    def test_arguments_reach_the_network(self, inner: SlidingWindowInferer | None) -> None:
+        calls = []
+
+        def network(x: torch.Tensor, scale: float, *, shift: torch.Tensor) -> torch.Tensor:
+            calls.append((scale, shift))
+            return x.expand(-1, 2, -1, -1) * scale
+
+        shift = torch.tensor(7.0)
+        target = RegionScore(1, "none", region="all")
+        image = images(1, 1, 12, 10)
+        scaled = sliding_window(4, target=target, inferer=inner)(image, network, 2.0, shift=shift)
+        plain = sliding_window(4, target=target, inferer=inner)(image, network, 1.0, shift=shift)
+        torch.testing.assert_close(scaled, 2 * plain)
+        assert {scale for scale, _ in calls} == {1.0, 2.0}
+        assert all(given is shift for _, given in calls)
+
+
+class TestExplain:
+    def test_explanation(self) -> None:
+        network, inputs = Classifier().eval(), images(2, 1, 9, 8)
+        target = ClassScore([2, 0], "softmax")
+        explanations = rise(6, 3, target=target, mask_batch_size=4).explain(inputs, network, names=["a", "b"])
+        maps = rise(6, 3, target=target, mask_batch_size=4)(inputs, network)
+        with torch.no_grad():
+            for i, (explanation, image) in enumerate(zip(explanations, inputs, strict=True)):
+                mask = RISEMasks(6, 3).bind(image).render(range(6))
+                scores = network(torch.cat([image[None], mask * image])).softmax(1)[:, [2, 0]]
+                torch.testing.assert_close(explanation.reference_scores, scores[0], rtol=0, atol=1e-6)
+                torch.testing.assert_close(explanation.scores, scores[1:], rtol=0, atol=1e-6)
+                assert torch.equal(explanation.saliency, maps[i])
+                assert explanation.name == "ab"[i]
+                assert list(explanation.target.labels) == [2, 0]
+                assert explanation.num_forwards == 7
+
+    def test_scores_remake_the_map(self) -> None:
+        """Scores and settings are the whole explanation: any estimator's map is made of them."""
+        network, inputs = Classifier().eval(), images(1, 1, 9, 8)
+        (explanation,) = rise(6, 3, target=LOGIT).explain(inputs, network)
+        state = RISEScoring().start(RISEMasks(6, 3).bind(inputs[0]), explanation.reference_scores)
+        state.update(range(6), explanation.scores)
+        assert torch.equal(state.compute()[None], rise(6, 3, target=LOGIT, estimator=RISEScoring())(inputs, network))
+
+    def test_different_numbers_of_maps(self) -> None:
+        class Growing(Target):
+            def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
+                return ClassScore(list(range(case.index + 1)), "none").bind(reference_output, case)
+
+        network, inputs = Classifier().eval(), images(2, 1, 9, 8)
+        explain = sliding_window(3, target=Growing())
+        assert [len(e.saliency) for e in explain.explain(inputs, network)] == [1, 2]
+        with pytest.raises(ValueError, match=r"different numbers of maps \[1, 2\]: call `explain`"):
+            explain(inputs, network)
+
+    def test_progress_counts_forwards(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import tqdm
+
+        totals, counts = [], []
+
+        class Bar:
+            def __init__(self, total: int, **_: Any) -> None:
+                totals.append(total)
+
+            def __enter__(self) -> Bar:
+                return self
+
+            def __exit__(self, *_: object) -> None: ...
+
+            def update(self, count: int) -> None:
+                counts.append(count)
+
+        monkeypatch.setattr(tqdm, "tqdm", Bar)
+        rise(6, 3, target=LOGIT, progress=True, mask_batch_size=4)(images(2, 1, 9, 8), Classifier())
+        assert totals == [14]
+        assert counts == [4, 4, 4, 2]
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            # Views and expanded tensors share memory.
+            if isinstance(leaf, torch.Tensor):
+                self.numel = max(self.numel, leaf.untyped_storage().nbytes() // leaf.element_size())
+        return result
+
+
+@pytest.mark.parametrize("method", [rise, sliding_window])
+def test_law_3_memory_does_not_grow_with_the_number_of_masks(method: Callable[..., PerturbationInferer]) -> None:
+    image = images(1, 1, 16, 20, 12)
+    largest = []
+    for settings in (
+        ({"num_masks": 200}, {"num_masks": 400})
+        if method is rise
+        else (
+            {"window_size": 4, "stride": (3, 3, 2)},
+            {"window_size": 4, "stride": (2, 3, 2)},
+        )
+    ):
+        explain = method(**settings, target=ClassScore([0], "none"), mask_batch_size=8)
+        assert len(explain.masks.bind(image[0])) >= 200
+        with LargestTensor() as mode:
+            explain(image, lambda x: x[:, :, 0, 0, :2].flatten(1))
+        largest.append(mode.numel)
+    assert largest[0] == largest[1]
+    assert largest[0] <= 64 * image.numel()
+
+
+class TestErrors:
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    @pytest.mark.parametrize("when", ["always", "hidden"])
+    def test_nan_scores_name_the_case(self, value: float, when: str) -> None:
+        def network(x: torch.Tensor) -> torch.Tensor:
+            bad = torch.ones(len(x), dtype=torch.bool) if when == "always" else x[:, 0, 0, 0] == 0
+            return torch.where(bad[:, None], value, 1.0).expand(-1, 2)
+
+        explain = sliding_window(3, 3, target=LOGIT, mask_batch_size=4)
+        what = "the network's output of the unperturbed image is" if when == "always" else "1 of 10 network scores are"
+        with pytest.raises(CaseError, match=rf"case ct_2: {what} NaN or infinite") as error:
+            explain.explain(torch.ones(1, 1, 9, 9), network, names=["ct_2"])
+        assert error.value.case == "ct_2"
+
+    def test_a_nan_segmentation_is_not_called_an_empty_region(self) -> None:
+        explain = sliding_window(3, target=RegionScore(1, "sigmoid"))
+        with pytest.raises(CaseError, match=r"case ct_2: .*NaN"):
+            explain.explain(torch.ones(1, 1, 9, 9), lambda x: x.expand(-1, 2, -1, -1) * float("nan"), names=["ct_2"])
+
+    def test_files_name_cases(self) -> None:
+        batch = list_data_collate(
+            [MetaTensor(images(1, 9, 8), meta={"filename_or_obj": f"/scans/{name}.nii.gz"}) for name in "ab"]
+        )
+        with pytest.raises(CaseError, match=r"case /scans/b.nii.gz: 3 of 5 network scores"):
+            rise(4, 2, target=ClassScore([0], "none"), mask_batch_size=10)(
+                batch, lambda x: torch.where(torch.arange(10)[:, None] > 6, float("nan"), 0.0)
+            )
+
+    @pytest.mark.parametrize(
+        "network", [lambda x: torch.zeros(1, 2), lambda x: torch.zeros(2, len(x)), lambda x: torch.tensor(0.0)]
+    )
+    def test_output_without_a_batch_axis(self, network: Callable[..., torch.Tensor]) -> None:
+        with pytest.raises(CaseError, match=r"case image 0 of the batch: .*batch of 5 images; its first axis"):
+            rise(4, 2, target=LOGIT)(images(1, 1, 9, 8), network)
+
+    def test_dictionary_output(self) -> None:
+        with pytest.raises(CaseError, match=r"case image 0 of the batch: ClassScore reads a tensor, .* a dict"):
+            rise(4, 2, target=LOGIT)(images(1, 1, 9, 8), lambda x: {"logits": x})
+
+    def test_integer_images(self) -> None:
+        with pytest.raises(TypeError, match=r"`inputs` must be floating point, got torch.int16: scale"):
+            rise(4, target=LOGIT)(torch.zeros(1, 1, 9, 8, dtype=torch.int16), Classifier())
+
+    @pytest.mark.parametrize(
+        ("inputs", "match"), [(torch.zeros(1, 9, 8), r"got \(1, 9, 8\)"), (np.zeros((1, 1, 9, 8)), "got ndarray")]
+    )
+    def test_not_a_batch_of_images(self, inputs: Any, match: str) -> None:
+        with pytest.raises(ValueError, match=rf"`inputs` must be images of shape \(B, C, H, W\).*{match}"):
+            rise(4, target=LOGIT)(inputs, Classifier())
+
+    def test_settings_that_do_not_fit_name_the_case(self) -> None:
+        with pytest.raises(CaseError, match=r"case ct_2: `window_size` .* is larger than"):
+            sliding_window(10, target=LOGIT).explain(images(1, 1, 9, 8), Classifier(), names=["ct_2"])
+        with pytest.raises(CaseError, match="case ct_2: `value` must be one number or one per channel"):
+            rise(4, target=LOGIT, fill=ConstantFill([1, 2])).explain(images(1, 1, 9, 8), Classifier(), names=["ct_2"])
+        with pytest.raises(CaseError, match=r"case ct_2: `fill` gave shape \(1, 9, 4\) for an image of \(1, 9, 8\)"):
+            rise(4, target=LOGIT, fill=lambda x: x[..., :4]).explain(images(1, 1, 9, 8), Classifier(), names=["ct_2"])
+
+    @pytest.mark.parametrize("shape", [(9, 9), (1, 9, 9), (0, 1, 9, 9), (1, 1, 9, 9, 9, 9)])
+    def test_shapes_that_are_no_batch_of_images(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match=r"`inputs` must be images of shape .*got \("):
+            sliding_window(3, target=LOGIT)(torch.ones(shape), lambda x: x.flatten(1))
+
+    def test_mask_batch_size(self) -> None:
+        with pytest.raises(ValueError, match="`mask_batch_size` must be a whole number of at least 1, got 0"):
+            PerturbationInferer(RISEMasks(4), LOGIT, OcclusionScoring(), mask_batch_size=0)
+
+
+@pytest.mark.parametrize("kind", ["script", "frozen", "trace", "export"])
+def test_exported_networks_are_explained_like_the_original(kind: str) -> None:
+    """Law 8: any callable; a frozen module has no mode, and an exported program refuses to change its own."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(4, 2),
+    ).eval()
+    image = images(1, 12, 10)[None].float()
+    batch = image.repeat(3, 1, 1, 1)
+    exported: Any
+    if kind == "export":
+        shapes = ({0: torch.export.Dim("batch", min=2, max=64)},)
+        exported = torch.export.export(network, (batch,), dynamic_shapes=shapes).module()
+    elif kind == "trace":
+        exported = torch.jit.trace(network, batch)
+    else:
+        exported = torch.jit.script(network)
+        exported = torch.jit.freeze(exported) if kind == "frozen" else exported
+    explain = sliding_window(4, 2, target=LOGIT)
+    torch.testing.assert_close(explain(image, exported), explain(image, network), rtol=1e-4, atol=1e-6)
+
+
+def test_label_maps_as_one_tensor() -> None:
+    """As a DataLoader gives them."""
+    images, labels = (
+        torch.rand(2, 1, 4, 4),
+        torch.randint(1, 3, (2, 1, 4, 4), generator=torch.Generator().manual_seed(0)),
+    )
+    network = lambda x: x.sum(dim=(1, 2, 3))[:, None]  # noqa: E731
+    explain = region_occlusion(target=ClassScore([0], "none"))
+    one, other = (explain.explain(images, network, labels=given) for given in (labels, list(labels)))
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a.saliency, b.saliency)
+
+
+class TF32:
+    """A switch as torch has it."""
+
+    def __init__(self) -> None:
+        self.fp32_precision = "tf32"
+
+
+def test_exact_arithmetic_is_for_all_threads_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul, conv = TF32(), TF32()
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    monkeypatch.setattr(torch.backends.cudnn, "conv", conv)
+    no_tf32 = _NoTF32()
+    with no_tf32:
+        with no_tf32:
+            assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "ieee")
+        assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "ieee")
+    assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes
+from monai.inferers import SlidingWindowInferer
+
+from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory, Size
+from monai_saliency.masks.region import RegionMasks
+from monai_saliency.methods import sliding_window
+from monai_saliency.targets import RegionScore
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes remembered after each output that was put."""
+    seen: list[int] = []
+    put = OutputMemory.put
+
+    def watched(memory: Any, slot: int, output: Any) -> None:
+        put(memory, slot, output)
+        held = [o for tier in memory.tiers for o in tier.outputs.values()]
+        if all(isinstance(output, torch.Tensor) for output in held):
+            # What is really held: a view would keep the tensor that it is a part of.
+            assert sum(o.untyped_storage().nbytes() for o in held) == sum(tier.used for tier in memory.tiers)
+            seen.append(sum(tier.used for tier in memory.tiers))
+
+    monkeypatch.setattr(OutputMemory, "put", watched)
+    return seen
+
+
+class TestBounded:
+    @pytest.mark.parametrize("share", [2, 10, 1000])
+    def test_a_small_memory_changes_no_bit(self, share: int, used: list[int]) -> None:
+        """A half, a tenth and a thousandth of what all outputs would need, on a network that tells batches apart."""
+        shape = (40, 32)
+        image, labels = images(1, 1, *shape), [blocks(shape, 8, 4)]
+
+        def coalitions(memory: PatchMemory | bool) -> Explanation:
+            inferer = SlidingWindowInferer((12, 12), 3, 0.5)
+            explain = PerturbationInferer(
+                RegionMasks(60), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
+            )
+            return explain.explain(image, Coupled(2), labels=labels)[0]
+
+        expected = coalitions(True)
+        everything = expected.num_forwards * 3 * 12**2 * 4
+        used.clear()
+        explanation = coalitions(PatchMemory(0, everything // share))
+        assert torch.equal(explanation.scores, expected.scores)
+        assert max(used) <= everything // share
+        assert explanation.num_forwards > expected.num_forwards or share == 2
+
+    @pytest.mark.slow
+    def test_resident_memory_keeps_to_the_limit(self) -> None:
+        """The growth of a process over one that remembers nothing is within 20 % of a tenth of all outputs."""
+        script = """
+import resource, sys, torch
+from monai.inferers import SlidingWindowInferer
+import monai_saliency as ms
+torch.set_num_threads(1)
+torch.manual_seed(0)
+inferer = SlidingWindowInferer((32, 32, 32), sw_batch_size=2, overlap=0.25)
+target = ms.RegionScore(1, "softmax", region="all")
+labels = torch.randint(1, 13, (1, 4, 4, 4), generator=torch.Generator().manual_seed(0))
+for axis in (1, 2, 3):
+    labels = labels.repeat_interleave(24, axis)
+explain = ms.PerturbationInferer(
+    ms.RegionMasks(40), target, ms.OcclusionScoring(), inferer=inferer, patch_memory=ms.PatchMemory(0, int(sys.argv[1]))
+)
+weights = torch.arange(1.0, 9).reshape(8, 1, 1, 1)
+(explanation,) = explain.explain(torch.rand(1, 1, 96, 96, 96), lambda x: x * weights, labels=[labels])
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(explanation.num_forwards, peak, *explanation.scores[:, 0].tolist())
+"""
+        size = 8 * 32**3 * 4
+
+        def run(limit: int) -> tuple[int, int, list[str]]:
+            # Memory that is freed goes back to the system, so that the peak is of what was held.
+            environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
+            command = [sys.executable, "-c", script, str(limit)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+            forwards, peak, *scores = done.stdout.split()
+            return int(forwards), int(peak), scores
+
+        (forwards, roomy, expected), (_, none, _) = run(2**40), run(0)
+        limit = forwards * size // 10
+        more, peak, scores = run(limit)
+        assert scores == expected
+        assert more > forwards
+        assert roomy - none > 1.5 * limit
+        assert peak - none <= 1.2 * limit
+
+    def test_windows_need_little_more_than_the_unperturbed_outputs(self, used: list[int]) -> None:
+        inferer = SlidingWindowInferer((8, 8), 3, 0.5)
+        explain = sliding_window(3, 1, target=WHOLE, inferer=inferer)
+        (explanation,) = explain.explain(images(1, 1, 28, 28), Network(2))
+        size = 3 * 8 * 8 * 4
+        assert explanation.num_forwards > 2000
+        assert max(used) <= (len(patch_boxes(inferer, (28, 28))[0]) + 3) * size
+        assert used[-1] < max(used) / 10  # outputs that no mask needs any more are gone
+
+    def test_only_what_the_target_reads_is_kept(self, used: list[int]) -> None:
+        """A sigmoid of one of three channels, in a region of a quarter of each patch."""
+        region = torch.zeros(32, 32)
+        region[4:8, 4:8] = 1
+        explain = sliding_window(
+            4,
+            2,
+            target=RegionScore(1, "sigmoid", region),
+            inferer=SlidingWindowInferer((8, 8), overlap=0),
+        )
+        explain.explain(images(1, 1, 32, 32), Network(2))
+        whole = 16 * 3 * 8 * 8 * 4
+        assert used[15] == whole  # the unperturbed pass, before the target knows its region
+        assert max(used[16:]) <= 2 * 4 * 4 * 4
+
+    def test_tiers(self) -> None:
+        """The device first, then the host, then nothing; the least recently put goes first."""
+        memory = OutputMemory(torch.device("cuda"), PatchMemory(device_bytes=20, host_bytes=30))
+        for slot in range(6):
+            memory.put(slot, Size(10))
+        assert [list(tier.outputs) for tier in memory.tiers] == [[4, 5], [1, 2, 3]]
+        assert 0 not in memory
+        assert memory.pop(0) is None
+        assert memory.get(2) is not None
+        assert [list(tier.outputs) for tier in memory.tiers] == [[5, 2], [1, 3, 4]]
+        memory.put(9, Size(25))
+        assert [tier.used for tier in memory.tiers] == [20, 25]
+        assert [list(tier.outputs) for tier in memory.tiers] == [[5, 2], [9]]
+        memory.put(8, Size(40))
+        assert 8 not in memory
+        assert [slot for slot, _ in memory.sketch().empty()] == [slot for slot, _ in memory.empty()]
+        assert [tier.used for tier in memory.tiers] == [0, 0]

@@ -1,0 +1,469 @@
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
+
+from monai_saliency.cases import Case
+from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.fills.blur import BlurFill
+from monai_saliency.fills.constant import ConstantFill, MeanFill
+from monai_saliency.inferers import patches
+from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.patch_memory import PatchMemory
+from monai_saliency.inferers.patch_plan import plan
+from monai_saliency.masks.base import Masks
+from monai_saliency.masks.region import RegionMasks
+from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.methods import sliding_window
+from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.targets import BoundTarget, RegionScore, Target
+from monai_saliency.utils.timing import BusyMeter
+
+
+class PeakScore(Target):
+    """No sum of voxels: the highest probability of each channel but the first, of the whole volume."""
+
+    def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
+        return BoundPeakScore(reference_output.shape[1])
+
+
+class BoundPeakScore(BoundTarget):
+    def __init__(self, channels: int) -> None:
+        self.labels = list(range(1, channels))
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        return output.softmax(dim=1)[:, 1:].flatten(2).amax(dim=2)
+
+
+class DriftScore(Target):
+    """How far the output moves, on average: its bound form holds the unperturbed output itself."""
+
+    def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
+        return BoundDriftScore(reference_output)
+
+
+class BoundDriftScore(BoundTarget):
+    def __init__(self, reference: torch.Tensor) -> None:
+        self.labels = ["drift"]
+        self.reference = reference
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        return (output - self.reference).square().flatten(1).mean(dim=1, keepdim=True)
+
+
+class Keeper(Target):
+    """Keeps the output of the unperturbed image."""
+
+    def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
+        self.output = reference_output.clone()
+        return WHOLE.bind(reference_output, case)
+
+
+def both(explain: PerturbationInferer, inputs: torch.Tensor, network: Any, **given: Any) -> list[list[Explanation]]:
+    """What remembered patches give, and what whole images give."""
+    ours = explain.explain(inputs, network, **given)
+    plain = PerturbationInferer(
+        explain.masks, explain.target, explain.estimator, explain.fill, explain.inferer, 4, patch_memory=False
+    )
+    return [ours, plain.explain(inputs, network, **given)]
+
+
+def assert_same(results: list[list[Explanation]], tolerance: float) -> None:
+    for ours, plain in zip(*results, strict=True):
+        largest = float(torch.cat([plain.scores, plain.reference_scores[None]]).abs().max())
+        assert ours.scores.dtype == plain.scores.dtype
+        for a, b in ((ours.scores, plain.scores), (ours.reference_scores, plain.reference_scores)):
+            torch.testing.assert_close(a, b, rtol=0, atol=tolerance * largest)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> dict[str, Any]:
+    """A volume, an inferer, masks, a fill, a target and a memory."""
+    dims = draw(st.sampled_from([2, 3]))
+    shape = draw(st.tuples(*[st.integers(5, (17, 10)[dims - 2])] * dims))
+    roi = draw(st.tuples(*[st.integers((3, 4)[dims - 2], (14, 9)[dims - 2])] * dims))
+    padding_mode = draw(st.sampled_from(["constant", "reflect", "replicate", "circular"]))
+    if padding_mode in ("reflect", "circular"):
+        assume(all(-(-(r - n) // 2) < n for r, n in zip(roi, shape, strict=True)))
+    inferer = SlidingWindowInferer(
+        roi,
+        sw_batch_size=draw(st.integers(1, 6)),
+        overlap=draw(st.sampled_from([0, 0.1, 0.25, 0.5, 0.6, 0.75])),
+        mode=draw(st.sampled_from(["constant", "gaussian"])),
+        padding_mode=padding_mode,
+        cval=draw(st.sampled_from([0.0, -1.5])) if padding_mode == "constant" else 0.0,
+        cache_roi_weight_map=draw(st.booleans()),
+    )
+    assume(len(patch_boxes(inferer, shape)[0]) <= 100)
+    kind = draw(st.sampled_from(["window", "coalitions", "one region"]))
+    if kind == "window":
+        size = draw(st.integers(2, min(shape)))
+        masks: Masks = SlidingWindowMasks(size, draw(st.integers(size // 2 + 1, size + 3)))
+    else:
+        masks = RegionMasks(10 if kind == "coalitions" else None, draw(st.sampled_from([0.2, 0.5, 0.9])))
+    activation = draw(st.sampled_from(["softmax", "sigmoid", "none"]))
+    region = draw(st.sampled_from(["predicted", "all", "label", "peak", "drift"]))
+    if region in ("peak", "drift"):
+        target: Target = PeakScore() if region == "peak" else DriftScore()
+    else:
+        given_region = blocks(shape, 3, 3, 7) == 1 if region == "label" else region
+        if region == "label":
+            assume(bool(given_region.any()))
+        # Of one channel alone, or of all in another order.
+        channels = draw(st.sampled_from([[1], [2, 0, 1]]))
+        target = RegionScore(channels, activation, given_region)
+    return {
+        "shape": shape,
+        "count": draw(st.integers(1, 2)),
+        "dtype": draw(st.sampled_from([torch.float32, torch.float64])),
+        "labels": blocks(shape, draw(st.integers(2, 5)), draw(st.integers(2, 6))),
+        "explain": PerturbationInferer(
+            masks,
+            target,
+            OcclusionScoring(),
+            fill=draw(st.sampled_from([None, ConstantFill(1.5), MeanFill(), BlurFill(1.0)])),
+            inferer=inferer,
+            mask_batch_size=draw(st.integers(1, 5)),
+            patch_memory=draw(st.sampled_from([True, PatchMemory(0, 0), PatchMemory(0, 6000)])),
+        ),
+    }
+
+
+@given(problems())
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+def test_scores_are_those_of_whole_images(problem: dict[str, Any]) -> None:
+    """Over random combinations, to 1e-9 in double and 1e-5 in single precision."""
+    torch.set_num_threads(1)
+    explain, shape = problem["explain"], problem["shape"]
+    assume(bool(problem["labels"].any()))
+    network = Network(len(shape)).to(problem["dtype"])
+    inputs = images(problem["count"], 1, *shape, dtype=problem["dtype"])
+    labels = [problem["labels"]] * problem["count"]
+    assume(not isinstance(explain.target, RegionScore) or _binds(explain, inputs, network))
+    results = both(explain, inputs, network, labels=labels)
+    assert_same(results, 1e-5 if problem["dtype"] == torch.float32 else 1e-9)
+    # Patches were run, not images.
+    assert results[0][0].num_forwards >= len(patch_boxes(explain.inferer, shape)[0])
+
+
+def _binds(explain: PerturbationInferer, inputs: torch.Tensor, network: Network) -> bool:
+    with torch.no_grad():
+        outputs = explain.inferer(inputs, network)
+    for i, image in enumerate(inputs):
+        try:
+            explain.target.bind(outputs[i : i + 1], Case("case", image, i))
+        except ValueError:
+            return False  # an empty region
+    return True
+
+
+class TestExact:
+    @pytest.mark.parametrize("mode", ["constant", "gaussian"])
+    @pytest.mark.parametrize("shape", [(20, 13), (11, 14, 6)])
+    def test_the_unperturbed_output_is_the_inferers(self, shape: tuple[int, ...], mode: str) -> None:
+        inferer = SlidingWindowInferer((8,) * len(shape), overlap=0.6, mode=mode)
+        network, image, target = Network(len(shape)).eval(), images(1, 1, *shape), Keeper()
+        sliding_window(4, target=target, inferer=inferer).explain(image, network)
+        with torch.no_grad():
+            assert torch.equal(target.output, inferer(image, network))
+
+    @pytest.mark.parametrize(
+        "inferer",
+        [
+            SlidingWindowInfererAdapt((8, 8, 8), 3, 0.5),
+            SliceInferer(0, (8, 8), 3, 0.5),
+            SliceInferer(2, roi_size=(8, 6), mode="gaussian"),
+            SlidingWindowInferer((8, -1, None), 2),
+            SlidingWindowInferer(8, 2, (0.5, 0, 0.25), device="cpu", sw_device="cpu"),
+            SlidingWindowInferer((8, 8, 8), cpu_thresh=10),
+            type("Renamed", (SlidingWindowInferer,), {"more": 1})((8, 8, 8)),
+        ],
+        ids=lambda inferer: type(inferer).__name__,
+    )
+    def test_other_inferers_of_the_same_arithmetic(self, inferer: SlidingWindowInferer, caplog: Any) -> None:
+        network = Network(2 if isinstance(inferer, SliceInferer) else 3)
+        results = both(sliding_window(4, 3, target=WHOLE, inferer=inferer), images(2, 1, 9, 12, 10), network)
+        assert_same(results, 1e-5)
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert results[0][0].num_forwards != results[1][0].num_forwards
+
+    @pytest.mark.parametrize("kind", ["half", "in place", "identity", "double"])
+    def test_other_networks(self, kind: str) -> None:
+        body = Network(2)
+        network: Callable[[torch.Tensor], torch.Tensor] = {
+            "half": lambda x: body(x).half(),
+            "in place": lambda x: body(x.relu_()),
+            "identity": lambda x: x,
+            "double": lambda x: body(x).double(),
+        }[kind]
+        target = RegionScore(0, "sigmoid", region="all")
+        inferer = SlidingWindowInferer((8, 8), 3, 0.5, mode="gaussian")
+        assert_same(both(sliding_window(4, 3, target=target, inferer=inferer), images(1, 1, 20, 13), network), 1e-5)
+
+    @pytest.mark.parametrize(("output", "wrap"), [("b", lambda x: {"a": x[:, :1], "b": x}), (1, lambda x: (-x, x))])
+    def test_a_part_of_the_output(self, output: Any, wrap: Callable[[torch.Tensor], Any]) -> None:
+        body, image = Network(2), images(1, 1, 20, 13)
+        settings = {"target": WHOLE, "inferer": SlidingWindowInferer((8, 8), 3, 0.5)}
+        (part,) = sliding_window(4, 3, output=output, **settings).explain(image, lambda x: wrap(body(x)))
+        (alone,) = sliding_window(4, 3, **settings).explain(image, body)
+        assert torch.equal(part.scores, alone.scores)
+        assert part.num_forwards == alone.num_forwards
+
+    def test_arguments_reach_the_network(self) -> None:
+        def network(x: torch.Tensor, scale: float, *, shift: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, -x], dim=1) * scale + shift
+
+        explain = sliding_window(4, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
+        image = images(1, 1, 20, 13)
+        shift = torch.tensor(2.0)
+        given = explain.explain(image, network, 3.0, shift=shift)[0]
+        bound = explain.explain(image, lambda x: network(x, 3.0, shift=shift))[0]
+        assert torch.equal(given.scores, bound.scores)
+        assert given.num_forwards == bound.num_forwards
+
+    def test_maps_too(self) -> None:
+        network, image = Network(3).double(), images(1, 1, 13, 16, 9, dtype=torch.float64)
+        settings = {"target": WHOLE, "inferer": SlidingWindowInferer((8, 8, 8), 2, 0.5)}
+        ours = sliding_window(4, 3, **settings)(image, network)
+        plain = sliding_window(4, 3, patch_memory=False, **settings)(image, network)
+        assert float(plain.std()) > 0
+        torch.testing.assert_close(ours, plain, rtol=0, atol=1e-9 * float(plain.abs().max()))
+
+
+class Stop(Exception):
+    pass
+
+
+class Stopping:
+    def __init__(self, network: Network, calls: int) -> None:
+        self.network, self.calls = network, calls
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.calls == 0:
+            raise Stop
+        self.calls -= 1
+        return self.network(x)
+
+
+class TestResume:
+    @pytest.mark.parametrize("masks", [SlidingWindowMasks(4, 3), RegionMasks(30)])
+    @pytest.mark.parametrize("memory", [True, PatchMemory(0, 4000)])
+    @pytest.mark.parametrize("share", [0, 0.4, 0.8])
+    def test_a_stopped_run_goes_on_to_the_same_bits(
+        self, tmp_path: Path, masks: Masks, memory: PatchMemory | bool, share: float
+    ) -> None:
+        """After a share of the masks' network batches; the network tells batches and places in them apart."""
+        shape = (18, 15)
+        inputs, labels = images(2, 1, *shape), [blocks(shape, 4, 9), blocks(shape, 5, 9)]
+        explain = PerturbationInferer(
+            masks,
+            WHOLE,
+            OcclusionScoring(),
+            inferer=SlidingWindowInferer((8, 8), 5, 0.25),
+            mask_batch_size=2,
+            patch_memory=memory,
+        )
+        network = Coupled(2)
+        expected = explain.explain(inputs, network, labels=labels)
+        unperturbed = math.ceil(2 * len(patch_boxes(explain.inferer, shape)[0]) / 5)
+        calls = unperturbed + int(share * (len(network.calls) - unperturbed))
+        store = ScoreStore(tmp_path)
+        stored = [store.open(name, "key") for name in "ab"]
+        with pytest.raises(Stop):
+            explain.explain(inputs, Stopping(Coupled(2), calls), labels=labels, stored=stored)
+        done = len(stored[0].ranges())
+        assert (done > 0) == (share > 0)
+        stored = [store.open(name, "key") for name in "ab"]
+        explanations = explain.explain(inputs, Coupled(2), labels=labels, stored=stored)
+        for explanation, whole in zip(explanations, expected, strict=True):
+            assert torch.equal(explanation.scores, whole.scores)
+            assert torch.equal(explanation.saliency, whole.saliency)
+        if done and isinstance(masks, SlidingWindowMasks) and memory is True:
+            assert explanations[0].num_forwards < expected[0].num_forwards
+
+    def test_a_finished_case_costs_its_unperturbed_pass(self, tmp_path: Path) -> None:
+        explain = sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 2))
+        image, network = images(1, 1, 20, 13), Network(2)
+        store = ScoreStore(tmp_path)
+        (first,) = explain.explain(image, network, stored=[store.open("a", "key")])
+        (again,) = explain.explain(image, network, stored=[store.open("a", "key")])
+        assert torch.equal(again.scores, first.scores)
+        assert again.num_forwards == plan(explain, image[0]).patches
+
+    def test_twice_in_a_row(self) -> None:
+        explain = sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 5))
+        inputs, network = images(2, 1, 20, 13), Coupled(2)
+        first = explain(inputs, network)
+        explain(images(1, 1, 9, 9), network)
+        assert torch.equal(explain(inputs, network), first)
+
+
+class Own(SlidingWindowInferer):
+    """Averages over a flip."""
+
+    def __call__(self, inputs: torch.Tensor, network: Any, *args: Any, **kwargs: Any) -> Any:
+        flipped = super().__call__(inputs.flip(-1), network, *args, **kwargs)
+        return (super().__call__(inputs, network, *args, **kwargs) + flipped.flip(-1)) / 2
+
+
+class OwnSlices(SliceInferer):
+    def network_wrapper(self, network: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().network_wrapper(network, x + x.mean())
+
+
+PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
+    "Own runs the network in a way of its own": (Own((8, 8, 8)), {}),
+    "OwnSlices runs the network in a way of its own": (OwnSlices(0, (8, 8)), {}),
+    "stitches through buffers": (SlidingWindowInferer((8, 8, 8), buffer_steps=1), {}),
+    r"reads where a patch lies \(`with_coord`\)": (
+        SlidingWindowInferer((8, 8, 8), with_coord=True),
+        {"network": lambda x, where: torch.cat([x, -x], 1)},
+    ),
+    "RISEMasks do not tell what they hide": (SlidingWindowInferer((8, 8, 8)), {"masks": RISEMasks(5, 3)}),
+    r"called with \['buffer_dim'\]": (SlidingWindowInferer((8, 8, 8)), {"call": {"buffer_dim": 0}}),
+    "an argument of the network is an array": (
+        SlidingWindowInferer((8, 8, 8)),
+        {"network": lambda x, prompt: torch.cat([x, -x], 1) + prompt.sum(), "call": {"prompt": torch.ones(1, 2)}},
+    ),
+    r"gives \(1, 2, 4, 4, 4\) for patches \(1, 1, 8, 8, 8\)": (
+        SlidingWindowInferer((8, 8, 8)),
+        {"network": lambda x: torch.cat([x, -x], 1)[..., ::2, ::2, ::2]},
+    ),
+    "not finite everywhere": (
+        SlidingWindowInferer((8, 8, 8)),
+        {"network": lambda x: torch.cat([x, torch.full_like(x, -math.inf)], 1), "target": PeakScore()},
+    ),
+}
+
+
+class TestFallback:
+    @pytest.fixture(autouse=True)
+    def _fresh(self) -> None:
+        patches._say_once.cache_clear()
+
+    @pytest.mark.parametrize("reason", PLAIN)
+    def test_whole_images_where_exactness_cannot_be_told(self, reason: str, caplog: Any) -> None:
+        inferer, more = PLAIN[reason]
+        network = more.get("network") or Network(2 if isinstance(inferer, SliceInferer) else 3)
+        explain = PerturbationInferer(
+            more.get("masks", SlidingWindowMasks(4, 5)),
+            more.get("target", WHOLE),
+            OcclusionScoring(),
+            inferer=inferer,
+            mask_batch_size=4,
+        )
+        image = images(1, 1, 9, 12, 10)
+        for _ in range(2):
+            (ours,), (plain,) = both(explain, image, network, **more.get("call", {}))
+            assert torch.equal(ours.scores.nan_to_num(), plain.scores.nan_to_num())
+            assert ours.num_forwards == plain.num_forwards == len(plain.scores) + 1
+        (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert "every mask runs whole images" in record.getMessage()
+        assert re.search(reason, record.getMessage())
+
+    def test_several_outputs(self, caplog: Any) -> None:
+        explain = sliding_window(4, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
+        with pytest.raises(ValueError, match="RegionScore reads a tensor"):
+            explain.explain(images(1, 1, 9, 12), lambda x: {"a": x, "b": x})
+        assert "gives a dict for a patch, not one tensor" in caplog.text
+
+    def test_nothing_is_said_of_other_inferers_and_by_request(self, caplog: Any) -> None:
+        image = images(1, 1, 16, 12)
+        sliding_window(4, target=WHOLE).explain(image, Network(2))
+        network = Network(2)
+        explain = sliding_window(4, target=WHOLE, inferer=SlidingWindowInferer((8, 8)), patch_memory=False)
+        (explanation,) = explain.explain(image, network)
+        assert explanation.num_forwards == len(explanation.scores) + 1
+        assert not caplog.records
+
+
+class TestTold:
+    @pytest.mark.parametrize("memory", [True, PatchMemory(0, 3000)])
+    def test_the_bar_and_the_line_before_it_count_patch_forwards(
+        self, memory: PatchMemory | bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    ) -> None:
+        import tqdm
+
+        bars: list[Any] = []
+
+        class Bar:
+            lines: list[str] = []  # noqa: RUF012
+
+            def __init__(self, total: int, initial: int, **_: Any) -> None:
+                self.total, self.count = total, initial
+                bars.append(self)
+
+            def __enter__(self) -> Bar:
+                return self
+
+            def __exit__(self, *_: object) -> None: ...
+
+            def update(self, count: int) -> None:
+                self.count += count
+
+            @classmethod
+            def write(cls, line: str, **_: Any) -> None:
+                cls.lines.append(line)
+
+        monkeypatch.setattr(tqdm, "tqdm", Bar)
+        explain = PerturbationInferer(
+            RegionMasks(20),
+            WHOLE,
+            OcclusionScoring(),
+            inferer=SlidingWindowInferer((8, 8), 3, 0.5),
+            progress=True,
+            patch_memory=memory,
+        )
+        inputs, labels = images(2, 1, 24, 20), [blocks((24, 20), 6, 5)] * 2
+        with caplog.at_level(logging.INFO):
+            explanations = explain.explain(inputs, Network(2), names=["a", "b"], labels=labels)
+        forwards = sum(e.num_forwards for e in explanations)
+        assert [(bar.total, bar.count) for bar in bars] == [(forwards, forwards)]
+        counts = plan(explain, inputs[0], labels[0])
+        if memory is True:
+            assert forwards == 2 * counts.forwards
+        else:
+            assert forwards > 2 * counts.forwards
+        (line,) = Bar.lines
+        assert f"a, b: {forwards} patch forwards, {2 * counts.patches} of them" in line
+        assert f"whole images would need {2 * counts.plain}" in line
+        assert line in caplog.text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("memory", [True, PatchMemory(20_000, 20_000)])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_on_a_gpu(memory: PatchMemory | bool, device: str | None) -> None:
+    inferer = SlidingWindowInferer((8, 8, 8), 3, 0.5, device=device)
+    explain = PerturbationInferer(
+        RegionMasks(40), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
+    )
+    shape = (20, 16, 12)
+    results = both(
+        explain,
+        images(1, 1, *shape, dtype=torch.float64).cuda(),
+        Network(3).double().cuda(),
+        labels=[blocks(shape, 5, 20)],
+    )
+    assert_same(results, 1e-9)
+
+
+def test_the_meter_sees_every_row() -> None:
+    meter, network = BusyMeter(), Network(2)
+    explain = sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 3, 0.5), meter=meter)
+    explain.explain(images(1, 1, 20, 13), network)
+    assert meter.images == network.rows > 0
+    assert 0 < meter.busy_seconds <= meter.wall_seconds

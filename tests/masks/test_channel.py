@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import Occlusion
+
+from monai_saliency import (
+    ClassScore,
+    ConstantFill,
+    OcclusionScoring,
+    RISEScoring,
+    channel_occlusion,
+    rise,
+    sliding_window,
+)
+from monai_saliency import region_occlusion as regions_of
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.masks.base import Masks
+from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.region import RegionMasks
+from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.sliding_window import SlidingWindowMasks
+
+TARGET = ClassScore([0], "none")
+
+
+def images(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def weights(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+class TestChannelMasks:
+    def test_one_channel_at_a_time_by_hand(self) -> None:
+        bound = ChannelMasks(SlidingWindowMasks((1, 2), (1, 2))).bind(torch.zeros(2, 1, 4))
+        kept, first, second = [[1, 1, 1, 1]], [[0, 0, 1, 1]], [[1, 1, 0, 0]]
+        expected = [[first, kept], [kept, first], [second, kept], [kept, second]]
+        assert bound.render(range(4)).tolist() == expected
+        assert bound.codes([2, 1])["channel"].tolist() == [0, 1]
+        assert bound.codes([2, 1])["corner"].tolist() == [[0, 2], [0, 0]]
+
+    def test_independent_channels_take_the_others_draws_in_order(self) -> None:
+        image = torch.zeros(3, 9, 8)
+        bound = IndependentChannelMasks(RISEMasks(5, 3, 0.4, seed=7)).bind(image)
+        flat = RISEMasks(15, 3, 0.4, seed=7).bind(image).render(range(15))
+        assert torch.equal(bound.render(range(5)), flat.reshape(5, 3, 9, 8))
+        assert bound.codes(range(2))["grid"].shape == (2, 3, 3, 3)
+
+    @pytest.mark.parametrize("kind", [ChannelMasks, IndependentChannelMasks])
+    def test_one_channel_is_the_other_family(self, kind: type) -> None:
+        image = torch.zeros(1, 9, 8)
+        base = RISEMasks(5, 3, seed=7)
+        assert torch.equal(kind(base).bind(image).render(range(5)), base.bind(image).render(range(5)))
+
+    @pytest.mark.parametrize(
+        ("masks", "more"),
+        [
+            (ChannelMasks(RISEMasks(6, 3, seed=3)), ChannelMasks(RISEMasks(9, 3, seed=3))),
+            (IndependentChannelMasks(RISEMasks(12, 3, seed=3)), IndependentChannelMasks(RISEMasks(15, 3, seed=3))),
+            (ChannelMasks(SlidingWindowMasks(4, 3)), None),
+        ],
+    )
+    def test_law_2_a_mask_depends_on_seed_index_and_shape_only(self, masks: Masks, more: Masks | None) -> None:
+        image = torch.zeros(2, 9, 8)
+        bound = masks.bind(image)
+        every = bound.render(range(len(bound)))
+        assert every.shape[1] == 2
+        picked = [7, 0, 3, 3]
+        assert torch.equal(bound.render(picked), every[picked])
+        assert torch.equal(bound.render(range(3, 9)), every[3:9])
+        assert bound.render([]).shape == (0, 2, 9, 8)
+        if more is not None:
+            assert torch.equal(more.bind(image).render(range(len(bound))), every)
+
+    def test_law_3_streams_hold_no_more_voxels_for_more_channels(self) -> None:
+        bound = ChannelMasks(SlidingWindowMasks(4, 2)).bind(torch.zeros(5, 10, 7))
+        assert max(len(chunk) for _, chunk in bound.stream(range(len(bound)), max_elements=5 * 70 * 3)) == 3
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    @pytest.mark.parametrize("kind", [ChannelMasks, IndependentChannelMasks])
+    def test_law_2_devices_agree(self, kind: type) -> None:
+        bound = kind(RISEMasks(6, 3)).bind(torch.zeros(2, 9, 8))
+        on_gpu = bound.render(range(6), device="cuda")
+        assert on_gpu.is_cuda
+        torch.testing.assert_close(on_gpu.cpu(), bound.render(range(6)), rtol=0, atol=1e-6)
+
+    def test_keys_differ(self) -> None:
+        base = RISEMasks(6, 3)
+        bound = [
+            masks.bind(torch.zeros(2, 9, 8)) for masks in (base, ChannelMasks(base), IndependentChannelMasks(base))
+        ]
+        assert len({masks.key for masks in bound}) == 3
+        assert ChannelMasks(base).bind(torch.zeros(3, 9, 8)).key != bound[1].key
+
+    def test_errors(self) -> None:
+        with pytest.raises(ValueError, match="SlidingWindowMasks has no `num_masks`: use ChannelMasks"):
+            IndependentChannelMasks(SlidingWindowMasks(3))
+        with pytest.raises(ValueError, match="RegionMasks has no `num_masks`: use ChannelMasks"):
+            IndependentChannelMasks(RegionMasks())
+        with pytest.raises(ValueError, match="hide channels one by one already"):
+            ChannelMasks(ChannelMasks(SlidingWindowMasks(3))).bind(torch.zeros(2, 8, 8))
+
+
+class TestMapsOfChannels:
+    @pytest.mark.parametrize("shape", [(7, 6), (5, 4, 6)])
+    def test_occlusion_equals_captum(self, shape: tuple[int, ...]) -> None:
+        """Captum hides windows of one channel when their first edge is 1, sums drops and divides by the windows."""
+        image, weight = images(1, 3, *shape), weights(3, *shape)
+
+        def network(x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x * weight / 9).flatten(1).sum(1, keepdim=True) ** 3
+
+        window, stride = (2,) * len(shape), (1,) * len(shape)
+        ours = sliding_window(window, stride, per_channel=True, target=TARGET)(image, network)[0]
+        theirs = Occlusion(lambda x: network(x)[:, 0]).attribute(image, (1, *window), strides=(1, *stride))[0]
+        # Ours also slide over the border by half a window; the voxels that only whole windows cover are the same.
+        inside = (slice(None), *[slice(1, -1)] * len(shape))
+        torch.testing.assert_close(ours[inside].float(), theirs[inside].float(), rtol=1e-4, atol=1e-6)
+
+    def test_maps_of_channels_add_up_for_a_sum_over_channels(self) -> None:
+        image, weight = images(1, 3, 8, 7), weights(3, 8, 7)
+
+        def network(x: torch.Tensor) -> torch.Tensor:
+            return (x**2 * weight).flatten(1).sum(1, keepdim=True)
+
+        apart = sliding_window(3, 2, per_channel=True, target=TARGET)(image, network)
+        together = sliding_window(3, 2, target=TARGET)(image, network)
+        torch.testing.assert_close(apart.sum(dim=1), together[:, 0], rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("p1", [0.0, 0.4])
+    def test_rise_equals_a_slow_loop_for_each_channel_alone(self, p1: float) -> None:
+        image, weight = images(1, 2, 6, 5), weights(2, 6, 5)
+        masks = IndependentChannelMasks(RISEMasks(9, 3, 0.4, seed=5)).bind(image[0])
+
+        def network(x: torch.Tensor) -> torch.Tensor:
+            score = (x * weight).flatten(1).sum(1, keepdim=True)
+            return torch.cat([score, score**2], dim=1)
+
+        explain = rise(9, 3, 0.4, 5, True, target=ClassScore([0, 1], "none"), estimator=RISEScoring(p1))
+        maps = explain(image, network)[0]
+        rendered = masks.render(range(9))
+        scores = network(rendered * image)
+        for k, c in itertools.product(range(2), range(2)):
+            mask = rendered[:, c]
+            kept = p1 * 9 if p1 else float(mask.sum(0).mean())
+            expected = sum(scores[i, k] * (mask[i] - p1) for i in range(9)) / kept
+            torch.testing.assert_close(maps[2 * k + c], expected, rtol=0, atol=1e-12)
+
+    def test_the_planted_modality_and_place(self) -> None:
+        """Only channel 2, and there only one box, makes the score; all others get nothing."""
+
+        def network(x: torch.Tensor) -> torch.Tensor:
+            return x[:, 2, 4:8, 4:8, 0:4].flatten(1).sum(1, keepdim=True)
+
+        image = torch.ones(1, 4, 12, 12, 12)
+        maps = sliding_window(4, 4, per_channel=True, target=TARGET, mask_batch_size=64)(image, network)[0]
+        assert bool((maps[[0, 1, 3]] == 0).all())
+        expected = torch.zeros(12, 12, 12)
+        expected[4:8, 4:8, 0:4] = 64
+        assert torch.equal(maps[2], expected)
+        random = rise(600, 3, per_channel=True, target=TARGET, mask_batch_size=64)(image, network)[0]
+        assert float(random[2, 4:8, 4:8, 0:4].mean()) > 8 * float(random[[0, 1, 3]].abs().mean())
+        assert int(random.flatten(1).amax(dim=1).argmax()) == 2
+
+    def test_which_modality_by_hand(self) -> None:
+        """A product of two channels' means: hiding either takes all of it; a third adds its own."""
+
+        def network(x: torch.Tensor) -> torch.Tensor:
+            means = x.flatten(2).mean(2)
+            return (means[:, 0] * means[:, 1] + means[:, 2])[:, None]
+
+        image = torch.stack([torch.full((4, 4), v) for v in (2.0, 3.0, 5.0)])[None]
+        explain = channel_occlusion(target=TARGET, fill=ConstantFill([0.0, 1.0, 4.0]))
+        (explanation,) = explain.explain(image, network)
+        assert explanation.num_forwards == 4
+        assert explanation.saliency.flatten(1).unique(dim=1).flatten().tolist() == [6.0, 4.0, 1.0]
+        assert [(label, channel) for label, channel, _ in explanation.explained] == [(0, 0), (0, 1), (0, 2)]
+
+    def test_organs_of_each_modality_by_hand(self) -> None:
+        labels = torch.tensor([[[1, 1, 0, 8]]])
+        image = torch.tensor([[[[1.0, 2.0, 4.0, 8.0]], [[16.0, 32.0, 64.0, 128.0]]]])
+        explain = regions_of(per_channel=True, target=TARGET)
+        (explanation,) = explain.explain(image, lambda x: x.flatten(1).sum(1, keepdim=True), labels=[labels])
+        assert explanation.saliency.tolist() == [[[3.0, 3.0, 0.0, 8.0]], [[48.0, 48.0, 0.0, 128.0]]]
+
+    def test_law_7_any_batch_size_gives_the_same_maps(self) -> None:
+        image, weight = images(2, 3, 8, 7), weights(3, 8, 7)
+
+        def network(x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh((x * weight).flatten(1).sum(1, keepdim=True))
+
+        for masks, estimator in (
+            (ChannelMasks(SlidingWindowMasks(3, 2)), OcclusionScoring()),
+            (IndependentChannelMasks(RISEMasks(11, 3)), RISEScoring(0.5)),
+        ):
+            maps = [
+                PerturbationInferer(masks, TARGET, estimator, mask_batch_size=n)(image, network) for n in (1, 5, 64)
+            ]
+            assert maps[0].shape == (2, 3, 8, 7)
+            for other in maps[1:]:
+                np.testing.assert_allclose(maps[0], other, rtol=0, atol=1e-12)

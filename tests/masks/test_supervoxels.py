@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from monai.data import MetaTensor
+from skimage.segmentation import slic
+
+from monai_saliency import ClassScore, Explanation, Supervoxels, region_occlusion, rise, sliding_window
+from monai_saliency.handlers.summary import region_rows
+from monai_saliency.masks.supervoxels import whole_image
+from monai_saliency.transforms import SaveRegionsd
+
+TARGET = ClassScore([0], "none")
+LABELS = torch.tensor([[[0, 5, 5], [2, 2, 9]]])
+IMAGE = torch.tensor([[[[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]]]])
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(1).sum(1, keepdim=True)
+
+
+def explained(network: object = total, **settings: object) -> Explanation:
+    (explanation,) = region_occlusion(target=TARGET, **settings).explain(IMAGE, network, labels=[LABELS])
+    return explanation
+
+
+class TestRegionOcclusion:
+    def test_each_organs_drop_by_hand(self) -> None:
+        explanation = explained()
+        assert explanation.saliency.tolist() == [[[0.0, 6.0, 6.0], [24.0, 24.0, 32.0]]]
+        assert explanation.num_forwards == 4
+
+    def test_random_coalitions_by_a_slow_loop(self) -> None:
+        """RISE's debiased average over coalitions, by region; what lies in no region says nothing."""
+        explanation = explained(lambda x: total(x) ** 2, num_masks=40, p1=0.3, seed=6)
+        kept = np.random.default_rng(6).random((40, 3)) < 0.3
+        scores = [(1 + 24 * a + 6 * b + 32 * c) ** 2 for a, b, c in kept]
+        of = {
+            value: sum(f * (k[r] - 0.3) for f, k in zip(scores, kept, strict=True)) / (40 * 0.3)
+            for r, value in enumerate([2, 5, 9])
+        }
+        expected = [[0.0, of[5], of[5]], [of[2], of[2], of[9]]]
+        np.testing.assert_allclose(explanation.saliency[0], expected, rtol=1e-5)
+
+    def test_stand_ins_are_found_by_coalitions_only(self) -> None:
+        """Either of two regions makes the score: hiding one changes nothing, hiding both all."""
+
+        def either(x: torch.Tensor) -> torch.Tensor:
+            return torch.maximum(x[:, :, 0, 1] > 0, x[:, :, 1, 0] > 0).float()
+
+        assert explained(either).saliency.abs().max() == 0
+        saliency = explained(either, num_masks=1000).saliency[0]
+        # (1 - p1) * (1 - (1 - p1)) by hand, and five standard errors.
+        assert float(saliency[0, 1]) == pytest.approx(0.25, abs=0.13)
+        assert float(saliency[1, 0]) == pytest.approx(0.25, abs=0.13)
+        assert float(saliency[1, 2]) == pytest.approx(0, abs=0.13)
+
+
+class TestSupervoxels:
+    def test_blocks_are_found(self) -> None:
+        """Four cubes of different brightness, each a whole number of supervoxels."""
+        image = torch.zeros(1, 12, 12, 12)
+        image[:, :6], image[:, :, 6:] = 3.0, image[:, :, 6:] + 6.0
+        labels = Supervoxels(16)(image)
+        assert labels.shape == (1, 12, 12, 12)
+        assert labels.dtype == torch.int64
+        assert labels.min() == 1
+        for label in labels.unique():
+            assert len(image[labels == label].unique()) == 1
+
+    @pytest.mark.parametrize("shape", [(3, 20, 24), (2, 10, 12, 8), (1, 20, 24)])
+    def test_deterministic_and_blind_to_the_scale_of_channels(self, shape: tuple[int, ...]) -> None:
+        image = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        scale = torch.tensor([1.0, 1000.0, 0.01])[: shape[0]].reshape(-1, *[1] * (len(shape) - 1))
+        make = Supervoxels(30, compactness=0.3)
+        labels = make(image)
+        assert 10 < len(labels.unique()) < 60
+        assert torch.equal(make(image), labels)
+        assert torch.equal(make(image * scale - 7), labels)
+
+    def test_a_flat_channel_is_no_error(self) -> None:
+        assert len(Supervoxels(8)(torch.full((2, 12, 12, 12), 4.0)).unique()) == 8
+
+    def test_regions_grow_in_mm(self) -> None:
+        image = torch.rand(1, 16, 16, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        scaled = ((image - image.min()) / (image.max() - image.min()))[0].numpy()
+        labels = Supervoxels(20, compactness=1)(image, (1.0, 1.0, 6.0))
+        theirs = slic(scaled, 20, compactness=1, spacing=(1.0, 1.0, 6.0), channel_axis=None)
+        assert np.array_equal(labels[0], theirs)
+        assert not np.array_equal(labels, Supervoxels(20, compactness=1)(image))
+
+    def test_as_regions_of_masks(self) -> None:
+        """The value of each supervoxel is what it holds."""
+        image = torch.rand(1, 2, 10, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        make = Supervoxels(12)
+        labels = make(image[0], (2.0, 1.0))
+        explain = region_occlusion(regions=make, target=TARGET)
+        (explanation,) = explain.explain(image, total, spacings=[(2.0, 1.0)])
+        for label in labels.unique():
+            inside = (labels == label)[0]
+            expected = image[0][:, inside].sum().expand(int(inside.sum()))
+            torch.testing.assert_close(explanation.saliency[0][inside], expected, rtol=0, atol=1e-12)
+
+    def test_errors(self) -> None:
+        with pytest.raises(ValueError, match="`num_regions` must be a whole number of at least 1, got 0"):
+            Supervoxels(0)
+
+
+class TestRegionRows:
+    def test_by_hand(self) -> None:
+        image, labels = IMAGE[..., None], LABELS[..., None]
+        explain = region_occlusion(target=ClassScore([1, 0], "none"))
+        (explanation,) = explain.explain(
+            image, lambda x: torch.cat([total(x), -2 * total(x)], 1), names=["ct_7"], labels=[labels]
+        )
+        rows = region_rows(explanation, spacing=(10.0, 10.0, 5.0), names={"2": "liver", 9: "spleen"})
+        shared = {"case": "ct_7", "channel": ""}
+        two = {"region": 2, "name": "liver", "volume_ml": 1.0}
+        five = {"region": 5, "name": "", "volume_ml": 1.0}
+        nine = {"region": 9, "name": "spleen", "volume_ml": 0.5}
+        drops = {1: (-48.0, -12.0, -64.0), 0: (24.0, 6.0, 32.0)}
+        assert rows == [
+            shared | {"class": label, "saliency": drop} | region
+            for label in (1, 0)
+            for region, drop in zip((two, five, nine), drops[label], strict=True)
+        ]
+
+    def test_without_voxel_sizes_or_depth_there_is_no_volume(self) -> None:
+        for spacing in (None, (1.0, 1.0)):
+            assert {row["volume_ml"] for row in region_rows(explained(), spacing)} == {""}
+
+    def test_masks_of_other_kinds(self) -> None:
+        (explanation,) = sliding_window(1, target=TARGET).explain(IMAGE, total)
+        with pytest.raises(ValueError, match="the masks are not made of regions"):
+            region_rows(explanation)
+
+    def test_table(self, tmp_path: Path) -> None:
+        """A case explained again takes its old rows' place."""
+        save = SaveRegionsd(tmp_path / "regions.csv", names={5: "spleen"})
+        image = MetaTensor(IMAGE[0], affine=np.diag([2.0, 3, 4, 1]))
+        item = {"image": image, "explanation": explained()}
+        assert save(item) is item
+        save({"image": image, "explanation": explained(lambda x: 2 * total(x))})
+        with open(tmp_path / "regions.csv", newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert [(row["region"], row["name"], row["saliency"]) for row in rows] == [
+            ("2", "", "48.0"),
+            ("5", "spleen", "12.0"),
+            ("9", "", "64.0"),
+        ]
+
+
+def test_whole_image() -> None:
+    labels = whole_image(torch.rand(3, 4, 5))
+    assert labels.shape == (1, 4, 5)
+    assert set(labels.flatten().tolist()) == {1}
+
+
+def test_regions_leave_rise_of_grids_alone() -> None:
+    """A label map that is given but not used changes nothing."""
+    explain = rise(20, 2, target=TARGET)
+    (with_labels,) = explain.explain(IMAGE, total, labels=[LABELS])
+    assert torch.equal(with_labels.saliency, explain(IMAGE, total)[0])

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from monai_saliency.networks import identity
+from monai_saliency.networks.adapters import OnImageGrid
+from monai_saliency.networks.checkpoints import load_checkpoint
+from monai_saliency.networks.identity import network_fingerprint
+
+
+def network(seed: int = 0, out: int = 2) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Conv2d(3, out, 1))
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda weights: weights,
+        lambda weights: {"state_dict": weights, "epoch": 3},
+        lambda weights: {"model": weights, "optimizer": {"lr": 0.1}},
+        lambda weights: {"network": {"state_dict": weights}},
+        lambda weights: {f"module.{name}": value for name, value in weights.items()},
+        lambda weights: {"state_dict": {f"module.{name}": value for name, value in weights.items()}},
+    ],
+    ids=["plain", "state_dict", "model", "nested", "module.", "wrapped module."],
+)
+def test_every_weight_is_loaded(tmp_path: Path, wrap: Any) -> None:
+    trained, fresh = network(seed=1), network()
+    assert not same(trained, fresh)
+    torch.save(wrap(trained.state_dict()), tmp_path / "w.pt")
+    assert load_checkpoint(fresh, tmp_path / "w.pt") is fresh
+    assert same(trained, fresh)
+    assert same(trained, load_checkpoint(network(), str(tmp_path / "w.pt")))
+
+
+def test_none_loads_nothing() -> None:
+    fresh = network()
+    assert load_checkpoint(fresh, None) is fresh
+    assert same(fresh, network())
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda w: w.pop("0.bias"), r"1 missing \(0.bias\)"),
+        (lambda w: w.update(extra=torch.zeros(1)), r"1 not in the network \(extra\)"),
+        (lambda w: w.update({"2.bias": torch.zeros(5)}), r"1 of another shape \(2.bias \(5,\) for \(2,\)\)"),
+        (
+            lambda w: [w.update({f"old.{name}": w.pop(name)}) for name in list(w)],
+            r"9 missing \(0.weight, 0.bias, 1.weight, ...\); 9 not in the network \(old.0.weight, .*, ...\)",
+        ),
+    ],
+    ids=["missing", "surplus", "shape", "renamed"],
+)
+def test_a_misfit_lists_names_and_loads_nothing(tmp_path: Path, change: Any, match: str) -> None:
+    weights = network(seed=1).state_dict()
+    change(weights)
+    torch.save(weights, tmp_path / "w.pt")
+    fresh = network()
+    with pytest.raises(ValueError, match=rf"w.pt does not fit the network Sequential: {match}.*Set network_def"):
+        load_checkpoint(fresh, tmp_path / "w.pt")
+    assert same(fresh, network())
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"checkpoint .*nowhere.pt does not exist: pass --checkpoint"):
+        load_checkpoint(network(), tmp_path / "nowhere.pt")
+
+
+@pytest.mark.parametrize("content", [[1, 2], {}, {"epoch": 3}, torch.zeros(3), {0: torch.zeros(3)}])
+def test_no_state_dictionary(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(ValueError, match=r"checkpoint .*w.pt "):
+        load_checkpoint(network(), tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut"])
+def test_not_a_checkpoint(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "w.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"checkpoint .*w.pt is not a file of weights"):
+        load_checkpoint(network(), tmp_path / "w.pt")
+
+
+def test_truncated(tmp_path: Path) -> None:
+    torch.save(network().state_dict(), tmp_path / "w.pt")
+    whole = (tmp_path / "w.pt").read_bytes()
+    (tmp_path / "w.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"checkpoint .*w.pt is not a file of weights"):
+        load_checkpoint(network(), tmp_path / "w.pt")
+
+
+class Malicious:
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("how", ["zip", "legacy", "pickle"])
+def test_code_in_a_file_is_never_run(tmp_path: Path, how: str) -> None:
+    trap, path = tmp_path / "trap", tmp_path / "w.pt"
+    content = {"state_dict": network().state_dict(), "extra": Malicious(trap)}
+    if how == "pickle":
+        path.write_bytes(pickle.dumps(content))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=how == "zip")
+    with pytest.raises(ValueError, match=r"w.pt is not a file of weights that can be read without running code in it"):
+        load_checkpoint(network(), path)
+    assert not trap.exists()
+    # The trap works: it is the loader that keeps it shut.
+    torch.load(path, weights_only=False) if how != "pickle" else pickle.loads(path.read_bytes())
+    assert trap.exists()
+
+
+# -- telling whether a network changed --
+
+
+def step(module: torch.nn.Module, **options: Any) -> None:
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW(module.parameters(), **options).step()
+
+
+def turn(module: torch.nn.Module, axis: int) -> None:
+    weight = module[0].weight.data  # type: ignore[index, union-attr]
+    weight.copy_(weight.flip(axis))
+
+
+def write(module: torch.nn.Module) -> None:
+    module[2].bias.detach().numpy()[1] += 1e-6  # type: ignore[index, union-attr, operator]
+
+
+CHANGES: dict[str, Any] = {
+    "a step": step,
+    "a fused step": lambda module: step(module, fused=True),
+    "a step of many at once": lambda module: step(module, foreach=True),
+    "other weights": lambda module: module.load_state_dict(network(seed=5).state_dict()),
+    "assigned weights": lambda module: module.load_state_dict(network(seed=5).state_dict(), assign=True),
+    "through .data": lambda module: module[0].weight.data.mul_(1 + 1e-6),
+    "another .data": lambda module: setattr(module[0].weight, "data", module[0].weight.data + 1),
+    "filters turned through .data": lambda module: turn(module, 0),
+    "rows turned through .data": lambda module: turn(module, 2),
+    "columns turned through .data": lambda module: turn(module, 3),
+    "through NumPy": write,
+    "batch statistics": lambda module: module.train()(torch.rand(2, 1, 5, 5)),
+    "a sign of zero": lambda module: module[1].bias.data.neg_(),
+    "double precision": lambda module: module.double(),
+    "half precision": lambda module: module.half(),
+    "another part": lambda module: module.append(torch.nn.ReLU()),
+    "a part of another kind": lambda module: module.__setitem__(1, torch.nn.InstanceNorm2d(3, affine=True)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_change_is_noticed(change: Any) -> None:
+    module = network()
+    before = network_fingerprint(module)
+    change(module)
+    found = network_fingerprint(module)
+    assert found != before
+    identity._known.clear()
+    assert network_fingerprint(module) == found
+
+
+def test_weights_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[object] = []
+    fingerprint = identity.fingerprint
+    monkeypatch.setattr(identity, "fingerprint", lambda value: hashed.append(value) or fingerprint(value))
+    module, twin = network(), network()
+    first = network_fingerprint(module)
+    module.eval()(torch.rand(1, 1, 5, 5))
+    assert [network_fingerprint(module) for _ in range(3)] == [first] * 3
+    assert len(hashed) == 1
+    assert network_fingerprint(twin) == first
+    with torch.no_grad():
+        module[0].weight.add_(1)  # type: ignore[index, operator, union-attr]
+        changed = network_fingerprint(module)
+        module[0].weight.copy_(twin[0].weight)  # type: ignore[index, operator, union-attr]
+    assert changed != first
+    assert network_fingerprint(module) == first
+    assert len(hashed) == 4
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.tensor([1 + 2j]), torch.tensor([1 + 2j], dtype=torch.complex128), torch.tensor([True]), torch.zeros(0, 3)]
+    + [torch.ones(3, dtype=dtype) for dtype in (torch.bfloat16, torch.uint8, torch.int64, torch.float64)]
+    + [torch.rand(4, 5).T, torch.tensor(7)],
+    ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
+)
+def test_buffers_of_any_kind(tensor: torch.Tensor) -> None:
+    module = torch.nn.Module()
+    module.register_buffer("buffer", tensor.clone())
+    before = network_fingerprint(module)
+    assert network_fingerprint(module) == before
+    module.buffer.data.copy_(1 - tensor.to(torch.int) if tensor.dtype == torch.bool else 3 * tensor)
+    assert (network_fingerprint(module) == before) == (tensor.numel() == 0)
+
+
+def test_weights_that_autograd_never_sees() -> None:
+    with torch.inference_mode():
+        module = network()
+        before = network_fingerprint(module)
+        module[0].weight.add_(1)  # type: ignore[index, operator, union-attr]
+        assert network_fingerprint(module) != before
+
+
+def test_a_network_that_is_no_module() -> None:
+    assert network_fingerprint(len) is None
+    assert network_fingerprint(len, "a") == network_fingerprint(len, "a") != network_fingerprint(len, "b")
+
+
+def test_settings_count_as_far_as_they_are_printed() -> None:
+    first, second = (torch.nn.Sequential(torch.nn.MaxPool2d(2, stride)) for stride in (1, 2))
+    assert network_fingerprint(first) != network_fingerprint(second)
+    assert network_fingerprint(first) == network_fingerprint(torch.nn.Sequential(torch.nn.MaxPool2d(2, 1)))
+
+
+class Halving(torch.nn.Module):
+    """Logits at half the resolution, in an object of several parts."""
+
+    def forward(self, images: torch.Tensor) -> dict[str, Any]:
+        pool = {3: torch.nn.functional.avg_pool1d, 4: torch.nn.functional.avg_pool2d, 5: torch.nn.functional.avg_pool3d}
+        return {"hidden": [images], "logits": pool[images.ndim](images, 2)}
+
+
+def test_logits_on_the_images_grid() -> None:
+    """Linear between the voxels' centres: of pairs' means a, b the four voxels are a, (3a + b) / 4, (a + 3b) / 4, b."""
+    image = torch.tensor([1.0, 3.0, 10.0, 14.0])
+    network = OnImageGrid(Halving(), output="logits")
+    line = network(image[None, None])
+    torch.testing.assert_close(line, torch.tensor([[[2.0, 4.5, 9.5, 12.0]]]))
+    for axes in (2, 3):
+        last = torch.zeros(2, 1, *[4] * axes) + image
+        torch.testing.assert_close(network(last), torch.zeros_like(last) + line.flatten())
+    # Where they lie on it already nothing is done.
+    assert torch.equal(OnImageGrid(torch.nn.Identity())(image[None, None]), image[None, None])
+
+
+def test_what_is_no_logits_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"got list"):
+        OnImageGrid(Halving(), output="hidden")(torch.zeros(1, 1, 4, 4))
+    with pytest.raises(ValueError, match=r"images of shape \(1, 1, 4, 4\), got shape \(1, 16\)"):
+        OnImageGrid(torch.nn.Flatten())(torch.zeros(1, 1, 4, 4))
+    with pytest.raises(ValueError, match="output='logits' reads"):
+        OnImageGrid(Halving(), output="logit")(torch.zeros(1, 1, 4, 4))
+
+
+def test_which_part_is_read_belongs_to_the_network() -> None:
+    one, other = OnImageGrid(network(), output=0), OnImageGrid(network(), output=1)
+    assert network_fingerprint(one) != network_fingerprint(other)
+    assert network_fingerprint(one) == network_fingerprint(OnImageGrid(network(), output=0))

@@ -1,0 +1,165 @@
+"""Files that appear whole or not at all, and locks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monai_saliency.errors import OutputError
+from monai_saliency.storage import files
+from monai_saliency.storage.files import atomic_path, is_running, locked, remove_stale, this_process
+
+DEAD = 4194305  # above the largest process number
+ME = f"process {os.getpid()} on {os.uname().nodename}"
+
+
+def test_temporary_files_of_killed_processes_go(tmp_path: Path) -> None:
+    """Also of one whose number this process has now, as in a container that was restarted."""
+    with atomic_path(tmp_path / "sub" / "x.npy") as temporary:
+        temporary.write_bytes(b"mine, and still at work")
+        prefix = temporary.name.split("-")
+
+        def of(process: str, host: str = prefix[1]) -> Path:
+            path = temporary.with_name("-".join([prefix[0], host, process, *prefix[3:]]))
+            path.write_bytes(b"half a file")
+            return path
+
+        of(f"{DEAD}")
+        of(f"{DEAD}.1")
+        of(f"{os.getpid()}.1")
+        kept = [temporary, of(f"{DEAD}", "elsewhere"), of(f"{os.getpid()}"), of("1.2.3")]
+        remove_stale(tmp_path / "sub", "deeper")
+        assert len(list(tmp_path.rglob(".tmp*"))) == 7
+        remove_stale(tmp_path)
+        assert sorted(tmp_path.rglob(".tmp*")) == sorted(kept)
+    assert (tmp_path / "sub" / "x.npy").read_bytes() == b"mine, and still at work"
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = this_process()
+    assert mine.startswith(f"{os.getpid()}.")
+    assert is_running(mine)
+    assert is_running(f"{os.getpid()}")
+    for process in (f"{os.getpid()}.1", f"{DEAD}", mine.replace(f"{os.getpid()}", f"{DEAD}")):
+        assert not is_running(process)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    assert child.pid is not None
+    assert is_running(f"{child.pid}.{files._started(child.pid)}")
+    child.kill()
+    child.join()
+    assert not is_running(f"{child.pid}")
+    # Where the system does not say when.
+    monkeypatch.setattr(files, "_started", lambda process: "")
+    assert this_process() == f"{os.getpid()}"
+    assert is_running(mine)
+
+
+def test_who_does_not_wait_is_told_who_holds(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "lock"
+    for _ in range(2):
+        with locked(path, wait=False) as holder:
+            assert holder is None
+            with locked(path, wait=False) as other:
+                assert other == ME
+            with locked(path, wait=False) as other:  # asking does not take it away
+                assert other == ME
+
+
+def test_who_waits_comes_next(tmp_path: Path) -> None:
+    path, order = tmp_path / "lock", []
+
+    def wait() -> None:
+        with locked(path) as holder:
+            order.append(("second", holder))
+
+    thread = threading.Thread(target=wait)
+    with locked(path):
+        thread.start()
+        time.sleep(0.1)
+        order.append(("first", None))
+    thread.join()
+    assert order == [("first", None), ("second", None)]
+
+
+def test_a_killed_process_lets_go(tmp_path: Path) -> None:
+    code = "import sys, time; from monai_saliency.storage.files import locked\n"
+    code += "with locked(sys.argv[1]): print('held', flush=True); time.sleep(60)"
+    path = tmp_path / "lock"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    with locked(path, wait=False) as holder:
+        assert holder == f"process {process.pid} on {os.uname().nodename}"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with locked(path, wait=False) as holder:
+        assert holder is None
+    assert path.read_text().strip() == ME
+
+
+def test_lock_files_are_open_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS demands, which turns flock into POSIX locks."""
+    flock, modes = fcntl.flock, []
+
+    def as_nfs(file: Any, operation: int) -> None:
+        modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE)
+        fcntl.lockf(file, operation)  # raises EBADF for a file that is only read
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs)
+    with locked(tmp_path / "lock") as holder, locked(tmp_path / "lock", wait=False) as other:
+        assert holder is None
+        assert other == ME
+    assert modes == [os.O_RDWR] * 2
+
+
+def test_a_file_system_without_locks_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(file: Any, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    files._warn_no_locks.cache_clear()
+    monkeypatch.setattr(fcntl, "flock", none)
+    with caplog.at_level(logging.WARNING):
+        for wait in (True, False):
+            with locked(tmp_path / "lock", wait) as holder, locked(tmp_path / "lock", wait) as other:
+                assert holder is None
+                assert other is None
+    (record,) = caplog.records
+    assert "no locks ([Errno 37] No locks available)" in record.getMessage()
+
+
+def test_a_lock_that_nobody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SMB refuses a taken lock, and reading a locked file, with "permission denied"."""
+
+    def smb(file: Any, operation: int) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "lock").write_text("")
+    monkeypatch.setattr(fcntl, "flock", smb)
+    with locked(tmp_path / "lock", wait=False) as holder:
+        assert holder == "another run"
+
+
+def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with (
+        pytest.raises(OutputError, match=r"cannot write .*lock: (Not a directory|File exists)\. .* run again"),
+        locked(tmp_path / "file" / "lock"),
+    ):
+        pass

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.paths import ROOT
+from monai.transforms import (
+    Compose,
+    EnsureTyped,
+    Flipd,
+    Lambdad,
+    LoadImaged,
+    RandFlipd,
+    ScaleIntensityRanged,
+    Spacingd,
+    Transform,
+)
+from monai.utils import GridSampleMode
+
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, input_files, library_versions
+
+
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+class Settings(Transform):
+    """Holds whatever it is given."""
+
+    __slots__ = ("__hidden",)
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+        self.__hidden = values.get("hidden")
+
+    def __call__(self, data: Any) -> Any:
+        return data
+
+
+DISTINCT = [
+    *(0, 1, -1, True, False, None, 0.0, -0.0, 1.0, math.inf, math.nan, "", "1", "None", b"", b"1", 1j),
+    *(
+        (),
+        [],
+        {},
+        set(),
+        (1,),
+        [1],
+        {1: 2},
+        {2: 1},
+        {"1": 2},
+        {1},
+        ["ab", "c"],
+        ["a", "bc"],
+        [["a"], "b"],
+        [["a", "b"]],
+    ),
+    *(Path("a"), "a", torch.float32, torch.float64, torch.device("cpu"), "cpu", np.dtype("f4"), np.float32, float),
+    *(np.zeros(2), np.zeros(2, "f4"), np.zeros((2, 1)), np.zeros((1, 2)), np.array([0, 1.0]), np.float64(0)),
+    *(torch.zeros(2), torch.zeros(2, dtype=torch.float64), torch.zeros(2, 1), torch.tensor([0.0, -0.0])),
+    *(GridSampleMode.NEAREST, GridSampleMode.BILINEAR, "nearest", math, np),
+    *(double, np.abs, np.clip, torch.abs, torch.relu, torch.nn.functional.pad, len, abs, math.sin),
+    *(functools.partial(double), functools.partial(np.clip, a_min=0), functools.partial(np.clip, a_min=1)),
+    *(Settings(), Settings(a=1), Settings(a=2), Settings(b=1), Settings(hidden=1), Settings(a=Settings()), Settings),
+    *(Flipd("image", 0), Flipd("image", 1), Flipd("label", 0), Flipd("image", [0, 1]), Flipd("image", lazy=True)),
+    *(Spacingd("image", (1, 1, 1)), Spacingd("image", (1, 1, 2)), Spacingd("image", (1, 1, 1), mode="nearest")),
+    ScaleIntensityRanged("image", 0, 1),
+    ScaleIntensityRanged("image", 0, 1, clip=True),
+    *(LoadImaged("image"), LoadImaged("image", dtype=np.float64), LoadImaged("image", reader="NibabelReader")),
+    LoadImaged("image", reader="NibabelReader", as_closest_canonical=True),
+    *(EnsureTyped("image"), EnsureTyped("image", dtype=torch.float64), EnsureTyped("image", track_meta=False)),
+    *(Lambdad("image", np.abs), Lambdad("image", double), Lambdad("image", functools.partial(np.clip, a_min=0))),
+    *(Compose([Flipd("image", 0)]), Compose([Flipd("image", 0)], lazy=True), Compose([Compose([Flipd("image", 0)])])),
+]
+
+
+def test_all_differ() -> None:
+    seen: dict[str, Any] = {}
+    for value in DISTINCT:
+        assert seen.setdefault(fingerprint(value), value) is value
+
+
+def test_another_process_agrees() -> None:
+    """Under another hash seed, with other memory addresses."""
+    code = (
+        "import test_fingerprint as t, random; junk = [object() for _ in range(random.randrange(10**5))]\n"
+        "print('\\n'.join(t.fingerprint(value) for value in t.DISTINCT))"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "77",
+        "PYTHONPATH": f"{Path(__file__).parent}:{ROOT}",
+    }
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    # The module is imported as `test_fingerprint` here too.
+    assert found.stdout.split() == [fingerprint(value) for value in DISTINCT]
+
+
+def test_equal_values_agree() -> None:
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    assert fingerprint({"x", "y", "z"}) == fingerprint({"z", "x", "y"})
+    assert fingerprint(np.arange(6).reshape(2, 3)) == fingerprint(np.asfortranarray(np.arange(6).reshape(2, 3)))
+    assert fingerprint(Spacingd("image", (1, 1, 1))) == fingerprint(Spacingd("image", (1, 1, 1)))
+    image = torch.rand(1, 3, 4)
+    used = Flipd("image", 0)
+    before = fingerprint(used)
+    used({"image": image})
+    assert fingerprint(used) == before
+
+
+def test_a_reader_that_has_read_agrees(tmp_path: Path) -> None:
+    """Where the file that it read last counted, no second dataset with the same transforms would find the cache."""
+    nib.save(nib.Nifti1Image(np.zeros((2, 3, 4), np.float32), np.eye(4)), tmp_path / "a.nii")
+    load = LoadImaged("image")
+    load({"image": str(tmp_path / "a.nii")})
+    assert fingerprint(load) == fingerprint(LoadImaged("image"))
+
+
+def test_cycles_end() -> None:
+    one, two = Settings(), Settings()
+    one.other, one.name, two.other, two.name = two, 1, one, 2  # type: ignore[attr-defined]
+    assert fingerprint(one) != fingerprint(two)
+
+
+def _local() -> Any:
+    def inner(x: Any) -> Any:
+        return x
+
+    class Inner(Transform):
+        def __call__(self, data: Any) -> Any:
+            return data
+
+    return inner, Inner()
+
+
+module_lambda = lambda x: x  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (lambda x: x, "a lambda"),
+        (module_lambda, "a lambda"),
+        (_local()[0], "a local function"),
+        (_local()[1], "the local class .*Inner"),
+        (functools.partial(lambda x: x), "a lambda"),
+        (Lambdad("image", lambda x: x), "a lambda"),
+        (Compose([Lambdad("image", lambda x: x)]), "a lambda"),
+        (object(), "object, which shows no state"),
+        (iter([1]), "list_iterator"),
+        (torch.Generator(), "Generator"),
+        (np.random.RandomState(0), "RandomState"),
+        (np.random.normal, "RandomState"),
+        (random.random, "Random"),
+        (torch.jit.trace(torch.nn.Linear(1, 1), torch.zeros(1)), "holds more|shows no state|object of"),
+        (Settings(x=RandFlipd("image")), "the random transform .*RandFlipd"),
+        (torch.eye(2).to_sparse(), "a tensor of layout"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_told(value: Any, why: str) -> None:
+    with pytest.raises(Unfingerprintable, match=why):
+        fingerprint(value)
+
+
+def test_changed_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transforms of one's own have no version: the file that defines them, or a base, counts."""
+    monkeypatch.syspath_prepend(tmp_path)
+    prints = []
+    (tmp_path / "ms_code.py").write_text("from ms_base import *\nclass Mine(Base): pass\n")
+    for number in range(2):
+        (tmp_path / "ms_base.py").write_text(f"class Base:\n    factor = {number}\n" + "#" * number)
+        for name in ("ms_base", "ms_code"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        prints.append(fingerprint(importlib.import_module("ms_code").Mine()))
+    assert prints[0] != prints[1]
+
+
+def test_versions() -> None:
+    assert set(library_versions()) == {"monai_saliency", "monai", "torch", "numpy", "nibabel"}
+    assert library_versions()["torch"] == torch.__version__
+
+
+class TestInputFiles:
+    def test_which(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Files under any key and depth, all of a folder, both of a pair; not a name that happens to be a folder."""
+        monkeypatch.chdir(tmp_path)
+        for name in ("a.nii", "b.nii", "l.nii", "dicom/1.dcm", "dicom/x/2.dcm", "p.hdr", "p.img", "q.img", "sub/1"):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x")
+        case = {
+            "case": "sub",
+            "image": [str(tmp_path / "a.nii"), Path("b.nii")],
+            "label": "",
+            "more": {"deep": ("dicom", "p.hdr")},
+            "gone": "gone.nii",
+            "text": "x" * 5000,
+            "nul": "a\0b",
+            "number": 3,
+        }
+        found = [row[0] for row in input_files(case)]
+        assert found == [str(tmp_path / "a.nii"), "b.nii", "dicom/1.dcm", "dicom/x/2.dcm", "p.hdr", "p.img"]
+
+    def test_what_tells_them(self, tmp_path: Path) -> None:
+        scan = tmp_path / "a.nii"
+        scan.write_bytes(b"one")
+        by_time, by_content = input_files({"image": scan}), input_files({"image": scan}, checksum=True)
+        os.utime(scan, ns=(1, 1))
+        assert input_files({"image": scan}) != by_time
+        assert input_files({"image": scan}, checksum=True) == by_content
+        by_time = input_files({"image": scan})
+        scan.write_bytes(b"two")
+        os.utime(scan, ns=(1, 1))
+        # Equal in size and time: only the content tells.
+        assert input_files({"image": scan}) == by_time
+        assert input_files({"image": scan}, checksum=True) != by_content

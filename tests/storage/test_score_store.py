@@ -1,0 +1,325 @@
+"""Scores on disk: what is kept is never computed again, what changed is never served."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import monai.bundle
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.own_bundle import BATCH, BATCHES, NUM_MASKS, forwards, launch, settings
+from helpers.scans import LPS, write_scan
+
+import monai_saliency as ms
+from monai_saliency.storage.files import temporary_path
+from monai_saliency.storage.score_store import ScoreStore
+
+TARGET = ms.ClassScore("all", activation="softmax")
+
+
+class Stopped(BaseException):
+    """As sudden as a signal: nothing of ours catches it."""
+
+
+class Network(torch.nn.Module):
+    """Counts its batches, and stops in the middle of one of them."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.randn(2, 12 * 10))
+        self.stop_at, self.batches = stop_at, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches += 1
+        if self.batches == self.stop_at:
+            raise Stopped
+        return x.flatten(1) @ self.weight.T
+
+
+def first(output: torch.Tensor) -> torch.Tensor:
+    return output
+
+
+@pytest.fixture
+def image() -> torch.Tensor:
+    return torch.rand(1, 1, 12, 10, generator=torch.Generator().manual_seed(1))
+
+
+def explain(image: torch.Tensor, network: Network, store: ScoreStore, key: str = "k") -> list[ms.Explanation]:
+    names = [f"case_{i}" for i in range(len(image))]
+    inferer = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH)
+    return inferer.explain(image, network, names=names, stored=[store.open(name, key) for name in names])
+
+
+@pytest.mark.parametrize("stop_at", range(2, BATCHES + 1))
+def test_resumes_in_the_middle_of_a_case(image: torch.Tensor, tmp_path: Path, stop_at: int) -> None:
+    """Law 7: to the bit, and at most one batch is lost besides the one that vouches for the stored scores."""
+    whole = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH).explain(image, Network())[0]
+    store, stopped, resumed = ScoreStore(tmp_path), Network(stop_at), Network()
+    with pytest.raises(Stopped):
+        explain(image, stopped, store)
+    (explanation,) = explain(image, resumed, store)
+    assert torch.equal(explanation.saliency, whole.saliency)
+    assert torch.equal(explanation.scores, whole.scores)
+    # Stopped in batch s, s - 1 are done, of which the last is still unwritten and the first runs again.
+    assert resumed.batches <= 1 + BATCHES - max(stop_at - 2, 1)
+    again = Network()
+    (explanation,) = explain(image, again, store)
+    assert again.batches == 1
+    assert explanation.num_forwards == BATCH
+    assert torch.equal(explanation.saliency, whole.saliency)
+
+
+def test_two_cases_in_one_batch_resume(image: torch.Tensor, tmp_path: Path) -> None:
+    both = torch.cat([image, 1 - image])
+    whole = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH).explain(both, Network())
+    total = -(-2 * (NUM_MASKS + 1) // BATCH)
+    for stop_at in (3, total // 2, total // 2 + 1, total):
+        store = ScoreStore(tmp_path / str(stop_at))
+        with pytest.raises(Stopped):
+            explain(both, Network(stop_at), store)
+        for a, b in zip(explain(both, Network(), store), whole, strict=True):
+            assert torch.equal(a.saliency, b.saliency)
+
+
+def test_scores_of_another_network_are_not_used(image: torch.Tensor, tmp_path: Path) -> None:
+    """Law 8, the second guard: even under one key, the unperturbed image must score the same."""
+    store = ScoreStore(tmp_path)
+    explain(image, Network(), store)
+    changed = Network()
+    changed.weight.data[0, 0] += 1
+    (explanation,) = explain(image, changed, store)
+    assert changed.batches == BATCHES
+    changed.batches = 0
+    expected = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH).explain(image, changed)[0]
+    assert torch.equal(explanation.saliency, expected.saliency)
+
+
+def test_a_network_that_reuses_its_output(image: torch.Tensor, tmp_path: Path) -> None:
+    """What is stored is not what the next batch overwrites."""
+    inner, out = Network(), torch.zeros(BATCH, 2)
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        if inner.batches == BATCHES - 1:
+            raise Stopped
+        return out.copy_(inner(x))
+
+    scores = ScoreStore(tmp_path).open("case", "k")
+    inferer = ms.rise(NUM_MASKS, 3, target=ms.FunctionScore(first), mask_batch_size=BATCH)
+    with pytest.raises(Stopped):
+        inferer.explain(image, network, stored=[scores])
+    (whole,) = inferer.explain(image, Network())
+    found = scores.ranges()
+    assert len(found) >= BATCHES - 3
+    for start, stop, values in found:
+        np.testing.assert_array_equal(values, whole.scores[start:stop])
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"\x80\x04N."])
+def test_damaged_ranges_are_computed_again(image: torch.Tensor, tmp_path: Path, damage: bytes) -> None:
+    store = ScoreStore(tmp_path)
+    (whole,) = explain(image, Network(), store)
+    (path,) = tmp_path.rglob(f"0-{NUM_MASKS}.npy")
+    path.write_bytes(damage)
+    network = Network()
+    (explanation,) = explain(image, network, store)
+    assert network.batches == BATCHES
+    assert torch.equal(explanation.saliency, whole.saliency)
+    assert np.load(path, allow_pickle=False).shape == (NUM_MASKS, 2)
+
+
+def test_no_damage_of_a_header_fails_a_case(tmp_path: Path) -> None:
+    """Python reads it: what a flipped bit makes of it raises errors of many kinds."""
+    scores = ScoreStore(tmp_path).open("case", "k")
+    scores.finish(torch.zeros(3, 2))
+    (path,) = scores.folder.glob("*.npy")
+    whole = path.read_bytes()
+    for place in range(128):
+        for bit in (1, 8, 64):
+            damaged = bytearray(whole)
+            damaged[place] ^= bit
+            path.write_bytes(damaged)
+            scores.ranges()
+
+
+def test_a_kill_while_scores_are_removed_leaves_none_under_a_new_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = ScoreStore(tmp_path).open("case", "k")
+    scores.resume(torch.zeros(2))
+    for start in (0, 4, 8):
+        scores.add(start, start + 4, torch.zeros(4, 2))
+    scores.flush()
+    unlink, left = Path.unlink, [2]
+
+    def stops(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".npy" and not path.name.startswith("."):
+            if not left[0]:
+                raise Stopped
+            left[0] -= 1
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", stops)
+    with pytest.raises(Stopped):
+        scores.resume(torch.ones(2))
+    monkeypatch.undo()
+    scores.resume(torch.ones(2))
+    assert scores.ranges() == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_another_has_just_begun_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """Two find the scores of another network at once, and one is further before or after the other has read them."""
+    store, reference = ScoreStore(tmp_path), torch.ones(2)
+    one, other = store.open("case", "k"), store.open("case", "k")
+    one.resume(torch.zeros(2))
+    one.add(8, 12, torch.zeros(4, 2))
+    one.flush()
+    look = other.reference
+
+    def begin() -> None:
+        one.resume(reference)
+        one.add(0, 4, torch.ones(4, 2))
+        one.flush()
+
+    def meanwhile() -> np.ndarray | None:
+        if before:
+            begin()
+        found = look()
+        if not before:
+            begin()
+        return found
+
+    monkeypatch.setattr(other, "reference", meanwhile)
+    other.resume(reference)
+    assert [(start, stop) for start, stop, _ in other.ranges()] == [(0, 4)]
+
+
+def test_what_another_writer_is_about_to_rename_is_left_alone(tmp_path: Path) -> None:
+    scores = ScoreStore(tmp_path).open("case", "k")
+    scores.resume(torch.zeros(2))
+    writing = [temporary_path(scores.folder / name) for name in ("0-37.npy", "reference.npy")]
+    for path in writing:
+        path.touch()
+    scores.finish(torch.zeros(37, 2))
+    scores.resume(torch.ones(2))  # of another network: what is stored is removed
+    assert sorted(scores.folder.iterdir()) == sorted([*writing, scores.folder / "reference.npy"])
+
+
+def test_any_estimator_from_the_store_alone(image: torch.Tensor, tmp_path: Path) -> None:
+    store = ScoreStore(tmp_path)
+    explain(image, Network(), store)
+    scores = store.open("case_0", "k")
+    ((start, stop, values),) = scores.ranges()
+    reference = scores.reference()
+    assert reference is not None
+    masks = ms.RISEMasks(NUM_MASKS, 3).bind(image[0])
+    for estimator in (ms.RISEScoring(0.5), ms.RISEScoring(), ms.OcclusionScoring()):
+        rebuilt = estimator.compute(masks, range(start, stop), torch.from_numpy(values), torch.from_numpy(reference))
+        inferer = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH, estimator=estimator)
+        assert torch.equal(rebuilt, inferer.explain(image, Network())[0].saliency)
+
+
+def test_one_run_holds_a_case(tmp_path: Path) -> None:
+    store, other = ScoreStore(tmp_path), ScoreStore(tmp_path)
+    with store.claim("a") as holder, other.claim("b") as free:
+        assert holder is None
+        assert free is None
+        with other.claim("a") as taken:
+            assert taken == f"process {os.getpid()} on {os.uname().nodename}"
+    with other.claim("a") as holder:
+        assert holder is None
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> Path:
+    for seed in range(3):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    return tmp_path
+
+
+def test_only_what_changed_is_computed_again(cohort: Path) -> None:
+    """A scan, a weight or a setting changes: counted in batches. Unchanged cases run one, which vouches for them."""
+    count = lambda: forwards(cohort, "out")  # noqa: E731
+    monai.bundle.run(**settings(cohort, "out"))
+    assert count() == 3 * BATCHES
+    before = {path: nib.load(path).get_fdata() for path in (cohort / "out").glob("*.nii.gz")}
+    monai.bundle.run(**settings(cohort, "out"))
+    assert count() == 3 * BATCHES + 3
+    for path, data in before.items():
+        np.testing.assert_array_equal(nib.load(path).get_fdata(), data)
+
+    write_scan(cohort / "cohort" / "s1.nii.gz", (13, 12, 14), LPS, seed=9)
+    monai.bundle.run(**settings(cohort, "out"))
+    assert count() == 3 * BATCHES + 3 + BATCHES + 2
+
+    start = count()
+    monai.bundle.run(**settings(cohort, "out", seed=1))
+    assert count() == start + 3 * BATCHES
+    changed = settings(cohort, "out")
+    changed["network_def"] |= {"seed": 1}  # type: ignore[operator]
+    start = count()
+    monai.bundle.run(**changed)
+    assert count() == start + 3 * BATCHES
+
+
+@pytest.mark.slow
+def test_killed_at_25_moments(cohort: Path) -> None:
+    """Each time resumed; in the end the maps of a run that was left alone, and at most two batches lost a kill."""
+    assert launch(cohort, "whole", 0.0).wait() == 0
+    expected = {p.name: np.asarray(nib.load(p).dataobj).tobytes() for p in (cohort / "whole").glob("*.nii.gz")}
+    assert len(expected) == 3
+    draw, kills, lost = random.Random(0), 0, []
+    out = 0
+    while kills < 25:
+        name = f"out{out}"
+        while kills < 25:
+            log = cohort / f"{name}.log"
+            lines = len(log.read_text().split()) if log.exists() else 0
+            process = launch(cohort, name, 0.05)
+            # Kill some time after its first forward: most of the time before is Python's own start.
+            while process.poll() is None and (not log.exists() or len(log.read_text().split()) == lines):
+                time.sleep(0.01)
+            time.sleep(draw.uniform(0, 0.5))
+            if process.poll() is not None:
+                assert process.returncode == 0
+                break
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        else:
+            assert launch(cohort, name, 0.0).wait() == 0
+        found = {p.name: np.asarray(nib.load(p).dataobj).tobytes() for p in (cohort / name).glob("*.nii.gz")}
+        assert found == expected
+        assert not list((cohort / name).rglob(".tmp*"))
+        # Every visit to a case is one forward of one image (the prediction) and one batch that vouches for its scores.
+        sizes = (cohort / f"{name}.log").read_text().split()
+        visits = sizes.count("1")
+        lost.append((sizes.count(str(BATCH)) - visits) - 3 * (BATCHES - 1))
+        out += 1
+    assert sum(lost) <= 2 * kills
+
+
+@pytest.mark.slow
+def test_two_runs_on_one_folder(cohort: Path) -> None:
+    """Each case is done once, or left to the one who holds it; nothing is clobbered."""
+    assert launch(cohort, "whole", 0.0).wait() == 0
+    runs = [launch(cohort, "out", 0.1), launch(cohort, "out", 0.1)]
+    errors = [process.communicate()[1] for process in runs]
+    assert [process.returncode for process in runs] == [0, 0], errors
+    for path in (cohort / "whole").glob("*.nii.gz"):
+        found = nib.load(cohort / "out" / path.name)
+        assert np.asarray(found.dataobj).tobytes() == np.asarray(nib.load(path).dataobj).tobytes()
+    table = (cohort / "out" / "summary.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in table[1:]] == ["s0", "s1", "s2"]
+    # No range of masks was computed twice: what is more than once is the batch that vouches for the scores.
+    assert forwards(cohort, "out") <= 3 * BATCHES + 3

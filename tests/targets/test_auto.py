@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from monai.transforms import Activations, Activationsd, AsDiscreted, Compose, Invertd, SaveImaged
+
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.targets import ClassScore, DetectionScore, EmbeddingSimilarity, RegionScore, RegressionScore
+from monai_saliency.targets.auto import AutoTarget, Reading, finds_nothing, read_postprocessing
+
+FLAT, SOLID = Case("flat", torch.zeros(1, 4, 4)), Case("solid", torch.zeros(1, 4, 4, 4))
+
+
+def readings(**reading: Any) -> dict[Any, Reading]:
+    return {"pred": Reading(**reading)}
+
+
+def test_postprocessing_is_read_key_by_key() -> None:
+    transform = Compose(
+        [
+            Activationsd(keys="pred", softmax=True),
+            Compose([Invertd("pred", Compose([]), orig_keys="image"), SaveImaged("pred")]),
+            AsDiscreted(keys=["pred", "label"], argmax=[True, False], to_onehot=[2, 2]),
+            Activationsd(keys=["type", "edge"], sigmoid=[False, True], softmax=[True, False]),
+            AsDiscreted(keys="edge", threshold=0.5),
+        ]
+    )
+    assert read_postprocessing(transform) == {
+        "pred": Reading("softmax", "argmax"),
+        "label": Reading(),
+        "type": Reading("softmax"),
+        "edge": Reading("sigmoid", "threshold"),
+    }
+    assert read_postprocessing(Activations(sigmoid=True)) == readings(activation="sigmoid")
+    assert read_postprocessing(None) == {}
+
+
+LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
+
+
+@pytest.mark.parametrize(
+    ("output", "reading", "labels", "score"),
+    [
+        # Single-label: the predicted class, by softmax unless the output is probabilities.
+        (LOGITS, {"activation": "softmax"}, [1], LOGITS.softmax(1)[0, 1]),
+        (LOGITS, {"discrete": "argmax"}, [1], LOGITS.softmax(1)[0, 1]),
+        (LOGITS, {}, [1], LOGITS.softmax(1)[0, 1]),
+        (LOGITS.softmax(1), {"discrete": "argmax"}, [1], LOGITS.softmax(1)[0, 1]),
+        # Several labels: all above one half, else the likeliest.
+        (LOGITS, {"activation": "sigmoid"}, [0, 1], torch.tensor([1.0, 3.0]).sigmoid()),
+        (LOGITS, {"discrete": "threshold"}, [0, 1], torch.tensor([1.0, 3.0]).sigmoid()),
+        (LOGITS - 9, {"activation": "sigmoid"}, [1], torch.tensor(-6.0).sigmoid()),
+        (torch.tensor([[0.9, 0.8, 0.1]]), {}, [0, 1], torch.tensor([0.9, 0.8])),
+        # Saturated: the logit.
+        (LOGITS * 20, {"activation": "softmax"}, [1], torch.tensor(60.0)),
+    ],
+)
+def test_classification(output: torch.Tensor, reading: dict[str, Any], labels: list[int], score: torch.Tensor) -> None:
+    bound = AutoTarget(readings(**reading) if reading else None).bind(output, FLAT)
+    assert list(bound.labels) == labels
+    torch.testing.assert_close(bound(output)[0], torch.atleast_1d(score), rtol=1e-5, atol=1e-6)
+
+
+def test_number_that_nothing_reads_as_a_class_is_explained_by_its_value() -> None:
+    bound = AutoTarget().bind(torch.tensor([[61.5]]), SOLID)
+    assert bound(torch.tensor([[61.5], [60.0]])).tolist() == [[61.5], [60.0]]
+    assert isinstance(
+        AutoTarget(readings(activation="sigmoid")).choose(torch.tensor([[5.0]]), SOLID).target, ClassScore
+    )
+
+
+def segmentation() -> torch.Tensor:
+    """Class 2 in four voxels, class 1 in two, background elsewhere."""
+    logits = torch.zeros(1, 4, 4, 4)
+    logits[0, 0] = 1
+    logits[0, 2, 0, :] = 3
+    logits[0, 1, 1, :2] = 2
+    return logits
+
+
+def test_segmentation_explains_each_predicted_channel_in_its_region() -> None:
+    output = segmentation()
+    bound = AutoTarget(readings(activation="softmax")).bind(output, FLAT)
+    assert list(bound.labels) == [1, 2]
+    expected = [output.softmax(1)[0, 1, 1, 0], output.softmax(1)[0, 2, 0, 0]]
+    torch.testing.assert_close(bound(output)[0], torch.stack(expected))
+
+
+def test_overlapping_channels_are_each_above_one_half() -> None:
+    output = segmentation() - 1.5
+    assert list(AutoTarget(readings(activation="sigmoid")).bind(output, FLAT).labels) == [1, 2]
+    bound = AutoTarget().bind(output.sigmoid(), FLAT)
+    assert list(bound.labels) == [1, 2]
+    assert bound(output.sigmoid())[0, 1] == pytest.approx(float(torch.tensor(1.5).sigmoid()), rel=1e-5)
+
+
+def test_empty_segmentation_is_explained_by_its_likeliest_channel() -> None:
+    output = torch.zeros(1, 3, 4, 4)
+    output[:, 0], output[:, 2] = 5, 1
+    choice = AutoTarget(readings(activation="softmax")).choose(output, FLAT)
+    assert "no voxel is predicted" in choice.words
+    assert list(choice.target.bind(output, FLAT).labels) == [2]
+
+
+def test_at_most_ten_channels_are_explained_and_the_words_say_so() -> None:
+    output = torch.zeros(1, 17, 4, 4)
+    output[0, 1:].view(16, 16).fill_diagonal_(5.0)
+    output[0, 12, 0, 0] = 9  # two voxels
+    choice = AutoTarget(readings(activation="softmax")).choose(output, FLAT)
+    labels = choice.target.bind(output, FLAT).labels
+    assert len(labels) == 10
+    assert 12 in labels
+    assert "the largest of 15" in choice.words
+    assert len(AutoTarget(classes="all").bind(output, FLAT).labels) == 17
+
+
+def test_first_part_that_is_named_like_a_prediction_is_explained() -> None:
+    output = {"edges": torch.rand(1, 2, 4, 4), "class_map": segmentation(), "features": [torch.rand(1, 8, 2, 2)]}
+    choice = AutoTarget({"class_map": Reading("sigmoid")}).choose(output, FLAT)
+    assert choice.path == ("class_map",)
+    assert choice.target.activation == "sigmoid"  # type: ignore[attr-defined]
+    assert AutoTarget(output="edges").choose(output, FLAT).path == ("edges",)
+    assert AutoTarget().choose([segmentation(), torch.rand(1, 4, 2, 2)], FLAT).path == (0,)
+
+
+def test_landmarks_are_explained_by_how_near_they_stay() -> None:
+    output = torch.arange(20.0).reshape(1, 2, 10)
+    choice = AutoTarget().choose(output, FLAT)
+    assert isinstance(choice.target, EmbeddingSimilarity)
+    bound = AutoTarget().bind(output, FLAT)
+    moved = output.clone()
+    moved[0, 0, 0] += 3
+    moved[0, 1, 0] += 4
+    assert bound(torch.cat([output, moved])).flatten().tolist() == pytest.approx([0, -5])
+    assert isinstance(AutoTarget(classes=[3]).choose(output, FLAT).target, RegressionScore)
+
+
+def detections(scores: list[float]) -> list[dict[str, torch.Tensor]]:
+    boxes = torch.tensor([[0, 0, 0, 2, 2, 2], [1, 1, 1, 4, 4, 4], [2, 2, 2, 3, 3, 3]])[: len(scores)].float()
+    return [{"box": boxes, "label": torch.zeros(len(scores), dtype=torch.long), "label_scores": torch.tensor(scores)}]
+
+
+def test_boxes_are_explained_where_sure_else_the_surest() -> None:
+    found = AutoTarget().choose(detections([0.9, 0.2, 0.6]), SOLID)
+    assert isinstance(found.target, DetectionScore)
+    assert AutoTarget().bind(detections([0.9, 0.2, 0.6]), SOLID)(detections([0.9, 0.2, 0.6])).shape == (1, 2)
+    unsure = AutoTarget().bind(detections([0.1, 0.2]), SOLID)
+    torch.testing.assert_close(unsure(detections([0.1, 0.2])), torch.tensor([[0.2]]))
+    assert finds_nothing({key: value[:0] for key, value in detections([0.1])[0].items()})
+    assert not finds_nothing(detections([0.1])[0])
+    assert not finds_nothing(torch.zeros(0, 4))
+
+
+def test_image_that_nothing_reads_as_a_probability_is_explained_by_its_mean() -> None:
+    choice = AutoTarget().choose(torch.full((1, 1, 4, 4), 7.0), FLAT)
+    assert isinstance(choice.target, RegionScore)
+    assert "image regression" in choice.words
+
+
+def test_labels_and_nothing_are_refused() -> None:
+    with pytest.raises(CaseError, match="int64 labels"):
+        AutoTarget().bind(torch.zeros(1, 1, 4, 4, dtype=torch.long), FLAT)
+    with pytest.raises(CaseError, match="no tensor that could be explained"):
+        AutoTarget().bind({"text": "a report"}, FLAT)
+    with pytest.raises(ValueError, match="'predicted' or 'all', got 'best'"):
+        AutoTarget(classes="best")

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.apps.detection.networks.retinanet_detector import RetinaNetDetector
+from monai.apps.detection.utils.anchor_utils import AnchorGeneratorWithAnchorShape
+from xaitk_saliency.impls.gen_detector_prop_sal.drise_scoring import DRISEScoring
+
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.methods import rise
+from monai_saliency.networks.inputs import ListInput
+from monai_saliency.targets import DetectionScore
+
+CASES = {2: Case("ct_7", torch.zeros(1, 20, 20)), 3: Case("ct_7", torch.zeros(1, 20, 20, 20))}
+KEYS = ("boxes", "labels", "labels_scores")
+
+
+def detections(counts: list[int], dims: int, classes: int = 0, seed: int = 0, double: bool = False) -> list[dict]:
+    """Random boxes inside of 20 voxels: with scores of the best class, or of all classes and objectness."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.float64 if double else torch.float32
+    found = []
+    for count in counts:
+        corners = torch.randint(0, 12, (count, dims), generator=generator)
+        boxes = torch.cat([corners, corners + torch.randint(1, 9, (count, dims), generator=generator)], 1).to(dtype)
+        scores = torch.rand(count, *[classes] * bool(classes), generator=generator, dtype=dtype)
+        image = {"boxes": boxes, "labels": torch.randint(0, 3, (count,), generator=generator), "labels_scores": scores}
+        if classes:
+            image["objectness"] = torch.rand(count, generator=generator, dtype=dtype)
+            del image["labels"]
+        found.append(image)
+    return found
+
+
+def slow_similarity(reference: dict, image: dict) -> list[float]:
+    """The paper's similarity (its section 3), one pair of boxes at a time: of each reference box to the best match."""
+    best = []
+    for t in range(len(reference["boxes"])):
+        highest = 0.0
+        for j in range(len(image["boxes"])):
+            a, b = reference["boxes"][t].tolist(), image["boxes"][j].tolist()
+            dims = len(a) // 2
+            shared = math.prod(max(0.0, min(a[d + dims], b[d + dims]) - max(a[d], b[d])) for d in range(dims))
+            volumes = [math.prod(box[d + dims] - box[d] for d in range(dims)) for box in (a, b)]
+            overlap = shared / (sum(volumes) - shared)
+            if "labels" in image:
+                alike = float(reference["labels"][t] == image["labels"][j])
+                objectness = float(image["labels_scores"][j])
+            else:
+                p, q = reference["labels_scores"][t].tolist(), image["labels_scores"][j].tolist()
+                alike = sum(x * y for x, y in zip(p, q, strict=True)) / (math.hypot(*p) * math.hypot(*q))
+                objectness = float(image["objectness"][j])
+            highest = max(highest, overlap * alike * objectness)
+        best.append(highest)
+    return best
+
+
+def pick(image: dict, order: list[int]) -> dict:
+    return {key: value[order] for key, value in image.items()}
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("classes", [0, 4])
+@pytest.mark.parametrize("double", [False, True])
+def test_equals_the_paper_in_plain_loops(dims: int, classes: int, double: bool) -> None:
+    """Uneven numbers of detections, none among them, and rows that all have none."""
+    (reference,) = detections([6], dims, classes, seed=1, double=double)
+    perturbed = detections([5, 0, 1, 9, 0, 3], dims, classes, seed=2, double=double)
+    perturbed[3] = {key: torch.cat([value, reference[key]]) for key, value in perturbed[3].items()}
+    target = DetectionScore(0.0, objectness_key="objectness" if classes else None)
+    bound = target.bind([reference], CASES[dims])
+    sure = reference["labels_scores"]
+    sure = sure.amax(1) * reference["objectness"] if classes else sure
+    ordered = pick(reference, sure.argsort(descending=True).tolist())
+    expected = torch.tensor([slow_similarity(ordered, image) for image in perturbed])
+    scores = bound(perturbed)
+    assert scores.dtype == (torch.float64 if double else torch.float32)
+    torch.testing.assert_close(scores.float(), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(scores[[1, 4]], torch.zeros(2, 6).to(scores))
+    assert float(expected.max()) > 0.3
+    assert torch.equal(bound([perturbed[1], perturbed[4]]), torch.zeros(2, 6).to(scores))
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_dictionary_for_the_whole_batch_reads_the_same(dims: int) -> None:
+    images = detections([4, 4, 4], dims, classes=3)
+    batch = {key: torch.stack([image[key] for image in images]) for key in images[0]}
+    target = DetectionScore(0.0, objectness_key="objectness")
+    first = {key: value[:1] for key, value in batch.items()}
+    expected = target.bind(images[:1], CASES[dims])(images)
+    assert torch.equal(target.bind(first, CASES[dims])(batch), expected)
+
+
+def test_agrees_with_xaitk_saliency() -> None:
+    """Its boxes end at their last voxel, and it scales each map to a magnitude of 1; one-voxel masks show scores."""
+    (reference,) = detections([3], 2, classes=4, seed=5)
+    perturbed = detections([7] * 10, 2, classes=4, seed=6)
+
+    def rows(image: dict) -> np.ndarray:
+        corners = image["boxes"] - torch.tensor([0, 0, 1, 1])
+        return torch.cat([corners, image["objectness"][:, None], image["labels_scores"]], 1).double().numpy()
+
+    masks = np.eye(10).reshape(10, 2, 5)
+    theirs = DRISEScoring().generate(rows(reference), np.stack([rows(image) for image in perturbed]), masks)
+    bound = DetectionScore(0.0, objectness_key="objectness").bind([reference], CASES[2])
+    order = (reference["labels_scores"].amax(1) * reference["objectness"]).argsort(descending=True)
+    ours = bound(perturbed).T.numpy()
+    expected = theirs.reshape(3, 10)[order.numpy()]
+    np.testing.assert_allclose(ours / ours.max(axis=1, keepdims=True), expected, atol=1e-5)
+
+
+def box(*corners: float, label: int = 1, score: float = 0.9) -> dict[str, torch.Tensor]:
+    return {"boxes": torch.tensor([corners]), "labels": torch.tensor([label]), "labels_scores": torch.tensor([score])}
+
+
+def join(*images: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: torch.cat([image[key] for image in images]) for key in images[0]}
+
+
+class TestByHand:
+    REFERENCE = join(box(0, 0, 4, 4, score=0.8), box(8, 8, 12, 10, label=0, score=0.9), box(0, 0, 2, 2, score=0.3))
+
+    def test_reference_boxes_are_those_above_the_threshold_the_highest_first(self) -> None:
+        bound = DetectionScore().bind([self.REFERENCE], CASES[2])
+        assert bound.labels == ["box 1 (class 0)", "box 2 (class 1)"]
+        torch.testing.assert_close(bound([self.REFERENCE]), torch.tensor([[0.9, 0.8]]))
+        described = bound.describe()
+        assert (described["prediction"], described["probability"]) == (0, pytest.approx(0.9))
+        assert DetectionScore(max_boxes=1).bind([self.REFERENCE], CASES[2]).labels == ["box 1 (class 0)"]
+        assert len(DetectionScore(0.3).bind([self.REFERENCE], CASES[2]).labels) == 3
+
+    def test_moved_relabelled_and_lost_boxes(self) -> None:
+        bound = DetectionScore().bind([self.REFERENCE], CASES[2])
+        moved = join(box(8, 8, 12, 12, label=0, score=0.5), box(2, 0, 6, 4, score=0.6))
+        relabelled = join(box(8, 8, 12, 10, label=1), box(0, 0, 4, 4, label=2))
+        scores = bound([moved, relabelled, pick(moved, [])])
+        expected = [[0.5 * 0.5, 0.6 * 8 / 24], [0, 0], [0, 0]]
+        torch.testing.assert_close(scores, torch.tensor(expected))
+
+    def test_given_boxes(self) -> None:
+        """A lesion that was missed: what would bring it up?"""
+        missed = torch.tensor([[10.0, 0, 14, 4], [0, 0, 4, 4]])
+        output = [join(self.REFERENCE, box(10, 0, 14, 2, label=2, score=0.1))]
+        bound = DetectionScore(boxes=missed).bind(output, CASES[2])
+        assert bound.labels == ["box 1 (any class)", "box 2 (any class)"]
+        torch.testing.assert_close(bound(output), torch.tensor([[0.05, 0.8]]))
+        bound = DetectionScore(boxes=missed, classes=[0, 1]).bind(output, CASES[2])
+        assert bound.labels == ["box 1 (class 0)", "box 2 (class 1)"]
+        torch.testing.assert_close(bound(output), torch.tensor([[0.0, 0.8]]))
+
+    def test_given_boxes_of_each_image(self) -> None:
+        boxes = [torch.tensor([[0.0, 0, 4, 4]]), torch.tensor([[0.0, 0, 4, 2], [8, 8, 12, 10]])]
+        target = DetectionScore(boxes=boxes, classes=[[1], [1, 0]])
+        second = Case("b", CASES[2].image, 1)
+        torch.testing.assert_close(target.bind([self.REFERENCE], CASES[2])([self.REFERENCE]), torch.tensor([[0.8]]))
+        torch.testing.assert_close(target.bind([self.REFERENCE], second)([self.REFERENCE]), torch.tensor([[0.4, 0.9]]))
+        with pytest.raises(CaseError, match="case c: `boxes` holds 2 entries, one an image"):
+            target.bind([self.REFERENCE], Case("c", CASES[2].image, 2))
+
+    def test_given_classes_with_scores_of_all_classes(self) -> None:
+        """The cosine of the scores (0.6, 0.8) with the second class alone is 0.8; without objectness that is 1."""
+        boxes = torch.tensor([[0.0, 0, 4, 4]])
+        output = [{"boxes": boxes, "labels_scores": torch.tensor([[0.6, 0.8]])}]
+        bound = DetectionScore(boxes=boxes, classes=[1]).bind(output, CASES[2])
+        torch.testing.assert_close(bound(output), torch.tensor([[0.8]]))
+
+    def test_given_boxes_where_nothing_is_found(self) -> None:
+        empty = pick(self.REFERENCE, [])
+        bound = DetectionScore(boxes=torch.tensor([[0.0, 0, 4, 4]])).bind([empty], CASES[2])
+        assert torch.equal(bound([empty]), torch.zeros(1, 1))
+        assert bound.describe() == {}
+        torch.testing.assert_close(bound([empty, self.REFERENCE]), torch.tensor([[0.0], [0.8]]))
+
+    def test_images_without_boxes_may_lack_labels_and_the_axis_of_classes(self) -> None:
+        boxes = torch.tensor([[0.0, 0, 4, 4]])
+        output = [{"boxes": boxes, "labels_scores": torch.tensor([[0.6, 0.8]])}]
+        empty = {"boxes": torch.zeros(0), "labels_scores": torch.zeros(0)}
+        bound = DetectionScore().bind(output, CASES[2])
+        torch.testing.assert_close(bound([empty, *output]), torch.tensor([[0.0], [1.0]]))
+        assert torch.equal(bound([empty, empty]), torch.zeros(2, 1))
+
+    @pytest.mark.parametrize(
+        "keys", [("boxes", "labels", "labels_scores"), ("box", "label", "label_scores"), ("boxes", "labels", "scores")]
+    )
+    def test_keys_of_monai_the_model_zoo_and_torchvision(self, keys: tuple[str, ...]) -> None:
+        output = [dict(zip(keys, (self.REFERENCE[key] for key in KEYS), strict=True))]
+        torch.testing.assert_close(DetectionScore().bind(output, CASES[2])(output), torch.tensor([[0.9, 0.8]]))
+
+    def test_own_keys(self) -> None:
+        output = [dict(zip("abc", (self.REFERENCE[key] for key in KEYS), strict=True))]
+        torch.testing.assert_close(
+            DetectionScore(keys=["a", "b", "c"]).bind(output, CASES[2])(output), torch.tensor([[0.9, 0.8]])
+        )
+        with pytest.raises(CaseError, match=r"case ct_7: the detections have the keys \['a', 'b', 'c'\], not .*`keys`"):
+            DetectionScore().bind(output, CASES[2])
+
+    @pytest.mark.parametrize(
+        ("output", "settings", "match"),
+        [
+            (
+                [REFERENCE],
+                {"threshold": 0.95},
+                "no box that scores at least 0.95, the highest of its boxes scores 0.900",
+            ),
+            ([pick(REFERENCE, [])], {}, "no box that scores at least 0.5, it finds no box; lower `threshold`"),
+            (torch.zeros(1, 6), {}, "reads a list with one dictionary .* gave a Tensor; choose"),
+            ([torch.zeros(1, 6)], {}, "gave a list of Tensors; choose"),
+            ([REFERENCE], {"boxes": torch.zeros(2, 6)}, r"`boxes` must have shape \(M, 4\).*got \(2, 6\)"),
+            ([REFERENCE], {"boxes": torch.zeros(2, 4), "classes": [1]}, r"`classes` has shape \(1,\) for 2 boxes"),
+            (
+                [{"boxes": torch.ones(1, 4), "scores": torch.ones(1, 3)}],
+                {"boxes": torch.ones(1, 4), "classes": [3]},
+                r"class 3 is out of range: the network gives 3 classes",
+            ),
+            ([box(0, 0, 0, 1, 1, 1)], {}, r"this image has 4 corner coordinates, the network gave \(1, 6\)"),
+        ],
+    )
+    def test_what_it_cannot_explain(self, output: Any, settings: dict, match: str) -> None:
+        with pytest.raises(CaseError, match=f"case ct_7: .*{match}"):
+            DetectionScore(**settings).bind(output, CASES[2])
+
+    @pytest.mark.parametrize(
+        ("settings", "match"),
+        [
+            ({"max_boxes": 0}, "`max_boxes` must be at least 1, got 0"),
+            ({"keys": ["box"]}, "`keys` must name boxes, labels and scores"),
+            ({"classes": [1]}, "`classes` are those of `boxes`"),
+        ],
+    )
+    def test_wrong_settings(self, settings: dict, match: str) -> None:
+        with pytest.raises(ValueError, match=match):
+            DetectionScore(**settings)
+
+
+class _Heads(torch.nn.Module):
+    """As small as MONAI's RetinaNet can be: two heads on blocks of four voxels."""
+
+    spatial_dims, num_classes, num_anchors, size_divisible = 3, 2, 1, 4
+    cls_key, box_reg_key = "classification", "box_regression"
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.classes, self.boxes = torch.nn.Conv3d(1, 2, 4, 4), torch.nn.Conv3d(1, 6, 4, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+        return {self.cls_key: [self.classes(x)], self.box_reg_key: [0.1 * self.boxes(x)]}
+
+
+@pytest.mark.parametrize("inputs", [None, ListInput()])
+@pytest.mark.parametrize("mask_batch_size", [1, 5, 64])
+def test_monai_detector_equals_one_image_at_a_time(inputs: Any, mask_batch_size: int) -> None:
+    """Rows of two cases share batches; the scores are those of plain forwards and the paper's loops."""
+    detector = RetinaNetDetector(_Heads(), AnchorGeneratorWithAnchorShape((1,), base_anchor_shapes=((6, 6, 6),)))
+    detector.set_box_selector_parameters(score_thresh=0.5)
+    images = torch.rand(2, 1, 16, 16, 12, generator=torch.Generator().manual_seed(0))
+    explain = rise(6, 3, target=DetectionScore(0.0), inputs=inputs, mask_batch_size=mask_batch_size)
+    explanations = explain.explain(images, detector)
+    assert len({len(explanation.scores[0]) for explanation in explanations}) == 2
+    detector.eval()
+    with torch.no_grad():
+        for image, explanation in zip(images, explanations, strict=True):
+            (reference,) = detector(image[None])
+            reference = pick(reference, reference["labels_scores"].argsort(descending=True).tolist())
+            masks = explain.masks.bind(image).render(range(6))
+            expected = [slow_similarity(reference, detector((mask * image)[None])[0]) for mask in masks]
+            torch.testing.assert_close(explanation.scores, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(explanation.reference_scores, reference["labels_scores"], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from monai.data import MetaTensor
+from monai.transforms import (
+    Compose,
+    EnsureChannelFirstd,
+    Invertd,
+    LoadImaged,
+    Orientationd,
+    ResizeWithPadOrCropd,
+    ScaleIntensityd,
+    Spacingd,
+)
+
+from monai_saliency import ClassScore, Saliency, Saliencyd, channel_occlusion, sliding_window
+from monai_saliency.errors import CaseError
+from monai_saliency.transforms import CheckScand, SaveSaliencyd
+
+TOTAL = ClassScore([0], "none")
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    """A network whose score is the sum of squares, twice over for a second class."""
+    score = (x**2).flatten(1).sum(1, keepdim=True)
+    return torch.cat([score, 2 * score], dim=1)
+
+
+EXPLAIN = sliding_window(2, 2, target=ClassScore([0, 1], "none"))
+
+
+def oblique_affine() -> np.ndarray:
+    """Rotated about two axes, left-handed, anisotropic, off centre."""
+    a, b = 0.2, -0.15
+    about_z = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]])
+    about_x = np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])
+    affine = np.eye(4)
+    affine[:3, :3] = about_z @ about_x @ np.diag([-1.1, 1.3, 2.0])
+    affine[:3, 3] = [17.0, -31.0, 5.5]
+    return affine
+
+
+SHAPE, PLANTED = (17, 14, 11), (11, 4, 7)
+
+
+@pytest.fixture
+def scan(tmp_path: Path) -> Path:
+    """A dark scan with one bright spot, sform code 4, qform code 2, mm and milliseconds."""
+    volume = np.zeros(SHAPE, dtype=np.int16)
+    volume[PLANTED] = 1000
+    image = nib.Nifti1Image(volume, oblique_affine())
+    image.set_sform(oblique_affine(), code=4)
+    image.set_qform(oblique_affine(), code=2)
+    image.header.set_xyzt_units("mm", "msec")
+    path = tmp_path / "scans" / "oblique.nii.gz"
+    path.parent.mkdir()
+    nib.save(image, path)
+    return path
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    return Compose([LoadImaged("image"), EnsureChannelFirstd("image")])({"image": str(path), "case": "sub/oblique"})
+
+
+def on_scan(path: Path, maps: torch.Tensor) -> dict[str, Any]:
+    """An item whose map lies on the scan."""
+    item = loaded(path)
+    item["saliency"] = MetaTensor(maps).copy_meta_from(item["image"])
+    return item
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+class TestSaliency:
+    @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, MetaTensor])
+    def test_map_of_one_image_is_the_inferers(self, kind: Any) -> None:
+        image = torch.randn(1, 6, 8, 4, generator=torch.Generator().manual_seed(0))
+        saliency = Saliency(total, EXPLAIN)(kind(image))
+        assert isinstance(saliency, MetaTensor)
+        assert torch.equal(saliency.as_tensor(), EXPLAIN(image[None], total)[0])
+        # By hand: hiding a block takes its sum of squares.
+        assert float(saliency[1, 0, 0, 0]) == pytest.approx(2 * float((image[0, :2, :2, :2] ** 2).sum()), rel=1e-4)
+
+    def test_law_6_meta_data_is_the_images(self, scan: Path) -> None:
+        image = Spacingd("image", (1.0, 1.0, 2.5))(loaded(scan))["image"]
+        before = image.clone()
+        saliency = Saliency(total, EXPLAIN)(image)
+        assert torch.equal(saliency.affine, image.affine)
+        assert saliency.meta["filename_or_obj"] == str(scan)
+        assert str(saliency.applied_operations) == str(image.applied_operations)
+        saliency.applied_operations.clear()
+        assert image.applied_operations
+        assert torch.equal(image, before)
+
+    def test_errors_name_the_file(self, scan: Path) -> None:
+        with pytest.raises(CaseError, match=r"case .*oblique\.nii\.gz: .*NaN"):
+            Saliency(lambda x: total(x) * float("nan"), EXPLAIN)(loaded(scan)["image"].float())
+
+
+class TestSaliencyd:
+    def test_each_key_gets_its_map(self) -> None:
+        ct, mr = (torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(i)) for i in range(2))
+        item = {"ct": ct, "mr": mr, "age": 63}
+        out = Saliencyd(["ct", "mr"], total, EXPLAIN)(item)
+        assert set(out) == {"ct", "mr", "age", "ct_saliency", "mr_saliency"}
+        assert set(item) == {"ct", "mr", "age"}
+        for key in ("ct", "mr"):
+            assert torch.equal(out[f"{key}_saliency"].as_tensor(), EXPLAIN(item[key][None], total)[0])
+            assert out[key] is item[key]
+
+    def test_names(self) -> None:
+        image = torch.ones(1, 4, 4)
+        assert set(Saliencyd("image", total, EXPLAIN, names="why")({"image": image})) == {"image", "why"}
+        out = Saliencyd(["a", "b"], total, EXPLAIN, names=["x", "y"])({"a": image, "b": 2 * image})
+        assert (float(out["x"][0, 0, 0]), float(out["y"][0, 0, 0])) == (4.0, 16.0)
+        with pytest.raises(ValueError, match="`names` must name one place for each of the keys"):
+            Saliencyd(["a", "b"], total, EXPLAIN, names="why")
+
+    def test_missing_keys(self) -> None:
+        image = torch.ones(1, 4, 4)
+        out = Saliencyd(["a", "b"], total, EXPLAIN, names=["x", "y"], allow_missing_keys=True)({"b": image})
+        assert set(out) == {"b", "y"}
+        with pytest.raises(KeyError, match="a"):
+            Saliencyd(["a", "b"], total, EXPLAIN)({"b": image})
+
+
+GOOD = MetaTensor(torch.rand(1, 4, 5, 6), affine=torch.diag(torch.tensor([0.005, 0.005, 0.02, 1.0])))
+
+
+def broken(voxels: dict | None = None, affine: Any = None) -> MetaTensor:
+    image = GOOD.clone()
+    for voxel, value in (voxels or {}).items():
+        image[voxel] = value
+    if affine is not None:
+        image.affine = torch.as_tensor(affine, dtype=torch.float64)
+    return image
+
+
+class TestCheckScand:
+    def test_a_good_scan_passes_unchanged(self) -> None:
+        """Small and anisotropic voxels are no fault."""
+        item = {"image": GOOD, "case": "ct_7"}
+        before = GOOD.clone()
+        assert CheckScand("image")(item)["image"] is GOOD
+        assert torch.equal(GOOD, before)
+        CheckScand("image", spatial_dims=2)({"image": torch.rand(1, 4, 5)})
+        CheckScand("image")({"image": torch.rand(2, 4, 5, 6), "channels": 2})
+        CheckScand("image")({"image": MetaTensor(torch.rand(1, *SHAPE), affine=oblique_affine())})
+        CheckScand(["image", "other"], allow_missing_keys=True)(item)
+
+    @pytest.mark.parametrize(
+        ("image", "match"),
+        [
+            (broken({(0, 1, 2, 3): float("nan"), (0, 0, 0, 0): float("nan")}), "2 of its voxels are NaN or infinite"),
+            (broken({(0, 1, 2, 3): float("inf")}), "1 of its voxels are NaN or infinite"),
+            (torch.rand(30, 4, 5, 6), r"4D series of 30 volumes .*\(4, 5, 6\).* 1 is expected: split it"),
+            (torch.rand(1, 4, 5), r"2 spatial axes \(4, 5\), 3 are expected"),
+            (torch.rand(1, 4, 5, 6, 7), r"4 spatial axes \(4, 5, 6, 7\), 3 are expected"),
+            (torch.rand(1, 4, 0, 6), r"\(4, 0, 6\) holds no voxel"),
+            (broken(affine=np.diag([1.0, 0, 1, 1])), "is singular"),
+            (broken(affine=np.array([[1.0, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])), "is singular"),
+            (broken(affine=np.diag([1.0, np.nan, 1, 1])), "is singular"),
+            (broken(affine=[[1.0, 0, 0, 0], [0, 1, 0, np.nan], [0, 0, 1, 0], [0, 0, 0, 1]]), "its affine "),
+        ],
+    )
+    def test_refused(self, image: torch.Tensor, match: str) -> None:
+        with pytest.raises(CaseError, match=rf"case ct_7: .*{match}") as error:
+            CheckScand("image")({"image": image, "case": "ct_7"})
+        assert error.value.case == "ct_7"
+
+    def test_affine_of_the_file(self, scan: Path) -> None:
+        """MONAI's reader may put another affine in the place of a singular one."""
+        image = nib.load(scan)
+        image.set_qform(None, code=0)
+        image.header.set_sform(np.diag([1.0, 0, 2, 1]), code=2)
+        flat = scan.with_name("flat.nii.gz")
+        nib.save(nib.Nifti1Image(np.asarray(image.dataobj), None, image.header), flat)
+        with pytest.raises(CaseError, match=r"case sub/oblique: its affine .* is singular"):
+            CheckScand("image")(loaded(flat))
+
+    def test_channels_of_the_item(self) -> None:
+        with pytest.raises(CaseError, match=r"case ct_7: the scan has 1 channels .* 4 are expected"):
+            CheckScand("image")({"image": GOOD, "case": "ct_7", "channels": 4})
+
+    def test_without_a_case_the_key_names_it(self) -> None:
+        with pytest.raises(CaseError, match="case image: "):
+            CheckScand("image")({"image": torch.rand(1, 4, 5)})
+
+    def test_error_names_the_case_through_a_pipeline(self, scan: Path) -> None:
+        from monai_saliency.data.cohort import CohortDataset
+
+        series = scan.with_name("series.nii.gz")
+        nib.save(nib.Nifti1Image(np.zeros((4, 5, 6, 3), np.float32), np.eye(4)), series)
+        pipeline = Compose([LoadImaged("image"), EnsureChannelFirstd("image"), CheckScand("image")])
+        dataset = CohortDataset([{"case": "series", "image": str(series)}], pipeline)
+        with pytest.raises(CaseError, match=r"^case series: the file is a 4D series of 3 volumes"):
+            dataset[0]
+
+
+class TestSaveSaliencyd:
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_law_6_the_scans_own_header(self, scan: Path, tmp_path: Path, count: int) -> None:
+        maps = torch.randn(count, *SHAPE, generator=torch.Generator().manual_seed(0))
+        item = SaveSaliencyd("saliency", tmp_path / "out")(on_scan(scan, maps))
+        path = tmp_path / "out" / "sub" / "oblique_saliency.nii.gz"
+        assert item["saliency_path"] == str(path)
+        written, original = nib.load(path), nib.load(scan)
+        expected = maps[0] if count == 1 else maps.movedim(0, -1)
+        assert np.array_equal(written.get_fdata(dtype=np.float32), expected.numpy())
+        assert written.get_data_dtype() == np.float32
+        assert np.array_equal(written.affine, original.affine)
+        assert (int(written.header["sform_code"]), int(written.header["qform_code"])) == (4, 2)
+        assert np.array_equal(written.get_sform(), original.get_sform())
+        assert np.array_equal(written.get_qform(), original.get_qform())
+        assert written.header.get_xyzt_units() == ("mm", "msec")
+        assert written.header.get_zooms()[:3] == original.header.get_zooms()
+        picture = path.with_name("oblique_saliency.png")
+        assert files_below(tmp_path / "out") == [path, picture] or files_below(tmp_path / "out") == [picture, path]
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_scaled_integer_scan(self, scan: Path, tmp_path: Path) -> None:
+        """A scan's own scaling and window must not reach the map."""
+        image = nib.load(scan)
+        image.header.set_slope_inter(0.5, -100)
+        image.header["cal_max"] = 400
+        nib.save(image, scan)
+        maps = torch.randn(1, *SHAPE)
+        item = SaveSaliencyd("saliency", tmp_path / "out", picture=False)(on_scan(scan, maps))
+        written = nib.load(item["saliency_path"])
+        assert np.array_equal(written.get_fdata(dtype=np.float32), maps[0].numpy())
+        assert (float(written.header["cal_min"]), float(written.header["cal_max"])) == (0.0, 0.0)
+
+    def test_law_6_a_planted_spot_comes_back_through_preprocessing(self, scan: Path, tmp_path: Path) -> None:
+        preprocessing = Compose(
+            [
+                LoadImaged("image"),
+                EnsureChannelFirstd("image"),
+                CheckScand("image"),
+                Orientationd("image", "RAS", labels=None),
+                Spacingd("image", (1.5, 1.5, 1.5)),
+                ResizeWithPadOrCropd("image", (14, 16, 18)),
+                ScaleIntensityd("image"),
+            ]
+        )
+        explain = sliding_window(3, 1, target=TOTAL, mask_batch_size=256)
+        pipeline = Compose(
+            [
+                preprocessing,
+                Saliencyd("image", total, explain, names="saliency"),
+                Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=False),
+                SaveSaliencyd("saliency", tmp_path / "out"),
+            ]
+        )
+        item = pipeline({"image": str(scan), "case": "oblique"})
+        written = nib.load(item["saliency_path"])
+        assert np.array_equal(written.affine, nib.load(scan).affine)
+        saliency = written.get_fdata()
+        assert saliency.shape == SHAPE
+        peak = np.unravel_index(saliency.argmax(), SHAPE)
+        assert np.abs(np.subtract(peak, PLANTED)).max() <= 1
+        # And nothing far from the spot: a window and two voxels away, in mm.
+        mm = nib.affines.apply_affine(written.affine, np.moveaxis(np.indices(SHAPE), 0, -1))
+        far = np.linalg.norm(mm - nib.affines.apply_affine(written.affine, PLANTED), axis=-1) > 12
+        assert np.abs(saliency[far]).max() < 0.01 * saliency.max()
+
+    def test_pictures_name_the_channels(self, scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        drawn = []
+
+        def plot(*args: Any, labels: list[str] | None, **kwargs: Any) -> Figure:
+            drawn.append(labels)
+            return Figure()
+
+        monkeypatch.setattr("monai_saliency.transforms.save.plot_saliency", plot)
+        for explain in (channel_occlusion(target=ClassScore([1, 0], "none")), EXPLAIN):
+            image = loaded(scan)["image"].float()
+            (explanation,) = explain.explain(torch.cat([image, image])[None, :, :4, :4, :4], total)
+            count = len(explanation.saliency)
+            item = on_scan(scan, torch.ones(count, *SHAPE)) | {"explanation": explanation}
+            SaveSaliencyd("saliency", tmp_path / "out")(item)
+        names = [f"saliency of channel {channel} for {label}" for label in (1, 0) for channel in (0, 1)]
+        assert drawn == [names, None]
+
+    @pytest.mark.parametrize("fault", ["shape", "affine", "no meta data"])
+    def test_a_map_off_the_grid_is_refused(self, scan: Path, tmp_path: Path, fault: str) -> None:
+        item = on_scan(scan, torch.ones(1, *SHAPE))
+        if fault == "shape":
+            item["saliency"] = item["saliency"][:, 1:]
+        elif fault == "affine":
+            item["saliency"].affine[0, 3] += 1
+        else:
+            item["saliency"] = torch.ones(1, *SHAPE)
+        with pytest.raises(CaseError, match="case sub/oblique: "):
+            SaveSaliencyd("saliency", tmp_path / "out")(item)
+        assert files_below(tmp_path / "out") == []
+
+    def test_a_map_of_the_preprocessed_image_is_refused(self, scan: Path, tmp_path: Path) -> None:
+        item = Spacingd("image", (2.0, 2.0, 2.0))(loaded(scan))
+        item = Saliencyd("image", total, EXPLAIN, names="saliency")(item)
+        with pytest.raises(CaseError, match=r"does not lie on the scan's grid \(17, 14, 11\).*Invertd\("):
+            SaveSaliencyd("saliency", tmp_path / "out")(item)
+
+    def test_a_writer_that_fails_leaves_nothing(
+        self, scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def save(image: nib.Nifti1Image, path: Path) -> None:
+            Path(path).write_bytes(b"half a file")
+            raise OSError("No space left on device")
+
+        item = on_scan(scan, torch.ones(1, *SHAPE))
+        monkeypatch.setattr(nib, "save", save)
+        with pytest.raises(OSError, match="No space left"):
+            SaveSaliencyd("saliency", tmp_path / "out")(item)
+        assert files_below(tmp_path / "out") == []
+
+    def test_a_writer_that_fails_keeps_the_old_map(
+        self, scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        save = SaveSaliencyd("saliency", tmp_path / "out", picture=False)
+        path = Path(save(on_scan(scan, torch.ones(1, *SHAPE)))["saliency_path"])
+        before = path.read_bytes()
+
+        def fail(image: nib.Nifti1Image, path: Path) -> None:
+            Path(path).write_bytes(b"half a file")
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(nib, "save", fail)
+        with pytest.raises(KeyboardInterrupt):
+            save(on_scan(scan, torch.zeros(1, *SHAPE)))
+        assert files_below(tmp_path / "out") == [path]
+        assert path.read_bytes() == before
+
+    def test_missing_keys(self, scan: Path, tmp_path: Path) -> None:
+        with pytest.raises(KeyError, match="saliency"):
+            SaveSaliencyd("saliency", tmp_path / "out")(loaded(scan))
+        SaveSaliencyd("saliency", tmp_path / "out", allow_missing_keys=True)(loaded(scan))
+        assert files_below(tmp_path / "out") == []
