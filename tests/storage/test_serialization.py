@@ -88,7 +88,7 @@ def test_tensors(value: torch.Tensor) -> None:
         np.arange(10)[::-2],
         np.zeros((0, 3)),
     ],
-    ids=repr,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_values(value: Any) -> None:
     again = decode(encode({"x": value, "y": [value]}, "k"), "k")
@@ -136,7 +136,7 @@ def test_no_memory_is_shared() -> None:
         (type("Text", (str,), {})("x"), "item is of type .*Text"),
         (pytest.ExitCode.OK, "item is of type .*ExitCode"),
     ],
-    ids=repr,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_not_storable(value: Any, where: str) -> None:
     with pytest.raises(NotStorable, match=where):
