@@ -1,5 +1,6 @@
 """Saliency maps for MONAI models: which part of this scan made the network say that?"""
 
+from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
@@ -32,6 +33,7 @@ from monai_saliency.version import __version__ as __version__
 __all__ = [
     "ArgumentInputs",
     "BlurFill",
+    "Case",
     "ChannelMasks",
     "ClassScore",
     "ConstantFill",

@@ -1,46 +1,76 @@
-"""Case: one image under explanation, what it is called, where it came from, and its voxel sizes."""
+"""Cases: one image under explanation, its name, its file, its voxel sizes and its label map."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import nibabel as nib
 import torch
 from monai.data import MetaTensor
 from monai.utils import ImageMetaKey
 
-__all__ = ["Case", "case_name", "image_spacing", "source_file"]
+__all__ = ["Case", "case_name", "image_file", "image_spacing"]
 
 
 @dataclass(frozen=True)
 class Case:
     """One image under explanation.
 
+    Whoever asks for an explanation gives cases without an image; the inferer adds the image and its place in the batch.
+
+    Example::
+
+        case = Case("patient_7", labels=organs, spacing=(0.8, 0.8, 2.5))
+        explanation, = inferer.explain(image[None], network, cases=[case])
+
     Attributes:
-        name: what errors call it, the file's name where there is one.
-        image: ``(C, *spatial)``, unperturbed, in the network's input space.
-        index: its place in the batch that was given.
-        labels: its label map ``(1, *spatial)``, where it has one.
-        spacing: voxel sizes in mm, one per spatial axis, where they are known.
-        source: the file that it was loaded from, where it is known.
+        name: the case's name in errors, tables and files.
+        image: ``(C, *spatial)``, unperturbed, in the network's input space; empty until the inferer adds it.
+        index: its place in the batch.
+        labels: its label map ``(1, *spatial)`` on the image's grid, None without one.
+        spacing: voxel sizes in mm, one per spatial axis, None where they are unknown.
+        file: the file that the image was loaded from, None where it is unknown.
     """
 
     name: str
-    image: torch.Tensor
+    image: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     index: int = 0
     labels: torch.Tensor | None = None
     spacing: Sequence[float] | None = None
-    source: str | None = None
+    file: str | None = None
+
+    @staticmethod
+    def of(images: torch.Tensor, index: int = 0, **given: Any) -> Case:
+        """The case of one image of a batch, as far as the batch's meta data describe it.
+
+        Args:
+            images: ``(B, C, *spatial)``. A plain tensor gives neither file nor spacing.
+            index: which image of the batch.
+            given: attributes that are known better than by meta data, such as ``name`` and ``labels``.
+        """
+        known: dict[str, Any] = {"name": case_name(images, index), "index": index}
+        known |= {"spacing": image_spacing(images, index), "file": image_file(images, index)}
+        return Case(**known | given)
+
+    def with_image(self, image: torch.Tensor, index: int, images: torch.Tensor) -> Case:
+        """The same case with its image ``(C, *spatial)``, which is image ``index`` of ``images``.
+
+        Voxel sizes and file are read from the meta data of ``images`` where they are not given.
+        """
+        spacing = self.spacing if self.spacing is not None else image_spacing(images, index)
+        file = self.file if self.file is not None else image_file(images, index)
+        return replace(self, image=image, index=index, spacing=spacing, file=file)
 
 
 def case_name(images: torch.Tensor, index: int = 0) -> str:
-    """What to call one image of a batch: its file where its meta data names one, else its place."""
-    return source_file(images, index) or f"image {index} of the batch"
+    """A name for one image of a batch: its file where the meta data has one, else its place in the batch."""
+    return image_file(images, index) or f"image {index} of the batch"
 
 
-def source_file(images: torch.Tensor, index: int = 0) -> str | None:
-    """The file that one image of a batch was loaded from, where its meta data names one."""
+def image_file(images: torch.Tensor, index: int = 0) -> str | None:
+    """The file that one image of a batch was loaded from; None where the meta data has none."""
     names = images.meta.get(ImageMetaKey.FILENAME_OR_OBJ) if isinstance(images, MetaTensor) else None
     if isinstance(names, (list, tuple)) and index < len(names):
         names = names[index]

@@ -233,7 +233,7 @@ class Overlay:
             output=output,
         )
         if relative:
-            explain.masks = _RelativeWindows(settings["stride"])
+            explain = explain.replace(masks=_RelativeWindows(settings["stride"]))
         return explain
 
 
@@ -303,15 +303,16 @@ class OverlayHandler(SaliencyHandler):
         groups = [[i] for i in range(len(cases))] if alone else [list(range(len(cases)))]
         for group in groups:
             images = torch.stack([tensors[i] for i in group])
-            self.inferer.inputs = ListInput() if listed else TensorInput()
             self._predict.hold(args, kwargs, group, len(cases))
-            self.inferer.inferer = self._predict.sliding_window or self._predict
+            inputs_of = ListInput() if listed else TensorInput()
+            self.inferer = self.inferer.replace(inputs=inputs_of, inferer=self._predict.sliding_window or self._predict)
             if listed:
                 found = engine.state.output[CommonKeys.PRED]  # type: ignore[index]
                 self._predict.lower_threshold(finds_nothing(found[group[0]]))
             self._settings = None  # what the scores depend on may be another than for the last case
             if self.overlay.mask_batch_size is None:
-                self.inferer.mask_batch_size = max(1, min(16, _BATCH_VALUES // images[0].numel()))
+                size = max(1, min(16, _BATCH_VALUES // images[0].numel()))
+                self.inferer = self.inferer.replace(mask_batch_size=size)
             self.num_cases += len(group)
             self.last_case = str(cases[group[-1]]["case"])
             yield images, [cases[i] for i in group]
@@ -337,7 +338,8 @@ class OverlayHandler(SaliencyHandler):
         if self.overlay.scan_fill is not None:
             if self._placement.transform is None:
                 raise ValueError("`saliency_fill_unit` scan needs the bundle's preprocessing, which its loader hides")
-            self.inferer.fill = ScanUnitFill(self.overlay.scan_fill, self._placement.transform, self.image_key)
+            fill = ScanUnitFill(self.overlay.scan_fill, self._placement.transform, self.image_key)
+            self.inferer = self.inferer.replace(fill=fill)
         try:
             labels = item.get(self.overlay.label_key) if self.overlay.label_key is not None else None
             spacing = image_spacing(item[key][None]) if key is not None else None

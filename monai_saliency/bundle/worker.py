@@ -60,7 +60,8 @@ class Worker(Engine):
 
     def run(self, cohort: Cohort) -> None:
         """Keep the cohort for :meth:`explain`."""
-        cohort.handler.inferer.progress = False  # the driver tells how far all are
+        # The driver shows how far all are.
+        cohort.handler.inferer = cohort.handler.inferer.replace(progress=False)
         self._cohort = cohort
 
     def explain(self, units: Sequence[Unit]) -> list[dict[str, str]]:

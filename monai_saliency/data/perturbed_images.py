@@ -9,7 +9,8 @@ import torch
 from monai.utils import CommonKeys, convert_to_tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from monai_saliency.cases import source_file
+from monai_saliency.cases import Case, image_file
+from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.sharding import Unit, check_rank, units
 from monai_saliency.utils.ranks import rank_of
@@ -106,18 +107,21 @@ class PerturbedImages(IterableDataset):
             item = self.dataset[unit.index]
             values: Mapping[str, Any] = item if isinstance(item, Mapping) else {self.image_key: item}
             image = convert_to_tensor(values[self.image_key], track_meta=True)[None]
-            name = values.get(self.case_key) or source_file(image) or f"image {unit.index}"
-            labels = None if self.label_key is None else [values[self.label_key]]
-            (run,), _ = self.inferer.start(self.inferer.inputs.join(image, {}), [str(name)], labels)
-            count = len(run.masks) + 1
+            name = values.get(self.case_key) or image_file(image) or f"image {unit.index}"
+            labels = None if self.label_key is None else values[self.label_key]
+            case = Case.of(image, name=str(name), labels=labels)
+            (state,), _ = self.inferer.start(self.inferer.inputs.join(image, {}), [case])
+            if state.masks.in_rounds:
+                raise CaseError(case.name, "its later masks depend on scores, which only the inferer itself knows")
+            count = state.num_rows
             size = min(self.inferer.mask_batch_size, count)
             starts = range(0, count, size)
             for number in unit.part.of(len(starts)):
                 start, stop = starts[number], min(starts[number] + size, count)
-                batch = run.case.image.new_empty(stop - start, *run.case.image.shape)
+                batch = state.case.image.new_empty(stop - start, *state.case.image.shape)
                 with torch.no_grad():
-                    run.perturb(start, stop, out=batch)
+                    state.perturb(start, stop, out=batch)
                 for row, perturbed in enumerate(batch, start):
                     # A copy, so that who keeps one image keeps no batch of them.
-                    found = {self.image_key: perturbed.clone(), "case": run.case.name, "index": unit.index}
+                    found = {self.image_key: perturbed.clone(), "case": case.name, "index": unit.index}
                     yield {**{key: values[key] for key in self.held_keys}, **found, "mask": row - 1}

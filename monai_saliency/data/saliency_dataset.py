@@ -32,7 +32,7 @@ _networks = Locks()
 _VALUES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
 _NO_SETTINGS = {*vars(torch.nn.Module()), "forward"}
 # What changes no map.
-_SPEED = {"mask_batch_size", "meter", "progress"}
+_SPEED = {"mask_batch_size", "meter", "progress", "sharing"}
 
 
 class SaliencyDataset(CachedDataset):
@@ -139,7 +139,7 @@ class SaliencyDataset(CachedDataset):
             self._warn_uncached(f"what {name}, before the first random transform, does cannot be told")
             return None
         inferer = self._to_map.saliency.inferer
-        settings = {name: value for name, value in vars(inferer).items() if name not in _SPEED}
+        settings = {name: value for name, value in inferer.settings.items() if name not in _SPEED}
         try:
             return fingerprint(
                 [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]

@@ -2,7 +2,7 @@
 
 from monai_saliency.bundle.worker import Worker
 from monai_saliency.distributed.base import Cohort, Engine, local_device
-from monai_saliency.distributed.devices import DevicesEngine, OverDevices
+from monai_saliency.distributed.devices import DevicesEngine, MasksOverDevices
 from monai_saliency.distributed.ranks import RankEngine
 from monai_saliency.distributed.ray import RayEngine
 from monai_saliency.distributed.slurm import SlurmEngine
@@ -12,7 +12,7 @@ __all__ = [
     "Cohort",
     "DevicesEngine",
     "Engine",
-    "OverDevices",
+    "MasksOverDevices",
     "RankEngine",
     "RayEngine",
     "SlurmEngine",

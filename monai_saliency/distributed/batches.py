@@ -8,7 +8,8 @@ from typing import Any
 from monai.data import MetaTensor, decollate_batch
 from monai.utils import CommonKeys
 
-from monai_saliency.distributed.process_group import MasksOverRanks, undistributed
+from monai_saliency.cases import Case
+from monai_saliency.distributed.process_group import MasksOverRanks, unwrapped
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.utils.tensors import with_meta_of
 
@@ -45,8 +46,8 @@ class BatchExplainer:
     ) -> None:
         if split not in ("cases", "masks"):
             raise ValueError(f"`split` must be cases or masks, got {split!r}")
-        self.network = undistributed(network)
-        self.inferer = MasksOverRanks(inferer) if split == "masks" else inferer
+        self.network = unwrapped(network)
+        self.inferer = inferer.replace(sharing=MasksOverRanks()) if split == "masks" else inferer
         self.split = split
         self.image_key = image_key
         self.case_key = case_key
@@ -72,13 +73,14 @@ class BatchExplainer:
         """
         values: Mapping[str, Any] = batch if isinstance(batch, Mapping) else {self.image_key: batch}
         images = values[self.image_key]
-        names = values.get(self.case_key)
-        explanations = self.inferer.explain(
-            self.inferer.inputs.join(images, {key: values[key] for key in self.held_keys}),
-            self.network,
-            names=None if names is None else [str(name) for name in names],
-            labels=None if self.label_key is None else list(values[self.label_key]),
-        )
+        inputs = self.inferer.inputs.join(images, {key: values[key] for key in self.held_keys})
+        given: list[dict[str, Any]] = [{} for _ in images]
+        for attribute, key in (("name", self.case_key), ("labels", self.label_key)):
+            if key is not None and (attribute == "labels" or key in values):
+                for known, value in zip(given, values[key], strict=True):
+                    known[attribute] = str(value) if attribute == "name" else value
+        cases = [Case.of(images, index, **known) for index, known in enumerate(given)]
+        explanations = self.inferer.explain(inputs, self.network, cases=cases)
         scans = decollate_batch(images) if isinstance(images, MetaTensor) and images.is_batch else list(images)
         rows = []
         for scan, explanation in zip(scans, explanations, strict=True):

@@ -7,22 +7,22 @@ engines stand on this: :mod:`~monai_saliency.distributed.lightning`, :mod:`~mona
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from monai_saliency.distributed.sharing import SharingInferer
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError, root_cause
-from monai_saliency.inferers.case_state import CaseRun
-from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
+from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import Part
+from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.ranks import rank_of
 
@@ -32,7 +32,7 @@ __all__ = [
     "from_all_ranks",
     "merge_over_ranks",
     "told_to_all",
-    "undistributed",
+    "unwrapped",
     "wait_for_all",
 ]
 
@@ -83,76 +83,51 @@ def _told(error: Exception) -> tuple[str | None, str]:
     return (cause.case, cause.problem) if isinstance(cause, CaseError) else (None, f"{type(cause).__name__}: {cause}")
 
 
-def merge_over_ranks(runs: Sequence[CaseRun], group: dist.ProcessGroup | None = None) -> None:
+def merge_over_ranks(states: Sequence[CaseState], group: dist.ProcessGroup | None = None) -> None:
     """Bring the scores of all ranks together, each of which has scored another part of the same images' masks.
 
-    Afterwards the runs are the same to the bit on all ranks, and so are the maps that they make. Of what several ranks
-    have scored (the first batch) the last one's counts, and of the unperturbed image the first one's.
-
-    Scores are not looked at before they are together, so that all ranks refuse a case with NaN, or none.
+    Afterwards the cases are the same to the bit on all ranks, and so are the maps that they make. Scores are not looked
+    at before they are together, so that all ranks refuse a case with NaN, or none does.
 
     Args:
-        runs: what :meth:`~monai_saliency.inferers.inferer.PerturbationInferer.score` gave here.
+        states: what :meth:`~monai_saliency.PerturbationInferer.score` gave on this rank.
         group: the default group where None.
 
     Raises:
         ValueError: on all ranks, when they hold different images, or have other settings.
     """
-    if rank_of(group)[1] > 1:
-        _merge(runs, from_all_ranks([_Scored.of(run) for run in runs], group=group))
+    rank, count = rank_of(group)
+    if count > 1:
+        ranks = from_all_ranks([(_thumbnail(state), WorkerScores.of(state)) for state in states], group=group)
+        _check_same(ranks)
+        take_scores(states, [[scores for _, scores in theirs] for theirs in ranks], rank)
+        for state in states:
+            state.begin_round()
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """What one rank knows of a case, in the host's memory.
-
-    Attributes:
-        name: the case's name.
-        thumbnail: the image, at most 3 voxels along each axis, by which another one is told.
-        seen: bool ``(N,)``, which masks were scored.
-        scores: ``(N, K)``.
-        reference_scores: ``(K,)``.
-        num_forwards: see :class:`~monai_saliency.inferers.case_state.Explanation`.
-    """
-
-    name: str
-    thumbnail: np.ndarray
-    seen: torch.Tensor
-    scores: torch.Tensor
-    reference_scores: torch.Tensor
-    num_forwards: int
-
-    @staticmethod
-    def of(run: CaseRun) -> _Scored:
-        pool = F.adaptive_avg_pool2d if run.case.image.ndim == 3 else F.adaptive_avg_pool3d
-        thumbnail = pool(run.case.image[None].float(), 3).numpy(force=True)
-        state = run.state
-        values = (state.seen.cpu(), state.scores.detach().cpu(), state.reference_scores.detach().cpu())
-        return _Scored(run.case.name, thumbnail, *values, run.num_forwards)
+def _thumbnail(state: CaseState) -> np.ndarray:
+    """The image, at most 3 voxels along each axis, by which another image is noticed."""
+    image = state.case.image
+    pool = F.adaptive_avg_pool2d if image.ndim == 3 else F.adaptive_avg_pool3d
+    return pool(image[None].float(), 3).numpy(force=True)
 
 
-def _merge(runs: Sequence[CaseRun], ranks: Sequence[Sequence[_Scored]]) -> None:
+def _check_same(ranks: Sequence[Sequence[tuple[np.ndarray, WorkerScores]]]) -> None:
+    """Refuse ranks that hold different images, or have other settings."""
     for rank, theirs in enumerate(ranks):
-        for ours, other in zip(ranks[0], theirs, strict=False):
-            if not _same(ours.thumbnail, other.thumbnail):
+        for (ours, our_scores), (other, scores) in zip(ranks[0], theirs, strict=False):
+            if not _same(ours, other):
                 raise ValueError(
                     f"ranks share the masks of an image, so each must be given the same images in the same order: rank "
-                    f"0 has {ours.name}, rank {rank} another {other.name}. Leave out the sampler that shares images "
-                    "(DistributedSampler; in Lightning, Trainer(use_distributed_sampler=False))"
+                    f"0 has {our_scores.name}, rank {rank} another {scores.name}. Leave out the sampler that shares "
+                    "images (DistributedSampler; in Lightning, Trainer(use_distributed_sampler=False))"
                 )
-        known = [[(len(case.seen), *case.scores.shape) for case in cases] for cases in (ranks[0], theirs)]
+        known = [[(len(case.seen), *case.scores.shape) for _, case in cases] for cases in (ranks[0], theirs)]
         if known[0] != known[1]:
             raise ValueError(
                 f"ranks share the masks of an image, so each must have the same settings: rank 0 has (masks, scores) "
                 f"{known[0]}, rank {rank} has {known[1]}"
             )
-    for index, run in enumerate(runs):
-        cases = [theirs[index] for theirs in ranks]
-        run.state = run.state.estimator.start(run.masks, cases[0].reference_scores.to(run.state.scores))
-        for case in cases:
-            seen = case.seen.nonzero().flatten().tolist()
-            run.state.update(seen, case.scores[seen])
-        run.num_forwards = sum(case.num_forwards for case in cases)
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -161,59 +136,72 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and bool(np.allclose(one, other, rtol=0, atol=1e-4 * scale, equal_nan=True))
 
 
-class MasksOverRanks(SharingInferer):
-    """An inferer whose masks are shared by all ranks, each of which is given the same images and has all maps.
+class MasksOverRanks(Sharing):
+    """All ranks share the masks of each image: each is given the same images, and has all maps.
 
-    Rank r of n scores part r of n of the network batches (and the first batch, in which it is decided what is
-    explained), then the scores come together: a few kilobytes an image. All ranks get the same maps, to the bit those
-    of ``inferer`` where the batch shape and the thread count are the same. Without a process group it is ``inferer``.
+    Rank r of n scores part r of n of the network batches (and the first batch, which decides what is explained). At the
+    end of each round of masks the scores come together: a few kilobytes an image. All ranks get the same maps, equal to
+    the bit to those of one process where the batch shape and the thread count are the same. Without a process group
+    this process scores all masks.
 
-    All ranks must call it alike, since they meet there; they wait no longer than the group's timeout. Of a
-    ``DistributedDataParallel`` network the module inside is run, as its own forwards meet other ranks.
+    All ranks must call the inferer alike, since they meet there; they wait no longer than the group's timeout. Of a
+    ``DistributedDataParallel`` network the module inside is run, because its own forwards meet other ranks.
 
     Example::
 
         dist.init_process_group("gloo")
-        explain = MasksOverRanks(ms.rise(1000, target=ms.ClassScore("predicted", "softmax")))
+        explain = ms.rise(1000, target=ms.ClassScore("predicted", "softmax"), sharing=MasksOverRanks())
         maps = explain(images, network)  # on every rank
 
     Args:
-        inferer: what explains.
         group: the ranks; the default group where None.
     """
 
-    def __init__(self, inferer: PerturbationInferer, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(inferer)
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
 
     def score(
-        self, inputs: Any, network: Callable[..., Any], *args: Any, part: Part | None = None, **kwargs: Any
-    ) -> list[CaseRun]:
-        """Score a batch of images; see :meth:`~monai_saliency.inferers.inferer.PerturbationInferer.score`.
+        self,
+        inferer: PerturbationInferer,
+        inputs: Any,
+        network: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        cases: Sequence[Case] | None,
+        stored: Sequence[CaseScores] | None,
+        part: Part | None,
+    ) -> list[CaseState]:
+        """Score a batch of images; see :meth:`Sharing.score <monai_saliency.inferers.inferer.Sharing.score>`.
 
-        Args:
-            inputs: the same on all ranks.
-            network: the same on all ranks.
-            args: as there.
-            part: what to run here, and nothing comes together; by default this rank's share of all.
-            kwargs: as there.
+        With ``part`` only this rank's part is run, and nothing comes together.
 
         Raises:
             ValueError: on all ranks, when they hold different images, or have other settings.
             CaseError, RuntimeError: when another rank has failed.
         """
-        network = undistributed(network)
+        network = unwrapped(network)
         rank, count = rank_of(self.group)
         if part is not None or count == 1:
-            return self.whole.score(inputs, network, *args, part=part, **kwargs)
-        with told_to_all(self.group):
-            runs = self.whole.score(inputs, network, *args, part=Part(rank, count), **kwargs)
-            scored = [_Scored.of(run) for run in runs]
-        _merge(runs, from_all_ranks(scored, group=self.group))
-        return runs
+            return inferer.score_here(inputs, network, args, kwargs, cases=cases, stored=stored, part=part)
+        met = False
+
+        def meet(states: Sequence[CaseState]) -> None:
+            nonlocal met
+            met = True  # from here on all ranks know of what fails here
+            merge_over_ranks(states, self.group)
+            met = all(state.complete for state in states)
+
+        try:
+            mine = Part(rank, count)
+            return inferer.score_here(inputs, network, args, kwargs, cases=cases, stored=stored, part=mine, meet=meet)
+        except Exception as error:
+            if not met:
+                from_all_ranks(None, error, self.group)
+            raise
 
 
-def undistributed(network: Callable[..., Any]) -> Callable[..., Any]:
+def unwrapped(network: Callable[..., Any]) -> Callable[..., Any]:
     """The module inside of a ``DistributedDataParallel`` network, whose forwards meet those of other ranks; or it."""
     module: Callable[..., Any] = network.module if isinstance(network, DistributedDataParallel) else network
     return module

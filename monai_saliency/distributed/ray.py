@@ -22,7 +22,7 @@ import torch
 from monai_saliency.bundle.worker import Worker
 from monai_saliency.distributed.base import Cohort, Engine, local_device
 from monai_saliency.errors import root_cause
-from monai_saliency.inferers.case_state import CaseRun
+from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.sharding import Part, Unit, units
 from monai_saliency.utils.arguments import positive_numbers, whole_numbers
@@ -177,12 +177,11 @@ def score(
     images: Any,
     part: Part | None = None,
     **settings: Any,
-) -> list[CaseRun]:
+) -> list[CaseState]:
     """Score images, or a part of their masks, in a task of one's own: on its GPU, where it was given one.
 
-    :func:`~monai_saliency.inferers.case_state.merged` makes explanations of all parts, anywhere, without the network.
-    What
-    travels is what that needs: the scores, and what was found on the unperturbed image.
+    :func:`~monai_saliency.inferers.merged` makes explanations of all parts, anywhere, without the network. Only what
+    that needs travels: the scores, and what was found on the unperturbed image.
 
     Args:
         inferer: what explains.
@@ -190,7 +189,7 @@ def score(
             in the process that made them. Others may travel, in ``lambda: network``.
         images: as for :meth:`PerturbationInferer.score <monai_saliency.inferers.inferer.PerturbationInferer.score>`.
         part: of the masks; all by default.
-        settings: likewise, such as ``names`` or ``labels``.
+        settings: further arguments of that method, such as ``cases``.
 
     Example::
 
@@ -222,7 +221,7 @@ class Scorer:
         network = make_network()
         self.network = network.to(self.device) if isinstance(network, torch.nn.Module) else network
 
-    def score(self, images: Any, part: Part | None = None, **settings: Any) -> list[CaseRun]:
+    def score(self, images: Any, part: Part | None = None, **settings: Any) -> list[CaseState]:
         """See :func:`score`."""
         images = require("ignite.utils", extra="bundle").convert_tensor(images, self.device)
         runs = self.inferer.score(images, self.network, part=part, **settings)
@@ -231,7 +230,7 @@ class Scorer:
         return runs if self.device.type == "cpu" else _on_host(runs)
 
 
-def _on_host(runs: list[CaseRun]) -> list[CaseRun]:
+def _on_host(runs: list[CaseState]) -> list[CaseState]:
     """Copies whose tensors are in the host's memory: whoever gets them may have no GPU."""
     cloudpickle = require("ray.cloudpickle", extra="ray")
 

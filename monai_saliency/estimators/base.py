@@ -15,45 +15,71 @@ import torch
 
 from monai_saliency.masks.base import BoundMasks
 
-__all__ = ["Estimator", "ScoreState"]
+__all__ = ["Estimator", "ScoreState", "first_round"]
 
 
 class ScoreState:
-    """The scores seen so far of one case.
+    """The scores of one case so far.
+
+    Masks come in rounds (:meth:`~monai_saliency.masks.BoundMasks.next_round`). Row i of the scores belongs to mask
+    ``indices[i]``; with one round of all masks, row i is mask i.
 
     Args:
-        estimator: what makes the map.
+        estimator: makes the map.
         masks: the case's masks.
         reference_scores: ``(K,)`` scores of the unperturbed image.
+
+    Attributes:
+        indices: the masks of all rounds so far, in order, N of them.
+        scores: ``(N, K)``, zero where a mask is not scored yet.
+        seen: bool ``(N,)``, which masks are scored.
     """
 
     def __init__(self, estimator: Estimator, masks: BoundMasks, reference_scores: torch.Tensor) -> None:
         self.estimator = estimator
         self.masks = masks
         self.reference_scores = reference_scores
-        self.scores = reference_scores.new_zeros(len(masks), len(reference_scores))
-        self.seen = torch.zeros(len(masks), dtype=torch.bool)
+        self.indices = first_round(masks)
+        self.scores = reference_scores.new_zeros(len(self.indices), len(reference_scores))
+        self.seen = torch.zeros(len(self.indices), dtype=torch.bool)
 
-    def update(self, indices: Sequence[int], scores: torch.Tensor) -> None:
-        """Take the scores ``(n, K)`` of masks ``indices``.
+    def next_round(self) -> bool:
+        """Begin the next round; False where no round is left.
+
+        Raises:
+            ValueError: when the round before is not scored yet, or the masks ask for a mask again.
+        """
+        if not bool(self.seen.all()):
+            raise ValueError("a round begins when all masks of the one before are scored")
+        found = self.masks.next_round(self.indices, self.scores.cpu(), self.reference_scores.cpu())
+        if found is None:
+            return False
+        _check_round(self.masks, found, self.indices)
+        self.indices = [*self.indices, *found]
+        self.scores = torch.cat([self.scores, self.scores.new_zeros(len(found), self.scores.shape[1])])
+        self.seen = torch.cat([self.seen, torch.zeros(len(found), dtype=torch.bool)])
+        return True
+
+    def update(self, rows: Sequence[int], scores: torch.Tensor) -> None:
+        """Take the scores ``(n, K)`` of ``rows``.
 
         Raises:
             ValueError: when the shape of ``scores`` does not fit.
         """
-        expected = (len(indices), self.scores.shape[1])
+        expected = (len(rows), self.scores.shape[1])
         if tuple(scores.shape) != expected:
             raise ValueError(
                 f"`scores` must have shape {expected} (masks, explained values), got {tuple(scores.shape)}"
             )
-        rows = slice(indices.start, indices.stop) if isinstance(indices, range) and indices.step == 1 else list(indices)
-        self.scores[rows] = scores.to(self.scores)
-        self.seen[rows] = True
+        places = slice(rows.start, rows.stop) if isinstance(rows, range) and rows.step == 1 else list(rows)
+        self.scores[places] = scores.to(self.scores)
+        self.seen[places] = True
 
     def merge(self, other: ScoreState) -> None:
-        """Take over the scores of another state of the same case, from another range of masks.
+        """Take the scores of another state of the same case, which has scored other masks.
 
         Raises:
-            ValueError: when the other state is of other masks, or of another number of explained values.
+            ValueError: when the other state has other masks, or another number of explained values.
         """
         if other.scores.shape != self.scores.shape or other.masks.key != self.masks.key:
             raise ValueError(
@@ -64,20 +90,36 @@ class ScoreState:
         self.update(rows, other.scores[rows])
 
     def compute(self) -> torch.Tensor:
-        """The map ``(K, *spatial)`` of the scores seen so far, or ``(K * C, *spatial)``: see :class:`Estimator`.
+        """The map ``(K, *spatial)`` of the scores so far, or ``(K * C, *spatial)``: see :class:`Estimator`.
 
         Raises:
-            ValueError: when no score has been seen.
+            ValueError: when no mask is scored.
         """
-        if bool(self.seen.all()):
-            indices: Sequence[int] = range(len(self.seen))
-            scores = self.scores
-        else:
-            indices = self.seen.nonzero().flatten().tolist()
-            scores = self.scores[indices]
+        indices, scores = self.indices, self.scores
+        if not bool(self.seen.all()):
+            rows = self.seen.nonzero().flatten().tolist()
+            indices, scores = [indices[row] for row in rows], scores[rows]
         if not len(indices):
             raise ValueError("no map without scores: `update` the state first")
         return self.estimator.compute(self.masks, indices, scores, self.reference_scores)
+
+
+def first_round(masks: BoundMasks) -> Sequence[int]:
+    """The masks of the first round, which no score decides.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    found = masks.next_round((), torch.zeros(0, 0), torch.zeros(0))
+    _check_round(masks, found or (), ())
+    return found or ()
+
+
+def _check_round(masks: BoundMasks, found: Sequence[int], before: Sequence[int]) -> None:
+    if not isinstance(found, range) and len({*found, *before}) < len(found) + len(before):
+        raise ValueError(f"{type(masks).__name__} asks for a mask that is scored already")
+    if not len(found):
+        raise ValueError(f"{type(masks).__name__} asks for a round without masks: give None when there is no more")
 
 
 class Estimator(ABC):

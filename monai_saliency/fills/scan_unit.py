@@ -44,13 +44,13 @@ class ScanUnitFill(CaseFill):
         self.key = key
 
     def bind(self, case: Case) -> ConstantFill:
-        if case.source is None:
+        if case.file is None:
             raise ValueError(
                 "a fill in the scan's own units needs the scan's file, which is unknown: explain a MetaTensor from "
                 "LoadImaged, give `sources`, or give the fill in the network's input space (ConstantFill)"
             )
         pipeline = self.transform if isinstance(self.transform, Compose) else Compose(self.transform)
-        item: dict[Hashable, Any] = {self.key: case.source}
+        item: dict[Hashable, Any] = {self.key: case.file}
         values = torch.as_tensor(self.value, dtype=torch.float64).reshape(-1)
         for step in pipeline.flatten().transforms:
             if self.key not in getattr(step, "keys", (self.key,)) or getattr(step, "only_checks", False):
@@ -63,7 +63,7 @@ class ScanUnitFill(CaseFill):
                 after = item[self.key]
             except Exception as error:
                 raise ValueError(
-                    f"{case.source} could not be preprocessed again from its file alone, as a fill in the scan's own "
+                    f"{case.file} could not be preprocessed again from its file alone, as a fill in the scan's own "
                     f"units needs: {type(step).__name__} failed ({type(error).__name__}: {error}); give the fill in "
                     "the network's input space (ConstantFill)"
                 ) from error
@@ -74,7 +74,7 @@ class ScanUnitFill(CaseFill):
             image, case.image, rtol=0, atol=1e-3 * float(case.image.abs().max())
         ):
             raise ValueError(
-                f"`transform` of {case.source} does not give the image that is explained: give the preprocessing that "
+                f"`transform` of {case.file} does not give the image that is explained: give the preprocessing that "
                 "made it"
             )
         return ConstantFill(values.expand(len(case.image)).tolist())

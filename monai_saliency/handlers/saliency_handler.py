@@ -15,12 +15,12 @@ from monai.data import MetaTensor, decollate_batch
 from monai.engines import IterationEvents
 from monai.utils import CommonKeys
 
-from monai_saliency.cases import case_name, image_spacing, source_file
+from monai_saliency.cases import Case, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.handlers.background import Background
 from monai_saliency.handlers.summary import Summary, figures, summarize
-from monai_saliency.inferers.case_state import CaseRun, Explanation
+from monai_saliency.inferers.case_state import CaseState, Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.sharding import Part
@@ -159,14 +159,17 @@ class SaliencyHandler:
 
     def _explain(self, images: torch.Tensor, cases: Sequence[dict[str, Any]], claims: Sequence[ExitStack]) -> None:
         """Explain a batch; where that fails and there is a list of failures, each case alone, so that one fails."""
-        names = [str(case["case"]) for case in cases]
-        scans = [case[self.image_key] for case in cases]
-        known: dict[str, list[Any]] = {
-            "labels": [None if self.label_key is None else plain(case.get(self.label_key)) for case in cases],
-            "spacings": [image_spacing(scan[None]) for scan in scans],
-        }
-        sources = [source_file(scan) for scan in scans]
-        stored = self._stored(images, names, known, sources)
+        known = [
+            Case(
+                str(case["case"]),
+                labels=None if self.label_key is None else plain(case.get(self.label_key)),
+                spacing=image_spacing(case[self.image_key][None]),
+                file=image_file(case[self.image_key]),
+            )
+            for case in cases
+        ]
+        names = [case.name for case in known]
+        stored = self._stored(images, known)
         if stored is None and self.part.count > 1:
             raise ValueError(
                 f"part {self.part.index + 1} of {self.part.count} of {', '.join(names)} is to be done here, but its "
@@ -174,9 +177,7 @@ class SaliencyHandler:
             )
         start = Moment(images.device)
         try:
-            runs = self.inferer.score(
-                images, self.network, names=names, sources=sources, stored=stored, part=self.part, **known
-            )
+            runs = self.inferer.score(images, self.network, cases=known, stored=stored, part=self.part)
             # Cases that are whole now are held only where all of the batch can be explained, else each is done alone.
             with ExitStack() as held:
                 wholes = [held.enter_context(ExitStack()) for _ in runs]
@@ -199,7 +200,7 @@ class SaliencyHandler:
             self._background.submit(partial(self._finish, _Explained(case, explanation, start, len(cases))), claim)
 
     @torch.no_grad()
-    def _explanation(self, run: CaseRun, held: ExitStack) -> Explanation | None:
+    def _explanation(self, run: CaseState, held: ExitStack) -> Explanation | None:
         """A scored case's explanation; None where other parts are missing, or somebody else makes it."""
         if self.part.count > 1:
             run.check()
@@ -230,9 +231,7 @@ class SaliencyHandler:
         failed = [] if self.failures is None else self.failures.read()
         return {} if self.summary is None else figures(self.summary.read(), len(failed))
 
-    def _stored(
-        self, images: torch.Tensor, names: Sequence[str], known: dict[str, list[Any]], sources: Sequence[str | None]
-    ) -> list[CaseScores] | None:
+    def _stored(self, images: torch.Tensor, cases: Sequence[Case]) -> list[CaseScores] | None:
         if self.store is None:
             return None
         # Taken anew for each batch: weights may change in place between them.
@@ -242,22 +241,26 @@ class SaliencyHandler:
             return None
         try:
             if self._settings is None:
-                parts = (
-                    self.inferer.masks,
-                    self.inferer.target,
-                    self.inferer.fill,
-                    self.inferer.inferer,
-                    self.inferer.inputs,
-                    self.inferer.output,
+                self._settings = [fingerprint(part) for part in self.inferer.deciding]
+            in_scan_unit = isinstance(self.inferer.fill, CaseFill)
+            keys = [
+                fingerprint(
+                    [
+                        library_versions(),
+                        network,
+                        self._settings,
+                        image,
+                        input_files(case.file) if in_scan_unit else [],
+                        case.labels,
+                        case.spacing,
+                    ]
                 )
-                self._settings = [fingerprint(part) for part in parts]
-            files = [input_files(source) if isinstance(self.inferer.fill, CaseFill) else [] for source in sources]
-            each = zip(images, files, *known.values(), strict=True)
-            keys = [fingerprint([library_versions(), network, self._settings, *case]) for case in each]
+                for image, case in zip(images, cases, strict=True)
+            ]
         except Unfingerprintable as error:
             warnings.warn(f"scores are not kept: {error}", stacklevel=2)
             return None
-        return [self.store.open(name, key[:32]) for name, key in zip(names, keys, strict=True)]
+        return [self.store.open(name, key[:32]) for name, key in zip([case.name for case in cases], keys, strict=True)]
 
     def _finish(self, explained: _Explained) -> None:
         """Write what is known of a case, in the background."""

@@ -1,38 +1,36 @@
-"""A case on its way through the loop of :mod:`monai_saliency.inferers.inferer`, and what is known of it at the end."""
+"""One case on its way through the loop, and its explanation at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.estimators.base import ScoreState
+from monai_saliency.estimators.base import Estimator, ScoreState, first_round
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.score_store import CaseScores
-from monai_saliency.targets import BoundTarget
+from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.profiling import stage
 
-if TYPE_CHECKING:
-    from monai_saliency.inferers.inferer import PerturbationInferer
-
-__all__ = ["CaseRun", "Explanation", "merged"]
+__all__ = ["CaseState", "Explanation", "merged"]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """All that is known of one explained case.
+    """The explanation of one case.
 
     Attributes:
         name: the case's name.
         saliency: the map ``(K, *spatial)``, on the image's device, in the score's unit; ``(K * C, *spatial)`` where
             channels have masks of their own.
         scores: ``(N, K)``, one row a mask.
+        indices: the mask of each row of ``scores``, N of them.
         reference_scores: ``(K,)``, of the unperturbed image.
         target: the target, bound to the case.
         masks: the masks, bound to the case.
@@ -44,6 +42,7 @@ class Explanation:
     name: str
     saliency: torch.Tensor
     scores: torch.Tensor
+    indices: Sequence[int]
     reference_scores: torch.Tensor
     target: BoundTarget
     masks: BoundMasks
@@ -59,24 +58,72 @@ class Explanation:
         return [(label, channel, score) for label, score in scores for channel in channels]
 
 
-class CaseRun:
-    """One case on its way through the loop. Row 0 is the unperturbed image, row i + 1 mask i."""
+class CaseState:
+    """One case on its way through the loop. Row 0 is the unperturbed image, row i + 1 the i-th mask that is scored.
+
+    Args:
+        case: the case, with its image.
+        masks: its masks.
+        fill: ``(C, *spatial)``, what replaces hidden voxels.
+        held: ``(H, *spatial)``, held inputs on the image's grid; H may be 0.
+        target: which number is explained; bound to the network's output of the unperturbed image (:meth:`bind`).
+        estimator: makes the map.
+        stored: the case's scores on disk, None where none are kept.
+
+    Attributes:
+        target: the target, bound to the case. There after :meth:`bind`.
+        state: the scores. There after :meth:`bind`.
+        forwards_here: forwards of the network that this process, or this device, has spent on the case.
+        forwards_elsewhere: forwards that others have spent on it.
+    """
 
     target: BoundTarget
     state: ScoreState
-    stored: CaseScores | None = None
-    num_forwards = 0
 
-    def __init__(self, case: Case, masks: BoundMasks, fill: torch.Tensor, held: torch.Tensor) -> None:
+    def __init__(
+        self,
+        case: Case,
+        masks: BoundMasks,
+        fill: torch.Tensor,
+        held: torch.Tensor,
+        target: Target,
+        estimator: Estimator,
+        stored: CaseScores | None = None,
+    ) -> None:
         self.case = case
         self.masks = masks
         self.fill = fill
         self.held = held
+        self.stored = stored
+        self.forwards_here = 0
+        self.forwards_elsewhere = 0
+        self._target = target
+        self._estimator = estimator
+        self._first_round = first_round(masks)
+        self._ended = False
+
+    @property
+    def num_forwards(self) -> int:
+        """All forwards that the case has cost, here and elsewhere."""
+        return self.forwards_here + self.forwards_elsewhere
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all rounds so far, the unperturbed image among them."""
+        return len(self._indices) + 1
+
+    @property
+    def _indices(self) -> Sequence[int]:
+        return self.state.indices if hasattr(self, "state") else self._first_round
+
+    def masks_of(self, start: int, stop: int) -> Sequence[int]:
+        """The masks of rows [start, stop), all behind row 0."""
+        return self._indices[start - 1 : stop - 1]
 
     def perturb(self, start: int, stop: int, out: torch.Tensor, box: Box | None = None) -> None:
-        """Write rows [start, stop) of the perturbed image to ``out``, and the held channels behind its own.
+        """Write rows [start, stop) of the perturbed image to ``out``, and the held channels behind them.
 
-        With a box, only their part inside it.
+        With a box, write only the part inside the box.
         """
         inside = ... if box is None else (slice(None), *box)
         image, fill = self.case.image[inside], self.fill[inside]
@@ -86,21 +133,24 @@ class CaseRun:
             out[0] = image
             start, out = 1, out[1:]
         if start < stop:
-            # Masks of one's own need not know boxes: only those that tell what they hide in one are asked for it.
+            # Foreign masks need not know boxes: only those that restrict themselves to one are asked for it.
             part: dict[str, Any] = {} if box is None else {"box": box}
-            masks = self.masks.render(range(start - 1, stop - 1), **part).to(out.dtype)
+            masks = self.masks.render(self.masks_of(start, stop), **part).to(out.dtype)
             # lerp is mask * image + (1 - mask) * fill in one pass, and exact at mask 0 and 1.
             torch.lerp(fill, image, masks, out=out)
 
-    def read(self, start: int, stop: int, output: Any, offset: int, count: int, settings: PerturbationInferer) -> None:
+    def bind(self, reference: Any) -> None:
+        """Bind the target to the network's output of the unperturbed image, and take the scores that are stored."""
+        self.target = self._target.bind(reference, self.case)
+        self.state = self._estimator.start(self.masks, self.target(reference)[0].clone())
+        if self.stored is not None:
+            self.stored.resume(self.state.reference_scores)
+            self.take_stored()
+
+    def read(self, start: int, stop: int, output: Any, offset: int, count: int) -> None:
         """Score rows [start, stop), which stand at ``offset`` in the network's output of ``count`` images."""
         if start == 0:
-            reference = rows(output, offset, offset + 1, count)
-            self.target = settings.target.bind(reference, self.case)
-            self.state = settings.estimator.start(self.masks, self.target(reference)[0].clone())
-            if self.stored is not None:
-                self.stored.resume(self.state.reference_scores)
-                self.take_stored()
+            self.bind(rows(output, offset, offset + 1, count))
             start, offset = 1, offset + 1
         if start < stop:
             self.add(start, stop, self.target(rows(output, offset, offset + stop - start, count)))
@@ -109,39 +159,69 @@ class CaseRun:
         """Take the scores of rows [start, stop), all of masks."""
         self.state.update(range(start - 1, stop - 1), scores)
         if self.stored is not None:
-            # Not the scores themselves, which may live in a buffer that the next batch overwrites.
+            # Not `scores`, which may live in a buffer that the next batch overwrites.
             self.stored.add(start - 1, stop - 1, self.state.scores[start - 1 : stop - 1])
 
     def has(self, start: int, stop: int) -> bool:
-        """Whether rows [start, stop) need no forward. The unperturbed image always does: it vouches for the others."""
+        """Whether rows [start, stop) need no forward. Row 0 always does: it decides what is explained."""
         return start > 0 and bool(self.state.seen[start - 1 : stop - 1].all())
 
+    def end_round(self, look_for_others: bool = False) -> None:
+        """Write what still waits, unless the case is done and all its scores go into one file.
+
+        Args:
+            look_for_others: take what other workers have stored meanwhile.
+        """
+        if self.stored is None:
+            return
+        if look_for_others or not bool(self.state.seen.all()):
+            self.stored.flush()
+        if look_for_others:
+            self.take_stored()
+
     def take_stored(self) -> None:
-        """Take the scores that are kept, whoever computed them."""
-        for start, stop, scores in self.stored.ranges() if self.stored is not None else []:
-            if stop <= len(self.masks) and scores.shape[1] == self.state.scores.shape[1]:
-                self.state.update(range(start, stop), torch.from_numpy(scores))
+        """Take the scores on disk, whoever computed them, of all rounds that are complete and of the one behind."""
+        if self.stored is None:
+            return
+        ranges = self.stored.ranges()
+        while True:
+            for start, stop, scores in ranges:
+                known = min(stop, len(self.state.seen))
+                if start < known and scores.shape[1] == self.state.scores.shape[1]:
+                    self.state.update(range(start, known), torch.from_numpy(scores[: known - start]))
+            if not self.begin_round():
+                return
+
+    def begin_round(self) -> bool:
+        """Begin the next round of masks if the one before is scored; False where it is not, or none is left."""
+        if self._ended or not bool(self.state.seen.all()):
+            return False
+        if self.masks.in_rounds:
+            self.check()  # scores decide what is asked next
+        self._ended = not self.state.next_round()
+        return not self._ended
 
     @property
     def complete(self) -> bool:
-        """Whether every mask has its scores."""
-        return bool(self.state.seen.all())
+        """Whether every mask of every round has its scores."""
+        return self._ended
 
-    def merge(self, other: CaseRun) -> None:
-        """Take over the scores of another part of the same case, and what they cost."""
+    def merge(self, other: CaseState) -> None:
+        """Take the scores of another part of the same case, and its costs."""
         self.state.merge(other.state)
-        self.num_forwards += other.num_forwards
+        self.forwards_elsewhere += other.num_forwards
+        self.begin_round()
 
     def forget_images(self) -> None:
-        """Let go of all that is only there for the network, so that what goes to another process is small."""
+        """Drop all that only the network needs, so that what goes to another process is small."""
         self.case = replace(self.case, image=self.case.image.new_empty(0), labels=None)
         self.fill = self.held = self.case.image
 
     def check(self) -> None:
-        """Refuse scores that are no numbers.
+        """Refuse scores that are NaN or infinite.
 
         Raises:
-            CaseError: when there are any among those seen so far.
+            CaseError: when there are any so far.
         """
         wrong = ~torch.isfinite(torch.cat([self.state.reference_scores[None], self.state.scores]))
         if bool(wrong.any()):
@@ -152,15 +232,22 @@ class CaseRun:
             )
 
     def explanation(self) -> Explanation:
-        """The case's map, and all that is known of it.
+        """The case's explanation.
 
         Raises:
-            CaseError: when scores are missing, or are no numbers.
+            CaseError: when scores are missing, NaN or infinite.
         """
         self.check()
-        if not self.complete:
+        self.begin_round()
+        if not bool(self.state.seen.all()):
             seen, count = int(self.state.seen.sum()), len(self.state.seen)
             raise CaseError(self.case.name, f"{seen} of {count} masks have scores: another part is still to be done")
+        if not self.complete:
+            raise CaseError(
+                self.case.name,
+                "its next round of masks is still to be scored, for which all parts are needed in one place: score "
+                "whole cases, or let ranks, devices or a store share them",
+            )
         if self.stored is not None:
             self.stored.finish(self.state.scores)
         with stage("map"):
@@ -168,6 +255,7 @@ class CaseRun:
                 name=self.case.name,
                 saliency=self.state.compute(),
                 scores=self.state.scores,
+                indices=self.state.indices,
                 reference_scores=self.state.reference_scores,
                 target=self.target,
                 masks=self.masks,
@@ -176,20 +264,19 @@ class CaseRun:
 
 
 @torch.no_grad()
-def merged(parts: Iterable[Sequence[CaseRun]]) -> list[Explanation]:
-    """The explanations of cases whose parts were scored apart, to the bit those of cases scored in one go.
+def merged(parts: Iterable[Sequence[CaseState]]) -> list[Explanation]:
+    """The explanations of cases whose parts were scored apart, equal to the bit to cases scored in one go.
 
     Args:
-        parts: what :meth:`~monai_saliency.inferers.inferer.PerturbationInferer.score` gave for each part of the same
-        cases.
+        parts: what :meth:`~monai_saliency.PerturbationInferer.score` gave for each part of the same cases.
 
     Raises:
-        ValueError: when the parts are not of the same cases.
-        CaseError: when a part is missing, or scores are no numbers.
+        ValueError: when the parts belong to different cases.
+        CaseError: when a part or a round is missing, or scores are NaN or infinite.
     """
     explanations = []
-    for run, *others in zip(*parts, strict=True):
+    for state, *others in zip(*parts, strict=True):
         for other in others:
-            run.merge(other)
-        explanations.append(run.explanation())
+            state.merge(other)
+        explanations.append(state.explanation())
     return explanations

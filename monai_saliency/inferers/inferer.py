@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,26 +13,30 @@ from monai.data import MetaTensor
 from monai.inferers import Inferer, SimpleInferer
 from monai.utils import convert_to_dst_type
 
-from monai_saliency.cases import Case, case_name, image_spacing, source_file
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
-from monai_saliency.inferers.case_state import CaseRun, Explanation
+from monai_saliency.inferers.case_state import CaseState, Explanation
+from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
+from monai_saliency.inferers.whole_images import Plan, Rows, Scoring, WholeImages
 from monai_saliency.masks.base import Masks
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
-from monai_saliency.networks.outputs import OutputPath, check_rows, read
+from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
-from monai_saliency.targets import Target
+from monai_saliency.targets.base import Target
 from monai_saliency.utils.arguments import whole_numbers
 from monai_saliency.utils.optional_imports import require
-from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.timing import BusyMeter
 
-__all__ = ["PerturbationInferer"]
+__all__ = ["Meet", "PerturbationInferer", "Sharing"]
+
+#: gives cases the scores that other workers have; called at the end of each round
+Meet = Callable[[Sequence[CaseState]], None]
 
 
 class PerturbationInferer(Inferer):
@@ -57,9 +61,14 @@ class PerturbationInferer(Inferer):
         (:mod:`monai_saliency.networks.inputs`); one
             tensor by default.
         meter: counts the time in which the network runs.
+        autocast: arguments of ``torch.autocast`` for the network's calls on a GPU; None for none.
+        sharing: how ranks or devices share the masks, such as
+            :class:`monai_saliency.distributed.process_group.MasksOverRanks`; None where all are scored here.
         patch_memory: under a ``SlidingWindowInferer``, run only those patches that a mask changes in a new way, and
             remember their outputs within these limits (True: the default ones). False runs whole images. Scores are
             the same; see :mod:`monai_saliency.inferers.patches`.
+
+    Settings never change once made: :meth:`replace` gives a changed copy.
 
     Example::
 
@@ -79,7 +88,9 @@ class PerturbationInferer(Inferer):
         output: OutputPath | None = None,
         inputs: InputAdapter | None = None,
         meter: BusyMeter | None = None,
-        patch_memory: PatchMemory | bool = True,
+        patch_memory: PatchMemory | bool | None = True,
+        autocast: Mapping[str, Any] | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         super().__init__()
         whole_numbers("mask_batch_size", mask_batch_size, 1)
@@ -94,15 +105,42 @@ class PerturbationInferer(Inferer):
         self.inputs = inputs if inputs is not None else TensorInput()
         self.meter = meter
         self.patch_memory = PatchMemory() if patch_memory is True else patch_memory or None
+        self.autocast = autocast
+        self.sharing = sharing
+        self._made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_made" in self.__dict__:
+            raise AttributeError(f"`{name}` cannot be changed: `replace({name}=...)` gives a changed copy")
+        super().__setattr__(name, value)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings, by the names of the arguments."""
+        return {name: value for name, value in vars(self).items() if name != "_made"}
+
+    @property
+    def deciding(self) -> tuple[Any, ...]:
+        """The settings that decide the scores of a mask. Others only decide how fast they are computed."""
+        deciding = (self.masks, self.target, self.fill, self.inferer, self.inputs, self.output)
+        return deciding if self.autocast is None else (*deciding, dict(self.autocast))
+
+    def replace(self, **changes: Any) -> PerturbationInferer:
+        """A copy with other settings.
+
+        Raises:
+            TypeError: when there is no such setting.
+        """
+        return type(self)(**self.settings | changes)
 
     def __call__(self, inputs: Any, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Explain a batch of images.
 
         Args:
-            inputs: ``(B, C, *spatial)``, floating point, or what the inferer's ``inputs`` is for.
+            inputs: ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
             network: any callable on such inputs. A module runs in evaluation mode and is left in the mode it had.
             args: passed on to the inner inferer.
-            kwargs: likewise.
+            kwargs: passed on to the inner inferer.
 
         Returns:
             ``(B, K, *spatial)``, or ``(B, K * C, *spatial)`` where channels have masks of their own, on the inputs'
@@ -129,104 +167,113 @@ class PerturbationInferer(Inferer):
         inputs: Any,
         network: Callable[..., torch.Tensor],
         *args: Any,
-        names: Sequence[str] | None = None,
-        labels: Sequence[torch.Tensor | None] | None = None,
-        spacings: Sequence[Sequence[float] | None] | None = None,
-        sources: Sequence[str | None] | None = None,
+        cases: Sequence[Case] | None = None,
         stored: Sequence[CaseScores] | None = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Explain a batch of images, with all that is known of each.
+        """Explain a batch of images, and give all that is known of each.
 
         Args:
-            inputs: as for calling.
-            network: as for calling.
-            names: what errors call each image; the files' names by default where the inputs know them.
-            labels: each image's label map ``(1, *spatial)`` on its own grid, for masks and targets made of regions.
-            spacings: each image's voxel sizes in mm, one per spatial axis, for masks whose sizes are in mm; those of
-                the inputs' affines by default, where they are a MetaTensor.
-            sources: each image's file, for fills in the scan's own units; those that the inputs' meta data name by
-                default.
+            inputs: ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
+            network: any callable on such inputs.
+            cases: for each image its name, label map, voxel sizes and file, as far as they are known; by default
+                those of the inputs' meta data. Masks and targets of regions need label maps, masks in mm voxel sizes,
+                and fills in the scan's unit files.
             stored: each image's scores on disk, under a key that covers all they depend on. Batches whose scores are
                 there are not run again if the unperturbed image still scores the same, and new scores are added.
             args: passed on to the inner inferer.
-            kwargs: likewise.
+            kwargs: passed on to the inner inferer.
         """
-        runs = self.score(
-            inputs,
-            network,
-            *args,
-            names=names,
-            labels=labels,
-            spacings=spacings,
-            sources=sources,
-            stored=stored,
-            **kwargs,
-        )
+        states = self.score(inputs, network, *args, cases=cases, stored=stored, **kwargs)
         with torch.no_grad():
-            return [run.explanation() for run in runs]
+            return [state.explanation() for state in states]
 
     def score(
         self,
         inputs: Any,
         network: Callable[..., torch.Tensor],
         *args: Any,
-        names: Sequence[str] | None = None,
-        labels: Sequence[torch.Tensor | None] | None = None,
-        spacings: Sequence[Sequence[float] | None] | None = None,
-        sources: Sequence[str | None] | None = None,
+        cases: Sequence[Case] | None = None,
         stored: Sequence[CaseScores] | None = None,
         part: Part | None = None,
         **kwargs: Any,
-    ) -> list[CaseRun]:
+    ) -> list[CaseState]:
         """Score a batch of images, or a part of their masks. Maps can be made once all parts are in one place.
 
-        Batches are those of the whole, so that the scores are the same to the bit whoever computes them. The first one,
-        which holds the unperturbed image, is in every part: what is explained is decided there.
+        Batches are the same whoever scores them, so that the scores are the same to the bit. The first batch, which
+        holds the unperturbed image, is in every part: it decides what is explained.
+
+        A part is a part of the first round of masks. Whoever finds a round complete, by the scores on disk, scores all
+        rounds behind it.
 
         Args:
-            inputs: as for :meth:`explain`, like all other arguments.
-            network: likewise.
-            args: likewise.
-            names: likewise.
-            labels: likewise.
-            spacings: likewise.
-            sources: likewise.
-            stored: likewise.
+            inputs: as for :meth:`explain`.
+            network: as for :meth:`explain`.
+            cases: as for :meth:`explain`.
+            stored: as for :meth:`explain`.
             part: which network batches to run; all by default.
-            kwargs: likewise.
+            args: passed on to the inner inferer.
+            kwargs: passed on to the inner inferer.
 
         Returns:
-            the cases, with the states of their scores.
+            the cases with their scores.
         """
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
+        given: dict[str, Any] = {"cases": cases, "stored": stored, "part": part}
+        if self.sharing is not None:
+            return self.sharing.score(self.replace(sharing=None), inputs, network, args, kwargs, **given)
+        return self.score_here(inputs, network, args, kwargs, **given)
+
+    def score_here(
+        self,
+        inputs: Any,
+        network: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        cases: Sequence[Case] | None = None,
+        stored: Sequence[CaseScores] | None = None,
+        part: Part | None = None,
+        meet: Meet | None = None,
+        guard: Guard | None = None,
+    ) -> list[CaseState]:
+        """Score in this thread; what a :class:`Sharing` calls for its workers.
+
+        Args:
+            inputs: as for :meth:`explain`.
+            network: as for :meth:`explain`.
+            args: passed on to the inner inferer.
+            kwargs: passed on to the inner inferer.
+            cases: as for :meth:`explain`.
+            stored: as for :meth:`explain`.
+            part: which network batches to run; all by default.
+            meet: called at the end of each round with the cases, to which it adds the scores of other workers. Then
+                ``part`` is a part of every round.
+            guard: entered around each call of the network.
+        """
+        forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
         with torch.no_grad(), evaluating(network):
-            runs, split = self.start(inputs, names, labels, spacings, sources)
-            for run, scores in zip(runs, stored or [], strict=stored is not None):
-                run.stored = scores
-            self._run(runs, split, network, args, kwargs, part or Part())
-        for run in runs:
-            if run.stored is not None and not run.complete:  # else all are written in one file
-                run.stored.flush()
-        return runs
+            states, split = self.start(inputs, cases, stored)
+            size = min(self.mask_batch_size, sum(len(state.masks) + 1 for state in states))
+            scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
+            if scoring is None:
+                scoring = WholeImages(forward, states, split, self.output, size)
+            self._score_rounds(scoring, states, size, part or Part(), meet)
+        return states
 
     def start(
         self,
         inputs: Any,
-        names: Sequence[str] | None = None,
-        labels: Sequence[torch.Tensor | None] | None = None,
-        spacings: Sequence[Sequence[float] | None] | None = None,
-        sources: Sequence[str | None] | None = None,
-    ) -> tuple[list[CaseRun], SplitInputs]:
-        """Bind masks and fill to a batch of images, running nothing.
+        cases: Sequence[Case] | None = None,
+        stored: Sequence[CaseScores] | None = None,
+    ) -> tuple[list[CaseState], SplitInputs]:
+        """Bind masks and fill to a batch of images without running anything.
 
         Args:
-            inputs: as for :meth:`explain`, like all other arguments.
-            names: likewise.
-            labels: likewise.
-            spacings: likewise.
-            sources: likewise.
+            inputs: as for :meth:`explain`.
+            cases: as for :meth:`explain`.
+            stored: as for :meth:`explain`.
 
         Returns:
             the cases, and the inputs taken apart.
@@ -234,26 +281,16 @@ class PerturbationInferer(Inferer):
         split = self.inputs.split(inputs)
         self.inputs.check_inferer(split, self.inferer)
         count = len(split.images)
-        if names is None:
-            names = [case_name(split.meta, index) for index in range(count)]
-        spacings = [image_spacing(split.meta, i) for i in range(count)] if spacings is None else spacings
-        sources = [source_file(split.meta, i) for i in range(count)] if sources is None else sources
-        each = zip(
-            split.images,
-            split.held_images,
-            names,
-            [None] * count if labels is None else labels,
-            spacings,
-            sources,
-            strict=True,
-        )
-        runs = [
-            self._start(Case(name, image, i, regions, spacing, source), held)
-            for i, (image, held, name, regions, spacing, source) in enumerate(each)
+        given = [Case.of(split.meta, index) for index in range(count)] if cases is None else cases
+        scores = [None] * count if stored is None else stored
+        each = zip(given, split.images, split.held_images, scores, strict=True)
+        states = [
+            self._start(case.with_image(image, i, split.meta), held, kept)
+            for i, (case, image, held, kept) in enumerate(each)
         ]
-        return runs, split
+        return states, split
 
-    def _start(self, case: Case, held: torch.Tensor) -> CaseRun:
+    def _start(self, case: Case, held: torch.Tensor, stored: CaseScores | None) -> CaseState:
         try:
             masks = self.masks.bind(case.image, labels=case.labels, spacing=case.spacing)
             fill = (self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill)(case.image[None])[0]
@@ -263,114 +300,96 @@ class PerturbationInferer(Inferer):
             raise CaseError(
                 case.name, f"`fill` gave shape {tuple(fill.shape)} for an image of {tuple(case.image.shape)}"
             )
-        return CaseRun(case, masks, fill.to(case.image), held)
+        return CaseState(case, masks, fill.to(case.image), held, self.target, self.estimator, stored)
 
-    def _run(
-        self,
-        runs: Sequence[CaseRun],
-        split: SplitInputs,
-        network: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        part: Part,
+    def _score_rounds(
+        self, scoring: Scoring, states: Sequence[CaseState], size: int, part: Part, meet: Meet | None
     ) -> None:
-        lengths = [len(run.masks) + 1 for run in runs]
-        count = min(self.mask_batch_size, sum(lengths))
-        batches = _of_part(list(_cut(lengths, count)), part)
-        patches = remember(self, runs, batches, network, args, kwargs)
-        if patches is not None:
-            with self._bar(runs, patches.total, patches.done, patches.summary) as advance:
-                patches.score(advance)
-            return
-        image = runs[0].case.image
-        # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
-        # hold what they held before, and their outputs are not read.
-        batch = image.new_zeros(count, len(image) + split.held_images.shape[1], *image.shape[1:])
-        inferer = self.inferer if self.meter is None else self.meter.watch(self.inferer)
-
-        def infer(batch: Any, network: Callable[..., Any]) -> Any:
-            return inferer(batch, network, *args, **kwargs)
-
-        total = sum(stop - start for batch in batches for _, start, stop in batch)
-        with self._bar(runs, total) as advance:
-            for parts in batches:
-                if all(runs[index].has(start, stop) for index, start, stop in parts):
-                    advance(sum(stop - start for _, start, stop in parts))
-                    continue
-                offset = 0
-                with stage("perturb"):
-                    for index, start, stop in parts:
-                        runs[index].perturb(start, stop, out=batch[offset : offset + stop - start])
-                        offset += stop - start
-                    values = split.values_of([(index, stop - start) for index, start, stop in parts], count)
-                with stage("forward"):
-                    output = self.inputs.run(infer, network, batch, partial(split.take_apart, values=values))
-                try:
-                    output = read(output, self.output)
-                    check_rows(output, count)
-                except ValueError as error:
-                    raise CaseError(runs[parts[0][0]].case.name, str(error)) from error
-                offset = 0
-                with stage("read scores"):
-                    for index, start, stop in parts:
-                        runs[index].read(start, stop, output, offset, count, self)
-                        runs[index].num_forwards += stop - start
-                        offset += stop - start
-                advance(offset)
+        """Score round after round of masks, until no case has another."""
+        spans = [(0, state.num_rows) for state in states]
+        while any(start < stop for start, stop in spans):
+            batches = _of_part(list(_cut(spans, size)), part)
+            with self._bar(states, scoring.plan(spans, batches)) as advance:
+                scoring.score(batches, advance)
+            for state in states:
+                state.end_round(look_for_others=meet is None and part.count > 1)
+            if meet is not None:
+                meet(states)
+            else:
+                part = Part()  # later rounds are done by whoever has all scores of the first
+            for state in states:
+                state.begin_round()
+            spans = [(stop, state.num_rows) for (_, stop), state in zip(spans, states, strict=True)]
 
     @contextmanager
-    def _bar(
-        self, runs: Sequence[CaseRun], total: int, done: int = 0, note: str = ""
-    ) -> Iterator[Callable[[int], Any]]:
+    def _bar(self, states: Sequence[CaseState], plan: Plan) -> Iterator[Callable[[int], Any]]:
         if not self.progress:
             yield lambda count: None
             return
         tqdm = require("tqdm", extra="bundle").tqdm
-        if note:
-            tqdm.write(note, file=sys.stderr)
-        name = runs[0].case.name if len(runs) == 1 else f"{len(runs)} cases"
+        if plan.note:
+            tqdm.write(plan.note, file=sys.stderr)
+        name = states[0].case.name if len(states) == 1 else f"{len(states)} cases"
         # A log file is not a screen: there a line every half minute is enough.
         interval = 0.5 if sys.stderr.isatty() else 30
-        with tqdm(total=total, initial=done, desc=name, unit="forward", leave=False, mininterval=interval) as bar:
+        with tqdm(
+            total=plan.total, initial=plan.done, desc=name, unit="forward", leave=False, mininterval=interval
+        ) as bar:
             yield bar.update
 
 
-def _cut(lengths: Sequence[int], size: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Cut runs of rows, laid end to end, into batches of ``size``: lists of (run, first row, last row + 1)."""
-    parts: list[tuple[int, int, int]] = []
+class Sharing(ABC):
+    """How several workers share the masks of a batch of images."""
+
+    @abstractmethod
+    def score(
+        self,
+        inferer: PerturbationInferer,
+        inputs: Any,
+        network: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        cases: Sequence[Case] | None,
+        stored: Sequence[CaseScores] | None,
+        part: Part | None,
+    ) -> list[CaseState]:
+        """Score a batch of images together with other workers.
+
+        Args:
+            inferer: explains, and shares with nobody.
+            inputs: as for :meth:`PerturbationInferer.score`.
+            network: as for :meth:`PerturbationInferer.score`.
+            args: passed on to the inner inferer.
+            kwargs: passed on to the inner inferer.
+            cases: as for :meth:`PerturbationInferer.score`.
+            stored: as for :meth:`PerturbationInferer.score`.
+            part: which network batches to run here; all by default.
+
+        Returns:
+            the cases with the scores of all workers.
+        """
+
+
+def _cut(spans: Sequence[tuple[int, int]], size: int) -> Iterator[list[Rows]]:
+    """Cut runs of rows, laid end to end, into batches of ``size``."""
+    batch: list[Rows] = []
     room = size
-    for index, length in enumerate(lengths):
-        start = 0
-        while start < length:
-            stop = min(length, start + room)
-            parts.append((index, start, stop))
+    for index, (start, end) in enumerate(spans):
+        while start < end:
+            stop = min(end, start + room)
+            batch.append((index, start, stop))
             room -= stop - start
             start = stop
             if room == 0:
-                yield parts
-                parts, room = [], size
-    if parts:
-        yield parts
+                yield batch
+                batch, room = [], size
+    if batch:
+        yield batch
 
 
-def _of_part(batches: list[list[tuple[int, int, int]]], part: Part) -> list[list[tuple[int, int, int]]]:
+def _of_part(batches: list[list[Rows]], part: Part) -> list[list[Rows]]:
     """The batches that a part runs: its share, and all that hold an unperturbed image."""
     shared = [number for number, rows in enumerate(batches) if all(start > 0 for _, start, _ in rows)]
     others = set(shared) - {shared[i] for i in part.of(len(shared))}
     return [rows for number, rows in enumerate(batches) if number not in others]
-
-
-@contextmanager
-def evaluating(network: Any) -> Iterator[None]:
-    """Evaluation mode for a module, and afterwards each of its parts back in the mode it had."""
-    parts = network.modules() if isinstance(network, torch.nn.Module) else []
-    # A frozen TorchScript module has no mode, and an exported program's is fixed: it refuses to change it.
-    training = [part for part in parts if getattr(part, "training", False)]
-    if training:
-        with suppress(NotImplementedError):
-            network.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True

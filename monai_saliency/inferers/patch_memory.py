@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["OutputMemory", "Outputs", "PatchMemory", "Size", "owned"]
+__all__ = ["OutputMemory", "Outputs", "PatchMemory", "owned"]
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,6 @@ class OutputMemory:
             for slot in list(tier.outputs):
                 yield slot, tier.pop(slot)
 
-    def sketch(self) -> OutputMemory:
-        """A memory that behaves as this one, of sizes without voxels."""
-        copy = OutputMemory(self.device, self.limits)
-        for tier, own in zip(copy.tiers, self.tiers, strict=True):
-            for slot, output in own.outputs.items():
-                tier.put(slot, Size(output.nbytes))
-        return copy
-
 
 class _Tier:
     """One device's part of a memory."""
@@ -140,16 +132,6 @@ class _Tier:
         output = self.outputs.pop(slot)
         self.used -= output.nbytes
         return output
-
-
-@dataclass(frozen=True)
-class Size:
-    """Stands for an output where only room is asked for."""
-
-    nbytes: int
-
-    def to(self, device: torch.device) -> Size:
-        return self
 
 
 def owned(part: torch.Tensor) -> torch.Tensor:

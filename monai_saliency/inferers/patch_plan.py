@@ -9,20 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
 from torch.utils._pytree import tree_leaves
 
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.inferers.forward import Forward
+from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.networks.inputs import TensorInput
+from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
-
-if TYPE_CHECKING:
-    from monai_saliency.inferers.inferer import PerturbationInferer
 
 __all__ = ["PatchPlan", "find_touches", "find_trims", "plan", "refusal"]
 
@@ -50,65 +48,60 @@ class PatchPlan:
 
 
 def plan(
-    explain: PerturbationInferer,
+    masks: Masks,
+    inferer: SlidingWindowInferer,
     image: torch.Tensor,
     labels: torch.Tensor | None = None,
     spacing: Sequence[float] | None = None,
     reach: torch.Tensor | None = None,
 ) -> PatchPlan:
-    """Count what explaining would cost, running nothing.
+    """Count the patch forwards of an explanation before anything is run.
 
     Args:
-        explain: what explains, with a sliding-window inferer inside.
+        masks: where the image is perturbed.
+        inferer: cuts the patches.
         image: ``(C, *spatial)``; for windows its shape is enough (a tensor on the ``meta`` device).
         labels: its label map ``(1, *spatial)``, for masks of regions.
         spacing: voxel sizes in mm, for masks whose sizes are in mm.
         reach: the voxels that the target reads, bool ``(*spatial)``; None for all.
 
     Returns:
-        the counts, with memory for all outputs.
+        the counts, for a memory that holds all outputs.
 
     Raises:
-        ValueError: when whole images would be run.
+        ValueError: when whole images would be run, or later masks depend on scores.
     """
-    masks = explain.masks.bind(image, labels=labels, spacing=spacing)
-    reason = refusal(explain, image, masks, (), {})
+    bound = masks.bind(image, labels=labels, spacing=spacing)
+    if bound.in_rounds:
+        raise ValueError(f"{type(masks).__name__} choose later masks by earlier scores, so their forwards are unknown")
+    reason = refusal(Forward(inferer, TensorInput(), _no_network), bound, image)
     if reason:
         raise ValueError(f"no patches are remembered: {reason}")
-    assert isinstance(explain.inferer, SlidingWindowInferer)
-    grid = PatchGrid(explain.inferer, image.shape[1:])
-    touches = find_touches(masks, grid, find_trims(grid, reach))
+    grid = PatchGrid(inferer, image.shape[1:])
+    touches = find_touches(bound, grid, find_trims(grid, reach), range(len(bound)))
     forwards = len(grid.boxes) + int((touches[:, 0] == touches[:, 2]).sum())
-    return PatchPlan(len(grid.boxes), forwards, len(grid.boxes) * (len(masks) + 1))
+    return PatchPlan(len(grid.boxes), forwards, len(grid.boxes) * (len(bound) + 1))
 
 
-def refusal(
-    settings: PerturbationInferer, image: torch.Tensor, masks: BoundMasks, args: Any, kwargs: Any
-) -> str | None:
-    """Why remembered patches might not give the scores of whole images, if so."""
-    inferer = settings.inferer
-    kind = type(inferer)
+def _no_network(patches: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("a plan runs nothing")
+
+
+def refusal(forward: Forward, masks: BoundMasks, image: torch.Tensor, output: OutputPath | None = None) -> str | None:
+    """Why remembered patches might not give the scores of whole images; None where they do.
+
+    Args:
+        forward: calls the network.
+        masks: the case's masks.
+        image: ``(C, *spatial)``, the case's image.
+        output: the part of the network's output that is explained.
+    """
+    inferer = forward.inferer
     if not isinstance(inferer, SlidingWindowInferer):
-        return f"{kind.__name__} is no SlidingWindowInferer"
-    if kind.__call__ not in _EXACT_CALLS or (
-        isinstance(inferer, SliceInferer) and type(inferer).network_wrapper is not SliceInferer.network_wrapper
-    ):
-        return f"{kind.__name__} runs the network in a way of its own"
-    voxels = math.prod(image.shape[1:])
-    adapts = isinstance(inferer, SlidingWindowInfererAdapt) and image.is_cuda
-    if inferer.buffer_steps or (adapts and inferer.cpu_thresh is not None and voxels > inferer.cpu_thresh):
-        return "the inferer stitches through buffers (`buffer_steps`)"
-    if inferer.with_coord:
-        return "the network reads where a patch lies (`with_coord`)"
-    if type(settings.inputs) is not TensorInput:
-        return f"the network takes several inputs ({type(settings.inputs).__name__})"
-    if callable(settings.output) or isinstance(settings.output, (list, tuple)):
-        return f"the target reads {settings.output} of the network's output"
-    known = {"device", "buffer_steps", "buffer_dim"} & set(kwargs)
-    if known:
-        return f"the inferer is called with {sorted(known)}"
-    if any(getattr(leaf, "ndim", 0) for leaf in tree_leaves((args, kwargs))):
-        return "an argument of the network is an array, which may hold something for each patch of a batch"
+        return f"{type(inferer).__name__} is not a SlidingWindowInferer"
+    reason = _refused_inferer(inferer, image) or _refused_call(forward, output)
+    if reason:
+        return reason
     if image.dtype not in (torch.float32, torch.float64):
         return f"images of {image.dtype} are blended too coarsely"
     try:
@@ -120,9 +113,39 @@ def refusal(
         return f"`roi_weight_map` has shape {tuple(weights.shape)}, patches have {grid.roi_size}"
     if masks.restrict(range(1), grid.boxes[0]) is None:
         return (
-            f"{type(settings.masks).__name__} do not tell what they hide inside a patch (masks such as RISE's change "
-            "every patch); windows and regions do"
+            f"{masks.key[0].removeprefix('_Bound')} do not tell what they hide inside a patch (masks such as RISE's "
+            "change every patch); windows and regions do"
         )
+    return None
+
+
+def _refused_inferer(inferer: SlidingWindowInferer, image: torch.Tensor) -> str | None:
+    kind = type(inferer)
+    if kind.__call__ not in _EXACT_CALLS or (
+        isinstance(inferer, SliceInferer) and type(inferer).network_wrapper is not SliceInferer.network_wrapper
+    ):
+        return f"{kind.__name__} runs the network in a way of its own"
+    voxels = math.prod(image.shape[1:])
+    adapts = isinstance(inferer, SlidingWindowInfererAdapt) and image.is_cuda
+    if inferer.buffer_steps or (adapts and inferer.cpu_thresh is not None and voxels > inferer.cpu_thresh):
+        return "the inferer stitches through buffers (`buffer_steps`)"
+    if inferer.with_coord:
+        return "the network reads where a patch lies (`with_coord`)"
+    return None
+
+
+def _refused_call(forward: Forward, output: OutputPath | None) -> str | None:
+    if type(forward.inputs) is not TensorInput:
+        return f"the network takes several inputs ({type(forward.inputs).__name__})"
+    if callable(output) or isinstance(output, (list, tuple)):
+        return f"the target reads {output} of the network's output"
+    if forward.autocast is not None:
+        return "the network runs under autocast"
+    known = {"device", "buffer_steps", "buffer_dim"} & set(forward.kwargs)
+    if known:
+        return f"the inferer is called with {sorted(known)}"
+    if any(getattr(leaf, "ndim", 0) for leaf in tree_leaves((forward.args, forward.kwargs))):
+        return "an argument of the network is an array, which may hold something for each patch of a batch"
     return None
 
 
@@ -145,11 +168,22 @@ def find_trims(grid: PatchGrid, reach: torch.Tensor | None) -> dict[int, Box]:
     return trims
 
 
-def find_touches(masks: BoundMasks, grid: PatchGrid, patches: Iterable[int]) -> np.ndarray:
-    """Which masks change which patches: rows (mask, patch, first mask that changes it in the same way), ascending."""
+def find_touches(masks: BoundMasks, grid: PatchGrid, patches: Iterable[int], indices: Sequence[int]) -> np.ndarray:
+    """Which masks change which patches.
+
+    Args:
+        masks: the case's masks.
+        grid: the patches.
+        patches: those to look at.
+        indices: the masks to look at.
+
+    Returns:
+        ascending rows (i, patch, j): mask ``indices[i]`` changes the patch, and ``indices[j]`` is the first that
+        changes it in the same way.
+    """
     rows = [np.empty((0, 3), dtype=int)]
     for patch in patches:
-        restricted = masks.restrict(range(len(masks)), grid.boxes[patch])
+        restricted = masks.restrict(indices, grid.boxes[patch])
         assert restricted is not None
         changed = restricted[0].nonzero()[0]
         if len(changed):

@@ -80,7 +80,31 @@ class BoundMasks(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """The number of masks."""
+        """The number of masks: for masks in rounds, of all that could be asked for."""
+
+    def next_round(
+        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Sequence[int] | None:
+        """The masks to score next, now that all masks of the earlier rounds are scored.
+
+        By default there is one round with every mask. Override this for masks that depend on earlier scores, such as
+        windows that are refined where the score fell. It is asked at the end of each round and nowhere else, and must
+        be a pure function of its arguments: then every worker, and every resumed run, asks for the same masks.
+
+        Args:
+            indices: the masks scored so far, in order. Empty when the first round is asked for.
+            scores: ``(len(indices), K)``, their scores. ``(0, 0)`` for the first round, which no score decides.
+            reference_scores: ``(K,)``, the scores of the unperturbed image. ``(0,)`` for the first round.
+
+        Returns:
+            indices of masks that were not scored before, at least one; None when there are no more.
+        """
+        return None if len(indices) else range(len(self))
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether later masks depend on earlier scores."""
+        return type(self).next_round is not BoundMasks.next_round
 
     @abstractmethod
     def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:

@@ -78,6 +78,8 @@ class _BoundMasksOfChannels(BoundMasks):
         super().__init__(image)
         if base.channels is not None:
             raise ValueError("the masks hide channels one by one already: give the masks of whole images")
+        if base.in_rounds:
+            raise ValueError("masks that depend on earlier scores cannot be made channel by channel")
         self.base = base
         self.channels: int = len(image)
         self.key = (type(self).__name__, self.channels, *base.key)

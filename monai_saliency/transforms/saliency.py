@@ -11,7 +11,7 @@ from monai.data import MetaTensor
 from monai.transforms import MapTransform, Transform
 from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple, ensure_tuple_rep
 
-from monai_saliency.cases import case_name, image_spacing, source_file
+from monai_saliency.cases import Case, case_name, image_file
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.utils.tensors import with_meta_of
 
@@ -61,14 +61,9 @@ class Saliency(Transform):
         batch = image.as_tensor()[None]
         batch = batch if self.device is None else batch.to(self.device)
         others = {name: convert_to_tensor(value, device=batch.device)[None] for name, value in (held or {}).items()}
-        (explanation,) = self.inferer.explain(
-            self.inferer.inputs.join(batch, others),
-            self.network,
-            names=[case_name(image)],
-            labels=None if labels is None else [labels],
-            spacings=[image_spacing(image[None])],
-            sources=[source_file(image)],
-        )
+        inputs = self.inferer.inputs.join(batch, others)
+        case = Case.of(image[None], name=case_name(image), file=image_file(image), labels=labels)
+        (explanation,) = self.inferer.explain(inputs, self.network, cases=[case])
         return with_meta_of(image, explanation.saliency.to(image.device))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,6 +65,13 @@ class BusyMeter:
         self._last: Moment | None = None
         self._pending: deque[tuple[Moment, Moment]] = deque()
 
+    @contextmanager
+    def call(self, batch: torch.Tensor) -> Iterator[None]:
+        """Count what runs inside as one call of the network on a batch ``(n, ...)``."""
+        start = Moment(batch.device)
+        yield
+        self.add(start, Moment(batch.device), len(batch))
+
     def watch(self, inferer: Inferer) -> Inferer:
         """An inferer that does the same, and whose calls are counted."""
         return _Watched(inferer, self)
@@ -109,8 +117,6 @@ class _Watched(Inferer):
     def __call__(self, inputs: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
         # A batch, as a tensor or as a list of images, or several batches by name.
         batch = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
-        device = batch.device if isinstance(batch, torch.Tensor) else batch[0].device
-        start = Moment(device)
-        output = self.inferer(inputs, network, *args, **kwargs)
-        self.meter.add(start, Moment(device), len(batch))
-        return output
+        batch = batch if isinstance(batch, torch.Tensor) else batch[0][None].expand(len(batch), *batch[0].shape)
+        with self.meter.call(batch):
+            return self.inferer(inputs, network, *args, **kwargs)

@@ -62,7 +62,7 @@ def main() -> None:
     reference = plain.explain(whole, image, network)
     ours.explain(windows, image, network)
     on_grid.explain(aligned, image, network)
-    counts = plan(windows, image[0])
+    counts = plan(windows.masks, inner, image[0])
     wall, cpu = plain.wall / ours.wall * 2, plain.cpu / ours.cpu * 2
     print(
         f"windows of {args.window}: {explanation.num_forwards} patch forwards for {counts.plain}, {counts.gain:.2f} "
@@ -73,14 +73,14 @@ def main() -> None:
     difference = (explanation.scores - reference.scores).abs().max() / reference.scores.abs().max()
     print(f"largest difference of a score: {float(difference):.1e} of the largest score")
     pace = plain.cpu / counts.plain
-    counts = plan(aligned, image[0])
+    counts = plan(aligned.masks, inner, image[0])
     print(
         f"windows on the patch grid: {counts.forwards} patch forwards for {counts.plain}, {counts.gain:.2f} times "
         f"fewer; processor {on_grid.cpu:.1f} s for {pace * counts.plain:.1f} s at whole images' pace"
     )
 
     clinical = SlidingWindowInferer((96, 96, 96), overlap=0.25)
-    counts = plan(ms.sliding_window(32, 32, inferer=clinical, **settings), torch.empty(1, 512, 512, 300, device="meta"))
+    counts = plan(ms.SlidingWindowMasks(32, 32), clinical, torch.empty(1, 512, 512, 300, device="meta"))
     print(
         f"CT of 512 x 512 x 300, patches of 96^3, overlap 0.25, windows of 32: {counts.forwards} patch forwards for "
         f"{counts.plain}, {counts.gain:.1f} times fewer"

@@ -61,7 +61,7 @@ def main() -> None:
         target=ms.RegionScore(1, "softmax", region="predicted"),
         inferer=SlidingWindowInferer((96, 96, 96), sw_batch_size=2, overlap=0.25, mode="gaussian"),
     )
-    counts = plan(explain, image[0], reach=organ)
+    counts = plan(explain.masks, explain.inferer, image[0], reach=organ)
     print(
         f"{args.size}^3, windows of {args.window}, strides of {args.stride}, {torch.get_num_threads()} threads; "
         f"planned for the organ itself: {counts.forwards} patch forwards, {counts.plain} by whole images",

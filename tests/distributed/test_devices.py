@@ -26,11 +26,11 @@ from monai.inferers import Inferer, SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.distributed import DevicesEngine, OverDevices
+from monai_saliency.cases import Case
+from monai_saliency.distributed import DevicesEngine, MasksOverDevices
 from monai_saliency.errors import CaseError
 from monai_saliency.metrics.agreement import compare
 from monai_saliency.sharding import Part
-from monai_saliency.storage.fingerprint import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.utils.precision import exact_arithmetic, network_arithmetic
 from monai_saliency.utils.timing import BusyMeter
@@ -70,6 +70,10 @@ def rise(num_masks: int = 30, mask_batch_size: int = 4, **overrides: Any) -> ms.
     return ms.rise(num_masks, 3, target=TARGET, mask_batch_size=mask_batch_size, **overrides)
 
 
+def over_devices(inferer: ms.PerturbationInferer, devices: Any) -> ms.PerturbationInferer:
+    return inferer.replace(sharing=MasksOverDevices(devices))
+
+
 class Counting(torch.nn.Conv2d):
     """Counts the batches that each copy of a network runs."""
 
@@ -100,7 +104,7 @@ def test_maps_are_equal_to_the_bit(images: torch.Tensor, devices: list[str], num
     network = Network().train()
     network.body[0].eval()
     plain = rise(num_masks).explain(images, network)
-    shared = OverDevices(rise(num_masks), devices).explain(images, network)
+    shared = over_devices(rise(num_masks), devices).explain(images, network)
     for a, b in zip(shared, plain, strict=True):
         assert torch.equal(a.saliency, b.saliency)
         assert torch.equal(a.scores, b.scores)
@@ -118,7 +122,7 @@ def test_each_device_has_its_share(images: torch.Tensor) -> None:
     """Of 62 rows in 16 batches, two hold an unperturbed image and are run by all, 14 are shared: 4, 5 and 5."""
     network = Network()
     counts = batches(network)
-    first, second = OverDevices(rise(), CPUS).explain(images, network)
+    first, second = over_devices(rise(), CPUS).explain(images, network)
     assert sorted(counts.values()) == [6, 7, 7]
     assert none_left()
     # The batch that holds both images' rows, 28 to 31 of 62, is one of those that all run.
@@ -129,7 +133,7 @@ def test_each_device_has_its_share(images: torch.Tensor) -> None:
 def test_called_it_gives_maps_with_their_meta_data(images: torch.Tensor) -> None:
     affine = torch.diag(torch.tensor([2.0, 3, 1, 1], dtype=torch.float64))
     scans = MetaTensor(images, affine=affine)
-    maps = OverDevices(rise(), CPUS)(scans, Network())
+    maps = over_devices(rise(), CPUS)(scans, Network())
     assert isinstance(maps, MetaTensor)
     assert torch.equal(maps.affine, affine)
     assert torch.equal(maps, rise()(scans, Network()))
@@ -150,14 +154,15 @@ class WithPrior(torch.nn.Module):
 def test_several_inputs(images: torch.Tensor) -> None:
     given = {"image": images, "prior": images.flip(2), "age": torch.tensor([1.0, 2.0])}
     explain = ms.rise(13, 3, target=ms.ClassScore("all", "none"), inputs=ms.DictInput("image"), mask_batch_size=4)
-    assert torch.equal(OverDevices(explain, CPUS)(given, WithPrior()), explain(given, WithPrior()))
+    assert torch.equal(over_devices(explain, CPUS)(given, WithPrior()), explain(given, WithPrior()))
 
 
 def test_regions_of_label_maps(images: torch.Tensor) -> None:
     labels = [torch.arange(120).reshape(1, 12, 10) // 17, torch.arange(120).reshape(1, 12, 10) // 30]
     explain = ms.region_occlusion(num_masks=21, target=TARGET, mask_batch_size=4)
-    plain = explain.explain(images, Network(), labels=labels)
-    shared = OverDevices(explain, CPUS).explain(images, Network(), labels=labels)
+    cases = [Case(str(i), labels=each) for i, each in enumerate(labels)]
+    plain = explain.explain(images, Network(), cases=cases)
+    shared = over_devices(explain, CPUS).explain(images, Network(), cases=cases)
     for a, b in zip(shared, plain, strict=True):
         assert torch.equal(a.saliency, b.saliency)
 
@@ -170,13 +175,13 @@ def test_remembered_patches(images: torch.Tensor) -> None:
         target=ms.RegionScore(1, "none", region="all"),
         inferer=SlidingWindowInferer((6, 5), sw_batch_size=3, sw_device="cpu"),
     )
-    assert torch.equal(OverDevices(explain, CPUS)(images, network), explain(images, network))
+    assert torch.equal(over_devices(explain, CPUS)(images, network), explain(images, network))
 
 
 def test_copies_are_never_stale(images: torch.Tensor) -> None:
     """Whatever changes: weights in place, seen by autograd or not, buffers, an attribute, parts, the network itself."""
     network = Network()
-    explain = OverDevices(rise(), CPUS)
+    explain = over_devices(rise(), CPUS)
 
     def check() -> torch.Tensor:
         maps = explain(images, network)
@@ -217,7 +222,7 @@ def test_copies_are_never_stale(images: torch.Tensor) -> None:
 
 def test_a_part_is_shared_further(images: torch.Tensor) -> None:
     (whole,) = rise().explain(images[:1], Network())
-    explain = OverDevices(rise(), CPUS)
+    explain = over_devices(rise(), CPUS)
     (first,), (second,) = (explain.score(images[:1], Network(), part=Part(i, 2)) for i in range(2))
     (plain,) = rise().score(images[:1], Network(), part=Part(0, 2))
     assert torch.equal(first.state.seen, plain.state.seen)
@@ -237,12 +242,12 @@ def test_stored_scores(images: torch.Tensor, tmp_path: Path) -> None:
         counts = batches(network)
         stopping = StopsLater(network, 2)
         with pytest.raises(RuntimeError, match="out of memory"):
-            OverDevices(rise(), CPUS).explain(images[:1], stopping, stored=[scores])
+            over_devices(rise(), CPUS).explain(images[:1], stopping, stored=[scores])
         kept = len(scores.ranges())
         assert kept >= 1
         before = sum(counts.values())
         stopping.after = None
-        (resumed,) = OverDevices(rise(), devices).explain(images[:1], stopping, stored=[scores])
+        (resumed,) = over_devices(rise(), devices).explain(images[:1], stopping, stored=[scores])
         assert torch.equal(resumed.saliency, whole.saliency)
         # Of 8 batches the first is run by all, and what is stored by none.
         assert sum(counts.values()) - before == len(devices) + 8 - kept
@@ -275,7 +280,7 @@ def test_scores_of_another_network_go_once(images: torch.Tensor, tmp_path: Path)
     scores = ScoreStore(tmp_path).open("case", "key")
     rise().explain(images[:1], Network(seed=3), stored=[scores])
     network = Network()
-    (shared,) = OverDevices(rise(), CPUS).explain(images[:1], network, stored=[scores])
+    (shared,) = over_devices(rise(), CPUS).explain(images[:1], network, stored=[scores])
     (plain,) = rise().explain(images[:1], network)
     assert torch.equal(shared.saliency, plain.saliency)
     assert torch.equal(torch.from_numpy(scores.ranges()[0][2]), plain.scores)
@@ -288,7 +293,7 @@ def test_an_error_stops_all(images: torch.Tensor) -> None:
     network = Network()
     counts = batches(network)
     with pytest.raises(RuntimeError, match="out of memory"):
-        OverDevices(rise(3000), CPUS).explain(images, StopsLater(network, 5))
+        over_devices(rise(3000), CPUS).explain(images, StopsLater(network, 5))
     assert sum(counts.values()) < 1500 / 2
     assert none_left()
 
@@ -298,9 +303,9 @@ def test_an_error_names_the_case(images: torch.Tensor) -> None:
     with pytest.raises(
         CaseError, match="case image 1 of the batch: the network's output of the unperturbed image is NaN"
     ):
-        OverDevices(rise(), CPUS)(images, Network())
+        over_devices(rise(), CPUS)(images, Network())
     with pytest.raises(CaseError, match="case image 0 of the batch: "):
-        OverDevices(rise(), CPUS)(images, torch.nn.Flatten(0))
+        over_devices(rise(), CPUS)(images, torch.nn.Flatten(0))
 
 
 class Interrupts(Network):
@@ -317,34 +322,17 @@ class Interrupts(Network):
 def test_interrupted(images: torch.Tensor) -> None:
     network = Interrupts().train()
     with pytest.raises(KeyboardInterrupt):
-        OverDevices(rise(4000), CPUS).explain(images, network)
+        over_devices(rise(4000), CPUS).explain(images, network)
     assert next(Interrupts.numbers) < 1000
     assert network.training
     assert none_left()
-
-
-def test_settings_that_are_changed_later(images: torch.Tensor) -> None:
-    """As the overlay `explain` does, which finds some out at the first case."""
-    explain, plain = OverDevices(rise(), CPUS), rise()
-    for inferer in (explain, plain):
-        inferer.fill = ms.MeanFill()
-        inferer.mask_batch_size = 7
-        inferer.masks = ms.RISEMasks(11, 4)
-    assert torch.equal(explain(images, Network()), plain(images, Network()))
-
-
-def test_the_store_knows_it_by_the_same_key() -> None:
-    plain = rise(fill=ms.BlurFill(2.0), output="pred", inferer=SlidingWindowInferer((6, 5)))
-    shared = OverDevices(plain, CPUS)
-    for name in ("masks", "target", "fill", "inferer", "inputs", "output"):
-        assert fingerprint(getattr(shared, name)) == fingerprint(getattr(plain, name))
 
 
 def test_autocast_reaches_the_threads(images: torch.Tensor) -> None:
     network = Network()
     with torch.autocast("cpu", torch.bfloat16):
         plain = rise()(images, network)
-        shared = OverDevices(rise(), CPUS)(images, network)
+        shared = over_devices(rise(), CPUS)(images, network)
     assert torch.equal(shared, plain)
     assert not torch.equal(shared, rise()(images, network))
 
@@ -354,7 +342,7 @@ def test_one_bar_and_one_meter(images: torch.Tensor, monkeypatch: pytest.MonkeyP
     screen = io.StringIO()
     monkeypatch.setattr("sys.stderr", screen)
     meter = BusyMeter()
-    OverDevices(rise(progress=True, meter=meter), CPUS)(images, Network())
+    over_devices(rise(progress=True, meter=meter), CPUS)(images, Network())
     assert {line.split("|")[2].split()[0].split("/")[1] for line in screen.getvalue().split("\r") if "|" in line} == {
         "24"
     }
@@ -369,16 +357,16 @@ def test_a_network_that_cannot_be_copied(images: torch.Tensor) -> None:
     with pytest.raises(
         ValueError, match=r"the network \(network\) is no torch module, so 3 devices .* overlay `torchrun`"
     ):
-        OverDevices(rise(), CPUS)(images, network)
-    assert torch.equal(OverDevices(rise(), ["cpu"])(images, network), rise()(images, network))
+        over_devices(rise(), CPUS)(images, network)
+    assert torch.equal(over_devices(rise(), ["cpu"])(images, network), rise()(images, network))
 
     locked = Network()
     locked.lock = threading.Lock()
     with pytest.raises(ValueError, match=r"the network \(Network\) cannot be copied to cpu \(cannot pickle"):
-        OverDevices(rise(), CPUS)(images, locked)
+        over_devices(rise(), CPUS)(images, locked)
     spread = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
     with pytest.raises(ValueError, match=r"lies on several devices \(cpu, meta\)"):
-        OverDevices(rise(), CPUS)(images, spread)
+        over_devices(rise(), CPUS)(images, spread)
 
 
 def test_an_inferer_with_a_network_of_its_own(images: torch.Tensor) -> None:
@@ -393,14 +381,14 @@ def test_an_inferer_with_a_network_of_its_own(images: torch.Tensor) -> None:
 
     network = Network()
     explain = rise(inferer=Detects())
-    assert torch.equal(OverDevices(explain, CPUS)(images, network), explain(images, network))
+    assert torch.equal(over_devices(explain, CPUS)(images, network), explain(images, network))
     with pytest.raises(ValueError, match=r"Detects holds a network of its own \(detector\), which meta does not have"):
-        OverDevices(explain, ["cpu", "meta"])(images, network)
+        over_devices(explain, ["cpu", "meta"])(images, network)
 
 
 def test_torchscript(images: torch.Tensor) -> None:
     network = torch.jit.trace(Network().eval(), images)
-    explain = OverDevices(rise(), CPUS)
+    explain = over_devices(rise(), CPUS)
     before = explain(images, network)
     assert torch.equal(before, rise()(images, network))
     with torch.no_grad():
@@ -412,12 +400,7 @@ def test_torchscript(images: torch.Tensor) -> None:
 
 def test_inputs_elsewhere(images: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=r"the inputs lie on meta, which is none of `devices` \(cpu, cpu\): add it"):
-        OverDevices(rise(), ["cpu:0", "cpu"])(images.to("meta"), Network())
-
-
-def test_over_devices_twice(images: torch.Tensor) -> None:
-    explain = OverDevices(OverDevices(rise(), CPUS), ["cpu", "cpu"])
-    assert torch.equal(explain(images, Network()), rise()(images, Network()))
+        over_devices(rise(), ["cpu:0", "cpu"])(images.to("meta"), Network())
 
 
 def test_no_network_runs_while_another_thread_has_tf32_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +431,7 @@ def test_no_network_runs_while_another_thread_has_tf32_switched_off(monkeypatch:
 def test_devices_that_are_not_there() -> None:
     for devices in ([], "cpu"):
         with pytest.raises(ValueError, match="`devices` must be a list of at least one device"):
-            OverDevices(rise(), devices)
+            over_devices(rise(), devices)
     with pytest.raises(ValueError, match="there is no device cuda:99: this process sees "):
         DevicesEngine(["cpu", "cuda:99"])
 
@@ -507,12 +490,12 @@ class TestCUDA:
     def test_two_threads_on_one_gpu_equal_to_the_bit(self, images: torch.Tensor) -> None:
         network = Network().cuda()
         plain = rise()(images.cuda(), network)
-        assert torch.equal(OverDevices(rise(), ["cuda", "cuda"])(images.cuda(), network), plain)
+        assert torch.equal(over_devices(rise(), ["cuda", "cuda"])(images.cuda(), network), plain)
 
     def test_a_gpu_and_the_cpu(self, images: torch.Tensor) -> None:
         network = Network().cuda()
         plain = rise()(images.cuda(), network)
-        maps = OverDevices(rise(), ["cpu", "cuda"])(images.cuda(), network)
+        maps = over_devices(rise(), ["cpu", "cuda"])(images.cuda(), network)
         assert maps.device.type == "cuda"
         torch.testing.assert_close(maps, plain, rtol=0, atol=1e-6 * float(plain.abs().max()))
 

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import monai_saliency as ms
+from monai_saliency.cases import Case
 from monai_saliency.data.perturbed_images import PerturbedImages
 from monai_saliency.distributed.batches import BatchExplainer
 from monai_saliency.distributed.process_group import (
@@ -65,6 +66,10 @@ def rise(num_masks: int = MASKS, **settings: Any) -> ms.PerturbationInferer:
     return ms.rise(num_masks, 3, target=TARGET, mask_batch_size=BATCH, **settings)
 
 
+def over_ranks(inferer: ms.PerturbationInferer, group: Any = None) -> ms.PerturbationInferer:
+    return inferer.replace(sharing=MasksOverRanks(group))
+
+
 def segment(output: torch.Tensor) -> torch.Tensor:
     return output.mean(dim=(2, 3))
 
@@ -92,7 +97,7 @@ def test_every_rank_has_the_plain_maps(world_size: int) -> None:
 
     def explain(rank: int) -> Any:
         return [
-            [(e.saliency, e.scores, e.reference_scores, e.num_forwards) for e in MasksOverRanks(make()).explain(x, net)]
+            [(e.saliency, e.scores, e.reference_scores, e.num_forwards) for e in over_ranks(make()).explain(x, net)]
             for make, x, net in plain
         ]
 
@@ -109,7 +114,7 @@ def test_every_rank_has_the_plain_maps(world_size: int) -> None:
 def test_each_rank_runs_its_part_of_the_batches() -> None:
     def forwards(rank: int) -> int:
         network = Network()
-        MasksOverRanks(rise())(images(1), network)
+        over_ranks(rise())(images(1), network)
         return len(network.batches)
 
     # 10 batches, of which the first is everybody's.
@@ -135,9 +140,9 @@ def test_a_group_of_some_ranks() -> None:
         pair = dist.new_group([0, 2])
         if rank == 1:
             with pytest.raises(ValueError, match="this process is not in `group`"):
-                MasksOverRanks(rise(), pair)(images(1), Network())
+                over_ranks(rise(), pair)(images(1), Network())
             return rise()(images(1, seed=5), Network())
-        return MasksOverRanks(rise(), pair)(images(1), Network())
+        return over_ranks(rise(), pair)(images(1), Network())
 
     first, alone, third = on_ranks(3, explain)
     assert torch.equal(first, rise()(images(1), Network()))
@@ -158,8 +163,8 @@ def test_scores_that_are_no_numbers_are_refused_by_all_ranks() -> None:
             return output * float("nan") if rank == 1 and torch.equal(x, last) else output
 
         with pytest.raises(CaseError) as caught:
-            MasksOverRanks(rise()).explain(images(1), broken, names=["brain"])
-        return str(caught.value), MasksOverRanks(rise())(images(1), network)
+            over_ranks(rise()).explain(images(1), broken, cases=[Case("brain")])
+        return str(caught.value), over_ranks(rise())(images(1), network)
 
     results = on_ranks(3, explain)
     expected = rise()(images(1), Network())
@@ -179,9 +184,9 @@ def test_what_goes_wrong_on_one_rank_is_told_to_all() -> None:
                 return x.flatten(1)[:, :3]
 
             with pytest.raises((MemoryError, RuntimeError, CaseError)) as caught:
-                MasksOverRanks(rise())(images(1), network)
+                over_ranks(rise())(images(1), network)
             errors.append((type(caught.value), str(caught.value)))
-        return errors, MasksOverRanks(rise())(images(1), Network())
+        return errors, over_ranks(rise())(images(1), Network())
 
     expected = rise()(images(1), Network())
     told = (RuntimeError, "rank 1 has failed: MemoryError: out of memory"), (CaseError, "case brain: is a lung")
@@ -200,11 +205,11 @@ def test_ranks_that_do_not_agree_are_refused() -> None:
         others = [(rise(), other_image), (rise(), similar), (rise(MASKS + rank), images(1)), (rise(), images(1 + rank))]
         for inferer, x in others:
             with pytest.raises(ValueError, match="ranks share the masks of an image") as caught:
-                MasksOverRanks(inferer)(x, Network())
+                over_ranks(inferer)(x, Network())
             messages.append(str(caught.value))
         # Preprocessing on another machine may differ by rounding.
         rounded = images(1) * (1 + rank * 1e-6)
-        return messages, MasksOverRanks(rise())(rounded, Network())
+        return messages, over_ranks(rise())(rounded, Network())
 
     (first, maps), (second, others) = on_ranks(2, explain)
     assert first == second
@@ -219,7 +224,7 @@ def test_a_distributed_network_is_run_as_it_is_inside() -> None:
 
     def explain(rank: int) -> Any:
         network = DistributedDataParallel(Network())
-        masks = MasksOverRanks(rise(3))(images(1), network)
+        masks = over_ranks(rise(3))(images(1), network)
         (row,) = BatchExplainer(network, rise(3 + 8 * rank))(images(1))
         return masks, row["saliency"].as_tensor()
 
@@ -231,7 +236,7 @@ def test_a_distributed_network_is_run_as_it_is_inside() -> None:
 def test_scores_on_disk_are_used(tmp_path: Path) -> None:
     def explain(rank: int) -> Any:
         network = Network()
-        (explanation,) = MasksOverRanks(rise()).explain(
+        (explanation,) = over_ranks(rise()).explain(
             images(1), network, stored=[ScoreStore(tmp_path).open("case", "key")]
         )
         dist.barrier()
@@ -292,14 +297,14 @@ def test_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
         monkeypatch.setenv(name, value)
     found = run_page("torchrun")
-    assert torch.equal(found["maps"], found["explain"].whole(found["images"], found["network"]))
+    assert torch.equal(found["maps"], found["explain"].replace(sharing=None)(found["images"], found["network"]))
     assert found["batch"]["case"][-1] == "c"
 
 
 class TestWithoutGroup:
     def test_it_is_the_plain_inferer(self) -> None:
         network = Network()
-        explain = MasksOverRanks(rise())
+        explain = over_ranks(rise())
         assert torch.equal(explain(images(2), network), rise()(images(2), network))
         runs = rise().score(images(1), network)
         merge_over_ranks(runs)
@@ -310,26 +315,15 @@ class TestWithoutGroup:
             from_all_ranks(None, KeyError("own"))
 
     def test_a_part_that_is_asked_for_is_scored_alone(self) -> None:
-        (run,) = MasksOverRanks(rise()).score(images(1), Network(), part=Part(0, 2))
+        (run,) = over_ranks(rise()).score(images(1), Network(), part=Part(0, 2))
         assert not run.complete
 
-    def test_it_has_the_settings_of_the_inferer(self) -> None:
-        """Also where it is copied or sent, as by Lightning."""
-        inferer = ms.rise(5, target=TARGET, mask_batch_size=2)
-        for explain in (MasksOverRanks(inferer), copy.deepcopy(MasksOverRanks(inferer))):
-            assert (explain.mask_batch_size, type(explain.masks)) == (2, ms.RISEMasks)
-        assert pickle.loads(pickle.dumps(MasksOverRanks(inferer))).mask_batch_size == 2
-        with pytest.raises(AttributeError, match="nothing"):
-            _ = MasksOverRanks(inferer).nothing
-
-    def test_a_setting_that_is_changed_is_changed_inside(self) -> None:
-        """As the overlay `explain` does, which finds some out at the first case."""
-        inferer = ms.rise(5, target=TARGET, mask_batch_size=2)
-        explain = MasksOverRanks(inferer)
-        explain.mask_batch_size = 3
-        explain.group = None
-        assert inferer.mask_batch_size == explain.mask_batch_size == 3
-        assert "group" not in vars(inferer)
+    def test_the_strategy_travels_with_the_inferer(self) -> None:
+        """Where it is copied or sent, as by Lightning."""
+        explain = over_ranks(ms.rise(5, target=TARGET, mask_batch_size=2))
+        for other in (copy.deepcopy(explain), pickle.loads(pickle.dumps(explain))):
+            assert (other.mask_batch_size, type(other.masks)) == (2, ms.RISEMasks)
+            assert isinstance(other.sharing, MasksOverRanks)
 
 
 class TestBatchExplainer:

@@ -140,7 +140,7 @@ def loading(*steps: Any) -> Compose:
 def in_network_units(value: Any, path: str, *steps: Any) -> Any:
     """The fill of one scan and, for the slow references, the scan before the steps of intensities."""
     image = loading(*steps)({"image": path})["image"].as_tensor()
-    fill = ScanUnitFill(value, loading(*steps)).bind(Case("ct", image, source=path))
+    fill = ScanUnitFill(value, loading(*steps)).bind(Case("ct", image, file=path))
     filled = fill(image[None])
     assert filled.shape == image[None].shape
     (unique,) = filled.unique().tolist()
@@ -204,7 +204,7 @@ class TestScanUnitFillOfCases:
         nib.save(nib.Nifti1Image(voxels, np.eye(4)), tmp_path / "two.nii")
         steps = [LoadImaged("image"), EnsureChannelFirstd("image"), NormalizeIntensityd("image", channel_wise=True)]
         image = Compose(steps)({"image": str(tmp_path / "two.nii")})["image"].as_tensor()
-        case = Case("two", image, source=str(tmp_path / "two.nii"))
+        case = Case("two", image, file=str(tmp_path / "two.nii"))
         mean, deviation = voxels.mean((0, 1, 2)), voxels.std((0, 1, 2))
         for value in (40.0, [40.0, 300.0]):
             fill = ScanUnitFill(value, Compose(steps)).bind(case)(image[None])
@@ -216,7 +216,7 @@ class TestScanUnitFillOfCases:
         nib.save(nib.Nifti1Image(np.random.default_rng(0).random((8, 7, 6, 2)), np.eye(4)), tmp_path / "two.nii")
         steps = [LoadImaged("image"), EnsureChannelFirstd("image"), CheckScand("image")]
         image = Compose(steps)({"image": str(tmp_path / "two.nii"), "channels": 2})["image"].as_tensor()
-        fill = ScanUnitFill(7, Compose(steps)).bind(Case("two", image, source=str(tmp_path / "two.nii")))
+        fill = ScanUnitFill(7, Compose(steps)).bind(Case("two", image, file=str(tmp_path / "two.nii")))
         assert fill.value == [7.0, 7.0]
 
     def test_other_keys_of_the_pipeline_are_left_alone(self, ct: str) -> None:
@@ -228,21 +228,21 @@ class TestScanUnitFillOfCases:
             EnsureTyped("label"),
         ]
         image = Compose(steps)({"image": ct, "label": ct})["image"].as_tensor()
-        assert ScanUnitFill(50, Compose(steps)).bind(Case("ct", image, source=ct)).value == [0.5]
+        assert ScanUnitFill(50, Compose(steps)).bind(Case("ct", image, file=ct)).value == [0.5]
 
     def test_a_step_that_needs_more_than_the_image(self, ct: str) -> None:
         steps = [LoadImaged(["image", "label"]), EnsureChannelFirstd(["image", "label"])]
         steps.append(CropForegroundd("image", "label", allow_smaller=True))
         image = Compose(steps)({"image": ct, "label": ct})["image"].as_tensor()
         with pytest.raises(ValueError, match=r"from its file alone.*CropForegroundd failed \(KeyError: 'label'\)"):
-            ScanUnitFill(50, Compose(steps)).bind(Case("ct", image, source=ct))
+            ScanUnitFill(50, Compose(steps)).bind(Case("ct", image, file=ct))
 
     def test_errors(self, ct: str) -> None:
         with pytest.raises(ValueError, match="needs the scan's file, which is unknown"):
             ScanUnitFill(0, loading()).bind(Case("ct", torch.zeros(1, 4, 4, 4)))
         image = loading()({"image": ct})["image"].as_tensor()
         with pytest.raises(ValueError, match="does not give the image that is explained"):
-            ScanUnitFill(0, loading(ScaleIntensityd("image"))).bind(Case("ct", image, source=ct))
+            ScanUnitFill(0, loading(ScaleIntensityd("image"))).bind(Case("ct", image, file=ct))
 
     def test_inside_an_explanation(self, ct: str) -> None:
         """Hiding everything with air leaves the network with air, and the scan is not changed by the replay."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from monai.data import MetaTensor, list_data_collate
 
+from monai_saliency.cases import Case
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.handlers.summary import COLUMNS, Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -159,7 +160,6 @@ def test_scores_of_another_version_are_not_used(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr("monai_saliency.storage.fingerprint.__version__", version)
         explain = sliding_window(3, 3, target=ClassScore([0], "none"))
         handler = SaliencyHandler(explain, Picky(), dict, store=ScoreStore(tmp_path))
-        known: dict[str, list[Any]] = {"labels": [None], "spacings": [None]}
-        (scores,) = handler._stored(IMAGES[:1], ["ct"], known, [None]) or []
+        (scores,) = handler._stored(IMAGES[:1], [Case("ct")]) or []
         keys.append(scores.folder.name)
     assert keys[0] == keys[2] != keys[1]

@@ -10,6 +10,7 @@ import torch
 from monai.inferers import Inferer, SlidingWindowInferer
 
 import monai_saliency as ms
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import merged
 from monai_saliency.sharding import Part
@@ -147,6 +148,6 @@ def test_a_score_that_differs_by_rounding_is_the_same_networks(
 
 
 def test_no_map_of_a_part(image: torch.Tensor) -> None:
-    (run,) = inferer().score(image, Network(), names=["brain"], part=Part(0, 2))
+    (run,) = inferer().score(image, Network(), cases=[Case("brain")], part=Part(0, 2))
     with pytest.raises(CaseError, match=rf"brain.* of {MASKS} masks have scores: another part is still to be done"):
         run.explanation()

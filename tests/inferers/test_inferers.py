@@ -391,7 +391,9 @@ class TestExplain:
     def test_explanation(self) -> None:
         network, inputs = Classifier().eval(), images(2, 1, 9, 8)
         target = ClassScore([2, 0], "softmax")
-        explanations = rise(6, 3, target=target, mask_batch_size=4).explain(inputs, network, names=["a", "b"])
+        explanations = rise(6, 3, target=target, mask_batch_size=4).explain(
+            inputs, network, cases=[Case("a"), Case("b")]
+        )
         maps = rise(6, 3, target=target, mask_batch_size=4)(inputs, network)
         with torch.no_grad():
             for i, (explanation, image) in enumerate(zip(explanations, inputs, strict=True)):
@@ -492,13 +494,15 @@ class TestErrors:
         explain = sliding_window(3, 3, target=LOGIT, mask_batch_size=4)
         what = "the network's output of the unperturbed image is" if when == "always" else "1 of 10 network scores are"
         with pytest.raises(CaseError, match=rf"case ct_2: {what} NaN or infinite") as error:
-            explain.explain(torch.ones(1, 1, 9, 9), network, names=["ct_2"])
+            explain.explain(torch.ones(1, 1, 9, 9), network, cases=[Case("ct_2")])
         assert error.value.case == "ct_2"
 
     def test_a_nan_segmentation_is_not_called_an_empty_region(self) -> None:
         explain = sliding_window(3, target=RegionScore(1, "sigmoid"))
         with pytest.raises(CaseError, match=r"case ct_2: .*NaN"):
-            explain.explain(torch.ones(1, 1, 9, 9), lambda x: x.expand(-1, 2, -1, -1) * float("nan"), names=["ct_2"])
+            explain.explain(
+                torch.ones(1, 1, 9, 9), lambda x: x.expand(-1, 2, -1, -1) * float("nan"), cases=[Case("ct_2")]
+            )
 
     def test_files_name_cases(self) -> None:
         batch = list_data_collate(
@@ -533,11 +537,15 @@ class TestErrors:
 
     def test_settings_that_do_not_fit_name_the_case(self) -> None:
         with pytest.raises(CaseError, match=r"case ct_2: `window_size` .* is larger than"):
-            sliding_window(10, target=LOGIT).explain(images(1, 1, 9, 8), Classifier(), names=["ct_2"])
+            sliding_window(10, target=LOGIT).explain(images(1, 1, 9, 8), Classifier(), cases=[Case("ct_2")])
         with pytest.raises(CaseError, match="case ct_2: `value` must be one number or one per channel"):
-            rise(4, target=LOGIT, fill=ConstantFill([1, 2])).explain(images(1, 1, 9, 8), Classifier(), names=["ct_2"])
+            rise(4, target=LOGIT, fill=ConstantFill([1, 2])).explain(
+                images(1, 1, 9, 8), Classifier(), cases=[Case("ct_2")]
+            )
         with pytest.raises(CaseError, match=r"case ct_2: `fill` gave shape \(1, 9, 4\) for an image of \(1, 9, 8\)"):
-            rise(4, target=LOGIT, fill=lambda x: x[..., :4]).explain(images(1, 1, 9, 8), Classifier(), names=["ct_2"])
+            rise(4, target=LOGIT, fill=lambda x: x[..., :4]).explain(
+                images(1, 1, 9, 8), Classifier(), cases=[Case("ct_2")]
+            )
 
     @pytest.mark.parametrize("shape", [(9, 9), (1, 9, 9), (0, 1, 9, 9), (1, 1, 9, 9, 9, 9)])
     def test_shapes_that_are_no_batch_of_images(self, shape: tuple[int, ...]) -> None:
@@ -575,17 +583,19 @@ def test_exported_networks_are_explained_like_the_original(kind: str) -> None:
     torch.testing.assert_close(explain(image, exported), explain(image, network), rtol=1e-4, atol=1e-6)
 
 
-def test_label_maps_as_one_tensor() -> None:
-    """As a DataLoader gives them."""
+def test_label_maps_with_a_batch_of_images() -> None:
+    """Each image has its own label map."""
     images, labels = (
         torch.rand(2, 1, 4, 4),
         torch.randint(1, 3, (2, 1, 4, 4), generator=torch.Generator().manual_seed(0)),
     )
     network = lambda x: x.sum(dim=(1, 2, 3))[:, None]  # noqa: E731
     explain = region_occlusion(target=ClassScore([0], "none"))
-    one, other = (explain.explain(images, network, labels=given) for given in (labels, list(labels)))
-    for a, b in zip(one, other, strict=True):
-        assert torch.equal(a.saliency, b.saliency)
+    cases = [Case(str(i), labels=each) for i, each in enumerate(labels)]
+    together = explain.explain(images, network, cases=cases)
+    for i, explanation in enumerate(together):
+        (alone,) = explain.explain(images[i : i + 1], network, cases=cases[i : i + 1])
+        assert torch.equal(explanation.saliency, alone.saliency)
 
 
 class TF32:
@@ -605,3 +615,19 @@ def test_exact_arithmetic_is_for_all_threads_and_put_back(monkeypatch: pytest.Mo
             assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "ieee")
         assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "ieee")
     assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
+
+
+def test_settings_never_change() -> None:
+    """A changed copy is made instead, and the inferer stays as it was."""
+    explain = rise(5, target=LOGIT, mask_batch_size=3)
+    for name in ("masks", "mask_batch_size", "fill", "anything"):
+        with pytest.raises(
+            AttributeError, match=rf"`{name}` cannot be changed: `replace\({name}=...\)` gives a changed"
+        ):
+            setattr(explain, name, 1)
+    changed = explain.replace(mask_batch_size=4, fill=ConstantFill(2.0))
+    assert (explain.mask_batch_size, explain.fill.value) == (3, 0.0)
+    assert (changed.mask_batch_size, changed.fill.value) == (4, 2.0)
+    assert changed.masks is explain.masks
+    with pytest.raises(TypeError, match="nothing"):
+        explain.replace(nothing=1)

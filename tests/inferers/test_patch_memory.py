@@ -10,10 +10,11 @@ import torch
 from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes
 from monai.inferers import SlidingWindowInferer
 
+from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory, Size
+from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.methods import sliding_window
 from monai_saliency.targets import RegionScore
@@ -37,6 +38,16 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+class Sized:
+    """Stands for an output on any device."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def to(self, device: torch.device) -> Sized:
+        return self
+
+
 class TestBounded:
     @pytest.mark.parametrize("share", [2, 10, 1000])
     def test_a_small_memory_changes_no_bit(self, share: int, used: list[int]) -> None:
@@ -49,7 +60,7 @@ class TestBounded:
             explain = PerturbationInferer(
                 RegionMasks(60), WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=8, patch_memory=memory
             )
-            return explain.explain(image, Coupled(2), labels=labels)[0]
+            return explain.explain(image, Coupled(2), cases=[Case("x", labels=labels[0])])[0]
 
         expected = coalitions(True)
         everything = expected.num_forwards * 3 * 12**2 * 4
@@ -77,7 +88,7 @@ explain = ms.PerturbationInferer(
     ms.RegionMasks(40), target, ms.OcclusionScoring(), inferer=inferer, patch_memory=ms.PatchMemory(0, int(sys.argv[1]))
 )
 weights = torch.arange(1.0, 9).reshape(8, 1, 1, 1)
-(explanation,) = explain.explain(torch.rand(1, 1, 96, 96, 96), lambda x: x * weights, labels=[labels])
+(explanation,) = explain.explain(torch.rand(1, 1, 96, 96, 96), lambda x: x * weights, cases=[ms.Case("x", labels=labels)])
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(explanation.num_forwards, peak, *explanation.scores[:, 0].tolist())
 """
@@ -127,16 +138,16 @@ print(explanation.num_forwards, peak, *explanation.scores[:, 0].tolist())
         """The device first, then the host, then nothing; the least recently put goes first."""
         memory = OutputMemory(torch.device("cuda"), PatchMemory(device_bytes=20, host_bytes=30))
         for slot in range(6):
-            memory.put(slot, Size(10))
+            memory.put(slot, Sized(10))
         assert [list(tier.outputs) for tier in memory.tiers] == [[4, 5], [1, 2, 3]]
         assert 0 not in memory
         assert memory.pop(0) is None
         assert memory.get(2) is not None
         assert [list(tier.outputs) for tier in memory.tiers] == [[5, 2], [1, 3, 4]]
-        memory.put(9, Size(25))
+        memory.put(9, Sized(25))
         assert [tier.used for tier in memory.tiers] == [20, 25]
         assert [list(tier.outputs) for tier in memory.tiers] == [[5, 2], [9]]
-        memory.put(8, Size(40))
+        memory.put(8, Sized(40))
         assert 8 not in memory
-        assert [slot for slot, _ in memory.sketch().empty()] == [slot for slot, _ in memory.empty()]
+        assert [slot for slot, _ in memory.empty()] == [9, 5, 2]
         assert [tier.used for tier in memory.tiers] == [0, 0]

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from helpers.patches import WHOLE, Network, blocks, images, patch_boxes
-from monai.inferers import SlidingWindowInferer
+from monai.inferers import SimpleInferer, SlidingWindowInferer
 
+from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_plan import plan
@@ -15,7 +16,7 @@ from monai_saliency.masks.base import Masks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
-from monai_saliency.methods import patch_windows, rise, sliding_window
+from monai_saliency.methods import rise, sliding_window
 from monai_saliency.targets import RegionScore
 
 
@@ -48,10 +49,10 @@ class TestCounted:
         region[tuple(slice(3) if reach == "corner" else slice(None) for _ in shape)] = 1
         network, image, labels = Network(len(shape)), images(1, 1, *shape), blocks(shape, 4, 9)
         explain = PerturbationInferer(masks, RegionScore(1, "softmax", region), OcclusionScoring(), inferer=inferer)
-        (explanation,) = explain.explain(image, network, labels=[labels])
+        (explanation,) = explain.explain(image, network, cases=[Case("x", labels=labels)])
         expected = closed_form(masks.bind(image[0], labels=labels), inferer, region)
         assert network.rows == explanation.num_forwards == expected
-        counts = plan(explain, image[0], labels, reach=region != 0)
+        counts = plan(explain.masks, explain.inferer, image[0], labels, reach=region != 0)
         assert counts.forwards == expected
         assert counts.plain == counts.patches * (len(explanation.scores) + 1)
 
@@ -66,7 +67,7 @@ class TestCounted:
         network, image = Network(3), images(1, 1, *shape)
         masks = RegionMasks(512, seed=3)
         explain = PerturbationInferer(masks, WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=64)
-        explain.explain(image, network, labels=[labels])
+        explain.explain(image, network, cases=[Case("x", labels=labels)])
         bound = masks.bind(image[0], labels=labels)
         expected = closed_form(bound, inferer, torch.ones(shape))
         assert network.rows == expected
@@ -79,7 +80,7 @@ class TestCounted:
     def test_a_clinical_ct(self) -> None:
         """512 x 512 x 300, 96^3 patches, overlap 0.25, windows and strides of 32: at least 45 times fewer."""
         explain = sliding_window(32, 32, target=WHOLE, inferer=SlidingWindowInferer((96, 96, 96)))
-        counts = plan(explain, torch.empty(1, 512, 512, 300, device="meta"))
+        counts = plan(explain.masks, explain.inferer, torch.empty(1, 512, 512, 300, device="meta"))
         # Windows and patches are products of intervals, so that what they touch is counted axis by axis.
         touched, patches_along, masks_along = 1, 1, 1
         for size in (512, 512, 300):
@@ -107,7 +108,7 @@ class TestCounted:
 
         explain.explain(images(1, 1, 128, 128, 75), network)
         full = sliding_window(32, 32, target=WHOLE, inferer=SlidingWindowInferer((96, 96, 96)))
-        counts = plan(full, torch.empty(1, 512, 512, 300, device="meta"))
+        counts = plan(full.masks, full.inferer, torch.empty(1, 512, 512, 300, device="meta"))
         assert rows == counts.forwards
         assert counts.plain / rows >= 45
 
@@ -129,7 +130,7 @@ class TestCounted:
             4, 4, target=WHOLE, inferer=SlidingWindowInferer((8, 8), sw_batch_size=7, overlap=0.5), mask_batch_size=4
         )
         explanations = explain.explain(inputs, network)
-        each = plan(explain, inputs[0])
+        each = plan(explain.masks, explain.inferer, inputs[0])
         assert [e.num_forwards for e in explanations] == [each.forwards] * 3
         reference, rest = 3 * each.patches, 3 * (each.forwards - each.patches)
         assert network.calls == [7] * (math.ceil(reference / 7) + math.ceil(rest / 7))
@@ -137,13 +138,13 @@ class TestCounted:
     def test_windows_on_the_patch_grid_touch_the_fewest(self) -> None:
         inferer = SlidingWindowInferer((48, 48, 48), overlap=0.5)
         image = torch.empty(1, 128, 128, 128, device="meta")
-        elsewhere = plan(sliding_window(24, 24, target=WHOLE, inferer=inferer), image)
-        aligned = plan(patch_windows(inferer, target=WHOLE), image)
+        elsewhere = plan(SlidingWindowMasks(24, 24), inferer, image)
+        aligned = plan(PatchWindowMasks(inferer), inferer, image)
         assert elsewhere.gain > 7
         assert aligned.gain > 2 * elsewhere.gain
-        finer = plan(patch_windows(inferer, 2, target=WHOLE), image)
+        finer = plan(PatchWindowMasks(inferer, 2), inferer, image)
         assert finer.plain > 6 * aligned.plain
-        assert finer.gain > 1.2 * plan(sliding_window(12, 12, target=WHOLE, inferer=inferer), image).gain
+        assert finer.gain > 1.2 * plan(SlidingWindowMasks(12, 12), inferer, image).gain
 
     @pytest.mark.parametrize("shape", [(20, 13), (5, 20, 13)])
     def test_windows_on_the_patch_grid_tile_the_image(self, shape: tuple[int, ...]) -> None:
@@ -158,6 +159,6 @@ class TestCounted:
 def test_a_plan_says_why_there_is_none() -> None:
     explain = rise(5, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
     with pytest.raises(ValueError, match="no patches are remembered: RISEMasks do not tell"):
-        plan(explain, images(1, 12, 12))
-    with pytest.raises(ValueError, match="SimpleInferer is no SlidingWindowInferer"):
-        plan(sliding_window(4, target=WHOLE), images(1, 12, 12))
+        plan(explain.masks, explain.inferer, images(1, 12, 12))
+    with pytest.raises(ValueError, match="SimpleInferer is not a SlidingWindowInferer"):
+        plan(SlidingWindowMasks(4), SimpleInferer(), images(1, 12, 12))

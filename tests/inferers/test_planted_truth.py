@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from monai_saliency.cases import Case
 from monai_saliency.methods import rise, sliding_window
 from monai_saliency.networks.inputs import ArgumentInputs
 from monai_saliency.targets import (
@@ -115,8 +116,8 @@ class TestOneTaskEach:
 
         labels = torch.zeros(1, *SHAPES[dims])
         labels[:, 6:8, 0:3] = 1
-        check(RegionScore(1, "none", "label"), network, dims, [{0: 2.0}], labels=[labels])
-        check(RegionScore(1, "none", "false_positive"), network, dims, [{1: 3.0}], labels=[labels])
+        check(RegionScore(1, "none", "label"), network, dims, [{0: 2.0}], cases=[Case("x", labels=labels)])
+        check(RegionScore(1, "none", "false_positive"), network, dims, [{1: 3.0}], cases=[Case("x", labels=labels)])
 
     def test_segmentation_on_a_coarser_grid(self, dims: int) -> None:
         """The output has a third of the image's voxels along each axis, the map all of them."""

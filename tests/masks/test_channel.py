@@ -17,6 +17,7 @@ from monai_saliency import (
     sliding_window,
 )
 from monai_saliency import region_occlusion as regions_of
+from monai_saliency.cases import Case
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
@@ -185,7 +186,9 @@ class TestMapsOfChannels:
         labels = torch.tensor([[[1, 1, 0, 8]]])
         image = torch.tensor([[[[1.0, 2.0, 4.0, 8.0]], [[16.0, 32.0, 64.0, 128.0]]]])
         explain = regions_of(per_channel=True, target=TARGET)
-        (explanation,) = explain.explain(image, lambda x: x.flatten(1).sum(1, keepdim=True), labels=[labels])
+        (explanation,) = explain.explain(
+            image, lambda x: x.flatten(1).sum(1, keepdim=True), cases=[Case("x", labels=labels)]
+        )
         assert explanation.saliency.tolist() == [[[3.0, 3.0, 0.0, 8.0]], [[48.0, 48.0, 0.0, 128.0]]]
 
     def test_law_7_any_batch_size_gives_the_same_maps(self) -> None:

@@ -10,6 +10,7 @@ from monai.data import MetaTensor
 from skimage.segmentation import slic
 
 from monai_saliency import ClassScore, Explanation, Supervoxels, region_occlusion, rise, sliding_window
+from monai_saliency.cases import Case
 from monai_saliency.handlers.summary import region_rows
 from monai_saliency.masks.supervoxels import whole_image
 from monai_saliency.transforms import SaveRegionsd
@@ -24,7 +25,9 @@ def total(x: torch.Tensor) -> torch.Tensor:
 
 
 def explained(network: object = total, **settings: object) -> Explanation:
-    (explanation,) = region_occlusion(target=TARGET, **settings).explain(IMAGE, network, labels=[LABELS])
+    (explanation,) = region_occlusion(target=TARGET, **settings).explain(
+        IMAGE, network, cases=[Case("x", labels=LABELS)]
+    )
     return explanation
 
 
@@ -99,7 +102,7 @@ class TestSupervoxels:
         make = Supervoxels(12)
         labels = make(image[0], (2.0, 1.0))
         explain = region_occlusion(regions=make, target=TARGET)
-        (explanation,) = explain.explain(image, total, spacings=[(2.0, 1.0)])
+        (explanation,) = explain.explain(image, total, cases=[Case("x", spacing=(2.0, 1.0))])
         for label in labels.unique():
             inside = (labels == label)[0]
             expected = image[0][:, inside].sum().expand(int(inside.sum()))
@@ -115,7 +118,7 @@ class TestRegionRows:
         image, labels = IMAGE[..., None], LABELS[..., None]
         explain = region_occlusion(target=ClassScore([1, 0], "none"))
         (explanation,) = explain.explain(
-            image, lambda x: torch.cat([total(x), -2 * total(x)], 1), names=["ct_7"], labels=[labels]
+            image, lambda x: torch.cat([total(x), -2 * total(x)], 1), cases=[Case("ct_7", labels=labels)]
         )
         rows = region_rows(explanation, spacing=(10.0, 10.0, 5.0), names={"2": "liver", 9: "spleen"})
         shared = {"case": "ct_7", "channel": ""}
@@ -163,5 +166,5 @@ def test_whole_image() -> None:
 def test_regions_leave_rise_of_grids_alone() -> None:
     """A label map that is given but not used changes nothing."""
     explain = rise(20, 2, target=TARGET)
-    (with_labels,) = explain.explain(IMAGE, total, labels=[LABELS])
+    (with_labels,) = explain.explain(IMAGE, total, cases=[Case("x", labels=LABELS)])
     assert torch.equal(with_labels.saliency, explain(IMAGE, total)[0])

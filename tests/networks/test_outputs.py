@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods import rise, sliding_window
@@ -141,7 +142,7 @@ class TestInTheInferer:
     def test_errors_name_the_case_and_the_choices(self) -> None:
         def explain(network: Any, **settings: Any) -> list:
             inferer: PerturbationInferer = rise(4, 2, target=ClassScore([0], "none"), **settings)
-            return inferer.explain(self.IMAGES, network, names=["ct_1", "ct_2", "ct_3"])
+            return inferer.explain(self.IMAGES, network, cases=[Case("ct_1"), Case("ct_2"), Case("ct_3")])
 
         with pytest.raises(CaseError, match=r"case ct_1: .*has no part 'seg': output=\('pred', 0\) reads \(B, 2\)"):
             explain(self.structured, output="seg")

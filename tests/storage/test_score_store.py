@@ -17,6 +17,7 @@ from helpers.own_bundle import BATCH, BATCHES, NUM_MASKS, forwards, launch, sett
 from helpers.scans import LPS, write_scan
 
 import monai_saliency as ms
+from monai_saliency.cases import Case
 from monai_saliency.storage.files import temporary_path
 from monai_saliency.storage.score_store import ScoreStore
 
@@ -55,7 +56,9 @@ def image() -> torch.Tensor:
 def explain(image: torch.Tensor, network: Network, store: ScoreStore, key: str = "k") -> list[ms.Explanation]:
     names = [f"case_{i}" for i in range(len(image))]
     inferer = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH)
-    return inferer.explain(image, network, names=names, stored=[store.open(name, key) for name in names])
+    return inferer.explain(
+        image, network, cases=[Case(name) for name in names], stored=[store.open(name, key) for name in names]
+    )
 
 
 @pytest.mark.parametrize("stop_at", range(2, BATCHES + 1))

@@ -1,0 +1,108 @@
+"""The one seam around every call of the network, for whole images and for patches alike.
+
+What has to happen around a forward belongs here and nowhere else: autocast, cancellation, counting the time in which
+the network is busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from monai.inferers import Inferer, SliceInferer
+
+from monai_saliency.networks.inputs import InputAdapter, SplitInputs
+from monai_saliency.utils.timing import BusyMeter
+
+__all__ = ["Forward", "Guard", "evaluating"]
+
+#: entered around each call of the network, given the device of the batch; raises to cancel the run
+Guard = Callable[[torch.device], AbstractContextManager[Any]]
+
+
+class Forward:
+    """Calls the network, on whole images by the inner inferer, or on patches.
+
+    Args:
+        inferer: the inner inferer.
+        inputs: how the network takes its inputs.
+        network: any callable on such inputs.
+        args: passed on to the inner inferer.
+        kwargs: passed on to the inner inferer.
+        meter: counts the time in which the network runs.
+        autocast: arguments of ``torch.autocast`` for batches on a GPU, None for none. On the CPU nothing is autocast,
+            as in MONAI's evaluators.
+        guard: entered around each call.
+    """
+
+    def __init__(
+        self,
+        inferer: Inferer,
+        inputs: InputAdapter,
+        network: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        meter: BusyMeter | None = None,
+        autocast: Mapping[str, Any] | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        self.inferer = inferer
+        self.inputs = inputs
+        self.network = network
+        self.args = tuple(args)
+        self.kwargs = dict(kwargs or {})
+        self.meter = meter
+        self.autocast = autocast
+        self.guard = guard
+
+    def images(self, batch: torch.Tensor, split: SplitInputs, values: Mapping[Any, torch.Tensor]) -> Any:
+        """The network's output of whole images, as the inner inferer gives it.
+
+        Args:
+            batch: ``(n, C + H, *spatial)``, perturbed images and held ones.
+            split: takes a batch apart into the network's inputs.
+            values: held values ``(n, ...)`` by name.
+        """
+
+        def infer(batch: Any, network: Callable[..., Any]) -> Any:
+            return self.inferer(batch, network, *self.args, **self.kwargs)
+
+        with self._around(batch):
+            return self.inputs.run(infer, self.network, batch, partial(split.take_apart, values=values))
+
+    def patches(self, batch: torch.Tensor) -> Any:
+        """The network's output of patches ``(n, C, *roi_size)``, as a ``SlidingWindowInferer`` runs them."""
+        with self._around(batch):
+            if isinstance(self.inferer, SliceInferer):  # its network takes no further arguments
+                return self.inferer.network_wrapper(self.network, batch)
+            return self.network(batch, *self.args, **self.kwargs)
+
+    @contextmanager
+    def _around(self, batch: torch.Tensor) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.guard is not None:
+                stack.enter_context(self.guard(batch.device))
+            if self.autocast is not None and batch.is_cuda:
+                stack.enter_context(torch.autocast("cuda", **self.autocast))
+            if self.meter is not None:
+                stack.enter_context(self.meter.call(batch))
+            yield
+
+
+@contextmanager
+def evaluating(network: Any) -> Iterator[None]:
+    """Put a module into evaluation mode; afterwards each of its parts has the mode it had before."""
+    parts = network.modules() if isinstance(network, torch.nn.Module) else []
+    # A frozen TorchScript module has no mode, and an exported program's is fixed: it refuses to change it.
+    training = [part for part in parts if getattr(part, "training", False)]
+    if training:
+        with suppress(NotImplementedError):
+            network.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True

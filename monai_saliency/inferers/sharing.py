@@ -1,0 +1,62 @@
+"""What workers that share the masks of an image exchange at the end of each round: their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from monai_saliency.inferers.case_state import CaseState
+
+__all__ = ["WorkerScores", "take_scores"]
+
+
+@dataclass(frozen=True)
+class WorkerScores:
+    """The scores that one worker has of a case, on the host.
+
+    Attributes:
+        name: the case's name.
+        seen: bool ``(N,)``, which masks are scored.
+        scores: ``(N, K)``.
+        reference_scores: ``(K,)``, of the unperturbed image.
+        num_forwards: forwards that this worker has spent on the case.
+    """
+
+    name: str
+    seen: torch.Tensor
+    scores: torch.Tensor
+    reference_scores: torch.Tensor
+    num_forwards: int
+
+    @staticmethod
+    def of(state: CaseState) -> WorkerScores:
+        """What this worker has."""
+        scores = state.state
+        seen, values, reference = (
+            # Copies: this worker goes on while others read.
+            value.detach().cpu().clone()
+            for value in (scores.seen, scores.scores, scores.reference_scores)
+        )
+        return WorkerScores(state.case.name, seen, values, reference, state.forwards_here)
+
+
+def take_scores(states: Sequence[CaseState], workers: Sequence[Sequence[WorkerScores]], me: int) -> None:
+    """Give the cases the scores of all workers, after which they are the same to the bit for every worker.
+
+    Of masks that several workers have scored (the first batch) the last worker's scores count, and of the unperturbed
+    image the first worker's.
+
+    Args:
+        states: the cases of this worker.
+        workers: for each worker its scores of the same cases.
+        me: the place of this worker among them.
+    """
+    for index, state in enumerate(states):
+        each = [scores[index] for scores in workers]
+        state.state.reference_scores = each[0].reference_scores.to(state.state.reference_scores)
+        for worker in each:
+            rows = worker.seen.nonzero().flatten().tolist()
+            state.state.update(rows, worker.scores[rows])
+        state.forwards_elsewhere = sum(worker.num_forwards for place, worker in enumerate(each) if place != me)

@@ -1,0 +1,118 @@
+"""Scoring rows of perturbed images: the interface, and the implementation that runs whole images."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from monai_saliency.errors import CaseError
+from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.forward import Forward
+from monai_saliency.networks.inputs import SplitInputs
+from monai_saliency.networks.outputs import OutputPath, check_rows, read
+from monai_saliency.utils.profiling import stage
+
+__all__ = ["Plan", "Rows", "Scoring", "WholeImages"]
+
+#: a case's place, its first row, and its last row + 1
+Rows: TypeAlias = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the forwards of a round come to.
+
+    Attributes:
+        total: forwards from the beginning of the call to the end of the round, if nothing is run twice.
+        done: forwards so far.
+        note: a line for the user, empty for none.
+    """
+
+    total: int
+    done: int = 0
+    note: str = ""
+
+
+class Scoring(ABC):
+    """Scores the rows of some cases by forwards of the network."""
+
+    @abstractmethod
+    def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
+        """Prepare a round.
+
+        Args:
+            spans: for each case the rows [start, stop) of the round.
+            batches: the rows to score here, in batches; those of other workers are left out.
+        """
+
+    @abstractmethod
+    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], Any]) -> None:
+        """Score the rows of a round that have no scores yet.
+
+        Args:
+            batches: as given to :meth:`plan`.
+            advance: called with the number of forwards after each batch.
+        """
+
+
+class WholeImages(Scoring):
+    """Runs the inner inferer on batches of whole perturbed images.
+
+    Args:
+        forward: calls the network.
+        states: the cases, all of one shape.
+        split: the network's inputs, taken apart.
+        output: the part of the network's output that is explained.
+        batch_size: perturbed images in a batch.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        states: Sequence[CaseState],
+        split: SplitInputs,
+        output: OutputPath | None,
+        batch_size: int,
+    ) -> None:
+        self.forward = forward
+        self.states = states
+        self.split = split
+        self.output = output
+        image = states[0].case.image
+        # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
+        # hold what they held before, and their outputs are not read.
+        self.batch = image.new_zeros(batch_size, len(image) + split.held_images.shape[1], *image.shape[1:])
+
+    def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
+        return Plan(sum(stop - start for batch in batches for _, start, stop in batch))
+
+    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], Any]) -> None:
+        for batch in batches:
+            if not all(self.states[index].has(start, stop) for index, start, stop in batch):
+                self._run(batch)
+            advance(sum(stop - start for _, start, stop in batch))
+
+    def _run(self, batch: Sequence[Rows]) -> None:
+        """Make, run and read one batch."""
+        count = len(self.batch)
+        offset = 0
+        with stage("perturb"):
+            for index, start, stop in batch:
+                self.states[index].perturb(start, stop, out=self.batch[offset : offset + stop - start])
+                offset += stop - start
+            values = self.split.values_of([(index, stop - start) for index, start, stop in batch], count)
+        with stage("forward"):
+            output = self.forward.images(self.batch, self.split, values)
+        try:
+            output = read(output, self.output)
+            check_rows(output, count)
+        except ValueError as error:
+            raise CaseError(self.states[batch[0][0]].case.name, str(error)) from error
+        offset = 0
+        with stage("read scores"):
+            for index, start, stop in batch:
+                self.states[index].read(start, stop, output, offset, count)
+                self.states[index].forwards_here += stop - start
+                offset += stop - start
