@@ -42,10 +42,10 @@ Meet = Callable[[Sequence[CaseState]], None]
 class PerturbationInferer(Inferer):
     """Explains images by perturbing them: images and network in, saliency maps out.
 
-    For each image ``perturbed = mask * image + (1 - mask) * fill(image)`` is made for every mask, batch by batch on
-    the image's device, and the inner inferer runs the network on it, as it does to predict. Every batch has one
-    shape, and holds masks of several images where those share one call; the unperturbed image takes the row before
-    its first mask.
+    For each image and mask it makes ``perturbed = mask * image + (1 - mask) * fill(image)``, batch by batch on the
+    image's device, and the inner inferer runs the network on the batch, as it does to predict. All batches have one
+    shape. A batch holds masks of several images where these are given together. The unperturbed image takes the row
+    before its first mask.
 
     Args:
         masks: where images are perturbed.
@@ -55,8 +55,9 @@ class PerturbationInferer(Inferer):
         inferer: runs the network on a batch, any MONAI inferer; ``SimpleInferer`` by default.
         mask_batch_size: perturbed images in one network batch, at the most.
         progress: shows a progress bar that counts network forwards.
-        output: which part of the network's output the target reads, where that is a dictionary, a tuple or a list: a
-            key, an index, several such as ``("pred", 0)``, or a callable that takes the output. All of it by default.
+        output: the part of the network's output that the target reads, where the output is a dictionary, a tuple or a
+            list: a key, an index, several such as ``("pred", 0)``, or a callable that takes the output. All of it by
+            default.
         inputs: how the network takes its inputs, and which of them are perturbed
         (:mod:`monai_saliency.networks.inputs`); one
             tensor by default.
@@ -65,7 +66,7 @@ class PerturbationInferer(Inferer):
         sharing: how ranks or devices share the masks, such as
             :class:`monai_saliency.distributed.process_group.MasksOverRanks`; None where all are scored here.
         patch_memory: under a ``SlidingWindowInferer``, run only those patches that a mask changes in a new way, and
-            remember their outputs within these limits (True: the default ones). False runs whole images. Scores are
+            remember their outputs within these limits (True: the default limits). False runs whole images. Scores are
             the same; see :mod:`monai_saliency.inferers.patches`.
 
     Settings never change once made: :meth:`replace` gives a changed copy.

@@ -1,6 +1,6 @@
-"""The outputs of patches that are remembered, and for how long.
+"""The memory of patch outputs: on the device, then on the host, least recently used outputs dropped first.
 
-Each output has a number, its *slot*. What runs the patches is in :mod:`monai_saliency.inferers.patches`.
+Each output has a number, its *slot*. :mod:`monai_saliency.inferers.patches` runs the patches.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["OutputMemory", "Outputs", "PatchMemory", "owned"]
 
 @dataclass(frozen=True)
 class PatchMemory:
-    """Limits of what is remembered of patches. Beyond them the least recently used outputs go, and are run again.
+    """Limits of the memory of patch outputs. Beyond them the least recently used outputs are dropped and run again.
 
-    Outputs that no mask needs any more are dropped at once, so windows, few of which share a patch's content, need
-    little more than the outputs of the unperturbed image. The limits are of the outputs themselves. The C library's
+    Outputs that no mask needs any more are dropped at once. So windows, few of which share a patch's content, need
+    little more than the outputs of the unperturbed image. The limits count the outputs themselves. The C library's
     allocator may keep gaps beside them; ``MALLOC_MMAP_THRESHOLD_=262144`` in the environment makes it return them.
 
     Args:
-        device_bytes: on the device where patches are stitched, if that is not the CPU.
-        host_bytes: in the host's memory, for what the device has no room for.
+        device_bytes: bytes on the device where patches are stitched, if that is not the CPU.
+        host_bytes: bytes in the host's memory, for outputs that the device has no room for.
     """
 
     device_bytes: int = 2 * 2**30
@@ -37,10 +37,10 @@ class Outputs:
     """The outputs of slots: remembered, or computed with the rest of their batch.
 
     Args:
-        uses: how many times each slot will still be taken; those that will not be are not remembered.
+        uses: how many times each slot will still be taken; outputs of other slots are not remembered.
         batch_size: slots in a batch.
-        compute: runs a batch, giving its slots with their outputs.
-        memory: remembers.
+        compute: runs the batch of a number and gives its slots with their outputs.
+        memory: holds outputs.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Outputs:
         self.memory = memory
 
     def take(self, slot: int) -> Any:
+        """The output of a slot, computed if it is not remembered."""
         output = self.memory.get(slot)
         self.uses[slot] -= 1
         if output is None:
@@ -108,7 +109,7 @@ class OutputMemory:
 
 
 class _Tier:
-    """One device's part of a memory."""
+    """The part of a memory that lies on one device."""
 
     def __init__(self, device: torch.device, limit: int) -> None:
         self.device = device
@@ -117,7 +118,7 @@ class _Tier:
         self.outputs: OrderedDict[int, Any] = OrderedDict()
 
     def put(self, slot: int, output: Any) -> list[tuple[int, Any]]:
-        """Keep an output; those that there is no more room for."""
+        """Keep an output; returns the outputs that there is no more room for."""
         if output.nbytes > self.limit:
             return [(slot, output)]
         fallen = []

@@ -1,7 +1,6 @@
-"""Which patches a sliding-window inferer cuts, which of them masks change, and how many forwards that makes.
+"""Which patches masks change, how many forwards that makes, and when remembered patches are exact.
 
-All of this is told before any patch is run. Positions and padding are MONAI's own
-(:func:`monai.inferers.utils.sliding_window_inference`). What runs them is in :mod:`monai_saliency.inferers.patches`.
+Nothing is run here. :mod:`monai_saliency.inferers.patches` runs the patches.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ class PatchPlan:
     """How many forwards an explanation needs, counted in patches.
 
     Attributes:
-        patches: of one image.
-        forwards: with remembered patches, those of the unperturbed image among them.
-        plain: when every mask runs all patches.
+        patches: patches of one image.
+        forwards: forwards with remembered patches, the unperturbed image included.
+        plain: the same when every mask runs all patches.
     """
 
     patches: int
@@ -43,7 +42,7 @@ class PatchPlan:
 
     @property
     def gain(self) -> float:
-        """How many times fewer."""
+        """How many times fewer forwards remembered patches need."""
         return self.plain / self.forwards
 
 

@@ -1,24 +1,23 @@
-"""Remembered patches: the same scores from a fraction of the network's forwards, for sliding-window models.
+"""Remembered patches: the same scores from a fraction of the forwards, for sliding-window models.
 
-A ``SlidingWindowInferer`` runs the network on overlapping patches and blends what comes out. What it gives for one
-patch depends on that patch's voxels only, so a mask changes nothing but the patches inside which it hides something,
-and masks that agree inside a patch share its output. :class:`~monai_saliency.inferers.inferer.PerturbationInferer`
-therefore
-runs each patch once unperturbed and once for each different restriction of a mask to it, and of these only the
-patches that the target reads. A mask's output is the unperturbed one with its patches exchanged:
-``(sum + sum_p w * (new_p - old_p)) / count``, in the box that they cover.
+A ``SlidingWindowInferer`` runs the network on overlapping patches and blends the outputs. The output of a patch depends
+only on the voxels of the patch. So a mask changes only the patches in which it hides something, and masks that agree
+inside a patch share its output. Each patch is therefore run once unperturbed, and once for each different restriction
+of a mask to it; patches that the target does not read are not run for masks. A mask's output is the unperturbed output
+with its patches exchanged: ``(sum + sum_p w * (new_p - old_p)) / count``, in the box that they cover.
 
-Positions, weights, padding and blending are MONAI's own (:func:`monai.inferers.utils.sliding_window_inference`).
-Network batches hold ``sw_batch_size`` patches, the number that the inferer was given as what fits the device. Which
-patches share a batch depends on the images, the masks and the target alone, not on what is remembered or was stored:
-what was forgotten is computed again in the batch that it came from. So on one device neither the memory nor a stopped
-run changes a bit of the scores. What is told before any patch is run is in :mod:`monai_saliency.inferers.patch_plan`,
-what holds
-outputs in :mod:`monai_saliency.inferers.patch_memory`.
+Positions, weights, padding and blending are MONAI's (:func:`monai.inferers.utils.sliding_window_inference`). A network
+batch holds ``sw_batch_size`` patches, the number that the inferer was given as what fits the device. Which patches
+share a batch depends only on the images, the masks and the target, not on what is remembered or stored: a forgotten
+output is computed again in the batch that it came from. So on one device neither the memory's limits nor a stopped run
+change a bit of the scores.
 
-It helps masks that leave most patches alone or repeat themselves inside a patch: windows, and regions of a label map.
-RISE changes every patch with every mask; there, whole images are run, as they are wherever exactness cannot be told
-beforehand, which the log says once.
+This helps masks that leave most patches alone or repeat themselves inside a patch: windows, and regions of a label map.
+RISE changes every patch with every mask. There whole images are run, as they are wherever exactness cannot be known
+beforehand; the log says why, once.
+
+:mod:`~monai_saliency.inferers.patch_plan` finds what masks change, :mod:`~monai_saliency.inferers.patch_case` exchanges
+patches, and :mod:`~monai_saliency.inferers.patch_memory` holds outputs.
 """
 
 from __future__ import annotations

@@ -21,11 +21,16 @@ __all__ = ["Saliency", "SaliencyD", "SaliencyDict", "Saliencyd"]
 class Saliency(Transform):
     """Explains one image.
 
-    Place it after the deterministic, cached part of a pipeline: what a cache computes runs once an item, serially.
+    Place it after the deterministic, cached part of a pipeline: a cache runs it once an item, one item after another.
+
+    Example::
+
+        to_map = ms.Saliency(network, ms.rise(1000, target=ms.ClassScore([1], activation="softmax")))
+        saliency = to_map(image)  # (C, *spatial) -> (1, *spatial), with the image's affine
 
     Args:
         network: any callable on batches ``(B, C, *spatial)``.
-        inferer: what explains, as made by :func:`monai_saliency.rise` and its like.
+        inferer: explains, as made by :func:`monai_saliency.rise` and the other methods.
         device: where to explain; the image's own device by default. The map comes back on the image's device.
     """
 
@@ -72,10 +77,10 @@ class Saliencyd(MapTransform):
 
     Args:
         keys: the images to explain.
-        network: see :class:`Saliency`.
-        inferer: see :class:`Saliency`.
+        network: any callable on batches ``(B, C, *spatial)``.
+        inferer: explains, as made by :func:`monai_saliency.rise` and the other methods.
         names: where the maps go, one for each key; ``"<key>_saliency"`` by default.
-        device: see :class:`Saliency`.
+        device: where to explain; the image's own device by default.
         label_key: where an item holds its label map ``(1, *spatial)``, for masks and targets that are made of regions.
         held_keys: where an item holds the network's other inputs, which stay as they are; they are passed on by these
             names, as the inferer's ``inputs`` says.
