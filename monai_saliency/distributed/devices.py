@@ -18,7 +18,6 @@ from weakref import ref
 
 import torch
 from monai.inferers import Inferer
-from torch.utils._pytree import tree_map
 
 from monai_saliency.cases import Case
 from monai_saliency.distributed.base import Cohort, Engine
@@ -29,6 +28,7 @@ from monai_saliency.networks.identity import module_settings
 from monai_saliency.sharding import Part, units
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets import BoundTarget, Target
+from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import network_arithmetic
 from monai_saliency.utils.timing import BusyMeter
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
-from torch.utils._pytree import tree_leaves
 
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.networks.inputs import TensorInput
 from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.patch_grid import PatchGrid
 
 if TYPE_CHECKING:
