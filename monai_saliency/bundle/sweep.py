@@ -213,7 +213,7 @@ def _settings(sweep_dir: Path) -> list[Setting]:
             # A value may have commas of its own.
             pairs = [pair.partition("=") for pair in re.split(rf",(?={_PAIR.pattern})", folder.name)]
             values = {name: value for name, equals, value in pairs if equals}
-            failures = CaseTable(home / "failures.csv", Failures.COLUMNS).read()
+            failures = CaseTable(home / "failures.csv", columns=Failures.COLUMNS).read()
             settings.append(Setting(folder.name, home, values, Summary(home / "summary.csv").read(), failures))
     if not settings:
         raise ValueError(
