@@ -10,6 +10,7 @@ from monai.utils import CommonKeys
 
 from monai_saliency.distributed.process_group import MasksOverRanks, undistributed
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.utils.arguments import check_option
 from monai_saliency.utils.tensors import with_meta_of
 
 __all__ = ["BatchExplainer"]
@@ -43,8 +44,7 @@ class BatchExplainer:
         label_key: str | None = None,
         held_keys: Sequence[str] = (),
     ) -> None:
-        if split not in ("cases", "masks"):
-            raise ValueError(f"`split` must be cases or masks, got {split!r}")
+        split = check_option("split", split, ("cases", "masks"))
         self.network = undistributed(network)
         self.inferer = MasksOverRanks(inferer) if split == "masks" else inferer
         self.split = split
