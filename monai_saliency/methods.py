@@ -38,6 +38,7 @@ from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.supervoxels import whole_image
 from monai_saliency.targets import Target
+from monai_saliency.utils.arguments import check_option
 
 __all__ = ["channel_occlusion", "choose", "patch_windows", "region_occlusion", "rise", "sliding_window"]
 
@@ -174,6 +175,4 @@ def choose(name: str, options: Mapping[str, T], what: str = "method") -> T:
     Raises:
         ValueError: when there is none of that name.
     """
-    if name not in options:
-        raise ValueError(f"`{what}` must be one of {sorted(options)}, got {name!r}")
-    return options[name]
+    return check_option(what, name, options)

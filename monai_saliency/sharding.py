@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monai_saliency.utils.arguments import whole_numbers
+from monai_saliency.utils.arguments import check_option, whole_numbers
 
 __all__ = ["Part", "Unit", "check_rank", "units"]
 
@@ -74,8 +74,7 @@ def units(count: int, num_workers: int = 1, split: str = "auto") -> list[Unit]:
         ValueError: when an argument is out of its range.
     """
     whole_numbers("num_workers", num_workers, 1)
-    if split not in _SPLITS:
-        raise ValueError(f"`split` must be one of {', '.join(_SPLITS)}, got {split!r}")
+    split = check_option("split", split, _SPLITS)
     if split == "masks":
         return [Unit(index, Part(worker, num_workers)) for index in range(count) for worker in range(num_workers)]
     if split == "cases" or num_workers <= count or count == 0:

@@ -53,7 +53,7 @@ def test_by_hand() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="must be one of auto, cases, masks, got 'images'"):
+    with pytest.raises(ValueError, match=r"`split` must be one of \['auto', 'cases', 'masks'\], got 'images'"):
         units(3, 2, "images")
     with pytest.raises(ValueError, match="`num_workers` must be a whole number of at least 1, got 0"):
         units(3, 0)

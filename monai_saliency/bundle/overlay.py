@@ -547,13 +547,12 @@ def _same(value: Any, image: torch.Tensor) -> bool:
 @contextmanager
 def _randomness_untouched() -> Iterator[None]:
     """Leave the global random generators as they were: a bundle's later predictions may draw from them."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002, the global one is meant
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002, the global one is meant
+    # Where CUDA has not begun, it has no generators, and need not begin.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
-        for index, state in enumerate(devices):
-            torch.cuda.set_rng_state(state, index)

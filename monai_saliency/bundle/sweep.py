@@ -1,4 +1,4 @@
-"""One table and one plot of a sweep, whose settings each wrote to a folder: ``python -m monai_saliency gather``."""
+"""The table and the plot of a sweep, whose settings each have an output folder: ``python -m monai_saliency gather``."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ FIGURES = ("cases", "missing", "failures", "forwards", "seconds", "mean_score", 
 AGREEMENT = ("agreement", "compared")
 
 _PAIR = re.compile(r"[A-Za-z_]\w*=")
-# Maps are smooth: a correlation over so many voxels, drawn at random, is that over all to about 0.002.
+# So many voxels, drawn at random, give the correlation over all voxels to about 0.002.
 _VOXELS = 2**18
 
 
 @dataclass
 class Setting:
-    """One setting of a sweep, and what its run has come to.
+    """One setting of a sweep, with the results of its run so far.
 
     Attributes:
-        name: of its folder.
-        folder: in which its run has put maps and tables.
-        values: its settings, by id, in the order of the name.
-        rows: of its ``summary.csv``.
-        failures: rows of its ``failures.csv``.
-        missing: the cases that it has no map of, while another setting knows them; those that failed are among them.
-        agreement: the mean of its maps' correlations with those of the sweep's reference, in [-1, 1]; see
-            :class:`Sweep`. None where there is nothing to correlate.
-        compared: over how many cases that is a mean.
+        name: the name of its folder.
+        folder: the folder with its maps and tables.
+        values: the values in the name of its folder, by id, in the order of the name.
+        rows: the rows of its ``summary.csv``.
+        failures: the rows of its ``failures.csv``.
+        missing: the cases that another setting has, and of which this one has no map. Failed cases are among them.
+        agreement: the mean correlation of its maps with the maps of the reference, in [-1, 1]; see :class:`Sweep`.
+            None if there is nothing to correlate.
+        compared: how many cases the mean is over.
     """
 
     name: str
@@ -58,13 +58,14 @@ class Setting:
 
     @property
     def cases(self) -> set[str]:
-        """The cases that it has maps of."""
+        """The cases with maps."""
         return {row["case"] for row in self.rows}
 
     @property
     def figures(self) -> dict[str, float]:
-        """The cohort's figures (:func:`monai_saliency.handlers.summary.figures`), ``hits`` being their
-        ``peak_in_label``.
+        """The figures of the cohort, see :func:`monai_saliency.handlers.summary.figures`, and ``missing``.
+
+        Here ``peak_in_label`` is called ``hits``.
         """
         found = figures(self.rows, len(self.failures)) | {"missing": len(self.missing)}
         if "peak_in_label" in found:
@@ -73,30 +74,31 @@ class Setting:
 
     @property
     def forwards_per_case(self) -> float:
-        """The forwards of an explained case, on average; 0 without one."""
+        """The mean number of forwards of an explained case. 0 without such a case."""
         found = self.figures
         return found["forwards"] / found["cases"] if found["cases"] else 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether it has maps, and lacks none."""
+        """Whether there are maps, and no case is missing or has failed."""
         return bool(self.rows) and not self.missing and not self.failures
 
 
 @dataclass
 class Sweep:
-    """A sweep's settings, and how far their maps agree.
+    """The settings of a sweep, and how far their maps agree.
 
-    Two settings agree on a case by the Pearson correlation of their maps over the scan's voxels: 1 where one map is the
-    other one scaled or shifted, 0 where they have nothing in common, -1 where one is the other's negative. (Not by that
-    of their ranks, which the many voxels that do not matter would decide.) Where a case has several maps, those of one
-    class and channel are correlated, and the mean counts. Maps that are flat or of different shapes, and classes that
-    one of the two does not explain, have no correlation and are left out.
+    The agreement of two settings on a case is the Pearson correlation of their maps over the voxels of the scan: 1 if
+    one map is the other one scaled or shifted, 0 if they have nothing in common, -1 if one is the negative of the
+    other. (A rank correlation would mostly compare the many voxels that do not matter.) If a case has several maps, the
+    maps of the same class and channel are correlated, and the mean counts. Maps that are constant or of different
+    shapes, and classes that only one setting explains, are left out.
 
     Attributes:
-        settings: in the order of their names, numbers by size.
-        matrix: ``(S, S)``, the agreement of each setting with each: the mean over the cases; NaN where there is none.
-        reference: the index of the setting that the others' ``agreement`` is with.
+        settings: the settings, sorted by name, with numbers in the names sorted by size.
+        matrix: ``(S, S)``, the agreement of each two settings: the mean over the cases. NaN if they have no maps to
+            compare.
+        reference: the index of the setting with which the ``agreement`` of the others is computed.
     """
 
     settings: list[Setting]
@@ -105,7 +107,7 @@ class Sweep:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of all settings, in the order in which names have them."""
+        """The ids of all settings, in the order of their first appearance."""
         return list(dict.fromkeys(name for setting in self.settings for name in setting.values))
 
     @property
@@ -131,12 +133,15 @@ class Sweep:
         return "\n".join(lines)
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write ``sweep.csv`` (a row a setting), ``sweep_agreement.csv`` (the matrix) and ``sweep.png``.
+        """Write ``sweep.csv`` (one row for each setting), ``sweep_agreement.csv`` (the matrix) and ``sweep.png``.
 
-        ``sweep.csv`` has each setting's folder and settings, then ``cases``, ``missing`` and ``failures``, the sums
-        ``forwards`` and ``seconds``, the means ``mean_score``, ``mean_peak_saliency`` and ``hits`` (the share of peaks
-        inside their label), ``agreement``, and ``compared``, the number of cases that this is a mean of. What a setting
-        does not have is empty.
+        ``sweep.csv`` has the folder and the values of each setting, then ``cases``, ``missing`` and ``failures``, the
+        sums ``forwards`` and ``seconds``, the means ``mean_score``, ``mean_peak_saliency`` and ``hits`` (the share of
+        peaks inside their label), ``agreement``, and ``compared`` (how many cases the agreement is a mean over). A cell
+        without a value is empty.
+
+        Args:
+            folder: the folder to write to.
 
         Returns:
             the files.
@@ -166,17 +171,22 @@ def _cell(value: float | None) -> str:
 
 
 def gather(sweep_dir: str | Path, reference: str | None = None) -> Sweep:
-    """Read what the runs of a sweep have come to so far; nothing is written, and none need have ended.
+    """Read the results of a sweep so far. Nothing is written, and the runs need not have ended.
+
+    Example::
+
+        sweep = gather("sweep")
+        sweep.write("sweep")
 
     Args:
-        sweep_dir: its folders are the settings: those that are named ``id=value,id=value``, and others that hold a
-            ``summary.csv``. Of a bundle that is not ours, tables and maps may also be in their folder ``saliency``.
-        reference: the setting with whose maps the others are compared. By default the one with the most forwards a
-            case, as maps get better with them. (Forwards and seconds are what the last run of a case has spent on it:
-            less where that took up scores of earlier ones, or the scores of others who shared its masks.)
+        sweep_dir: the folder of the sweep. A folder in it is a setting if it is named ``id=value,id=value``, or if it
+            holds a ``summary.csv``. Tables and maps can also be in its folder ``saliency``.
+        reference: the name of the setting with whose maps the other maps are compared. Default: the setting with the
+            most forwards per case, since more forwards give better maps. (The forwards and seconds of a case are those
+            of its last run. They are smaller if this run took stored scores, or scores of other processes.)
 
     Raises:
-        ValueError: when there are no settings, not the one named, or a map that cannot be read.
+        ValueError: when there are no settings, when there is no ``reference``, or when a map cannot be read.
     """
     settings = _settings(Path(sweep_dir))
     known = {row["case"] for setting in settings for row in [*setting.rows, *setting.failures]}
@@ -203,17 +213,17 @@ def gather(sweep_dir: str | Path, reference: str | None = None) -> Sweep:
 
 def _settings(sweep_dir: Path) -> list[Setting]:
     if not sweep_dir.is_dir():
-        raise ValueError(f"{sweep_dir} is no folder: give the one below which the sweep's output folders are")
+        raise ValueError(f"{sweep_dir} is not a folder: give the folder with the output folders of the sweep")
     settings = []
     for folder in sweep_dir.iterdir():
         home = next((home for home in (folder, folder / "saliency") if (home / "summary.csv").is_file()), None)
-        # What has no table yet is a setting all the same: one whose job has not come so far.
+        # A setting without a table yet is a setting whose job has not come so far.
         if folder.is_dir() and (home is not None or _PAIR.match(folder.name)):
             home = home or folder
-            # A value may have commas of its own.
+            # A value may contain commas.
             pairs = [pair.partition("=") for pair in re.split(rf",(?={_PAIR.pattern})", folder.name)]
             values = {name: value for name, equals, value in pairs if equals}
-            failures = CaseTable(home / "failures.csv", Failures.COLUMNS).read()
+            failures = CaseTable(home / "failures.csv", columns=Failures.COLUMNS).read()
             settings.append(Setting(folder.name, home, values, Summary(home / "summary.csv").read(), failures))
     if not settings:
         raise ValueError(
@@ -226,7 +236,7 @@ def _settings(sweep_dir: Path) -> list[Setting]:
 
 
 def _correlations(settings: Sequence[Setting], case: str) -> np.ndarray:
-    """The correlations ``(S, S)`` of the settings' maps of one case; NaN where there is none."""
+    """The correlations ``(S, S)`` of the settings' maps of one case. NaN where two settings have nothing to compare."""
     found: dict[Any, list[tuple[int, np.ndarray]]] = {}
     for index, setting in enumerate(settings):
         for key, values in _maps(setting, case):
@@ -241,7 +251,7 @@ def _correlations(settings: Sequence[Setting], case: str) -> np.ndarray:
 
 
 def _maps(setting: Setting, case: str) -> Iterator[tuple[Any, np.ndarray]]:
-    """What a setting's maps of a case show, with their shape, and their voxels of mean 0 and norm 1."""
+    """The class, channel and shape of each map of a case, with its voxels scaled to mean 0 and norm 1."""
     rows = [row for row in setting.rows if row["case"] == case]
     path = setting.folder / f"{case}_saliency.nii.gz"
     if not rows or not path.is_file():
@@ -252,131 +262,71 @@ def _maps(setting: Setting, case: str) -> Iterator[tuple[Any, np.ndarray]]:
         values = each.ravel()
         if values.size > _VOXELS:
             values = values[np.random.default_rng(0).integers(values.size, size=_VOXELS)]
-        # A flat map has no correlation with anything.
+        # A constant map has no correlation with anything.
         if np.isfinite(values).all() and values.min() < values.max():
             centred = values.astype(np.float64) - values.mean(dtype=np.float64)
             yield (row["class"], row["channel"], each.shape), centred / np.linalg.norm(centred)
 
 
 def plot_sweep(sweep: Sweep) -> Figure:
-    """Hits and agreement against the forwards of a case: a point a setting, numbered as in the list beside it.
+    """Plot the hits and the agreement of each setting against its forwards per case.
 
-    Where no label says what a hit is, or there are no maps, that part is left out. Points of one value of the first id
-    that varies have one colour, and a hollow point's setting is not complete.
+    Each setting is a point with its number in the list beside the plot. Points with the same value of the first setting
+    that varies have one colour. The point of an incomplete setting is hollow. A panel without values is left out.
 
     Raises:
         OptionalImportError: when matplotlib is not installed.
     """
     figure_type = require("matplotlib.figure", extra="bundle").Figure
-    line_type = require("matplotlib.lines", extra="bundle").Line2D
-    ticker = require("matplotlib.ticker", extra="bundle")
-    explained = [(i, setting) for i, setting in enumerate(sweep.settings) if setting.rows]
-    panels = {
-        "share of peaks inside their label": [
-            (i, setting.forwards_per_case, setting.figures["hits"])
-            for i, setting in explained
-            if "hits" in setting.figures
-        ],
+    panels: dict[str, list[float | None]] = {
+        "share of peaks inside their label": [setting.figures.get("hits") for setting in sweep.settings],
         f"agreement with {sweep.reference + 1} (mean correlation of maps)": [
-            (i, setting.forwards_per_case, setting.agreement)
-            for i, setting in explained
-            if setting.agreement is not None
+            setting.agreement if setting.rows else None for setting in sweep.settings
         ],
     }
-    shown = {label: points for label, points in panels.items() if points}
-    title, names = _labels(sweep)
+    shown = {label: values for label, values in panels.items() if any(value is not None for value in values)}
+    names = [f"{number} {_name(setting)}" for number, setting in enumerate(sweep.settings, 1)]
     colours = _colours(sweep)
-    figure = figure_type(
-        figsize=(4.5 * max(len(shown), 1) + 0.5 + 0.06 * max(map(len, names)), max(4.0, 0.8 + 0.165 * len(names))),
-        layout="constrained",
-        facecolor="white",
-    )
-    figure.suptitle(title, fontsize=9)
-    figure.legend(
-        [line_type([], [], linestyle="", marker="o", color=colour, markersize=4) for colour in colours],
-        [f"{number} {name}" for number, name in enumerate(names, 1)],
-        loc="outside right upper",
-        fontsize=7,
-        frameon=False,
-        handletextpad=0.1,
-    )
+    size = 4.5 * max(len(shown), 1) + 0.5 + 0.06 * max(map(len, names)), max(4.0, 0.8 + 0.165 * len(names))
+    figure = figure_type(figsize=size, layout="constrained", facecolor="white")
     axes = figure.subplots(1, max(len(shown), 1), squeeze=False)[0]
-    for ax, (label, points) in zip(axes, shown.items(), strict=False):
-        for i, x, y in points:
-            inside = colours[i] if sweep.settings[i].complete else "white"
-            ax.plot(x, y, "o", color=colours[i], markerfacecolor=inside, markersize=5)
-        forwards = [x for _, x, _ in points]
-        if 0 < 5 * min(forwards) < max(forwards):
-            ax.set_xscale("log")
-            ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-            ax.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-            ax.xaxis.set_minor_formatter(ticker.NullFormatter())
-        ax.margins(0.12)
-        ax.grid(alpha=0.3)
-        ax.set_xlabel("forwards a case")
+    for ax, (label, values) in zip(axes, shown.items(), strict=False):
+        _panel(ax, sweep, values, colours)
         ax.set_ylabel(label)
-    # Where points lie on the picture is known once it is laid out.
-    figure.draw_without_rendering()
-    for ax, points in zip(axes, shown.values(), strict=False):
-        _number(ax, points)
+    # Drawn for the list only, since a setting may have no point in a panel.
+    handles = [axes[0].plot([], [], "o", color=colour, markersize=4)[0] for colour in colours]
+    figure.legend(handles, names, loc="outside right upper", fontsize=7, frameon=False, handletextpad=0.1)
     return figure
 
 
-def _labels(sweep: Sweep) -> tuple[str, list[str]]:
-    """What all settings have in common, and what to call each."""
-    common = {
-        name: value
-        for name, value in sweep.settings[0].values.items()
-        if len(sweep.settings) > 1 and all(setting.values.get(name) == value for setting in sweep.settings)
-    }
-    names = []
-    for setting in sweep.settings:
-        own = ", ".join(f"{name} {value}" for name, value in setting.values.items() if name not in common)
-        own = own or setting.name
-        names.append(own if len(own) <= 60 else f"{own[:57]}...")
-        if not setting.complete:
-            names[-1] += f" ({len(setting.missing)} missing)"
-    return ", ".join(f"{name} {value}" for name, value in common.items()), names
+def _panel(ax: Any, sweep: Sweep, values: Sequence[float | None], colours: Sequence[str]) -> None:
+    """Draw one value of each setting, with the number of the setting, against its forwards per case."""
+    forwards = []
+    for number, (setting, value, colour) in enumerate(zip(sweep.settings, values, colours, strict=True), 1):
+        if value is None:
+            continue
+        forwards.append(setting.forwards_per_case)
+        inside = colour if setting.complete else "white"
+        ax.plot(forwards[-1], value, "o", color=colour, markerfacecolor=inside, markersize=5)
+        ax.annotate(str(number), (forwards[-1], value), (0, 4), textcoords="offset points", ha="center", fontsize=7)
+    if 0 < 5 * min(forwards) < max(forwards):
+        ax.set_xscale("log")
+    ax.margins(0.12)
+    ax.grid(alpha=0.3)
+    ax.set_xlabel("forwards per case")
+
+
+def _name(setting: Setting) -> str:
+    """A setting in the list beside the plot."""
+    name = setting.name if len(setting.name) <= 60 else f"{setting.name[:57]}..."
+    return name if setting.complete else f"{name} ({len(setting.missing)} missing)"
 
 
 def _colours(sweep: Sweep) -> list[str]:
-    """A colour for each setting."""
+    """A colour for each setting: one for each value of the first setting that varies."""
     for name in sweep.ids:
         values = [setting.values.get(name, "") for setting in sweep.settings]
         different = list(dict.fromkeys(values))
         if 1 < len(different) <= 10:
             return [f"C{different.index(value)}" for value in values]
     return ["C0"] * len(sweep.settings)
-
-
-def _number(ax: Any, points: Sequence[tuple[int, float, float]]) -> None:
-    """Write each point's number above it; those that lie on each other share one text."""
-    groups: list[list[tuple[int, float, float]]] = []
-    for point in points:
-        place = ax.transData.transform(point[1:])
-        near = (group for group in groups if np.abs(ax.transData.transform(group[0][1:]) - place).max() < 9)
-        group = next(near, None)
-        if group is None:
-            groups.append(group := [])
-        group.append(point)
-    for group in groups:
-        ax.annotate(
-            _ranges([index + 1 for index, _, _ in group]),
-            max((point[1:] for point in group), key=lambda place: place[1]),
-            (0, 4),
-            textcoords="offset points",
-            horizontalalignment="center",
-            fontsize=7,
-            in_layout=False,
-        )
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, such as ``1-4, 7``; the first few where there are many."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs[:4]) + ", ..." * (len(runs) > 4)

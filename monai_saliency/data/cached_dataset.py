@@ -32,7 +32,7 @@ from monai_saliency.storage.backends import Backend, DiskBackend, LMDBBackend, M
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, input_files, library_versions
 from monai_saliency.storage.locks import Locks
 from monai_saliency.storage.serialization import DamagedEntry, NotStorable, decode, encode
-from monai_saliency.utils.arguments import whole_numbers
+from monai_saliency.utils.arguments import check_option, whole_numbers
 
 __all__ = ["CachedDataset", "choose_backend", "cohort_dataset"]
 
@@ -88,9 +88,7 @@ def choose_backend(
         "lmdb": lambda: LMDBBackend((folder or Path()) / "cache.lmdb", map_size),
         "window": lambda: MemoryBackend(window * entries, DiskBackend(folder) if folder else None),
     }
-    if cache not in backends:
-        raise ValueError(f"`cache` must be one of {', '.join(backends)}, got {cache!r}")
-    return backends[cache]()
+    return check_option("cache", cache, backends)()
 
 
 class _CachedItems(Dataset):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from monai_saliency.utils.arguments import check_option
 from monai_saliency.utils.optional_imports import require
 
 if TYPE_CHECKING:
@@ -138,8 +139,7 @@ def make_cohort(
         ImportError: nilearn is not installed.
         ValueError: an argument is out of its range.
     """
-    if section not in ("training", "test"):
-        raise ValueError(f"`section` must be 'training' or 'test', got {section!r}")
+    section = check_option("section", section, ("training", "test"))
     if not 0 < num_scans <= SCANS_PER_SEED:
         raise ValueError(f"`num_scans` must be in [1, {SCANS_PER_SEED}], got {num_scans}")
     if seed < 0:

@@ -23,6 +23,7 @@ from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.storage.locks import Locks
 from monai_saliency.transforms import Saliencyd
+from monai_saliency.utils.monai_private import is_compiled
 
 __all__ = ["SaliencyDataset"]
 
@@ -260,7 +261,7 @@ def _attributes(network: torch.nn.Module) -> list[str]:
     return [
         f"{name}.{key}={value!r}" if isinstance(value, _VALUES) else f"{name}.{key}:{fingerprint(value)}"
         for name, part in network.named_modules()
-        if type(part).__module__ != "torch._dynamo.eval_frame"  # the wrapper that torch.compile makes
+        if not is_compiled(part)
         for key, value in sorted(vars(part).items())
         if key not in _NO_SETTINGS and _is_plain(value)
     ]

@@ -32,6 +32,7 @@ from monai_saliency.data.loader import CohortLoader
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.sharding import Unit
 from monai_saliency.storage.failures import Failures
+from monai_saliency.utils.monai_private import event_handlers
 from monai_saliency.utils.optional_imports import require
 
 __all__ = ["Cohort", "Engine", "local_device"]
@@ -149,12 +150,11 @@ def _drop_what_is_of_all(evaluator: Evaluator) -> None:
     those of another. Of a share they say nothing, and they wait for all processes in the middle of each one's own work.
     """
     dropped = set()
-    for event, handlers in evaluator._event_handlers.items():
-        for function, *_ in list(handlers):
-            owner = getattr(function, "__self__", function)
-            if isinstance(owner, (Metric, MetricsSaver, ClassificationSaver)):
-                evaluator.remove_event_handler(function, event)
-                dropped.add(type(owner).__name__)
+    for event, function in list(event_handlers(evaluator)):
+        owner = getattr(function, "__self__", function)
+        if isinstance(owner, (Metric, MetricsSaver, ClassificationSaver)):
+            evaluator.remove_event_handler(function, event)
+            dropped.add(type(owner).__name__)
     if dropped:
         evaluator.state.key_metric_name = None
         logger.warning(

@@ -11,6 +11,7 @@ from monai.utils import CommonKeys
 from monai_saliency.cases import Case
 from monai_saliency.distributed.process_group import MasksOverRanks, unwrapped
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.utils.arguments import check_option
 from monai_saliency.utils.tensors import with_meta_of
 
 __all__ = ["BatchExplainer"]
@@ -44,8 +45,7 @@ class BatchExplainer:
         label_key: str | None = None,
         held_keys: Sequence[str] = (),
     ) -> None:
-        if split not in ("cases", "masks"):
-            raise ValueError(f"`split` must be cases or masks, got {split!r}")
+        split = check_option("split", split, ("cases", "masks"))
         self.network = unwrapped(network)
         self.inferer = inferer.replace(sharing=MasksOverRanks()) if split == "masks" else inferer
         self.split = split

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from monai.inferers import Inferer
-from torch.utils._pytree import tree_map
 
 from monai_saliency.cases import Case
 from monai_saliency.distributed.base import Cohort, Engine
@@ -30,6 +29,7 @@ from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import Part, units
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
+from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import network_arithmetic
 
 __all__ = ["DevicesEngine", "MasksOverDevices"]

@@ -23,7 +23,7 @@ from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.monai_private import single_process
 from monai_saliency.utils.ranks import rank_of
 
 __all__ = [
@@ -214,15 +214,8 @@ def alone() -> Iterator[None]:
     A bundle's handlers (``MetricsSaver``, ``ClassificationSaver``) wait for all processes in each of its evaluator's
     runs. Processes that each explain their own share do not come there equally often, and would wait for ever.
     """
-    ignite: Any = require("ignite.distributed.utils", extra="bundle")
-    serial = require("ignite.distributed.comp_models", extra="bundle")._SerialModel
-    before = ignite._model, ignite._need_to_sync
-    # There is no public way to say it.
-    ignite._model, ignite._need_to_sync = serial(), False
-    try:
+    with single_process():
         yield
-    finally:
-        ignite._model, ignite._need_to_sync = before
 
 
 def wait_for_all(barrier: Callable[[], Any] = dist.barrier) -> None:

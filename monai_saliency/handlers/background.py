@@ -1,74 +1,82 @@
-"""Work done beside the caller's thread, so that the network need not wait for it."""
+"""Work in another thread, so that the network does not wait for it."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from threading import Thread
 
 __all__ = ["Background"]
 
 
 class Background:
-    """Does pieces of work one after another in a thread, a few of them waiting at the most.
+    """Runs pieces of work one after another in one thread. At most ``limit`` pieces wait or run.
 
-    Each piece is a thread that first waits for the one before it. So no thread outlives its work, however the caller
-    ends, and a program that ends without a word to this object still completes what it handed over.
+    A program that ends without :meth:`finish` still completes all pieces. When a piece raises an error, the pieces
+    after it are skipped until :meth:`check` or :meth:`finish` has raised the error.
 
-    Where a piece raises, those behind it are not done, until :meth:`check` or :meth:`finish` has raised the error.
+    Example::
+
+        background = Background()
+        for case in cases:
+            saliency = explain(case)
+            background.submit(partial(save, saliency), ExitStack())
+            background.check()
+        background.finish()
 
     Args:
-        limit: pieces at work or waiting, at the most.
+        limit: the largest number of pieces that wait or run.
     """
 
     def __init__(self, limit: int = 2) -> None:
         self.limit = limit
-        self._pieces: deque[Thread] = deque()
+        self._thread: ThreadPoolExecutor | None = None
+        self._pieces: deque[Future[None]] = deque()
         self._error: BaseException | None = None
         self._cancelled = False
 
     def submit(self, work: Callable[[], None], held: ExitStack) -> None:
-        """Hand over a piece, once there is room for it.
+        """Hand over a piece of work. Waits while ``limit`` pieces wait or run.
 
         Args:
-            work: it.
-            held: emptied, for what it holds is now closed when the piece is done, or is not going to be.
+            work: the piece.
+            held: contexts to close when the piece has run or is skipped. They are taken out of this stack.
         """
         while len(self._pieces) >= self.limit:
-            self._pieces[0].join()
+            wait([self._pieces[0]])
             self._pieces.popleft()
-        before = self._pieces[-1] if self._pieces else None
-        piece = Thread(target=self._do, args=(work, held.pop_all(), before), name="Background")
-        piece.start()
-        self._pieces.append(piece)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="Background")
+        self._pieces.append(self._thread.submit(self._do, work, held.pop_all()))
 
-    def _do(self, work: Callable[[], None], held: ExitStack, before: Thread | None) -> None:
-        if before is not None:
-            before.join()
+    def _do(self, work: Callable[[], None], held: ExitStack) -> None:
         try:
             with held:
                 if self._error is None and not self._cancelled:
                     work()
-        except BaseException as error:  # the caller raises it: what dies with its thread is lost
+        except BaseException as error:  # kept for the caller: nobody asks the future for it
             self._error = error
 
     def check(self) -> None:
-        """Raise what a piece has raised so far."""
+        """Raise the error of a piece, if there is one so far."""
         if self._error is not None:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until all is done, and raise what a piece has raised."""
+        """Wait until all pieces are done, and raise the error of a piece, if there is one."""
         while self._pieces:
-            self._pieces[0].join()
+            wait([self._pieces[0]])
             self._pieces.popleft()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def cancel(self) -> None:
-        """Like :meth:`finish`, but what waits is not done."""
+        """Like :meth:`finish`, but skip the pieces that have not begun."""
         self._cancelled = True
         try:
             self.finish()

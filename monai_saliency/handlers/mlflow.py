@@ -21,6 +21,7 @@ from monai_saliency.handlers.summary import Summary, figures
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import atomic_path, is_running, locked, this_process
+from monai_saliency.utils.monai_private import set_experiment
 from monai_saliency.utils.optional_imports import require
 
 __all__ = ["Tracker", "check"]
@@ -162,7 +163,7 @@ class Tracker:
             handler.artifact_location = handler.artifact_location.replace("%25", "%")
         # Left to itself the handler goes on in any unfinished run of the experiment: that of a program that was killed,
         # whose parameters may differ and cannot be changed, or of one that runs beside this one.
-        handler._set_experiment()
+        set_experiment(handler)
         experiment, client = handler.experiment.experiment_id, handler.client
         host = socket.gethostname()
         for run in client.search_runs([experiment], f"status = 'RUNNING' and tags.`{_HOST}` = '{host}'"):

@@ -31,7 +31,7 @@ from monai_saliency.targets.base import label_name
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import plain, to_host
-from monai_saliency.utils.timing import Moment
+from monai_saliency.utils.timing import Timestamp
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
@@ -175,7 +175,7 @@ class SaliencyHandler:
                 f"part {self.part.index + 1} of {self.part.count} of {', '.join(names)} is to be done here, but its "
                 "scores cannot be kept, so parts cannot come together: let workers share cases (--saliency_split cases)"
             )
-        start = Moment(images.device)
+        start = Timestamp(images.device)
         try:
             runs = self.inferer.score(images, self.network, cases=known, stored=stored, part=self.part)
             # Cases that are whole now are held only where all of the batch can be explained, else each is done alone.
@@ -301,7 +301,7 @@ class _Explained:
         count: cases in that batch.
     """
 
-    def __init__(self, case: dict[str, Any], explanation: Explanation, start: Moment, count: int) -> None:
+    def __init__(self, case: dict[str, Any], explanation: Explanation, start: Timestamp, count: int) -> None:
         self.name = explanation.name
         self._start, self._count = start, count
         self._case = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in case.items()}
@@ -311,7 +311,7 @@ class _Explained:
             scores=to_host(explanation.scores),
             reference_scores=to_host(explanation.reference_scores),
         )
-        self._end = Moment(explanation.saliency.device)
+        self._end = Timestamp(explanation.saliency.device)
 
     def read(self) -> tuple[dict[str, Any], Explanation, float]:
         """The case, its explanation, and the seconds that it took."""

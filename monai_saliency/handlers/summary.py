@@ -1,4 +1,4 @@
-"""The cohort's tables: one row for each case and map, or for each of its regions."""
+"""The rows of the cohort's tables: one for each map of a case, or for each of its regions."""
 
 from __future__ import annotations
 
@@ -12,25 +12,12 @@ import numpy as np
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.storage.files import load_scan
-from monai_saliency.storage.tables import CaseTable
+from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
+from monai_saliency.storage.tables import CaseTable as Summary
 
 __all__ = ["COLUMNS", "REGION_COLUMNS", "Summary", "figures", "region_rows", "summarize"]
 
-COLUMNS = (
-    "case",
-    "prediction",
-    "probability",
-    "class",
-    "channel",
-    "score",
-    "peak_x_mm",
-    "peak_y_mm",
-    "peak_z_mm",
-    "peak_saliency",
-    "peak_in_label",
-    "forwards",
-    "seconds",
-)
+REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
 
 
 def summarize(
@@ -44,23 +31,23 @@ def summarize(
     """Rows of the summary for one case, one for each explained value.
 
     Args:
-        case: the case's name.
-        explanation: what the inferer gave.
-        maps: ``(K, *spatial)``, or ``(K * C, *spatial)``, on the scan's own grid.
-        affine: ``(4, 4)``, the scan's, voxel to scanner mm.
-        label: the case's label map, where it has one, on any grid.
-        seconds: what explaining took.
+        case: the name of the case.
+        explanation: the result of the inferer.
+        maps: saliency maps ``(K, *spatial)``, or ``(K * C, *spatial)`` with a map for each channel, on the scan's grid.
+        affine: the affine ``(4, 4)`` of the scan, from voxels to scanner mm.
+        label: the file of the label map, on any grid. None if the case has no label map.
+        seconds: how long explaining took.
 
     Returns:
-        dictionaries with the keys of :data:`COLUMNS`: the network's prediction and its probability, the class or
-        channel explained, the image's channel where each has a map, the score on the unperturbed image, the map's
-        highest value and where it lies (scanner mm), and whether that is inside the label (``""`` without a label, or
-        where the label is empty).
+        dictionaries with the keys of :data:`COLUMNS`: the prediction of the network and its probability, the explained
+        class or output channel, the image channel (if each has a map), the score of the unperturbed image, the highest
+        value of the map, its position (scanner mm), and whether it lies inside the label (``""`` without a label, or
+        with an empty one).
     """
     rows = []
     for (label_index, channel, score), saliency in zip(explanation.explained, maps, strict=True):
         peak = peak_voxel(saliency)
-        # A 2D scan lies in the plane z = 0 of its affine.
+        # The voxels of a 2D scan have z = 0 in its affine.
         mm = (affine @ [*peak, *[0] * (3 - len(peak)), 1])[:3]
         rows.append(
             {
@@ -86,25 +73,25 @@ def _in_label(mm: np.ndarray, path: str | Path) -> bool | str:
     inside = np.asanyarray(label.dataobj) != 0
     if not inside.any():
         return ""
-    # 2D labels lie in one plane, and labels are also stored with further axes of length one.
+    # A 2D label is one plane. Some files have more axes of length one.
     inside = inside.reshape(*inside.shape, *[1] * (3 - inside.ndim)).any(axis=tuple(range(3, inside.ndim)))
     voxel = np.rint(nib.affines.apply_affine(np.linalg.inv(label.affine), mm)).astype(int)
     return bool(all(0 <= v < n for v, n in zip(voxel, inside.shape, strict=True)) and inside[tuple(voxel)])
 
 
 def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, float]:
-    """The cohort's figures.
+    """The figures of a cohort.
 
     Args:
-        rows: the summary's, as they were made or as they were read from the file.
+        rows: rows of the summary, as made by :func:`summarize` or as read from the file.
         failures: how many cases ended without a map.
 
     Returns:
-        ``cases``: how many are in the table; ``failures``; ``forwards`` and ``seconds``: the sums of those columns,
-        each case once; ``mean_score`` and ``mean_peak_saliency``: over the rows; ``peak_in_label``: the share of peaks
-        inside their label, in [0, 1], over the rows that say. Means of nothing are left out.
+        ``cases``: the number of cases in the table; ``failures``; ``forwards`` and ``seconds``: the sums of these
+        columns over the cases; ``mean_score`` and ``mean_peak_saliency``: means over the rows; ``peak_in_label``: the
+        fraction of peaks inside the label, in [0, 1], over the rows with a label. Means without any row are left out.
     """
-    # The rows of one case repeat what explaining it took.
+    # All rows of a case have the same forwards and seconds.
     by_case = {row["case"]: row for row in rows}
     found: dict[str, float] = {"cases": len(by_case), "failures": failures}
     for name in ("forwards", "seconds"):
@@ -117,36 +104,21 @@ def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, floa
     return found | {name: float(np.mean(values)) for name, values in means.items() if values}
 
 
-class Summary(CaseTable):
-    """``summary.csv``, or a table with other columns.
-
-    Args:
-        path: the file.
-        cases: the cohort's cases; rows of others are dropped. None keeps all.
-        columns: the table's columns.
-    """
-
-    def __init__(self, path: str | Path, cases: Sequence[str] | None = None, columns: Sequence[str] = COLUMNS) -> None:
-        super().__init__(path, columns, cases)
-
-
-REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
-
-
 def region_rows(
     explanation: Explanation, spacing: Sequence[float] | None = None, names: Mapping[Any, str] | None = None
 ) -> list[dict[str, Any]]:
-    """What a map of regions says of each, as rows of a table.
+    """The values of the regions in the maps of a case, as rows of a table.
 
     Args:
-        explanation: of masks that are made of regions.
-        spacing: the explained image's voxel sizes in mm, for volumes.
-        names: of the regions, by label.
+        explanation: the result of the inferer, with masks made of regions.
+        spacing: the voxel sizes of the explained image in mm, for the volumes. None leaves the volumes empty.
+        names: the name of each region, by label.
 
     Returns:
-        one dictionary with the keys of :data:`REGION_COLUMNS` for each map and region: the class or channel explained;
-        the image's channel where each has a map; the region's label and name; its value in the map, in the score's unit
-        (where each region was hidden in turn, how far the score fell); and its volume in ml as the network saw it.
+        one dictionary for each map and region, with the keys of :data:`REGION_COLUMNS`: the explained class or output
+        channel; the image channel (if each has a map); the label and name of the region; its value in the map, in the
+        unit of the score (with region occlusion, how far the score fell when the region was hidden); and its volume in
+        ml, on the grid that the network sees.
 
     Raises:
         ValueError: when the masks are not made of regions.
@@ -157,11 +129,11 @@ def region_rows(
     named = {int(label): name for label, name in (names or {}).items()}
     index = regions.index.flatten().cpu()
     counts = index.bincount(minlength=len(regions.values) + 1)
-    # A plane has no volume.
+    # A region of a 2D image has no volume.
     voxel = float(np.prod(spacing)) / 1000 if spacing is not None and len(spacing) == 3 else None
     rows = []
     for (label, channel, _), saliency in zip(explanation.explained, explanation.saliency, strict=True):
-        # A map is flat inside a region; its mean there is its value.
+        # The map is constant inside a region, so the mean is its value there.
         values = index.bincount(saliency.flatten().cpu().double(), minlength=len(counts)) / counts
         for place, region in enumerate(regions.values, start=1):
             rows.append(

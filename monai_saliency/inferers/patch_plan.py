@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
-from torch.utils._pytree import tree_leaves
 
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.networks.inputs import TensorInput
 from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.patch_grid import PatchGrid
 
 __all__ = ["PatchPlan", "find_touches", "find_trims", "plan", "refusal"]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks
-from monai_saliency.utils.arguments import per_axis, positive_numbers, voxels_of_mm, whole_numbers
+from monai_saliency.utils.arguments import check_option, per_axis, positive_numbers, voxels_of_mm, whole_numbers
 from monai_saliency.utils.boxes import Box
 
 __all__ = ["SlidingWindowMasks"]
@@ -36,8 +36,7 @@ class SlidingWindowMasks(Masks):
         stride: float | Sequence[float] | None = None,
         unit: str = "voxel",
     ) -> None:
-        if unit not in ("voxel", "mm"):
-            raise ValueError(f"`unit` must be 'voxel' or 'mm', got {unit!r}")
+        unit = check_option("unit", unit, ("voxel", "mm"))
         if unit == "mm":
             positive_numbers("window_size", window_size)
             stride = (np.asarray(window_size) / 2).tolist() if stride is None else stride

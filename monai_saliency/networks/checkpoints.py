@@ -15,20 +15,25 @@ _WRAPPERS = ("state_dict", "model", "network", "net", "model_state_dict")
 
 
 def load_checkpoint(network: torch.nn.Module, path: str | Path | None) -> torch.nn.Module:
-    """Load weights into a network, all of them or none.
+    """Load all weights of a checkpoint into a network.
+
+    Example::
+
+        network = load_checkpoint(DenseNet121(3, 1, 2), "models/model.pt")
 
     Args:
-        network: the module, on any device.
-        path: a file of ``torch.save``: a state dictionary, alone or under one of the usual keys (``"state_dict"``,
-            ``"model"``, ...), with or without the ``module.`` prefix of data-parallel
-            training. None or ``""`` loads nothing.
+        network: the module, on any device. It holds a part of the weights if loading fails.
+        path: a file made by ``torch.save`` with a state dictionary, or with a dictionary that holds one under a usual
+            key (``"state_dict"``, ``"model"``, ...). The prefix ``module.`` of data-parallel training is removed from
+            the names. None or ``""`` loads nothing.
 
     Returns:
         the network.
 
     Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when the file is not a state dictionary (pickled code is never run), or does not fit the network.
+        FileNotFoundError: when the file does not exist.
+        ValueError: when the file does not hold a state dictionary, or one of another network. Pickled code is never
+            run.
     """
     if not path:
         return network
@@ -42,37 +47,23 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | None) -> torch.
             f"checkpoint {path} is not a file of weights that can be read without running code in it "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): save it again with "
             "torch.save(network.state_dict(), path); for a TorchScript file set network_def to "
-            "$torch.jit.load(path) and checkpoint to "
-            " (empty)"
+            "$torch.jit.load(path) and checkpoint to '' (empty)"
         ) from error
     weights = _state_dict(content)
     if weights is None:
         raise ValueError(f"checkpoint {path} holds no state dictionary, but a {type(content).__name__}")
-    expected = network.state_dict()
-    missing = [name for name in expected if name not in weights]
-    surplus = [name for name in weights if name not in expected]
-    other = [
-        f"{name} {tuple(weights[name].shape)} for {tuple(expected[name].shape)}"
-        for name in expected
-        if name in weights and weights[name].shape != expected[name].shape
-    ]
-    if missing or surplus or other:
-        parts = [("missing", missing), ("not in the network", surplus), ("of another shape", other)]
+    try:
+        network.load_state_dict(weights, strict=True)
+    except RuntimeError as error:
         raise ValueError(
-            f"checkpoint {path} does not fit the network {type(network).__name__}: "
-            + "; ".join(
-                f"{len(names)} {what} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
-                for what, names in parts
-                if names
-            )
-            + ". Set network_def to the network that the checkpoint was trained with"
-        )
-    network.load_state_dict(dict(weights))
+            f"checkpoint {path} does not fit the network {type(network).__name__}. Set network_def to the network that "
+            f"the checkpoint was trained with. {error}"
+        ) from error
     return network
 
 
 def _state_dict(content: Any) -> dict[str, torch.Tensor] | None:
-    """The state dictionary in what a checkpoint file holds."""
+    """The state dictionary inside the content of a checkpoint. None if there is none."""
     if not isinstance(content, Mapping):
         return None
     for key in _WRAPPERS:

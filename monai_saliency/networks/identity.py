@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from monai_saliency.storage.fingerprint import fingerprint
+from monai_saliency.utils.monai_private import tensor_version
 
 __all__ = ["network_fingerprint"]
 
@@ -64,7 +65,7 @@ def _signs(parts: dict[str, list[str]], tensors: dict[str, torch.Tensor]) -> Any
         bits = _BITS.get(tensor.element_size())
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_inference() or bits is None:
             return None
-        shown.append((name, tensor.shape, tensor.dtype, tensor.device, tensor._version))
+        shown.append((name, tensor.shape, tensor.dtype, tensor.device, tensor_version(tensor)))
         matrix = tensor.view(bits).flatten(1) if tensor.ndim > 1 else tensor.view(bits).reshape(1, -1)
         # Sums wrap around. They are at least 32 bits wide, and as wide as the bits where those are wider: a wider sum
         # would first copy them on the CPU.

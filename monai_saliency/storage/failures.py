@@ -1,4 +1,4 @@
-"""The cases that ended without a map."""
+"""The table of the cases that ended without a map."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ logger = logging.getLogger(__name__)
 
 
 class Failures:
-    """``failures.csv``: one row for each case that failed, with the stage it failed in and the error in one line.
+    """``failures.csv``: one row for each failed case, with the stage in which it failed and the error in one line.
 
-    No file means no failure. Rows of an earlier run stay until their case is tried again, and runs beside this one on
-    the same folder add to the same file.
+    Without failures there is no file. A row of an earlier run stays until its case is tried again. Several runs on one
+    folder write to the same file.
 
     Args:
         path: the file.
-        strict: raise the first failure instead of going on.
-        cases: the cohort's; rows of others go at once. By default all earlier rows do.
-        shared: other processes work on the same cohort, so that no row goes before its case is tried again.
+        strict: raise the first failure instead of continuing with the next case.
+        cases: the names of the cohort's cases. Rows of other cases are removed now. Default: all earlier rows are
+            removed now.
+        shared: other processes work on the same cohort. Then no row is removed before its case is tried again.
     """
 
     COLUMNS = ("case", "stage", "error")
@@ -37,26 +38,26 @@ class Failures:
         self.path = Path(path)
         self.strict = strict
         self.rows: list[dict[str, str]] = []
-        self._table = CaseTable(self.path, self.COLUMNS)
+        self._table = CaseTable(self.path, columns=self.COLUMNS)
         self._lock = Lock()  # cases are explained in one thread and written in another
-        with suppress(OSError):  # a folder that cannot be written is met, and named, at the first file
+        with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
             if cases is None and not shared:
                 self.path.unlink(missing_ok=True)
             elif cases is not None and self.path.exists():
                 self.keep(cases)
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
-        """Note a case that failed.
+        """Add the row of a failed case.
 
         Args:
-            case: its name.
-            stage: ``load``, ``predict`` or ``explain``.
-            error: what went wrong; its traceback goes to the log.
-            trace: the traceback where the error does not have it, as from a worker process.
+            case: the name of the case.
+            stage: where it failed: ``load``, ``predict`` or ``explain``.
+            error: the error. Its traceback goes to the log.
+            trace: the traceback as text, for an error of a worker process, which does not carry its traceback.
 
         Raises:
-            CaseError: the failure itself, when strict.
-            OutputError: when that is the failure, since every further case would meet it too.
+            CaseError: the failure, with ``strict``.
+            OutputError: the failure, if it is of this type, since every other case would fail in the same way.
         """
         if isinstance(output_error := root_cause(error), OutputError):
             raise output_error
@@ -69,24 +70,28 @@ class Failures:
             self._table.add(self.rows[-1:])
 
     def keep(self, cases: Collection[str]) -> None:
-        """Remove the rows of all other cases, which are not of the cohort any more."""
+        """Remove the rows of all cases but these.
+
+        Args:
+            cases: the names of the cohort's cases.
+        """
         self._table.replace({row["case"] for row in self._table.read()} - set(cases))
 
     def remove(self, case: str) -> None:
-        """Note that a case has a map now, whichever run it failed in before."""
+        """Remove the row of a case that has a map now, whichever run has written it."""
         if self.path.exists():
             with self._lock:
                 self._table.replace({case})
 
     def read(self) -> list[dict[str, str]]:
-        """The rows of the file: those of this run, of runs beside it, and of cases that were not tried again."""
+        """The rows of the file: of this run, of other runs on the folder, and of cases that were not tried again."""
         return self._table.read()
 
     def summary(self, rows: Sequence[dict[str, str]] | None = None) -> str:
-        """One line for the end of a run.
+        """One line about the failures, for the end of a run.
 
         Args:
-            rows: of the failures, at least one; this run's by default.
+            rows: the rows of the failures, at least one. Default: the failures of this run.
         """
         rows = self.rows if rows is None else rows
         return (

@@ -1,8 +1,7 @@
-"""Reading scans, and writing files that appear whole or not at all."""
+"""Read scans, and write files that appear whole or not at all."""
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import logging
 import os
@@ -18,6 +17,7 @@ import nibabel as nib
 from nibabel.spatialimages import SpatialImage
 
 from monai_saliency.errors import OutputError
+from monai_saliency.storage.file_locks import lock_file, unlock_file
 
 __all__ = ["atomic_path", "is_running", "load_scan", "locked", "remove_stale", "temporary_path", "this_process"]
 
@@ -28,10 +28,18 @@ _PROCESS = re.compile(r"\d+(\.\d+)?")
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` to write to; renamed to it at the end, removed on any error.
+    """A temporary path beside ``path`` to write to. It is renamed to ``path`` at the end, and removed on any error.
+
+    Example::
+
+        with atomic_path("maps/case.npy") as temporary:
+            np.save(temporary, saliency)
+
+    Args:
+        path: the file to write. Its folder is made if needed.
 
     Raises:
-        OutputError: when the file cannot be written; no part of it is left.
+        OutputError: when the file cannot be written. No part of it is left.
     """
     path = Path(path)
     temporary = temporary_path(path)
@@ -47,7 +55,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Let what the machine refuses name the file, and say what to do."""
+    """Turn errors of the operating system into errors that name the file and say what to do."""
     try:
         yield
     except OSError as error:
@@ -60,7 +68,8 @@ def _naming(path: Path) -> Iterator[None]:
 def temporary_path(path: Path) -> Path:
     """A name beside ``path`` that no other thread, process or machine uses.
 
-    It starts with a dot, and keeps the suffixes, from which writers tell the format. :func:`remove_stale` knows it.
+    The name starts with a dot and keeps the suffixes, by which writers choose the format. :func:`remove_stale` finds
+    such names.
     """
     return path.with_name(f"{_temporary_prefix(this_process())}{uuid4().hex[:8]}-{path.name}")
 
@@ -70,27 +79,33 @@ def _temporary_prefix(process: str) -> str:
 
 
 def remove_stale(folder: str | Path, below: str = "**") -> None:
-    """Remove temporary files below a folder whose process, on this machine, was killed before it could.
+    """Remove the temporary files of processes of this machine that were killed. (On Windows none are removed.)
 
     Args:
-        folder: it; links to others are not followed.
-        below: where in it they are, as a pattern; anywhere by default.
+        folder: where to look. Links to other folders are not followed.
+        below: a pattern of the folders below ``folder`` that can hold temporary files. Default: all folders.
     """
     for path in Path(folder).glob(f"{below}/{_temporary_prefix('*')}*"):
         process = path.name.split("-")[2]
         if _PROCESS.fullmatch(process) and not is_running(process):
-            with suppress(OSError):  # a folder that cannot be written is met, and named, at the first file
+            with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
                 path.unlink(missing_ok=True)
 
 
 def this_process() -> str:
-    """This process's number, and when it started where that is known: numbers come again, in a container at once."""
+    """The number of this process and, on Linux, its start time, since numbers are used again (in a container, soon)."""
     started = _started(os.getpid())
     return f"{os.getpid()}.{started}" if started else str(os.getpid())
 
 
 def is_running(process: str) -> bool:
-    """Whether this machine has a process, named as by :func:`this_process`."""
+    """Whether this machine still runs a process. On Windows always True, since Python cannot ask there.
+
+    Args:
+        process: as :func:`this_process` names it.
+    """
+    if os.name == "nt":  # there `os.kill` with 0 sends Ctrl-C
+        return True
     number, _, started = process.partition(".")
     try:
         os.kill(int(number), 0)
@@ -102,19 +117,19 @@ def is_running(process: str) -> bool:
 
 
 def _started(process: int) -> str:
-    """When a process started, in ticks of the system's clock; "" where that is not told, as outside of Linux."""
+    """The start time of a process in ticks of the system's clock; "" on systems that do not report it."""
     try:
-        # Behind the command, which may hold anything, this is the 20th field.
+        # The 20th field after the command, which may hold spaces and brackets.
         return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
     except (OSError, IndexError):
         return ""
 
 
 def load_scan(path: str | Path) -> SpatialImage:
-    """A scan or label map with its header and affine; voxels are read when asked for.
+    """A scan or label map with its header and affine. Its voxels are read when they are used.
 
     Raises:
-        ValueError: when the file is no image with an affine.
+        ValueError: when the file is not an image with an affine.
     """
     image = nib.load(path)
     if not isinstance(image, SpatialImage):
@@ -124,17 +139,17 @@ def load_scan(path: str | Path) -> SpatialImage:
 
 @contextmanager
 def locked(path: str | Path, wait: bool = True) -> Iterator[str | None]:
-    """Hold a lock on a file made for nothing else, and note in it who does.
+    """Hold a lock on a file that exists only for this lock, and write into the file who holds it.
 
-    The lock is the operating system's and ends with the process, however that ends; the file stays. Where the file
-    system has no locks, as some network file systems, the block runs without one, and a warning is logged once.
+    The operating system ends the lock with the process, even when the process is killed. The file stays. Where the
+    file system has no locks, as on some network file systems, the block runs without a lock, and one warning is logged.
 
     Args:
         path: the file.
-        wait: until whoever holds the lock lets go of it; else the block runs at once.
+        wait: wait while somebody else holds the lock. Otherwise the block runs at once.
 
     Yields:
-        None when the lock is held, else who holds it.
+        None when this process holds the lock, otherwise who holds it.
 
     Raises:
         OutputError: when the file cannot be made or opened.
@@ -143,26 +158,27 @@ def locked(path: str | Path, wait: bool = True) -> Iterator[str | None]:
     with ExitStack() as stack:
         with _naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # For writing: NFS turns flock into a lock that a file opened for reading, or a folder, cannot have.
+            # For writing: NFS turns flock into a lock that needs a file opened for writing.
             file = stack.enter_context(open(path, "ab+", buffering=0))
         holder = None
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            lock_file(file, wait)
+            stack.callback(unlock_file, file)
         except OSError as error:
-            # SMB says "permission denied" of a lock that is taken.
+            # SMB reports a lock that somebody else holds as "permission denied".
             if not wait and isinstance(error, BlockingIOError | PermissionError):
                 holder = _holder(file)
             else:
                 _warn_no_locks(str(error))
         if holder is None:
-            with suppress(OSError):  # for people to read: a full disk must not cost the lock
+            with suppress(OSError):  # the text is for people: a full disk must not cost the lock
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield holder
 
 
 def _holder(file: FileIO) -> str:
-    with suppress(OSError):  # SMB lets nobody read a locked file
+    with suppress(OSError):  # on SMB nobody can read a locked file
         file.seek(0)
         return file.read().decode(errors="replace").strip() or "another run"
     return "another run"

@@ -1,4 +1,4 @@
-"""Locks by name, safe with forks."""
+"""Locks between threads, by name. They are safe with forks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ __all__ = ["Locks"]
 
 
 class Locks:
-    """Locks by name, each there while somebody holds it or waits for it."""
+    """Locks by name. Each exists while somebody holds it or waits for it.
+
+    Example::
+
+        locks = Locks()
+        with locks.only_one("scan 3"):
+            ...  # no other thread is in a block of this name
+    """
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, str], tuple[threading.Lock, int]] = {}
@@ -27,8 +34,8 @@ class Locks:
 
     @contextmanager
     def only_one(self, name: str) -> Iterator[None]:
-        """One thread at a time for each name."""
-        # Of this process: a child inherits locks that nobody is left to open.
+        """Let one thread at a time into the block, for each name."""
+        # With the process: a forked child inherits locks whose threads do not exist there.
         slot = (os.getpid(), name)
         with guard:
             lock, users = self._held.get(slot, (threading.Lock(), 0))

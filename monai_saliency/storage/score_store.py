@@ -18,7 +18,7 @@ import torch
 from monai_saliency.sharding import Part
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.utils.tensors import to_host
-from monai_saliency.utils.timing import Moment
+from monai_saliency.utils.timing import Timestamp
 
 __all__ = ["CaseScores", "ScoreStore"]
 
@@ -62,7 +62,7 @@ class CaseScores:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._pending: tuple[int, int, torch.Tensor, Moment] | None = None
+        self._pending: tuple[int, int, torch.Tensor, Timestamp] | None = None
 
     def reference(self) -> np.ndarray | None:
         """The stored scores ``(K,)`` of the unperturbed image."""
@@ -106,7 +106,7 @@ class CaseScores:
         They are written when the next range comes, or at :meth:`flush`: by then the device has them, and nothing waits.
         """
         # Copied now: a copy that is asked for later waits for the network's next batch, which stands before it.
-        copy = start, stop, to_host(scores), Moment(scores.device)
+        copy = start, stop, to_host(scores), Timestamp(scores.device)
         self.flush()
         self._pending = copy
 

@@ -24,10 +24,9 @@ __all__ = [
     "check_indices",
     "check_tensor",
     "check_volume",
-    "computed",
     "cosine",
-    "known",
     "label_name",
+    "to_float",
 ]
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -101,16 +100,6 @@ def label_name(label: int | str) -> str:
     return label if isinstance(label, str) else f"class {label}"
 
 
-def known(name: str, value: str, options: Sequence[str]) -> None:
-    """Refuse a setting that is none of the options.
-
-    Raises:
-        ValueError: naming the parameter.
-    """
-    if value not in options:
-        raise ValueError(f"`{name}` must be one of {sorted(options)}, got {value!r}")
-
-
 def check_tensor(output: Any, case: Case, target: str) -> torch.Tensor:
     """The output, where it is a tensor.
 
@@ -171,7 +160,7 @@ def check_volume(output: Any, case: Case, target: str, what: str = "a segmentati
             + ("; use ClassScore for a classifier" if output.ndim == 2 else ""),
         )
     check_finite(output, case)
-    return computed(output)
+    return to_float(output)
 
 
 def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
@@ -195,8 +184,8 @@ def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
         )
 
 
-def computed(output: torch.Tensor) -> torch.Tensor:
-    """The output in a precision that scores can be compared in (autocast networks give half)."""
+def to_float(output: torch.Tensor) -> torch.Tensor:
+    """The output in float32 or float64. Under autocast a network gives half precision, too coarse to compare scores."""
     return output if output.dtype in (torch.float32, torch.float64) else output.float()
 
 

@@ -19,9 +19,9 @@ from monai_saliency.targets.base import (
     check_finite,
     check_indices,
     check_tensor,
-    computed,
-    known,
+    to_float,
 )
+from monai_saliency.utils.arguments import check_option
 
 __all__ = ["ClassScore"]
 
@@ -39,7 +39,7 @@ class ClassScore(Target):
     """
 
     def __init__(self, classes: Sequence[int] | int | str, activation: str) -> None:
-        known("activation", activation, list(ACTIVATIONS))
+        activation = check_option("activation", activation, list(ACTIVATIONS))
         if isinstance(classes, str):
             if classes not in ("predicted", "positive", "all"):
                 raise ValueError(
@@ -61,7 +61,7 @@ class ClassScore(Target):
                 f"gave {shape(output)}" + ("; use RegionScore for a segmentation" if output.ndim > 3 else ""),
             )
         check_finite(output, case)
-        output = computed(output)
+        output = to_float(output)
         check_activation(output, self.activation, case)
         # A copy: the output may live in a buffer that the next batch overwrites.
         scores = ACTIVATIONS[self.activation](output)[0].clone()
@@ -100,7 +100,7 @@ class _BoundClassScore(BoundTarget):
         self.reference = reference
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        return ACTIVATIONS[self.activation](computed(output))[:, self.labels]
+        return ACTIVATIONS[self.activation](to_float(output))[:, self.labels]
 
     def describe(self) -> dict[str, Any]:
         # Without an activation the scores may be logits, of which only the order is known.

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.targets.base import BoundTarget, Target, check_indices, computed, cosine
+from monai_saliency.targets.base import BoundTarget, Target, check_indices, cosine, to_float
 
 __all__ = ["DetectionScore"]
 
@@ -182,7 +182,7 @@ class _Reader:
                     self.case.name,
                     f"a box of this image has {self.columns} corner coordinates, the network gave {tuple(each.shape)}",
                 )
-        scores = [computed(image[score_key]) for image in output]
+        scores = [to_float(image[score_key]) for image in output]
         num_classes = max((each.shape[1] for each in scores if each.ndim == 2), default=0)
         # An image without detections may come without the axis of classes.
         scores = [each.reshape(-1, num_classes) if num_classes else each.reshape(-1) for each in scores]
@@ -199,10 +199,10 @@ class _Reader:
             ]
             classes = pad_sequence(labels, batch_first=True, padding_value=-1)
         if self.objectness_key is not None:
-            given = [computed(image[self.objectness_key]).reshape(-1) for image in output]
+            given = [to_float(image[self.objectness_key]).reshape(-1) for image in output]
             objectness = pad_sequence(given, batch_first=True)
         padded = pad_sequence([each.reshape(-1, self.columns) for each in boxes], batch_first=True)
-        return _Detections(computed(padded), objectness, classes, vectors)
+        return _Detections(to_float(padded), objectness, classes, vectors)
 
 
 class _BoundDetectionScore(BoundTarget):

@@ -10,7 +10,7 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.networks.outputs import num_rows
-from monai_saliency.targets.base import BoundTarget, Target, computed
+from monai_saliency.targets.base import BoundTarget, Target, to_float
 
 __all__ = ["FunctionScore"]
 
@@ -66,4 +66,4 @@ def _scores(function: Callable[[Any], torch.Tensor], output: Any, case: Case) ->
             case.name,
             f"`function` must give a tensor (B,) or (B, K), one row an image; it gave {what} for {count} images",
         )
-    return computed(scores).reshape(count, -1)
+    return to_float(scores).reshape(count, -1)

@@ -10,7 +10,7 @@ import torch
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.targets.base import BoundTarget, Target, check_finite, check_indices, check_tensor, computed
+from monai_saliency.targets.base import BoundTarget, Target, check_finite, check_indices, check_tensor, to_float
 
 __all__ = ["RegressionScore"]
 
@@ -36,7 +36,7 @@ class RegressionScore(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_tensor(reference_output, case, "RegressionScore")
         check_finite(output, case)
-        numbers = computed(output).reshape(-1).clone()
+        numbers = to_float(output).reshape(-1).clone()
         values = list(range(len(numbers))) if isinstance(self.values, str) else self.values
         check_indices(values, len(numbers), "values", "value", case)
         names = self.names if self.names is not None else [f"value {v}" for v in values]
@@ -52,7 +52,7 @@ class _BoundRegressionScore(BoundTarget):
         self.reference = reference
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        return computed(output).reshape(len(output), -1)[:, self.values]
+        return to_float(output).reshape(len(output), -1)[:, self.values]
 
     def describe(self) -> dict[str, Any]:
         return {"prediction": " ".join(f"{value:.6g}" for value in self.reference[self.values].tolist())}

@@ -19,11 +19,10 @@ from monai_saliency.targets.base import (
     check_activation,
     check_indices,
     check_volume,
-    computed,
-    known,
+    to_float,
 )
 from monai_saliency.targets.regions import Prediction, components, given_region, label_region
-from monai_saliency.utils.arguments import whole_numbers
+from monai_saliency.utils.arguments import check_option, whole_numbers
 from monai_saliency.utils.boxes import Box, within
 
 __all__ = ["DiceScore", "RegionScore"]
@@ -53,7 +52,7 @@ class _SegmentationTarget(Target):
         region: str | torch.Tensor,
         label_values: Sequence[int | Sequence[int]] | None,
     ) -> None:
-        known("activation", activation, list(ACTIVATIONS))
+        activation = check_option("activation", activation, list(ACTIVATIONS))
         if isinstance(region, str) and region not in self.regions:
             raise ValueError(f"`region` must be {', '.join(map(repr, self.regions))} or a label tensor, got {region!r}")
         if isinstance(channel, str) and channel != "predicted":
@@ -206,7 +205,7 @@ class _BoundRegionScore(BoundTarget):
         self.reference = self(reference)[0]
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        flat = computed(output).flatten(2)
+        flat = to_float(output).flatten(2)
         scores = []
         for channel, voxels in zip(self.channels, self.voxels, strict=True):
             # Only the region's voxels are activated: a softmax of the whole volume would cost a copy of it.
@@ -238,7 +237,7 @@ class _BoundRegionScore(BoundTarget):
         return found
 
     def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
-        values = computed(output)
+        values = to_float(output)
         scores = []
         for channel, voxels, (frame, region) in zip(self.channels, self.voxels, self._inside, strict=True):
             common = tuple(
@@ -301,7 +300,7 @@ class _BoundDiceScore(BoundTarget):
         self.reference = self(reference)[0]
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        probabilities = ACTIVATIONS[self.activation](computed(output)).flatten(2)
+        probabilities = ACTIVATIONS[self.activation](to_float(output)).flatten(2)
         scores = []
         for channel, voxels in zip(self.labels, self.voxels, strict=True):
             inside = probabilities[:, channel, voxels].sum(dim=1)

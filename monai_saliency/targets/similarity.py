@@ -15,11 +15,11 @@ from monai_saliency.targets.base import (
     check_finite,
     check_tensor,
     check_volume,
-    computed,
     cosine,
-    known,
+    to_float,
 )
 from monai_saliency.targets.regions import given_region, label_region
+from monai_saliency.utils.arguments import check_option
 
 __all__ = ["EmbeddingSimilarity", "FieldSimilarity"]
 
@@ -49,14 +49,14 @@ class EmbeddingSimilarity(Target):
     """
 
     def __init__(self, measure: str = "cosine", reference: torch.Tensor | None = None) -> None:
-        known("measure", measure, list(_MEASURES))
+        measure = check_option("measure", measure, list(_MEASURES))
         self.measure = measure
         self.reference = reference
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_tensor(reference_output, case, "EmbeddingSimilarity")
         check_finite(output, case)
-        own = computed(output)
+        own = to_float(output)
         if self.reference is None:
             return _BoundEmbeddingSimilarity(["similarity to itself"], own.flatten(1).clone(), self.measure)
         given = self.reference if self.reference.ndim == own.ndim else self.reference[None]
@@ -77,7 +77,7 @@ class _BoundEmbeddingSimilarity(BoundTarget):
         self.measure = measure
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        return _MEASURES[self.measure](computed(output).reshape(len(output), -1), self.references)
+        return _MEASURES[self.measure](to_float(output).reshape(len(output), -1), self.references)
 
 
 class FieldSimilarity(Target):
@@ -94,7 +94,7 @@ class FieldSimilarity(Target):
 
     def __init__(self, region: str | torch.Tensor = "all") -> None:
         if isinstance(region, str):
-            known("region", region, ["all", "label"])
+            region = check_option("region", region, ["all", "label"])
         self.region = region
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
@@ -119,7 +119,7 @@ class _BoundFieldSimilarity(BoundTarget):
         self.reference = self._inside(reference)
 
     def _inside(self, field: torch.Tensor) -> torch.Tensor:
-        flat = computed(field).flatten(2)
+        flat = to_float(field).flatten(2)
         return flat if self.voxels is None else flat[:, :, self.voxels]
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:

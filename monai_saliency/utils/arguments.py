@@ -1,20 +1,51 @@
-"""Checks of arguments, each naming the argument that it refuses."""
+"""Checks of arguments. Each error names the argument."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+from monai.utils import look_up_option
 
-__all__ = ["per_axis", "positive_numbers", "voxels_of_mm", "whole_numbers"]
+__all__ = ["check_option", "per_axis", "positive_numbers", "voxels_of_mm", "whole_numbers"]
+
+
+def check_option(name: str, value: Any, options: Collection[str]) -> Any:
+    """Look up a choice among named options.
+
+    Example::
+
+        check_option("split", "cases", ["auto", "cases", "masks"])  # "cases"
+        check_option("measure", "cosine", {"cosine": cosine})  # the function
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: the choice.
+        options: the names, or a dictionary by name.
+
+    Returns:
+        the name, or what the dictionary holds under it.
+
+    Raises:
+        ValueError: when there is no such option. It names the parameter.
+    """
+    try:
+        return look_up_option(value, options)
+    except ValueError as error:
+        raise ValueError(f"`{name}` must be one of {sorted(options)}, got {value!r}") from error
 
 
 def whole_numbers(name: str, value: Any, least: int) -> None:
-    """Refuse what is not a whole number, or several, of at least ``least``.
+    """Check that a value is one or several whole numbers of at least ``least``.
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: a number, or a sequence of numbers.
+        least: the smallest number allowed.
 
     Raises:
-        ValueError: naming the parameter.
+        ValueError: when it is not. It names the parameter.
     """
     numbers = np.atleast_1d(np.asarray(value))
     if not np.issubdtype(numbers.dtype, np.integer) or numbers.min() < least:
@@ -22,10 +53,14 @@ def whole_numbers(name: str, value: Any, least: int) -> None:
 
 
 def positive_numbers(name: str, value: Any) -> None:
-    """Refuse what is not a finite number above 0, or several.
+    """Check that a value is one or several finite numbers above 0.
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: a number, or a sequence of numbers.
 
     Raises:
-        ValueError: naming the parameter.
+        ValueError: when it is not. It names the parameter.
     """
     numbers = np.atleast_1d(np.asarray(value))
     if numbers.dtype.kind not in "iuf" or not bool((np.isfinite(numbers) & (numbers > 0)).all()):
@@ -33,10 +68,19 @@ def positive_numbers(name: str, value: Any) -> None:
 
 
 def per_axis(name: str, value: Any, spatial_shape: Sequence[int]) -> tuple[Any, ...]:
-    """A size given as one number or one per axis, as one per axis of ``spatial_shape``.
+    """One size for each spatial axis.
+
+    Example::
+
+        per_axis("window_size", 8, (64, 64, 32))  # (8, 8, 8)
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: one size for all axes, or one for each.
+        spatial_shape: the spatial shape of the image.
 
     Raises:
-        ValueError: when the number of sizes is not the number of axes.
+        ValueError: when there are more or fewer sizes than axes. It names the parameter.
     """
     sizes = np.atleast_1d(np.asarray(value)).tolist()
     if len(sizes) == 1:
@@ -50,11 +94,15 @@ def per_axis(name: str, value: Any, spatial_shape: Sequence[int]) -> tuple[Any, 
 
 
 def voxels_of_mm(sizes: Sequence[float], spacing: Sequence[float] | None) -> tuple[int, ...]:
-    """Sizes in mm as the nearest whole numbers of voxels, one per axis: half a voxel rounds up, and none below one.
+    """Convert sizes in mm to the nearest whole numbers of voxels, at least 1. Half a voxel is rounded up.
+
+    Example::
+
+        voxels_of_mm((10, 10, 10), spacing=(1.0, 2.0, 4.0))  # (10, 5, 3)
 
     Args:
-        sizes: in mm, one per axis.
-        spacing: voxel sizes in mm, one per axis.
+        sizes: one size in mm for each axis.
+        spacing: the voxel size in mm for each axis.
 
     Raises:
         ValueError: when the voxel sizes are not known.
@@ -64,5 +112,5 @@ def voxels_of_mm(sizes: Sequence[float], spacing: Sequence[float] | None) -> tup
             "sizes in mm need the image's voxel sizes, which are unknown: give a MetaTensor with its affine (as "
             "LoadImaged does) or `spacings`, or give the sizes in voxels"
         )
-    # Voxel sizes are rounded in files, and worked out of oblique affines.
+    # Rounded first, since voxel sizes in files, and voxel sizes of oblique affines, are not exact.
     return tuple(max(1, int(round(size / edge, 4) + 0.5)) for size, edge in zip(sizes, spacing, strict=True))

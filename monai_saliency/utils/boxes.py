@@ -1,15 +1,24 @@
-"""Boxes: parts of a volume."""
+"""Boxes in a volume."""
 
 from __future__ import annotations
 
 __all__ = ["Box", "within"]
 
-#: part of a volume: one slice with start and stop for each spatial axis
+#: a box in a volume: one slice with start and stop for each spatial axis
 Box = tuple[slice, ...]
 
 
 def within(box: Box, frame: Box) -> Box:
-    """A box as it lies in a frame around it: its voxels counted from the frame's first."""
+    """A box in the coordinates of a larger box around it.
+
+    Example::
+
+        within((slice(5, 8),), (slice(4, 10),))  # (slice(1, 4),)
+
+    Args:
+        box: a box inside ``frame``.
+        frame: the larger box. Its first voxel becomes the origin.
+    """
     return tuple(
         slice(side.start - outer.start, side.stop - outer.start) for side, outer in zip(box, frame, strict=True)
     )

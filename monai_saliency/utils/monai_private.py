@@ -1,5 +1,75 @@
-"""Every private name of another package that we lean on, so that a new release of it is checked in one place."""
+"""Every private name of another package that this package relies on.
 
+A new release of MONAI, torch or ignite is checked here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# MONAI has no public function for the step from patch to patch, which it rounds in its own way.
 from monai.inferers.utils import _get_scan_interval as scan_interval
 
-__all__ = ["scan_interval"]
+# Only the configuration that torch calls experimental records all threads, and cases are loaded and saved in others.
+from torch.profiler import _ExperimentalConfig
+
+# torch has no public functions for tensors in nested containers.
+from torch.utils._pytree import tree_leaves, tree_map
+
+from monai_saliency.utils.optional_imports import require
+
+__all__ = [
+    "event_handlers",
+    "is_compiled",
+    "profile_all_threads",
+    "scan_interval",
+    "set_experiment",
+    "single_process",
+    "tensor_version",
+    "tree_leaves",
+    "tree_map",
+]
+
+
+def profile_all_threads() -> Any:
+    """The ``experimental_config`` with which ``torch.profiler.profile`` records all threads."""
+    return _ExperimentalConfig(profile_all_threads=True)
+
+
+def tensor_version(tensor: torch.Tensor) -> int:
+    """How many changes in place autograd has counted. No public attribute has this number."""
+    return tensor._version
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether a module is the wrapper that ``torch.compile`` makes, whose class is in a private module."""
+    return type(module).__module__ == "torch._dynamo.eval_frame"
+
+
+def event_handlers(engine: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """The events and handlers of an ignite engine. The public methods only add, remove, and look for one handler."""
+    for event, handlers in list(engine._event_handlers.items()):
+        for function, *_ in list(handlers):
+            yield event, function
+
+
+@contextmanager
+def single_process() -> Iterator[None]:
+    """Let ``ignite.distributed`` report one process, whatever process group there is. It has no public switch."""
+    ignite: Any = require("ignite.distributed.utils", extra="bundle")
+    serial = require("ignite.distributed.comp_models", extra="bundle")._SerialModel
+    before = ignite._model, ignite._need_to_sync
+    ignite._model, ignite._need_to_sync = serial(), False
+    try:
+        yield
+    finally:
+        ignite._model, ignite._need_to_sync = before
+
+
+def set_experiment(handler: Any) -> None:
+    """Let a ``monai.handlers.MLFlowHandler`` find or make its experiment. Its public ``start`` also begins a run."""
+    handler._set_experiment()

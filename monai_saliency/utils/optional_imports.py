@@ -11,14 +11,18 @@ __all__ = ["require"]
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import a module of one of our extras.
+    """Import a module of an optional package.
+
+    Example::
+
+        figure = require("matplotlib.figure", extra="bundle").Figure()
 
     Args:
-        module: its dotted name.
-        extra: the extra of ``pyproject.toml`` that installs it.
+        module: the dotted name of the module.
+        extra: the extra of ``pyproject.toml`` that installs the package.
 
     Raises:
-        OptionalImportError: with the pip command, when it is not installed.
+        OptionalImportError: when the package is not installed. It gives the pip command.
     """
     try:
         return importlib.import_module(module)

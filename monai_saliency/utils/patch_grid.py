@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from monai.data.utils import dense_patch_slices
 from monai.inferers import SliceInferer, SlidingWindowInferer
@@ -12,9 +11,6 @@ from monai.utils import ensure_tuple_rep, fall_back_tuple
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.monai_private import scan_interval
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["PatchGrid"]
 
 
@@ -22,18 +18,18 @@ class PatchGrid:
     """Where a sliding-window inferer cuts its patches, for one spatial shape.
 
     Attributes:
-        roi_size: a patch's size.
-        step: from patch to patch along each axis.
-        boxes: the part of the image that each patch sees, in MONAI's order.
-        crop: where that part lies within a patch; the rest is padding, where a patch is larger than the image.
-        pad: the padding, as ``F.pad`` reads it.
+        roi_size: the size of a patch in voxels, for each axis.
+        step: the distance from patch to patch in voxels, for each axis.
+        boxes: the box of the image that each patch sees, in MONAI's order.
+        crop: where this box lies in the patch. If the patch is larger than the image, the rest is padding.
+        pad: the padding, in the form that ``F.pad`` takes.
 
     Args:
         inferer: the inferer.
-        spatial_shape: the image's.
+        spatial_shape: the spatial shape of the image.
 
     Raises:
-        ValueError: when they do not fit each other.
+        ValueError: when the inferer does not fit the shape.
     """
 
     def __init__(self, inferer: SlidingWindowInferer, spatial_shape: Sequence[int]) -> None:
@@ -56,7 +52,7 @@ class PatchGrid:
         for size, own, half in reversed(list(zip(padded, spatial_shape, before, strict=True))):
             self.pad += [half, size - own - half]
         self.step = scan_interval(padded, self.roi_size, dims, overlap)
-        # A padded axis has one patch, which holds all of the image along it.
+        # Along a padded axis there is one patch, which holds the whole image.
         self.crop = tuple(
             slice(half, half + own) if size > own else slice(0, roi)
             for size, own, half, roi in zip(padded, spatial_shape, before, self.roi_size, strict=True)

@@ -1,4 +1,4 @@
-"""Precision of our own arithmetic, whatever the user allows for the network."""
+"""Full precision for the arithmetic of this package, whatever the user allows for the network."""
 
 from __future__ import annotations
 
@@ -14,22 +14,30 @@ __all__ = ["accumulation_dtype", "exact_arithmetic", "network_arithmetic"]
 
 @contextmanager
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """Full precision for our own products, whatever the user allows for the network (autocast, TF32)."""
+    """Switch autocast and TF32 off for the arithmetic inside. Never nest this with :func:`network_arithmetic`.
+
+    Args:
+        device: the device of the tensors.
+    """
     with torch.autocast(device.type, enabled=False), _no_tf32 if device.type == "cuda" else nullcontext():
         yield
 
 
 @contextmanager
 def network_arithmetic(device: torch.device) -> Iterator[None]:
-    """What the user allows for the network, where several threads explain at once: none of them has TF32 switched off
-    for its own products meanwhile. Not to be entered where :func:`exact_arithmetic` is, nor the other way round.
+    """Keep the user's TF32 setting during a forward.
+
+    Waits while another thread is inside :func:`exact_arithmetic`. Never nest the two.
+
+    Args:
+        device: the device of the network.
     """
     with _no_tf32.kept_out() if device.type == "cuda" else nullcontext():
         yield
 
 
 class _NoTF32:
-    """Switches TF32 off for the whole process, whose setting it is, while any thread is inside."""
+    """Switches TF32 off while any thread is inside. The setting belongs to the whole process, not to a thread."""
 
     def __init__(self) -> None:
         self._lock = Condition()
@@ -39,7 +47,7 @@ class _NoTF32:
 
     @contextmanager
     def kept_out(self) -> Iterator[None]:
-        """While any thread is in this, none is inside."""
+        """Keep all threads from being inside."""
         with self._lock:
             self._lock.wait_for(lambda: not self._inside)
             self._kept_out += 1
@@ -71,7 +79,7 @@ class _NoTF32:
     def _switches() -> list[tuple[Any, str, Any]]:
         matmul: Any = torch.backends.cuda.matmul
         cudnn: Any = torch.backends.cudnn
-        if hasattr(matmul, "fp32_precision"):  # the older switches must not be mixed with these
+        if hasattr(matmul, "fp32_precision"):  # torch refuses a mixture of these switches and the older ones
             return [(matmul, "fp32_precision", "ieee"), (cudnn.conv, "fp32_precision", "ieee")]
         return [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
 
@@ -80,5 +88,9 @@ _no_tf32 = _NoTF32()
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:
-    """The type long sums are kept in: float64, but for Apple's GPUs, which have none."""
+    """The data type of long sums: float64, or float32 on Apple's GPUs, which have no float64.
+
+    Args:
+        device: the device of the sums.
+    """
     return torch.float32 if device.type == "mps" else torch.float64

@@ -8,10 +8,10 @@ __all__ = ["rank_of"]
 
 
 def rank_of(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
-    """This process's rank and the number of ranks: 0 and 1 without a process group.
+    """The rank of this process, and the number of ranks. Without a process group: 0 and 1.
 
     Args:
-        group: the default group where None.
+        group: a process group. Default: the group of all processes.
 
     Raises:
         ValueError: when this process is not in the group.

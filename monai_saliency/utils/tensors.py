@@ -1,4 +1,4 @@
-"""Tensors with and without meta data, on the device and on the host."""
+"""Tensors with and without meta data, on the device and in the memory of the host."""
 
 from __future__ import annotations
 
@@ -12,21 +12,28 @@ __all__ = ["plain", "to_host", "with_meta_of"]
 
 
 def plain(value: Any) -> Any:
-    """The plain tensor of a MetaTensor, on the same memory; anything else as it is."""
+    """The plain tensor of a MetaTensor, which shares its memory. Anything else is returned unchanged."""
     return value.as_tensor() if isinstance(value, MetaTensor) else value
 
 
 def with_meta_of(image: torch.Tensor, values: torch.Tensor) -> MetaTensor:
-    """A MetaTensor of other values with meta data like an image's, where that has any, but of its own."""
-    taken = MetaTensor(plain(values)).copy_meta_from(image)
-    # MONAI copies the outermost level alone, so that an edit of one affine would move the other.
-    taken.__dict__ = deepcopy(taken.__dict__)
-    return taken
+    """A MetaTensor of other values with a copy of an image's meta data.
+
+    Args:
+        image: a MetaTensor. A plain tensor has no meta data to copy.
+        values: the new values.
+    """
+    copied = MetaTensor(plain(values)).copy_meta_from(image)
+    # MONAI copies only the outermost level: both tensors would share one affine.
+    copied.__dict__ = deepcopy(copied.__dict__)
+    return copied
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in the host's memory. From CUDA it is on its way: wait for a moment noted after this call, as
-    :class:`monai_saliency.utils.timing.Moment` does, before reading it.
+    """A tensor in the memory of the host.
+
+    A copy from CUDA may not have arrived yet: make a :class:`monai_saliency.utils.timing.Timestamp` after this call,
+    and wait for it before reading the copy.
     """
-    # Other devices promise nothing of a copy that does not wait.
+    # Only CUDA defines when a copy that does not wait can be read.
     return tensor.detach().to("cpu", non_blocking=tensor.is_cuda)

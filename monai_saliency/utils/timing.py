@@ -1,4 +1,4 @@
-"""How much of a run's time the network was at work."""
+"""Timestamps of a device, and the share of a run's time in which its network ran."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from typing import Any
 import torch
 from monai.inferers import Inferer
 
-__all__ = ["BusyMeter", "Moment"]
+__all__ = ["BusyMeter", "Timestamp"]
 
 
-class Moment:
-    """A point in time on a device: on CUDA, when the work given to it so far is done, and nothing waits for that.
+class Timestamp:
+    """A point in time on a device. Making one never waits for the device.
+
+    Example::
+
+        start = Timestamp(device)
+        output = network(images)
+        seconds = Timestamp(device).seconds_since(start)
 
     Args:
-        device: whose work is timed. Others than CUDA are timed by the clock.
+        device: on CUDA, the timestamp is the time when the device has finished all work it was given so far. On other
+            devices it is the time now.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,16 +38,16 @@ class Moment:
             self._clock = time.perf_counter()
 
     def wait(self) -> None:
-        """Return when the device is past it. Other threads go on."""
+        """Wait until the device has reached the timestamp. Other threads continue."""
         if self._event is not None:
             self._event.synchronize()
 
     def passed(self) -> bool:
-        """Whether the device is past it."""
+        """Whether the device has reached the timestamp."""
         return self._event is None or self._event.query()
 
-    def seconds_since(self, earlier: Moment) -> float:
-        """Seconds from an earlier moment of the same device to this one; waits until this one has passed."""
+    def seconds_since(self, earlier: Timestamp) -> float:
+        """Seconds from an earlier timestamp of the same device to this one. Waits until this one has passed."""
         if self._event is None or earlier._event is None:
             return self._clock - earlier._clock
         self.wait()
@@ -48,36 +55,41 @@ class Moment:
 
 
 class BusyMeter:
-    """Adds up when the network runs.
+    """Sums the time in which a network runs.
 
-    Counted is the time from the start to the end of each call of an inferer that :meth:`watch` gave, on CUDA as the
-    device saw it. For an inferer that calls the network many times, as ``SlidingWindowInferer`` does, what it does
-    between them counts as well.
+    Sums the time spent in each call of a watched inferer; on CUDA, the time of the device. If the inferer calls the
+    network several times, as ``SlidingWindowInferer`` does, its own work between these calls counts as well.
 
     Attributes:
-        images: that went through the network.
+        images: how many images went through the network.
     """
 
     def __init__(self) -> None:
         self.images = 0
         self._busy = 0.0
-        self._first: Moment | None = None
-        self._last: Moment | None = None
-        self._pending: deque[tuple[Moment, Moment]] = deque()
+        self._first: Timestamp | None = None
+        self._last: Timestamp | None = None
+        self._pending: deque[tuple[Timestamp, Timestamp]] = deque()
 
     @contextmanager
     def call(self, batch: torch.Tensor) -> Iterator[None]:
         """Count what runs inside as one call of the network on a batch ``(n, ...)``."""
-        start = Moment(batch.device)
+        start = Timestamp(batch.device)
         yield
-        self.add(start, Moment(batch.device), len(batch))
+        self.add(start, Timestamp(batch.device), len(batch))
 
     def watch(self, inferer: Inferer) -> Inferer:
-        """An inferer that does the same, and whose calls are counted."""
+        """An inferer with the same results, whose calls are timed."""
         return _Watched(inferer, self)
 
-    def add(self, start: Moment, end: Moment, images: int) -> None:
-        """Count a call that went from one moment to another, later ones last."""
+    def add(self, start: Timestamp, end: Timestamp, images: int) -> None:
+        """Add one call. Calls must be added in the order of their times.
+
+        Args:
+            start: when the call began.
+            end: when the call ended.
+            images: how many images the network was given.
+        """
         self.images += images
         self._first = self._first or start
         self._last = end
@@ -92,7 +104,7 @@ class BusyMeter:
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds from the start of the first call to the end of the last; 0 where there was none."""
+        """Seconds from the start of the first call to the end of the last one. 0 without any call."""
         return self._last.seconds_since(self._first) if self._first and self._last else 0.0
 
     def _fold(self, wait: bool) -> None:
@@ -115,7 +127,7 @@ class _Watched(Inferer):
         self.meter = meter
 
     def __call__(self, inputs: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
-        # A batch, as a tensor or as a list of images, or several batches by name.
+        # One batch, as a tensor or as a list of images, or a dictionary of batches.
         batch = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
         batch = batch if isinstance(batch, torch.Tensor) else batch[0][None].expand(len(batch), *batch[0].shape)
         with self.meter.call(batch):

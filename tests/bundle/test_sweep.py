@@ -170,20 +170,20 @@ def test_names_of_folders(tmp_path: Path) -> None:
 
 
 def test_the_plot_shows_every_setting(tmp_path: Path) -> None:
-    """Points that lie on each other are told by one text, and what is not complete is hollow."""
+    """With its number, and hollow where it is not complete."""
     for seed in range(40):
         write(tmp_path / f"method=rise,seed={seed}", "ct", A if seed < 38 else B, 11, seed < 39)
     write(tmp_path / "method=rise,seed=39", "more", B, 11, True)
     figure = plot_sweep(gather(tmp_path, "method=rise,seed=0"))
     hits, agreement = figure.axes
-    assert sorted(text.get_text() for text in hits.texts) == ["1-39", "40"]
-    assert sorted(text.get_text() for text in agreement.texts) == ["1-38", "39-40"]
-    hollow = [line.get_markerfacecolor() == "white" for line in agreement.lines]
-    assert hollow == [True] * 39 + [False]
+    for ax in (hits, agreement):
+        assert [text.get_text() for text in ax.texts] == [str(number) for number in range(1, 41)]
+    points = [line for line in agreement.lines if len(line.get_xdata())]
+    np.testing.assert_allclose([line.get_ydata()[0] for line in points], [1] * 38 + [0.5, 0.5], atol=1e-6)
+    assert [line.get_markerfacecolor() == "white" for line in points] == [True] * 39 + [False]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names[0] == "1 seed 0 (1 missing)"
-    assert names[39] == "40 seed 39"
-    assert figure.get_suptitle() == "method rise"
+    assert names[0] == "1 method=rise,seed=0 (1 missing)"
+    assert names[39] == "40 method=rise,seed=39"
 
 
 def test_a_sweep_that_has_come_to_nothing_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +196,7 @@ def test_a_sweep_that_has_come_to_nothing_yet(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_errors_say_what_to_do(sweep: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere is no folder: give the one below which"):
+    with pytest.raises(ValueError, match="nowhere is not a folder: give the folder with"):
         gather(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="holds no settings: folders named id=value,id=value"):
         gather(sweep / "logs")

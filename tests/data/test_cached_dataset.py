@@ -889,7 +889,7 @@ def count_images() -> int:
 
 
 def test_arguments(cohort: Path) -> None:
-    with pytest.raises(ValueError, match="`cache` must be one of none, memory, disk, lmdb, window, got 'ram'"):
+    with pytest.raises(ValueError, match=r"`cache` must be one of \['disk', .*\], got 'ram'"):
         dataset(cohort, "ram")
     for cache in ("disk", "lmdb"):
         with pytest.raises(ValueError, match="needs `cache_dir`"):

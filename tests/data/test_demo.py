@@ -268,7 +268,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     [
         ({"num_scans": 0}, r"`num_scans` must be in \[1, 100000\], got 0"),
         ({"num_scans": 2, "seed": -1}, "`seed` must be at least 0, got -1"),
-        ({"num_scans": 2, "section": "imagesTs"}, "`section` must be 'training' or 'test', got 'imagesTs'"),
+        ({"num_scans": 2, "section": "imagesTs"}, r"`section` must be one of \['test', 'training'\], got 'imagesTs'"),
     ],
 )
 def test_wrong_settings(settings: dict, message: str, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_regions_come_from_label_maps() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"split": "images"}, "must be one of auto, cases, masks, got 'images'"),
+        ({"split": "images"}, r"must be one of \['auto', 'cases', 'masks'\], got 'images'"),
         ({"rank": 1}, "give `rank` and `world_size`, or neither: got 1 and None"),
         ({"rank": 2, "world_size": 2}, r"`rank` must be in \[0, 2\), the number of processes, got 2"),
         ({"rank": 0, "world_size": 0}, "`world_size` must be a whole number of at least 1, got 0"),

@@ -382,7 +382,7 @@ class TestBatchExplainer:
             torch.testing.assert_close(row["saliency"].as_tensor(), drop * (organs > 0))
 
     def test_refusals(self) -> None:
-        with pytest.raises(ValueError, match="`split` must be cases or masks, got 'auto'"):
+        with pytest.raises(ValueError, match=r"`split` must be one of \['cases', 'masks'\], got 'auto'"):
             BatchExplainer(Network(), rise(), "auto")
         with pytest.raises(KeyError, match="image"):
             BatchExplainer(Network(), rise())({"scan": images(1)})

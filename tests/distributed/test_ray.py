@@ -303,7 +303,7 @@ def test_calls_are_of_one_part_each() -> None:
         ({"num_cpus": 0}, "`num_cpus` must be a number above 0, got 0"),
         ({"num_gpus": -1}, "`num_gpus` must be a number above 0, got -1"),
         ({"cases_per_call": 0}, "`cases_per_call` must be a whole number of at least 1, got 0"),
-        ({"split": "scans"}, "`split` must be one of auto, cases, masks, got 'scans'"),
+        ({"split": "scans"}, r"`split` must be one of \['auto', 'cases', 'masks'\], got 'scans'"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], match: str) -> None:

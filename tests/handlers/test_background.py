@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack
 
@@ -19,7 +22,7 @@ def held(log: list, name: object) -> ExitStack:
 
 
 def left() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "Background"]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("Background")]
 
 
 def test_pieces_run_in_order_and_close_what_they_hold() -> None:
@@ -42,7 +45,7 @@ def test_submitting_waits_for_room() -> None:
 
     background.submit(wait, ExitStack())
     background.submit(lambda: log.append("second"), ExitStack())
-    assert len(left()) == 2
+    assert len(left()) == 1
     third = threading.Thread(target=background.submit, args=(lambda: log.append("third"), ExitStack()))
     third.start()
     third.join(0.2)
@@ -100,14 +103,11 @@ def test_what_is_held_stays_the_callers_where_nothing_was_handed_over(monkeypatc
     go, log = threading.Event(), []
     background = Background(limit=1)
     background.submit(lambda: go.wait(WAIT), ExitStack())  # type: ignore[arg-type, return-value]
-    join = threading.Thread.join
 
-    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-        join(thread, timeout)
+    def interrupted(pieces: object) -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    monkeypatch.setattr("monai_saliency.handlers.background.wait", interrupted)
     with pytest.raises(KeyboardInterrupt), held(log, "claim") as claim:
         background.submit(lambda: log.append("never"), claim)
     monkeypatch.undo()
@@ -115,3 +115,19 @@ def test_what_is_held_stays_the_callers_where_nothing_was_handed_over(monkeypatc
     go.set()
     background.finish()
     assert log == ["closed claim"]
+
+
+def test_a_program_that_ends_without_waiting_completes_its_work() -> None:
+    code = """
+import time
+from contextlib import ExitStack
+from monai_saliency.handlers.background import Background
+background = Background(limit=3)
+for piece in range(3):
+    background.submit(lambda: (time.sleep(0.3), print("piece")), ExitStack())
+raise SystemExit("ended")
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (ended.returncode, ended.stdout) == (1, "piece\n" * 3)
+    assert ended.stderr.splitlines()[-1] == "ended"

@@ -253,7 +253,7 @@ class TestSlidingWindowMasks:
     def test_errors_of_sizes_in_mm(self) -> None:
         with pytest.raises(ValueError, match="need the image's voxel sizes, which are unknown"):
             bind(SlidingWindowMasks(5.5, unit="mm"), 8, 8)
-        with pytest.raises(ValueError, match="`unit` must be 'voxel' or 'mm', got 'cm'"):
+        with pytest.raises(ValueError, match=r"`unit` must be one of \['mm', 'voxel'\], got 'cm'"):
             SlidingWindowMasks(5, unit="cm")
         with pytest.raises(ValueError, match=r"`window_size` must be a number above 0, got \[3, -1\]"):
             SlidingWindowMasks([3, -1], unit="mm")

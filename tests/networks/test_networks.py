@@ -54,24 +54,23 @@ def test_none_loads_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda w: w.pop("0.bias"), r"1 missing \(0.bias\)"),
-        (lambda w: w.update(extra=torch.zeros(1)), r"1 not in the network \(extra\)"),
-        (lambda w: w.update({"2.bias": torch.zeros(5)}), r"1 of another shape \(2.bias \(5,\) for \(2,\)\)"),
+        (lambda w: w.pop("0.bias"), r'Missing key\(s\) in state_dict: "0.bias"'),
+        (lambda w: w.update(extra=torch.zeros(1)), r'Unexpected key\(s\) in state_dict: "extra"'),
+        (lambda w: w.update({"2.bias": torch.zeros(5)}), r"size mismatch for 2.bias: .*\[5\].*\[2\]"),
         (
             lambda w: [w.update({f"old.{name}": w.pop(name)}) for name in list(w)],
-            r"9 missing \(0.weight, 0.bias, 1.weight, ...\); 9 not in the network \(old.0.weight, .*, ...\)",
+            r'Missing key\(s\) in state_dict: "0.weight", .*Unexpected key\(s\) in state_dict: "old.0.weight"',
         ),
     ],
     ids=["missing", "surplus", "shape", "renamed"],
 )
-def test_a_misfit_lists_names_and_loads_nothing(tmp_path: Path, change: Any, match: str) -> None:
+def test_a_misfit_names_the_file_what_to_do_and_the_keys(tmp_path: Path, change: Any, match: str) -> None:
     weights = network(seed=1).state_dict()
     change(weights)
     torch.save(weights, tmp_path / "w.pt")
-    fresh = network()
-    with pytest.raises(ValueError, match=rf"w.pt does not fit the network Sequential: {match}.*Set network_def"):
-        load_checkpoint(fresh, tmp_path / "w.pt")
-    assert same(fresh, network())
+    hint = r"w.pt does not fit the network Sequential\. Set network_def to the network that the checkpoint was trained"
+    with pytest.raises(ValueError, match=rf"(?s){hint} with\. .*{match}"):
+        load_checkpoint(network(), tmp_path / "w.pt")
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-import torch
-from monai.data import MetaTensor
+import pytest
 
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.arguments import check_option
 
 
-class TestPlain:
-    def test_a_meta_tensors_own_memory(self) -> None:
-        image = MetaTensor(torch.zeros(2, 3))
-        tensor = plain(image)
-        assert type(tensor) is torch.Tensor
-        tensor[1, 2] = 7
-        assert image[1, 2] == 7
+class TestCheckOption:
+    def test_the_name_or_what_is_held_under_it(self) -> None:
+        assert check_option("unit", "mm", ("voxel", "mm")) == "mm"
+        assert check_option("measure", "cosine", {"cosine": 1, "distance": 2}) == 1
 
-    def test_anything_else_as_it_is(self) -> None:
-        for value in (torch.ones(3), [MetaTensor(torch.ones(1))], None):
-            assert plain(value) is value
+    @pytest.mark.parametrize("value", ["rize", "", None, 3, ["rise"]])
+    def test_the_error_names_the_parameter_and_the_value(self, value: object) -> None:
+        with pytest.raises(ValueError, match=r"^`method` must be one of \['occlusion', 'rise'\], got ") as caught:
+            check_option("method", value, {"rise": 1, "occlusion": 2})
+        assert str(caught.value).endswith(f"got {value!r}")

@@ -17,7 +17,7 @@ import monai_saliency as ms
 from monai_saliency.cases import Case
 from monai_saliency.targets import BoundTarget
 from monai_saliency.utils import timing
-from monai_saliency.utils.timing import BusyMeter, Moment
+from monai_saliency.utils.timing import BusyMeter, Timestamp
 
 
 def test_share_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +97,9 @@ def test_on_a_gpu_the_devices_time_counts() -> None:
     """Not the time that it takes to give it work: a few ms there, against the time of a network that waits."""
     device = torch.device("cuda")
     cycles = int(2e8)
-    start = Moment(device)
+    start = Timestamp(device)
     torch.cuda._sleep(cycles)
-    alone = Moment(device).seconds_since(start)
+    alone = Timestamp(device).seconds_since(start)
     meter = BusyMeter()
     inferer = meter.watch(SimpleInferer())
 
