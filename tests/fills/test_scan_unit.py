@@ -113,12 +113,12 @@ class TestScanUnitFillOfCases:
         fill, _ = in_network_units(-1000, ct, step)
         assert fill == 0.0
         with pytest.raises(
-            ValueError, match=r"ScaleIntensityRangePercentilesd makes of -777\.25 cannot be told exactly"
+            ValueError, match=r"the value of -777\.25 after ScaleIntensityRangePercentilesd is not known exactly"
         ):
             in_network_units(-777.25, ct, step)
 
     def test_steps_that_mix_voxels_are_refused(self, ct: str) -> None:
-        with pytest.raises(ValueError, match="what GaussianSmoothd makes of -1000 cannot be told exactly"):
+        with pytest.raises(ValueError, match="the value of -1000 after GaussianSmoothd is not known exactly"):
             in_network_units(-1000, ct, GaussianSmoothd("image", 1.0))
         with pytest.raises(ValueError, match="RandGaussianNoised is random"):
             in_network_units(-1000, ct, RandGaussianNoised("image", prob=1.0))

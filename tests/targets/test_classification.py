@@ -108,7 +108,7 @@ class TestClassScore:
             ([3], LOGITS, r"case ct_7: class 3 is out of range: the network gives 3 classes.*\[0, 2\]"),
             ([0, -1], LOGITS, r"case ct_7: class -1 is out of range"),
             ([0], torch.zeros(1, 3, 2, 3), r"case ct_7: .*\(B, 3, 2, 3\); use RegionScore for a segmentation"),
-            ([0], torch.zeros(1), r"case ct_7: ClassScore reads one row of class scores an image"),
+            ([0], torch.zeros(1), r"case ct_7: ClassScore reads one row of class scores per image"),
             (
                 [0],
                 {"logits": LOGITS},
@@ -151,7 +151,7 @@ class TestPositiveClasses:
         assert list(ClassScore("positive", "none").bind(output, FLAT).labels) == [1, 3]
 
     def test_errors(self) -> None:
-        with pytest.raises(CaseError, match=r"case ct_7: no class scores above one half \(the highest: 0.119\)"):
+        with pytest.raises(CaseError, match=r"case ct_7: no class scores above 0.5 \(the highest: 0.119\)"):
             ClassScore("positive", "sigmoid").bind(torch.tensor([[-3.0, -2.0]]), FLAT)
         with pytest.raises(CaseError, match=r"compares probabilities .* lie in \[-3, 2\]; use activation='sigmoid'"):
             ClassScore("positive", "none").bind(self.OUTPUT, FLAT)

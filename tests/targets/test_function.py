@@ -28,7 +28,7 @@ class TestFunctionScore:
     @pytest.mark.parametrize(
         ("function", "match"),
         [
-            (lambda output: output.sum(), r"\(B, K\), one row an image; it gave shape \(\) for 1 images"),
+            (lambda output: output.sum(), r"\(B, K\), one row per image; it gave shape \(\) for 1 images"),
             (lambda output: output[0], r"it gave shape \(3,\) for 1 images"),
             (lambda output: output[:, None, :], r"it gave shape \(1, 1, 3\)"),
             (lambda output: 0.5, "it gave a float"),
@@ -43,11 +43,11 @@ class TestFunctionScore:
         with pytest.raises(CaseError, match=r"case ct_7: .*it gave shape \(4, 3\) for 2 images"):
             bound(LOGITS.expand(2, -1))
         bound = FunctionScore(lambda output: output[:, : len(output)]).bind(LOGITS, FLAT)
-        with pytest.raises(CaseError, match="case ct_7: `function` gave 2 scores an image, and 1 for the unperturbed"):
+        with pytest.raises(CaseError, match="case ct_7: `function` gave 2 scores per image, and 1 for the unperturbed"):
             bound(LOGITS.expand(2, -1))
 
     def test_wrong_settings(self) -> None:
         with pytest.raises(ValueError, match="`function` must be a function of the network's output, got 3"):
             FunctionScore(3)
-        with pytest.raises(CaseError, match="case ct_7: `function` gave 3 scores an image for 1 `labels`"):
+        with pytest.raises(CaseError, match="case ct_7: `function` gave 3 scores per image for 1 `labels`"):
             FunctionScore(lambda output: output, ["a"]).bind(LOGITS, FLAT)

@@ -134,7 +134,7 @@ class TestComponents:
             RegionScore(0, "sigmoid", components=5, min_size=4).bind(self.logits(), self.CASE)
 
     def test_wrong_settings(self) -> None:
-        with pytest.raises(ValueError, match="`components` are those of a region"):
+        with pytest.raises(ValueError, match="`components` are parts of a region"):
             RegionScore(0, "none", "all", components=2)
         with pytest.raises(ValueError, match="`components` must be a whole number of at least 1"):
             RegionScore(0, "none", components=0)

@@ -65,7 +65,7 @@ class TestRegionScore:
         target = RegionScore(1, "none", region=labels)
         scores = [float(target.bind(self.OUTPUT, Case("ct", FLAT.image, i))(self.OUTPUT)) for i in range(3)]
         assert scores == [2.0, 6.0, 4.0]
-        with pytest.raises(CaseError, match="case ct: `region` holds 3 label maps, one an image"):
+        with pytest.raises(CaseError, match="case ct: `region` holds 3 label maps, but needs one per image"):
             target.bind(self.OUTPUT, Case("ct", FLAT.image, 3))
 
     def test_3d_by_hand(self) -> None:
