@@ -1,4 +1,15 @@
-"""How scores and masks become a map."""
+"""How scores and masks become a saliency map.
+
+An estimator is a pure function of the scores. A :class:`ScoreState` collects the scores of one case.
+
+=============  ======================================================================================
+module         map
+=============  ======================================================================================
+``base``       the contract: :class:`Estimator` and :class:`ScoreState`
+``rise``       the average score while a voxel is kept, for random masks
+``occlusion``  the average drop of the score while a voxel is hidden, for windows and regions
+=============  ======================================================================================
+"""
 
 from monai_saliency.estimators.base import Estimator, ScoreState
 from monai_saliency.estimators.occlusion import OcclusionScoring

@@ -1,9 +1,8 @@
-"""How scores and masks become a map.
+"""The contract of estimators: a map from the scores of N masks, an array ``(N, K)``.
 
-The scores of N masks, an array ``(N, K)`` with the masks' seed and settings, are all that a map needs. An estimator
-is therefore a pure function of scores, and :class:`ScoreState`, what a run accumulates, stores nothing else: no
-image, no full-size mask and no partial sum. Ranges of masks merge in any order to the same state, and so to the same
-map, and the memory of a state does not depend on the image.
+An estimator is a pure function of scores and masks. :class:`ScoreState` collects the scores of a run. It stores no
+image, no full-size mask and no partial sum, so its memory does not depend on the image. Scores of different ranges of
+masks can be merged in any order and give the same state, and so the same map.
 """
 
 from __future__ import annotations
@@ -33,6 +32,16 @@ class ScoreState:
         indices: the masks of all rounds so far, in order, N of them.
         scores: ``(N, K)``, zero where a mask is not scored yet.
         seen: bool ``(N,)``, which masks are scored.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import OcclusionScoring, SlidingWindowMasks
+        >>> masks = SlidingWindowMasks((1, 2), (1, 2)).bind(torch.zeros(1, 1, 6))
+        >>> state = OcclusionScoring().start(masks, torch.tensor([5.0]))
+        >>> state.update(range(3), torch.tensor([[5.0], [1.0], [4.0]]))
+        >>> state.compute().tolist()  # hiding the second window takes 4 of the score, the third 1
+        [[[0.0, 0.0, 4.0, 4.0, 1.0, 1.0]]]
     """
 
     def __init__(self, estimator: Estimator, masks: BoundMasks, reference_scores: torch.Tensor) -> None:
@@ -64,7 +73,7 @@ class ScoreState:
         """Take the scores ``(n, K)`` of ``rows``.
 
         Raises:
-            ValueError: when the shape of ``scores`` does not fit.
+            ValueError: when ``scores`` has another shape.
         """
         expected = (len(rows), self.scores.shape[1])
         if tuple(scores.shape) != expected:
@@ -76,10 +85,10 @@ class ScoreState:
         self.seen[places] = True
 
     def merge(self, other: ScoreState) -> None:
-        """Take the scores of another state of the same case, which has scored other masks.
+        """Add the scores of another state of the same case.
 
         Raises:
-            ValueError: when the other state has other masks, or another number of explained values.
+            ValueError: when the other state has other masks or another number of explained values.
         """
         if other.scores.shape != self.scores.shape or other.masks.key != self.masks.key:
             raise ValueError(
@@ -90,10 +99,13 @@ class ScoreState:
         self.update(rows, other.scores[rows])
 
     def compute(self) -> torch.Tensor:
-        """The map ``(K, *spatial)`` of the scores so far, or ``(K * C, *spatial)``: see :class:`Estimator`.
+        """Make the map from the scores known so far.
+
+        Returns:
+            the map, as :meth:`Estimator.compute` returns it.
 
         Raises:
-            ValueError: when no mask is scored.
+            ValueError: when no score is known.
         """
         indices, scores = self.indices, self.scores
         if not bool(self.seen.all()):
@@ -123,40 +135,40 @@ def _check_round(masks: BoundMasks, found: Sequence[int], before: Sequence[int])
 
 
 class Estimator(ABC):
-    """Settings of an estimator.
+    """The settings of an estimator. A subclass implements :meth:`compute`.
 
-    Where each channel has masks of its own, it has a map of its own, which is what the estimator makes of the channel's
-    masks. Maps of several explained values lie one after the other: all channels of the first, then of the second.
+    Where each channel has its own masks, each channel gets its own map, made from the channel's masks alone. Maps are
+    ordered by explained value, then by channel: all channels of the first value, all channels of the second, ...
     """
 
     def start(self, masks: BoundMasks, reference_scores: torch.Tensor) -> ScoreState:
-        """An empty state for one case, given its masks and the unperturbed image's scores ``(K,)``."""
+        """An empty state for one case, from its masks and the scores ``(K,)`` of its unperturbed image."""
         return ScoreState(self, masks, reference_scores)
 
     @abstractmethod
     def compute(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        """The map of a set of scores.
+        """Make the map from scores.
 
         Args:
-            masks: the case's masks.
-            indices: which masks were scored, n of them.
-            scores: ``(n, K)``.
-            reference_scores: ``(K,)``, of the unperturbed image.
+            masks: the masks of the case.
+            indices: the indices of the n masks that were scored.
+            scores: ``(n, K)``, one row per scored mask.
+            reference_scores: ``(K,)``, the scores of the unperturbed image.
 
         Returns:
-            ``(K, *spatial)``, or ``(K * C, *spatial)`` where channels have masks of their own, in the masks' precision,
-            on the masks' device. Its unit is the score's, and nothing is normalised to a range. Positive where the
-            image supports the score.
+            the map ``(K, *spatial)``, or ``(K * C, *spatial)`` where each channel has its own masks, in the masks'
+            precision and on their device. It is in the score's unit and not normalised. Positive values mean that the
+            image supports the score there.
         """
 
 
 def with_ones(weights: torch.Tensor) -> torch.Tensor:
-    """Weights ``(n, K + 1)``, the last of which count the masks."""
+    """Weights ``(n, K)`` with a further column of ones, ``(n, K + 1)``; its weighted sum is the sum of the masks."""
     return torch.cat([weights, weights.new_ones(len(weights), 1)], dim=1)
 
 
 def split_coverage(sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the first K weights, and what the last one, made of the masks."""
+    """Split sums ``(K + 1, ...)`` weighted by :func:`with_ones` into the K weighted sums and the sum of the masks."""
     return sums[:-1], sums[-1]

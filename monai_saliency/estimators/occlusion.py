@@ -1,4 +1,4 @@
-"""Occlusion: the mean drop of the score while a voxel is hidden."""
+"""Occlusion: the average drop of the score while a voxel is hidden."""
 
 from __future__ import annotations
 
@@ -15,11 +15,20 @@ __all__ = ["OcclusionScoring"]
 
 
 class OcclusionScoring(Estimator):
-    """The mean drop of the score while a voxel is hidden (Zeiler and Fergus, ECCV 2014; xaitk-saliency's
-    ``OcclusionScoring``).
+    """The average drop of the score while a voxel is hidden (Zeiler and Fergus, ECCV 2014, section 4.2).
 
-    With f the score, f0 that of the unperturbed image and M the mask: ``sum((f0 - f) * (1 - M)) / sum(1 - M)`` voxel
-    by voxel, and 0 where no mask hides the voxel.
+    With f the score, f0 the score of the unperturbed image and M the mask, the map is, voxel by voxel,
+    ``sum((f0 - f) * (1 - M)) / sum(1 - M)``, and 0 where no mask hides the voxel. It is in the score's unit. A constant
+    network gives a map of zeros. xaitk-saliency's ``OcclusionScoring`` is this map, scaled to [-1, 1].
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore, OcclusionScoring, PerturbationInferer, SlidingWindowMasks
+        >>> explain = PerturbationInferer(SlidingWindowMasks(1), ClassScore([0], "none"), OcclusionScoring())
+        >>> image = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+        >>> explain(image, lambda x: x.flatten(1).sum(1, keepdim=True)).tolist()  # the score is the sum of the image
+        [[[[1.0, 2.0], [3.0, 4.0]]]]
     """
 
     def compute(
@@ -30,10 +39,11 @@ class OcclusionScoring(Estimator):
 
 
 def _sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-    """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``, masks streamed, and those that
-    hide a small box in that box only.
+    """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``.
 
-    Not from the sum of the masks, of which what no mask hides would leave a rest.
+    Masks that each hide one box are added inside that box only; others are rendered a few at a time. The sum is not
+    computed as ``sum_i weights[i, k] - sum_i weights[i, k] * M_i``: rounding would leave small values where no mask
+    hides the voxel.
     """
     sums = masks.zero_sums(weights)
     weights = weights.to(masks.device, masks.dtype)

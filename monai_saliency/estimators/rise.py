@@ -8,6 +8,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator, split_coverage, with_ones
 from monai_saliency.masks.base import BoundMasks
+from monai_saliency.utils.arguments import probability
 
 __all__ = ["RISEScoring"]
 
@@ -15,19 +16,37 @@ __all__ = ["RISEScoring"]
 class RISEScoring(Estimator):
     """The average score while a voxel is kept (RISE: Petsiuk et al., BMVC 2018, equation 6).
 
-    With f the score and M the mask over n masks: ``sum(f * M) / (n * E[M])``, where E[M] is the masks' mean value.
-    A map of this plain form is read relative to its own mean. With ``p1`` it is debiased (Hatakeyama et al., ACCV
-    2020): ``sum(f * (M - p1)) / (n * p1)``, how much keeping a voxel raises the score above the average perturbed
-    score, centred at zero; of a voxel in no region, which no mask hides, it says 0. Both are xaitk-saliency's
-    ``RISEScoring`` up to a constant factor, which it replaces by scaling every map to [-1, 1].
+    f is the score of a mask M, and there are n masks.
+
+    - Plain form (``p1=0``): ``sum(f * M) / (n * E[M])``, where E[M] is the mean value of the masks. Read such a map
+      relative to its own mean.
+    - Debiased form (``p1`` above 0; Hatakeyama et al., ACCV 2020): ``sum(f * (M - p1)) / (n * p1)``. It is centred at
+      zero, and says how far keeping a voxel raises the score above the average perturbed score. Voxels in no region,
+      which no mask hides, are 0.
+
+    Both are in the score's unit. xaitk-saliency's ``RISEScoring`` gives the same maps, scaled to [-1, 1].
 
     Args:
-        p1: the masks' probability of keeping a cell, in [0, 1]; 0 for the plain form.
+        p1: probability in [0, 1] with which the masks keep a cell or region, for the debiased form; 0 for the plain
+            form.
+
+    Raises:
+        ValueError: when ``p1`` is not in [0, 1].
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import RISEMasks, RISEScoring
+        >>> masks = RISEMasks(num_masks=200, grid_size=4).bind(torch.zeros(1, 16, 16))
+        >>> scores = masks.render(range(200))[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
+        >>> state = RISEScoring(p1=0.5).start(masks, torch.tensor([1.0]))
+        >>> state.update(range(200), scores)
+        >>> state.compute().shape, divmod(int(state.compute().argmax()), 16)
+        (torch.Size([1, 16, 16]), (2, 2))
     """
 
     def __init__(self, p1: float = 0.0) -> None:
-        if not 0 <= p1 <= 1:
-            raise ValueError(f"`p1` must be in [0, 1], got {p1}")
+        probability("p1", p1)
         self.p1 = float(p1)
 
     def compute(
@@ -39,11 +58,11 @@ class RISEScoring(Estimator):
             weighted -= self.p1 * total.reshape(-1, *[1] * (weighted.ndim - 1))
             weighted /= self.p1 * len(indices)
             if masks.regions is not None:
-                # What lies in no region is kept by every mask, not by a share p1 of them: nothing is known of it.
+                # All masks keep the voxels in no region, not a fraction p1 of them, so nothing is known about these.
                 weighted[..., masks.regions.index == 0] = 0
         else:
             weighted, coverage = split_coverage(masks.weighted_sum(indices, with_ones(scores)))
             kept = coverage.mean(dim=tuple(range(1, coverage.ndim)), keepdim=True)
-            # Masks that keep nothing have nothing to say of any voxel.
+            # Masks that keep nothing say nothing about any voxel.
             weighted = torch.where(kept > 0, weighted / kept, weighted)
         return weighted.flatten(0, 1).to(masks.dtype)

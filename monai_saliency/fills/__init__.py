@@ -1,8 +1,16 @@
 """What replaces a hidden voxel.
 
-A fill is any callable that takes images ``(B, C, *spatial)`` and returns a tensor of the same shape. It is called once
-for
-each case.
+A fill is any function that takes images ``(B, C, *spatial)`` in the network's input space and returns a tensor of the
+same shape. It is called once per case. A fill that also needs the case's file or labels is a :class:`CaseFill`.
+
+=============  ==========================================================================
+module         fill
+=============  ==========================================================================
+``base``       the contract of fills that depend on the case: :class:`CaseFill`
+``constant``   one value everywhere, or each channel's mean
+``blur``       the image itself, blurred
+``scan_unit``  one value in the scan's own unit, such as air at -1000 HU
+=============  ==========================================================================
 """
 
 from monai_saliency.fills.base import CaseFill

@@ -1,4 +1,4 @@
-"""What replaces a voxel, where that depends on the case."""
+"""The contract of fills that depend on the case."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ __all__ = ["CaseFill"]
 
 
 class CaseFill(ABC):
-    """A fill that depends on more than the image."""
+    """A fill that needs more than the image, such as the case's file. A subclass implements :meth:`bind`."""
 
     @abstractmethod
     def bind(self, case: Case) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The fill of one case.
+        """Make the fill of one case.
+
+        Args:
+            case: the case, with its unperturbed image.
+
+        Returns:
+            a function that takes images ``(B, C, *spatial)`` and returns a tensor of the same shape.
 
         Raises:
-            ValueError: when it cannot be told for this case.
+            ValueError: when this case has no such fill.
         """

@@ -1,4 +1,4 @@
-"""A fill that blurs."""
+"""The image itself, blurred."""
 
 from __future__ import annotations
 
@@ -14,14 +14,26 @@ __all__ = ["BlurFill"]
 
 
 class BlurFill:
-    """The image itself, blurred, so that structure goes and the local brightness stays (Fong and Vedaldi, ICCV 2017,
+    """The image, blurred by a Gaussian: structure is removed, local brightness stays (Fong and Vedaldi, ICCV 2017,
     section 4.1).
 
-    The kernel is cut at four standard deviations; beyond the border the edge voxel is repeated, so that borders do
-    not darken.
+    The Gaussian is cut off at four standard deviations. Beyond the border the edge voxel is repeated, so that borders
+    do not get darker.
 
     Args:
-        sigma: standard deviation of the Gaussian in voxels, one number or one per spatial axis.
+        sigma: standard deviation of the Gaussian in voxels, above 0, one number or one per spatial axis.
+
+    Raises:
+        ValueError: when ``sigma`` is not positive, or (when called) has not one number per spatial axis.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import BlurFill
+        >>> image = torch.zeros(1, 1, 5, 5)
+        >>> image[0, 0, 2, 2] = 1
+        >>> round(float(BlurFill(sigma=1.0)(image)[0, 0, 2, 2]), 3)  # 1 / (2 * pi * sigma ** 2)
+        0.159
     """
 
     def __init__(self, sigma: float | Sequence[float] = 5.0) -> None:
@@ -40,7 +52,7 @@ class BlurFill:
 
 
 def _gaussian_kernel(sigma: float) -> torch.Tensor:
-    # MONAI's gaussian_1d is float32 only, which would round the fill of a float64 image.
+    # MONAI's gaussian_1d computes in float32, which would round the fill of a float64 image.
     tail = int(4 * sigma + 0.5)
     offset = torch.arange(-tail, tail + 1, dtype=torch.float64)
     kernel = torch.exp(-0.5 * (offset / sigma) ** 2)

@@ -1,4 +1,4 @@
-"""Fills of one value."""
+"""Constant fills: a given value, or each channel's mean."""
 
 from __future__ import annotations
 
@@ -10,10 +10,23 @@ __all__ = ["ConstantFill", "MeanFill"]
 
 
 class ConstantFill:
-    """One value everywhere, in the units of the network's input (after normalisation, not the scan's own units).
+    """One value everywhere, in the unit of the network's input.
+
+    The value is the value after preprocessing. For a value in the scan's own unit, such as -1000 HU, use
+    :class:`~monai_saliency.ScanUnitFill`.
 
     Args:
-        value: one number, or one per channel.
+        value: one number for all channels, or one per channel.
+
+    Raises:
+        ValueError: when called, if there is not one value per channel.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ConstantFill
+        >>> ConstantFill([0.5, -1.0])(torch.zeros(1, 2, 1, 3)).tolist()
+        [[[[0.5, 0.5, 0.5]], [[-1.0, -1.0, -1.0]]]]
     """
 
     def __init__(self, value: float | Sequence[float] = 0.0) -> None:
@@ -29,7 +42,15 @@ class ConstantFill:
 
 
 class MeanFill:
-    """Each channel's mean over its image, background included."""
+    """The mean of each channel of each image, over all voxels including the background.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import MeanFill
+        >>> MeanFill()(torch.tensor([[[[1.0, 2.0, 6.0]]]])).tolist()
+        [[[[3.0, 3.0, 3.0]]]]
+    """
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         return images.mean(dim=tuple(range(2, images.ndim)), keepdim=True).expand_as(images)

@@ -1,4 +1,4 @@
-"""A fill in the scan's own unit."""
+"""One value in the scan's own unit, such as air at -1000 HU."""
 
 from __future__ import annotations
 
@@ -20,20 +20,44 @@ __all__ = ["ScanUnitFill"]
 
 
 class ScanUnitFill(CaseFill):
-    """One value in the scan's own units (air at -1000 HU), taken to the network's input space as the scan was.
+    """One value in the scan's own unit (such as air at -1000 HU), converted to the network's input space.
 
-    The case's file is preprocessed once more, and the value follows it step by step. Steps of geometry leave it as it
-    is. What a step of intensities makes of it is read off the step's own doing, and the scan's statistics stay the
-    scan's: where the step treats each voxel alone (``ScaleIntensityRanged``, ``ThresholdIntensityd``, most
-    ``Lambdad``), from the step run on some of the scan's voxels and the value; where it looks at the whole scan
-    (``NormalizeIntensityd``, ``ScaleIntensityd``), from voxels that hold the value, or else from the line on which
-    the step put the scan's voxels (but for those of value 0, which ``nonzero=True`` leaves). A step for which none of
-    this holds is refused.
+    For each case, the preprocessing runs once more on the case's file, and the value is converted step by step:
+
+    - Steps that only move voxels (resampling, cropping, padding) leave the value unchanged.
+    - Steps that treat each voxel alone (``ScaleIntensityRanged``, ``ThresholdIntensityd``, most ``Lambdad``) are run on
+      the value, beside some of the scan's voxels.
+    - Steps that use statistics of the scan (``NormalizeIntensityd``, ``ScaleIntensityd``) are not run on the value,
+      which would change the statistics. The new value is read from voxels that had the value before, or from the
+      straight line on which the step puts the scan's voxels (without voxels of 0, which ``nonzero=True`` leaves
+      unchanged).
+
+    Other steps are refused.
 
     Args:
-        value: one number, or one per channel, in the units of the file (after its slope and intercept).
-        transform: the preprocessing, a dictionary pipeline that begins with ``LoadImaged``.
-        key: where its items hold the image.
+        value: one number for all channels, or one per channel, in the unit of the file (after its slope and
+            intercept).
+        transform: the preprocessing: a dictionary pipeline that begins with ``LoadImaged``.
+        key: the pipeline's key of the image.
+
+    Raises:
+        ValueError: from :meth:`bind`, when the file is unknown or cannot be preprocessed again, when ``transform`` does
+            not give the explained image, when a step is random, or when the value after a step is not known exactly.
+
+    Example::
+
+        >>> import tempfile, nibabel, numpy, torch
+        >>> from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, ScaleIntensityRanged
+        >>> from monai_saliency import ClassScore, ScanUnitFill, sliding_window
+        >>> load = [LoadImaged("image"), EnsureChannelFirstd("image")]
+        >>> preprocessing = Compose([*load, ScaleIntensityRanged("image", -1000, 1000, 0, 1)])
+        >>> explain = sliding_window(2, target=ClassScore([0], "none"), fill=ScanUnitFill(-500, preprocessing))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     nibabel.save(nibabel.Nifti1Image(numpy.zeros((4, 4, 4)), numpy.eye(4)), f"{folder}/ct.nii")
+        ...     image = preprocessing({"image": f"{folder}/ct.nii"})["image"]
+        ...     maps = explain(image[None], lambda x: x.flatten(1).sum(1, keepdim=True))
+        >>> float(maps[0, 0, 1, 1, 1])  # eight voxels of 0 HU (0.5) become -500 HU (0.25)
+        2.0
     """
 
     def __init__(
@@ -56,7 +80,10 @@ class ScanUnitFill(CaseFill):
             if self.key not in getattr(step, "keys", (self.key,)) or getattr(step, "only_checks", False):
                 continue
             if isinstance(step, RandomizableTrait):
-                raise ValueError(f"{type(step).__name__} is random, so a fill in the scan's own units has no one value")
+                raise ValueError(
+                    f"{type(step).__name__} is random, so a fill in the scan's own units would have another value each "
+                    "time; give the fill in the network's input space (ConstantFill)"
+                )
             before = item[self.key]
             try:
                 item = self._run(step, item)
@@ -80,7 +107,7 @@ class ScanUnitFill(CaseFill):
         return ConstantFill(values.expand(len(case.image)).tolist())
 
     def _run(self, step: Any, item: dict[Hashable, Any]) -> dict[Hashable, Any]:
-        """One step on the image alone, which it may not change in place."""
+        """Run one step on the image alone. The step gets a copy, so that it cannot change the image in place."""
         image = item[self.key]
         if isinstance(step, MapTransform):
             step = copy.copy(step)
@@ -88,7 +115,7 @@ class ScanUnitFill(CaseFill):
         return step({self.key: image.clone() if isinstance(image, torch.Tensor) else image})
 
     def _follow(self, step: Any, before: torch.Tensor, after: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """The (C,) values after a step of intensities that took ``before`` to ``after``, both ``(C, *spatial)``."""
+        """The values ``(C,)`` after a step that changed intensities ``before`` to ``after``, both ``(C, *spatial)``."""
         if len(values) not in (1, len(before)):
             raise ValueError(
                 f"`value` must be one number or one per channel, got {len(values)} for {len(before)} channels"
@@ -107,17 +134,25 @@ class ScanUnitFill(CaseFill):
         ]
         if None in followed:
             raise ValueError(
-                f"what {type(step).__name__} makes of {self.value} cannot be told exactly: no voxel of the scan has "
-                "this value, and the step is neither one of single voxels nor linear; give the fill in the network's "
-                "input space (ConstantFill)"
+                f"the value of {self.value} after {type(step).__name__} is not known exactly: no voxel of the scan has "
+                "this value, and the step is neither linear nor computed voxel by voxel; give the fill in the "
+                "network's input space (ConstantFill)"
             )
         return torch.tensor(followed, dtype=torch.float64)
 
     def _of_few_voxels(
         self, step: Any, x: torch.Tensor, y: torch.Tensor, values: torch.Tensor, ndim: int
     ) -> torch.Tensor | None:
-        """What a step that treats each voxel alone makes of the values; None where some voxels of ``x``, taken out of
-        the scan, come out differently from ``y``.
+        """The values ``(C,)`` after a step that treats each voxel alone.
+
+        None for other steps: those that turn some voxels of the scan, given alone, into something else than in ``y``.
+
+        Args:
+            step: the step.
+            x: ``(C, voxels)``, the scan before the step.
+            y: ``(C, voxels)``, the scan after it.
+            values: ``(C,)``, the values before it.
+            ndim: number of axes of the image with its channel axis.
         """
         picks = torch.cat([torch.linspace(0, x.shape[1] - 1, 62).long(), x.argmin(dim=1), x.argmax(dim=1)])
         kind = x.dtype if x.is_floating_point() else torch.float32
@@ -125,7 +160,7 @@ class ScanUnitFill(CaseFill):
         few = few.reshape(*few.shape, *[1] * (ndim - 2))
         try:
             out = torch.as_tensor(self._run(step, {self.key: MetaTensor(few)})[self.key])
-        except Exception:  # a step that needs a whole scan may fail on a few voxels in its own way
+        except Exception:  # a step that needs a whole scan may fail on a few voxels, with any exception
             return None
         expected = y[:, picks].double()
         if out.shape != few.shape or not _close(out.flatten(1)[:, :-1].double(), expected):
@@ -134,7 +169,7 @@ class ScanUnitFill(CaseFill):
 
 
 def _is_geometry(step: Any, before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether a step moved voxels, or left all as it was, and changed no intensities."""
+    """Whether a step changed no intensities: it moved voxels or did nothing."""
     if isinstance(step, LazyTrait) or before.shape != after.shape:
         return True
     affines = [image.affine for image in (before, after) if isinstance(image, MetaTensor)]
@@ -142,7 +177,7 @@ def _is_geometry(step: Any, before: torch.Tensor, after: torch.Tensor) -> bool:
 
 
 def _on_scan(x: torch.Tensor, y: torch.Tensor, value: float) -> float | None:
-    """What a value becomes under a step that took a channel's voxels ``x`` to ``y``; None where they do not tell it."""
+    """A value after a step that turned a channel's voxels ``x`` into ``y``; None if the voxels do not determine it."""
     same = x == value
     if bool(same.any()):
         found = y[same]
@@ -159,5 +194,5 @@ def _on_scan(x: torch.Tensor, y: torch.Tensor, value: float) -> float | None:
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal to what single precision leaves of a line through numbers of this size."""
+    """Whether two tensors agree up to the float32 rounding of a line through numbers of this size."""
     return bool((a - b).abs().max() <= 1e-5 * b.abs().max())

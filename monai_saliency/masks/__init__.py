@@ -1,4 +1,20 @@
-"""Where the image is perturbed."""
+"""Where the image is perturbed.
+
+A mask is 1 where the image is kept and 0 where the fill replaces it. :class:`Masks` holds a user's settings;
+:meth:`Masks.bind` fits them to one image and returns :class:`BoundMasks`, which renders the masks a few at a time.
+
+==================  ===========================================================================================
+module              masks
+==================  ===========================================================================================
+``base``            the contract: :class:`Masks` and :class:`BoundMasks`
+``rise``            random smooth grids, for RISE
+``sliding_window``  boxes that slide over the image, for occlusion
+``patch_window``    boxes on the grid of a sliding-window inferer's patches: fewer patches are run again
+``region``          whole regions: organs of a label map, an atlas, or supervoxels
+``supervoxels``     regions made from the image itself
+``channel``         masks for each channel, for maps of each modality
+==================  ===========================================================================================
+"""
 
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks

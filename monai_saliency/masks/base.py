@@ -1,9 +1,9 @@
-"""Where an image is perturbed: masks that are 1 where the image is kept and 0 where it is replaced.
+"""The contract of masks: settings that :meth:`Masks.bind` fits to one image, and the masks of that image.
 
-A mask generator holds the user's settings only. :meth:`Masks.bind` fits it to one image and gives
-:class:`BoundMasks`, which draws the small *codes* of its masks on the CPU and renders full-size masks from them,
-a few at a time, on any device. Mask ``i`` depends on the seed, ``i`` and the spatial shape, and on nothing else, so
-any division of the work over batches, workers or ranks perturbs the image in the same ways.
+:class:`BoundMasks` draws a small *code* for each mask on the CPU (a window's corner, the bits of a grid) and renders
+full-size masks from the codes, a few at a time, on any device. Mask ``i`` depends only on the seed, ``i``, the spatial
+shape and what the masks are bound to. So every division of the work over batches, workers or ranks uses the same
+masks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ __all__ = ["BoundMasks", "Masks"]
 
 
 class Masks(ABC):
-    """Settings of a family of masks."""
+    """The settings of a family of masks. A subclass implements :meth:`bind`.
+
+    A mask is 1 where the image is kept and 0 where the fill replaces it.
+    """
 
     @abstractmethod
     def bind(
@@ -31,23 +34,28 @@ class Masks(ABC):
         """Fit the masks to one image.
 
         Args:
-            image: ``(C, *spatial)``, 2D or 3D. Its spatial shape, device and precision are read; its voxels only by
-                masks that are made of its regions.
-            labels: the case's label map ``(1, *spatial)``, for masks that are made of regions.
-            spacing: voxel sizes in mm, one per axis, for masks whose sizes are given in mm.
+            image: ``(C, *spatial)``, 2D or 3D. Most masks read only its spatial shape, device and precision; masks of
+                supervoxels read its voxels too.
+            labels: the case's label map ``(1, *spatial)``, whole numbers. Needed by masks of a label map's regions,
+                not read by others.
+            spacing: voxel sizes in mm, one per spatial axis. Needed by masks whose sizes are in mm.
+
+        Returns:
+            the masks of this image.
 
         Raises:
-            ValueError: when the masks do not fit the image, or need what is not given.
+            ValueError: when the masks do not fit the image, or when needed labels or voxel sizes are missing.
         """
 
 
 @dataclass(frozen=True)
 class Regions:
-    """The regions of one image.
+    """The regions of one image: organs of a label map, or supervoxels.
 
     Attributes:
-        values: the regions' labels, ascending.
-        index: int32 ``(*spatial)``: each voxel's place in ``values``, counted from 1; 0 where it is in no region.
+        values: the label of each region, ascending.
+        index: int32 ``(*spatial)``, the region of each voxel: its position in ``values``, counted from 1. 0 for voxels
+            in no region.
     """
 
     values: list[int]
@@ -55,14 +63,14 @@ class Regions:
 
 
 class BoundMasks(ABC):
-    """The masks of one image.
+    """The masks of one image. ``len(bound)`` is the number of masks.
 
     Attributes:
         spatial_shape: the image's spatial shape.
-        device: where :meth:`render` puts masks unless told otherwise.
-        dtype: float64 for a float64 image, else float32.
-        key: all that decides the masks: equal keys, equal masks.
-        channels: how many channels have masks of their own; None where a mask is the same for all of them.
+        device: the image's device, where :meth:`render` puts masks by default.
+        dtype: float64 for a float64 image, otherwise float32.
+        key: everything that decides the masks: objects with equal keys have equal masks.
+        channels: the number of channels, where each channel has its own mask; None where one mask serves all channels.
     """
 
     key: tuple
@@ -75,7 +83,7 @@ class BoundMasks(ABC):
 
     @property
     def regions(self) -> Regions | None:
-        """The regions that masks hide as a whole; None for masks of other kinds."""
+        """The regions that the masks hide as a whole; None for masks that are not made of regions."""
         return None
 
     @abstractmethod
@@ -108,35 +116,35 @@ class BoundMasks(ABC):
 
     @abstractmethod
     def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        """The small descriptions that masks are rendered from, by name, each with one row a mask."""
+        """The codes of some masks: small arrays by name, with one row per mask, from which masks are rendered."""
 
     @abstractmethod
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        """Masks ``(n, channels or 1, *spatial)`` in [0, 1] of n codes."""
+        """Render masks ``(n, channels or 1, *spatial)`` in [0, 1] from n codes."""
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        """What :meth:`_render` gives inside a box; masks that can make it without the rest override this."""
+        """The part inside a box of what :meth:`_render` gives. Override this where a part can be rendered alone."""
         everywhere = (slice(None), slice(None), *box)
         return self._render(codes, device)[everywhere]
 
     def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray] | None:
-        """What masks do inside a box, so that work on parts of an image is done once for masks that agree there.
+        """Say which masks agree inside a box, so that work on this part of the image is done once for all of them.
 
         Args:
-            indices: which masks, n of them.
+            indices: the indices of n masks.
             box: one slice with start and stop for each spatial axis, inside the image.
 
         Returns:
-            bool ``(n,)``, whether a mask hides any voxel of the box, and integers ``(n, width)``, whose rows are equal
-            for masks that are equal inside the box, and for no others among those that hide something there. None,
-            the default, where nothing is known, or where each mask is another in every box.
+            two arrays. The first, bool ``(n,)``: whether a mask hides any voxel of the box. The second, integers
+            ``(n, width)``: of two masks that hide something in the box, the rows are equal exactly when the masks are
+            equal inside the box. None, the default, where masks cannot say this, or where no two masks agree.
         """
         return None
 
     def hidden_boxes(self, indices: Sequence[int]) -> list[Box] | None:
-        """The box that each mask hides whole, keeping all else: one slice with start and stop for each spatial axis.
+        """The box that each mask hides, one slice with start and stop for each spatial axis.
 
-        None, the default, where masks hide anything else.
+        None, the default, for masks that do anything but hide one box completely and keep the rest.
         """
         return None
 
@@ -146,16 +154,16 @@ class BoundMasks(ABC):
         device: torch.device | str | None = None,
         box: Box | None = None,
     ) -> torch.Tensor:
-        """Full-size masks, or their part inside a box.
+        """Render full-size masks, or the part of them inside a box.
 
         Args:
-            indices: which masks, each in ``[0, len(self))``; a ``range`` is cheapest.
-            device: where to; the bound image's device by default.
+            indices: the indices of n masks, each in ``[0, len(self))``. A ``range`` is fastest.
+            device: where to render; :attr:`device` by default.
             box: one slice with start and stop for each spatial axis; the whole image by default.
 
         Returns:
-            ``(n, 1, *spatial)`` in [0, 1], or ``(n, C, *spatial)`` where channels have masks of their own: 1 where the
-            image is kept.
+            ``(n, 1, *spatial)``, or ``(n, C, *spatial)`` where each channel has its own mask. Values lie in [0, 1]: 1
+            keeps the image, 0 hides it.
 
         Raises:
             IndexError: when an index is out of range.
@@ -172,16 +180,16 @@ class BoundMasks(ABC):
             return self._render(codes, device) if box is None else self._render_box(codes, box, device)
 
     def stream(self, indices: Sequence[int], max_elements: int = 2**23) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Render many masks a few at a time.
+        """Render many masks, a few at a time.
 
-        The chunks depend on ``indices`` and the spatial shape only, so that sums over them repeat to the bit.
+        The chunks depend only on ``indices`` and the spatial shape, so that sums over them repeat to the bit.
 
         Args:
-            indices: which masks.
-            max_elements: the most mask voxels held at a time (one mask at the least).
+            indices: the masks' indices.
+            max_elements: the most mask voxels held at a time, though never less than one mask.
 
         Yields:
-            the slice of ``indices`` and its masks, as :meth:`render` gives them.
+            a slice of ``indices``, and the masks at these indices as :meth:`render` gives them.
         """
         size = max(1, (self.channels or 1) * int(np.prod(self.spatial_shape)))
         step = int(min(64, max(1, max_elements // size)))
@@ -190,16 +198,17 @@ class BoundMasks(ABC):
             yield chunk, self.render(indices[chunk])
 
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-        """Masks, each times its weight, summed up a few at a time.
+        """Sum of masks, each multiplied by its weight, computed a few masks at a time.
 
-        Sums are exact to the masks' precision a chunk, and in double across chunks.
+        The sum within a chunk has the masks' precision; the sum over chunks is in float64.
 
         Args:
-            indices: which masks, n of them.
-            weights: ``(n, K)``.
+            indices: the indices of n masks.
+            weights: ``(n, K)``, one row per mask.
 
         Returns:
-            ``(K, channels or 1, *spatial)``, in double where the device has it.
+            ``sum_i weights[i, k] * mask_i``, ``(K, channels or 1, *spatial)``, float64 (float32 on devices without
+            float64).
         """
         sums = self.zero_sums(weights)
         weights = weights.to(self.device, self.dtype)
@@ -209,18 +218,32 @@ class BoundMasks(ABC):
         return sums
 
     def zero_sums(self, weights: torch.Tensor) -> torch.Tensor:
-        """Zeros to add masks to, each times its weight: ``(K, channels or 1, *spatial)`` for weights ``(n, K)``, on
-        the masks' device, in double where the device has it.
+        """Zeros to add weighted masks to: ``(K, channels or 1, *spatial)`` for weights ``(n, K)``, on :attr:`device`,
+        float64 (float32 on devices without float64).
         """
         shape = (weights.shape[1], self.channels or 1, *self.spatial_shape)
         return torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)
 
 
 def random_rows(seed: int, indices: Sequence[int], width: int) -> np.ndarray:
-    """Rows ``indices`` of the endless table of draws from [0, 1) that ``default_rng(seed).random((n, width))`` begins.
+    """Random numbers in [0, 1): the rows ``indices`` of ``default_rng(seed).random((n, width))`` with n large enough.
+
+    A row costs the same however large its index is, and never depends on which other rows are drawn.
+
+    Args:
+        seed: seed of the table.
+        indices: row indices, at least 0.
+        width: numbers in a row.
 
     Returns:
-        ``(len(indices), width)``.
+        float64 ``(len(indices), width)``.
+
+    Example::
+
+        >>> random_rows(0, [2], 3).shape
+        (1, 3)
+        >>> bool((random_rows(0, [2], 3) == np.random.default_rng(0).random((9, 3))[2]).all())
+        True
     """
     rows = np.empty((len(indices), width))
     if isinstance(indices, range) and indices.step == 1:
@@ -228,7 +251,7 @@ def random_rows(seed: int, indices: Sequence[int], width: int) -> np.ndarray:
     else:
         runs = [(row, index, 1) for row, index in enumerate(indices)]
     for row, index, count in runs:
-        # One double takes one step of PCG64, so any row of the seed's stream is reached without the earlier ones.
+        # One float64 takes one step of PCG64, so any row is reached without drawing the earlier ones.
         stream = np.random.PCG64(seed).advance(int(index) * width)
         rows[row : row + count] = np.random.Generator(stream).random((count, width))
     return rows

@@ -1,11 +1,12 @@
-"""Masks of a scan's channels, so that a map says which modality mattered, and where.
+"""Masks for each channel, so that maps show which modality mattered, and where.
 
-A multi-modal scan holds its modalities (T1, T1c, T2, FLAIR) as channels. Here a mask is ``(C, *spatial)``, and every
-channel gets a map of its own. Maps of channels add up to the map of all channels hidden together only where the score
-is a sum over the channels; a network that needs two modalities at once falls for either, and their maps overlap.
+A multi-modal scan holds its modalities (T1, T1c, T2, FLAIR) as channels. Here a mask is ``(C, *spatial)``, and each
+channel gets its own map. The maps of the channels add up to the map of all channels hidden together only if the score
+is a sum over channels. If the network needs two modalities at once, hiding either lowers the score, and both maps show
+it.
 
-MC-RISE (Hatakeyama et al., ACCV 2020), which tells colours apart too, is another method: all its masks hide all
-channels, and its maps say which of several *fills* a score is sensitive to.
+MC-RISE (Hatakeyama et al., ACCV 2020) is a different method. All its masks hide all channels, and its maps show to
+which of several *fills* a score is sensitive.
 """
 
 from __future__ import annotations
@@ -23,13 +24,24 @@ __all__ = ["ChannelMasks", "IndependentChannelMasks"]
 
 
 class ChannelMasks(Masks):
-    """Every mask of another family, on one channel at a time: C times as many, the others kept whole.
+    """Masks that hide one channel at a time. Each mask of another family is applied to every channel in turn.
 
-    For windows, and for regions hidden in turn, with :class:`~monai_saliency.OcclusionScoring`. Mask i is the other
-    family's mask ``i // C`` on channel ``i % C``.
+    Mask i applies the other family's mask ``i // C`` to channel ``i % C`` and keeps the other channels, so there are C
+    times as many masks. Use with windows, or with regions hidden in turn, and
+    :class:`~monai_saliency.OcclusionScoring`.
 
     Args:
-        masks: the other family.
+        masks: the other family, such as :class:`~monai_saliency.SlidingWindowMasks`. Its masks must serve all channels.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ChannelMasks, SlidingWindowMasks
+        >>> bound = ChannelMasks(SlidingWindowMasks((1, 2), (1, 2))).bind(torch.zeros(2, 1, 4))
+        >>> bound.render(range(4)).shape  # 2 windows on each of 2 channels
+        torch.Size([4, 2, 1, 4])
+        >>> bound.render([1])[0, :, 0].tolist()  # the first window, on the second channel
+        [[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]]
     """
 
     def __init__(self, masks: Masks) -> None:
@@ -42,17 +54,24 @@ class ChannelMasks(Masks):
 
 
 class IndependentChannelMasks(Masks):
-    """Random masks drawn for each channel on its own: one forward tells of all channels.
+    """Random masks drawn independently for each channel, so that one forward gives information on all channels.
 
-    For :class:`~monai_saliency.RISEMasks` and random coalitions of regions, with
-    :class:`~monai_saliency.RISEScoring`. Mask i has the other family's mask ``i * C + c`` on channel c, so there are as
-    many masks as the other family names, and more of one seed continue the fewer.
+    Mask i has the other family's mask ``i * C + c`` on channel c, so there are as many masks as ``masks.num_masks``.
+    With the same seed, more masks begin with the same masks as fewer. Use with :class:`~monai_saliency.RISEMasks` or
+    random coalitions of regions, and :class:`~monai_saliency.RISEScoring`.
 
     Args:
-        masks: the other family.
+        masks: the other family. It must have ``num_masks`` random masks.
 
     Raises:
-        ValueError: when its masks are not drawn at random.
+        ValueError: when the other family's masks are not drawn at random.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import IndependentChannelMasks, RISEMasks
+        >>> IndependentChannelMasks(RISEMasks(5, grid_size=3)).bind(torch.zeros(4, 9, 8)).render(range(5)).shape
+        torch.Size([5, 4, 9, 8])
     """
 
     def __init__(self, masks: Any) -> None:
@@ -72,7 +91,7 @@ class IndependentChannelMasks(Masks):
 
 
 class _BoundMasksOfChannels(BoundMasks):
-    """Masks ``(C, *spatial)`` made of another family's ``(1, *spatial)``."""
+    """Masks ``(C, *spatial)`` made from masks ``(1, *spatial)`` of another family."""
 
     def __init__(self, base: BoundMasks, image: torch.Tensor) -> None:
         super().__init__(image)
@@ -94,7 +113,7 @@ class _BoundChannelMasks(_BoundMasksOfChannels):
         return len(self.base) * self.channels
 
     def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        """Those of the other family's masks, and ``channel`` int ``(n,)``."""
+        """The other family's codes, and ``channel``, int ``(n,)``: the channel that each mask hides a part of."""
         which, channel = np.divmod(np.asarray(indices, dtype=int), self.channels)
         return {**self.base.codes(which.tolist()), "channel": channel}
 
@@ -111,7 +130,7 @@ class _BoundIndependentChannelMasks(_BoundMasksOfChannels):
         return len(self.base) // self.channels
 
     def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        """Those of the other family's masks, each ``(n, C, ...)``."""
+        """The other family's codes, with an axis for the channels: ``(n, C, ...)``."""
         if isinstance(indices, range) and indices.step == 1:
             rows: Sequence[int] = range(indices.start * self.channels, indices.stop * self.channels)
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,21 +13,29 @@ from monai_saliency.masks.sliding_window import BoundSlidingWindowMasks, Sliding
 from monai_saliency.utils.arguments import whole_numbers
 from monai_saliency.utils.patch_grid import PatchGrid
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["PatchWindowMasks"]
 
 
 class PatchWindowMasks(Masks):
-    """Windows beside each other on the grid of an inferer's patches, each of which therefore touches the fewest.
+    """Windows side by side on the grid of an inferer's patches, so that each window touches as few patches as possible.
 
-    A window is as large as the step from patch to patch, and the first lies in the first patch's corner: with half
-    overlap each touches two patches along an axis, where windows of that size elsewhere touch up to three.
+    A window's edge is the step between two patches, and the first window starts at the first patch's corner. With half
+    overlap a window touches two patches along each axis; a window of this size elsewhere touches up to three.
 
     Args:
-        inferer: the inferer, whose patch size and overlap count.
-        divide: windows for each step along each axis, for finer maps.
+        inferer: the sliding-window inferer. Its ``roi_size`` and ``overlap`` place the windows.
+        divide: number of windows per step along each axis, at least 1. More give a finer map.
+
+    Raises:
+        ValueError: when ``divide`` is less than 1, or (from ``bind``) when the inferer does not fit the image.
+
+    Example::
+
+        >>> import torch
+        >>> from monai.inferers import SlidingWindowInferer
+        >>> masks = PatchWindowMasks(SlidingWindowInferer(roi_size=(4, 4), overlap=0.5))
+        >>> len(masks.bind(torch.zeros(1, 8, 8)))  # windows of 2 x 2 voxels
+        16
     """
 
     def __init__(self, inferer: SlidingWindowInferer, divide: int = 1) -> None:
@@ -40,7 +47,7 @@ class PatchWindowMasks(Masks):
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
         step = PatchGrid(self.inferer, image.shape[1:]).step
-        # A patch that is larger than the image has a step that is too.
+        # The step of a patch that is larger than the image is larger than the image too.
         window = [min(-(-s // self.divide), n) for s, n in zip(step, image.shape[1:], strict=True)]
         return _BoundPatchWindowMasks(SlidingWindowMasks(window, window), image, spacing)
 

@@ -1,4 +1,4 @@
-"""Masks made of regions: organs of a label map, or supervoxels."""
+"""Masks that hide whole regions: organs of a label map, or supervoxels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks, Regions, random_rows
-from monai_saliency.utils.arguments import whole_numbers
+from monai_saliency.utils.arguments import probability, whole_numbers
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.tensors import plain
 
@@ -17,17 +17,33 @@ __all__ = ["RegionMasks"]
 
 
 class RegionMasks(Masks):
-    """Masks that hide whole regions: organs, the regions of an atlas, supervoxels. 2D and 3D.
+    """Masks that hide whole regions: organs, the regions of an atlas, or supervoxels. 2D and 3D.
 
-    A region is the voxels of one label other than 0, and label 0 is always kept. A mask is a *coalition*: which regions
-    are kept, the others being hidden.
+    A region is all voxels of one label. Label 0 is not a region and is always kept. A mask is a *coalition*: some
+    regions are kept, the others are hidden.
 
     Args:
-        num_masks: how many random coalitions; None for as many masks as there are regions, each hiding one of them.
+        num_masks: number of random coalitions; None for one mask per region, which hides that region alone.
         p1: probability in [0, 1] that a region is kept in a random coalition.
-        seed: of random coalitions. More masks of one seed continue the fewer.
-        regions: makes the label map ``(1, *spatial)`` of an image ``(C, *spatial)`` and its voxel sizes in mm (None
-            where they are unknown), as :class:`~monai_saliency.Supervoxels` does; by default it is the case's own.
+        seed: seed of the random coalitions. With the same seed, more masks begin with the same masks as fewer.
+        regions: function that makes the label map ``(1, *spatial)`` from an image ``(C, *spatial)`` and its voxel sizes
+            in mm (None if unknown), such as :class:`~monai_saliency.Supervoxels`. By default the case's label map is
+            used.
+
+    Raises:
+        ValueError: for settings out of range, and (from ``bind``) when the case has no label map, or when the label map
+            has another shape than the image, values that are not whole numbers, or no label but 0.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import RegionMasks
+        >>> labels = torch.tensor([[[0, 5, 5], [2, 2, 9]]])
+        >>> bound = RegionMasks().bind(torch.zeros(1, 2, 3), labels)
+        >>> bound.values
+        [2, 5, 9]
+        >>> bound.render([1])[0, 0].tolist()  # hides label 5
+        [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
     """
 
     def __init__(
@@ -40,8 +56,7 @@ class RegionMasks(Masks):
         if num_masks is not None:
             whole_numbers("num_masks", num_masks, 1)
         whole_numbers("seed", seed, 0)
-        if not 0 <= p1 <= 1:
-            raise ValueError(f"`p1` must be in [0, 1], got {p1}")
+        probability("p1", p1)
         self.num_masks = None if num_masks is None else int(num_masks)
         self.p1 = float(p1)
         self.seed = int(seed)
@@ -64,8 +79,8 @@ class BoundRegionMasks(BoundMasks):
     """The masks of one label map.
 
     Attributes:
-        values: the regions' labels, ascending.
-        index: int32 ``(*spatial)``: each voxel's place in ``values``, counted from 1; 0 where it is always kept.
+        values: see :class:`~monai_saliency.masks.base.Regions`.
+        index: see :class:`~monai_saliency.masks.base.Regions`.
     """
 
     def __init__(self, masks: RegionMasks, image: torch.Tensor, labels: torch.Tensor) -> None:

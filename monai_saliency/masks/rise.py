@@ -1,4 +1,4 @@
-"""Random grids, stretched to the image: the masks of RISE."""
+"""Random smooth masks: small random grids, stretched to the image (RISE)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks, random_rows
-from monai_saliency.utils.arguments import per_axis, whole_numbers
+from monai_saliency.utils.arguments import per_axis, probability, whole_numbers
 from monai_saliency.utils.precision import exact_arithmetic
 
 __all__ = ["RISEMasks"]
@@ -17,23 +17,35 @@ __all__ = ["RISEMasks"]
 class RISEMasks(Masks):
     """Random smooth masks of RISE (Petsiuk et al., BMVC 2018, section 3.2), in 2D and 3D.
 
-    A mask is a small grid of cells, each kept with probability ``p1``, stretched linearly to slightly more than the
-    image and cropped at a random shift of up to one cell. Grids and shifts are drawn as xaitk-saliency's ``RISEGrid``
-    draws them in 2D at ``threads=0``, where both packages give the same masks for a seed.
+    A mask starts as a small grid of cells, each kept with probability ``p1``. The grid is stretched linearly to
+    slightly more than the image, and cropped at a random shift of up to one cell. In 2D the masks equal those of
+    xaitk-saliency's ``RISEGrid`` for the same seed and ``threads=0``.
 
     Args:
-        num_masks: how many masks.
-        grid_size: cells along each axis, one number or one per axis.
+        num_masks: number of masks, at least 1.
+        grid_size: cells along each axis, one number or one per axis, at least 1.
         p1: probability in [0, 1] that a cell is kept.
-        seed: of all draws. More masks of one seed continue the fewer.
+        seed: seed of all draws, at least 0. With the same seed, more masks begin with the same masks as fewer.
+
+    Raises:
+        ValueError: for settings out of range, and (from ``bind``) when ``grid_size`` has not one number per axis.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import RISEMasks
+        >>> bound = RISEMasks(num_masks=100, grid_size=4).bind(torch.zeros(1, 32, 32, 16))
+        >>> bound.codes(range(100))["grid"].shape
+        (100, 4, 4, 4)
+        >>> bound.render(range(8)).shape
+        torch.Size([8, 1, 32, 32, 16])
     """
 
     def __init__(self, num_masks: int, grid_size: int | Sequence[int] = 8, p1: float = 0.5, seed: int = 0) -> None:
         whole_numbers("num_masks", num_masks, 1)
         whole_numbers("grid_size", grid_size, 1)
         whole_numbers("seed", seed, 0)
-        if not 0 <= p1 <= 1:
-            raise ValueError(f"`p1` must be in [0, 1], got {p1}")
+        probability("p1", p1)
         self.num_masks = int(num_masks)
         self.grid_size = grid_size
         self.p1 = float(p1)
@@ -52,7 +64,7 @@ class _BoundRISEMasks(BoundMasks):
         self.grid_shape = per_axis("grid_size", masks.grid_size, self.spatial_shape)
         self.cell_shape = tuple(-(-n // s) for n, s in zip(self.spatial_shape, self.grid_shape, strict=True))
         self.key = ("RISEMasks", self.seed, self.p1, self.num_masks, self.grid_shape, self.spatial_shape)
-        # The bounded integers of a stream cannot be reached at random, so all are drawn; they are a few bytes a mask.
+        # NumPy cannot jump within a stream of bounded integers, so all shifts are drawn now: a few bytes per mask.
         self.shifts = np.random.default_rng(self.seed).integers(
             0, self.cell_shape, size=(self.num_masks, len(self.cell_shape))
         )
@@ -68,15 +80,17 @@ class _BoundRISEMasks(BoundMasks):
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         stretched, last = self._all_but_last_axis(codes, device)
-        # The last axis makes the full-size masks; written last they need no copy to be contiguous.
+        # Stretching the last axis last makes the full-size masks contiguous without a copy.
         return (stretched @ last).reshape(-1, 1, *self.spatial_shape)
 
     def _all_but_last_axis(
         self, codes: dict[str, np.ndarray], device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two factors of n masks: ``(n, voxels of all axes but the last, cells)`` and ``(n, cells, last axis)``."""
+        """Two factors whose product is n masks: ``(n, voxels of all axes but the last, cells)`` and
+        ``(n, cells, voxels of the last axis)``.
+        """
         if device not in self._weights:
-            # Every window of a matrix is one shift: (shifts, cells, size).
+            # Each window of a matrix belongs to one shift: (shifts, cells, size).
             self._weights[device] = [
                 _stretch_weights(cells, cell, self.dtype).to(device).unfold(0, size, 1)
                 for cells, cell, size in zip(self.grid_shape, self.cell_shape, self.spatial_shape, strict=True)
@@ -95,7 +109,7 @@ class _BoundRISEMasks(BoundMasks):
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
         if weights.shape[1] > _FOLDED:
             return super().weighted_sum(indices, weights)
-        # A weighted sum of products of two factors is one product of matrices, so that no mask is ever written.
+        # A weighted sum of two-factor products is one matrix product, so full-size masks are never written.
         sums = self.zero_sums(weights)
         voxels = int(np.prod(self.spatial_shape[:-1]))
         step = int(min(64, max(1, 2**23 // (voxels * self.grid_shape[-1]))))
@@ -110,21 +124,21 @@ class _BoundRISEMasks(BoundMasks):
         return sums
 
 
-# With more weights than this, folding them into RISE's last axis costs more than writing the masks.
+# With more weights than this, folding them into the last axis costs more than writing the masks.
 _FOLDED = 4
 
 
 def _stretch_weights(cells: int, cell_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """The matrix ``((cells + 1) * cell_size, cells)`` that stretches a line of cells linearly.
+    """Matrix ``((cells + 1) * cell_size, cells)`` that stretches a line of cells linearly.
 
-    Voxel centres are half-way, and beyond the outer cell centres the line is mirrored without repeating its edge
-    cell (scikit-image's ``reflect``), as in ``RISEGrid``.
+    Positions are voxel centres. Beyond the outer cell centres the line is mirrored without repeating its edge cell
+    (scikit-image's ``reflect``), as in ``RISEGrid``.
     """
     size = (cells + 1) * cell_size
     position = (torch.arange(size, dtype=torch.float64) + 0.5) * cells / size - 0.5
     lower = position.floor().long()
     above = position - lower
-    # The larger weight is rounded, and the smaller one is what it leaves of 1, exactly. So no mask rounds to above 1.
+    # Only the larger weight is rounded, and the smaller one is exactly the rest of 1. So no mask rounds to above 1.
     larger = torch.maximum(above, 1 - above).to(dtype)
     upper = torch.where(above >= 0.5, larger, 1 - larger)
     weights = torch.zeros(size, cells, dtype=dtype)

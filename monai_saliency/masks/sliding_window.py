@@ -15,19 +15,36 @@ __all__ = ["SlidingWindowMasks"]
 
 
 class SlidingWindowMasks(Masks):
-    """Windows that slide over the image, each hiding one box (Zeiler and Fergus, ECCV 2014, section 4.2), 2D and 3D.
+    """Windows that slide over the image, in 2D and 3D. Each mask hides one box (Zeiler and Fergus, ECCV 2014, section
+    4.2).
 
-    Windows start every ``stride`` voxels along each axis, the whole row shifted by half of the last one's overhang
-    so that both borders are treated alike, and are cut at the border: the masks of xaitk-saliency's
-    ``SlidingWindow``, in its order (the last axis fastest).
+    Along each axis a window starts every ``stride`` voxels. All windows are then shifted by half of the last window's
+    overhang, so that both borders are treated alike, and cut at the border. The last axis changes fastest. In 2D these
+    are the masks of xaitk-saliency's ``SlidingWindow``, in the same order.
 
-    Sizes in mm are for anisotropic scans. On each axis they become the nearest whole number of the image's voxels (half
-    a voxel rounds up), and at least one: 20 mm are 20 x 20 x 4 voxels of 1 x 1 x 5 mm.
+    Use sizes in mm for anisotropic scans. Along each axis they are rounded to whole voxels (a half rounds up), at least
+    one: 20 mm become 20 x 20 x 4 voxels of 1 x 1 x 5 mm.
 
     Args:
-        window_size: the hidden box's edge, one number or one per axis.
-        stride: step, one number or one per axis; half of the window by default.
-        unit: of both: ``"voxel"`` or ``"mm"``.
+        window_size: edge of the hidden box in ``unit``, one number or one per axis.
+        stride: distance between the starts of two windows in ``unit``, one number or one per axis; by default half of
+            the window.
+        unit: unit of ``window_size`` and ``stride``, ``"voxel"`` or ``"mm"``.
+
+    Raises:
+        ValueError: for settings out of range, and (from ``bind``) when a window is larger than the image, when there is
+            not one size per axis, or when sizes are in mm and the voxel sizes are unknown.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import SlidingWindowMasks
+        >>> bound = SlidingWindowMasks(window_size=(1, 2), stride=(1, 2)).bind(torch.zeros(1, 1, 6))
+        >>> bound.render(range(3))[:, 0, 0].tolist()
+        [[0.0, 0.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]]
+        >>> scan = torch.zeros(1, 40, 40, 8)
+        >>> SlidingWindowMasks(20, unit="mm").bind(scan, spacing=(1.0, 1.0, 5.0)).window_shape
+        (20, 20, 4)
     """
 
     def __init__(
@@ -56,6 +73,13 @@ class SlidingWindowMasks(Masks):
 
 
 class BoundSlidingWindowMasks(BoundMasks):
+    """The windows of one image.
+
+    Attributes:
+        window_shape: a window's edges in voxels, one per spatial axis.
+        starts: for each axis the first voxel of each window, negative where the border cuts the window.
+    """
+
     def __init__(self, masks: SlidingWindowMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
         super().__init__(image)
         window = per_axis("window_size", masks.window_size, self.spatial_shape)
@@ -79,7 +103,7 @@ class BoundSlidingWindowMasks(BoundMasks):
         return int(np.prod([len(starts) for starts in self.starts]))
 
     def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        """``corner`` int ``(n, spatial_dims)``: each window's first voxel, negative where the border cuts it."""
+        """``corner``, int ``(n, spatial_dims)``: each window's first voxel, negative where the border cuts it."""
         along = np.unravel_index(np.asarray(indices, dtype=int), [len(starts) for starts in self.starts])
         return {"corner": np.stack([starts[i] for starts, i in zip(self.starts, along, strict=True)], axis=-1)}
 
@@ -103,7 +127,7 @@ class BoundSlidingWindowMasks(BoundMasks):
         for axis, (side, window) in enumerate(zip(box, self.window_shape, strict=True)):
             offset = torch.arange(side.start, side.stop, device=device) - corners[:, axis, None]
             outside = ((offset < 0) | (offset >= window)).to(self.dtype)
-            # A voxel is kept that is outside along any axis. Only the last axis makes full-size masks, in one pass.
+            # A voxel outside the window along any axis is kept. Only the last axis makes full-size masks, in one pass.
             outside = outside.reshape(len(corners), *(-1 if a == axis else 1 for a in range(len(box))))
             masks = torch.maximum(masks, outside)
         return masks.unsqueeze(1)

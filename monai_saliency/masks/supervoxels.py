@@ -1,4 +1,4 @@
-"""Regions that are made of the image itself."""
+"""Regions made from the image itself."""
 
 from __future__ import annotations
 
@@ -14,19 +14,28 @@ __all__ = ["Supervoxels", "whole_image"]
 
 
 class Supervoxels:
-    """Regions of similar brightness, made of the image itself (SLIC: Achanta et al., TPAMI 2012), in 2D and 3D.
+    """Regions of similar brightness, made from the image itself (SLIC: Achanta et al., TPAMI 2012), in 2D and 3D.
 
-    For :class:`~monai_saliency.RegionMasks`'s ``regions``. Every voxel is in one region, and equal images have equal
-    regions. They begin at seeds laid evenly over the voxels, and grow by distances in mm where voxel sizes are known.
-    Channels count alike, each scaled to [0, 1].
+    Give it as ``regions`` to :class:`~monai_saliency.RegionMasks`. Each voxel lies in exactly one region, and equal
+    images get equal regions. SLIC starts from seeds spread evenly over the voxels. Distances are in mm where voxel
+    sizes are known, otherwise in voxels. Each channel is first scaled to [0, 1], so that all channels weigh the same.
 
     Args:
-        num_regions: about how many; SLIC itself settles on the number.
-        compactness: what distance counts against brightness: higher, and regions are more alike in shape.
-        sigma: standard deviation in voxels (of a voxel of 1 mm where sizes are known) of the blur before.
+        num_regions: approximate number of regions, at least 1. SLIC may return fewer or more.
+        compactness: weight of distance against brightness. With higher values the regions become more alike in shape.
+        sigma: standard deviation of the Gaussian blur before SLIC, in mm where voxel sizes are known, otherwise in
+            voxels.
 
     Raises:
         OptionalImportError: when scikit-image is not installed.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import Supervoxels
+        >>> labels = Supervoxels(num_regions=8)(torch.full((1, 12, 12, 12), 4.0))
+        >>> labels.shape, labels.unique().tolist()
+        (torch.Size([1, 12, 12, 12]), [1, 2, 3, 4, 5, 6, 7, 8])
     """
 
     def __init__(self, num_regions: int = 100, compactness: float = 0.1, sigma: float = 0.0) -> None:
@@ -36,7 +45,15 @@ class Supervoxels:
         self.sigma = float(sigma)
 
     def __call__(self, image: torch.Tensor, spacing: Sequence[float] | None = None) -> torch.Tensor:
-        """The label map int64 ``(1, *spatial)``, regions counted from 1, of an image ``(C, *spatial)``."""
+        """Make the regions of one image.
+
+        Args:
+            image: ``(C, *spatial)``, 2D or 3D, on any device.
+            spacing: voxel sizes in mm, one per spatial axis; None if unknown.
+
+        Returns:
+            a label map, int64 ``(1, *spatial)``, on the image's device; regions are counted from 1.
+        """
         slic = require("skimage.segmentation", extra="regions").slic
         channels = image.flatten(1).cpu().double()
         low, high = channels.amin(dim=1, keepdim=True), channels.amax(dim=1, keepdim=True)
@@ -55,5 +72,8 @@ class Supervoxels:
 
 
 def whole_image(image: torch.Tensor, spacing: Sequence[float] | None = None) -> torch.Tensor:
-    """One region that is the whole image: the label map ``(1, *spatial)`` of an image ``(C, *spatial)``."""
+    """A label map ``(1, *spatial)`` with one region, the whole image, for an image ``(C, *spatial)``.
+
+    Give it as ``regions`` to :class:`~monai_saliency.RegionMasks`, to hide whole channels.
+    """
     return torch.ones_like(image[:1], dtype=torch.int64)

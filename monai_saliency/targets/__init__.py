@@ -1,7 +1,21 @@
 """Which number of the network's output is explained.
 
-A target holds the user's settings. :meth:`Target.bind` sees one case's unperturbed output and freezes what the
-question refers to (the predicted class, region or boxes), so that every perturbed output is asked the same.
+A :class:`Target` holds a user's settings. :meth:`Target.bind` reads the output of one unperturbed case and freezes what
+the question refers to: the predicted class, region or boxes. So every perturbed output is asked the same question.
+
+==================  ==============================================================================================
+module              what is explained
+==================  ==============================================================================================
+``base``            the contract: :class:`Target` and :class:`BoundTarget`, and checks of network outputs
+``classification``  classes of the whole image: :class:`ClassScore`
+``segmentation``    the probability of a region, or the Dice score: :class:`RegionScore`, :class:`DiceScore`
+``regions``         the region on the output's grid, for the targets of segmentations
+``detection``       boxes that a detector finds (D-RISE): :class:`DetectionScore`
+``regression``      predicted numbers: :class:`RegressionScore`
+``similarity``      embeddings and displacement fields: :class:`EmbeddingSimilarity`, :class:`FieldSimilarity`
+``function``        any number that a user's function computes: :class:`FunctionScore`
+``auto``            a target chosen from the output, for bundles of unknown task: ``AutoTarget``
+==================  ==============================================================================================
 """
 
 from monai_saliency.targets.base import BoundTarget, Target

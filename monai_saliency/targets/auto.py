@@ -1,4 +1,4 @@
-"""What a network's output says when nobody has said it: the target of a bundle whose task is not known beforehand."""
+"""A target chosen from the network's output and the bundle's postprocessing, for bundles whose task is unknown."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from monai_saliency.targets import (
     RegressionScore,
     Target,
 )
+from monai_saliency.targets.base import in_unit_interval, sums_to_one
 
 __all__ = ["AutoTarget", "Choice", "Reading", "finds_nothing", "read_postprocessing"]
 
 _MAX_MAPS = 10
-# Names of outputs that say what the network found, beside those that only help to.
-_TELLING = re.compile("pred|prob|class|cls|logit|seg|mask|out", re.IGNORECASE)
+# Names of outputs that hold a prediction, among outputs that hold features or other intermediate results.
+_PREDICTION = re.compile("pred|prob|class|cls|logit|seg|mask|out", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a bundle's postprocessing reads a prediction.
+    """What a bundle's postprocessing does with a prediction.
 
     Attributes:
-        activation: ``"softmax"`` or ``"sigmoid"``, where it applies one.
-        discrete: ``"argmax"`` or ``"threshold"``, where it makes labels.
+        activation: ``"softmax"`` or ``"sigmoid"``; None if it applies neither.
+        discrete: how it makes labels, ``"argmax"`` or ``"threshold"``; None if it does not.
     """
 
     activation: str | None = None
@@ -47,13 +48,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Choice:
-    """The target of one case.
+    """The target chosen for one case.
 
     Attributes:
-        target: which number is explained.
-        words: the same in words, with the reason.
-        path: the part of the output that it reads; all of it by None.
-        prepare: what is done to that part before.
+        target: the target.
+        words: what is explained and why, in words.
+        path: keys and indices, from the outside in, of the part of the output that the target reads; None for all.
+        prepare: applied to this part before the target reads it; None for nothing.
     """
 
     target: Target
@@ -62,16 +63,26 @@ class Choice:
     prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def read(self, output: Any) -> Any:
-        """The part of an output that the target reads."""
+        """The part of a network output that the target reads, prepared for it."""
         part = read(output, self.path)
         return part if self.prepare is None else self.prepare(part)
 
 
 def read_postprocessing(transform: Any) -> dict[Any, Reading]:
-    """The activations and label-making transforms in a postprocessing, by the key that they read.
+    """Find the activations and the label-making transforms in a bundle's postprocessing.
 
     Args:
-        transform: any transform, ``Compose`` or callable; array transforms count for ``"pred"``.
+        transform: the postprocessing: any transform, ``Compose`` or function, or None. Array transforms count for the
+            key ``"pred"``.
+
+    Returns:
+        what the postprocessing does, by the key of the prediction.
+
+    Example::
+
+        >>> from monai.transforms import Activationsd, AsDiscreted, Compose
+        >>> read_postprocessing(Compose([Activationsd("pred", softmax=True), AsDiscreted("pred", argmax=True)]))
+        {'pred': Reading(activation='softmax', discrete='argmax')}
     """
     readings: dict[Any, Reading] = {}
     for each in transform.flatten().transforms if isinstance(transform, Compose) else [transform]:
@@ -94,31 +105,35 @@ def read_postprocessing(transform: Any) -> dict[Any, Reading]:
 
 
 def _setting(transform: Any, name: str, index: int) -> Any:
+    """A setting of a transform for its key at ``index``."""
     value = getattr(transform, name, None)
     return value[index] if isinstance(value, (tuple, list)) else value
 
 
 class AutoTarget(Target):
-    """Explains what a network says of a case, whatever its task.
+    """Explains the network's prediction for a case, whatever the task. The target is chosen from the output.
 
     ============================  ===================================================================================
-    output for an image           what is explained
+    output for one image          what is explained
     ============================  ===================================================================================
-    ``(C,)``                      the predicted class, or the labels above one half where several may hold; one number
-                                  that no postprocessing reads as a class, by its value
-    ``(C, *spatial)``             for each predicted channel the mean probability in its region
+    ``(C,)``                      the predicted class; with several labels per image, all with a probability above 0.5;
+                                  a single number that the postprocessing does not make a class of, as it is
+    ``(C, *spatial)``             for each predicted channel, the mean probability in its predicted region
     dictionary with boxes         for each detection, how well it is found again (D-RISE)
-    other dictionaries and lists  their first part that is one of the above, rather one named like a prediction
-    any other tensor              its numbers by their value where they are few, else how near they stay to the
-                                  unperturbed ones
+    other dictionaries and lists  the first part of one of these forms, if possible one named like a prediction
+    any other tensor              up to 4 numbers: each of them; more: how close they stay to the unperturbed ones
     ============================  ===================================================================================
 
     Args:
-        readings: what the bundle's postprocessing does with its predictions (:func:`read_postprocessing`).
-        classes: ``"predicted"``, ``"all"`` or a list: classes, channels, or values of a regression.
-        activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``; by default that of the postprocessing, else what the
-            output's values suggest.
-        output: the part of the output that is explained; found by itself by default.
+        readings: what the bundle's postprocessing does with its predictions, from :func:`read_postprocessing`.
+        classes: ``"predicted"``, ``"all"``, or a list of classes, channels or numbers, to choose what is explained.
+        activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``. By default the activation of the postprocessing; without
+            one it is guessed from the output's values.
+        output: the part of the output to explain: a key, an index, or several from the outside in. By default it is
+            found automatically.
+
+    Raises:
+        ValueError: for another string as ``classes``, and (from ``bind``) when the output has nothing to explain.
     """
 
     def __init__(
@@ -138,15 +153,15 @@ class AutoTarget(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         choice = self.choose(reference_output, case)
         with warnings.catch_warnings():
-            # The activation is the bundle's own, or was chosen by the output's values.
+            # The activation was taken from the postprocessing or chosen from the output's values.
             warnings.filterwarnings("ignore", message=".*already looks like probabilities")
             return _BoundChoice(choice, choice.target.bind(choice.read(reference_output), case))
 
     def choose(self, output: Any, case: Case) -> Choice:
-        """The target of a case.
+        """Choose the target of a case.
 
         Args:
-            output: the network's, of the unperturbed case alone.
+            output: the network's output for the unperturbed case alone.
             case: the case.
 
         Raises:
@@ -169,21 +184,22 @@ class AutoTarget(Target):
             raise CaseError(
                 case.name,
                 f"the network's output{where} holds {str(values.dtype).removeprefix('torch.')} labels, which do not "
-                "tell how near another answer was: explain a network that gives scores",
+                "show how close another label was: explain a network that gives scores",
             )
         spatial = values.ndim == case.image.ndim + 1
-        bare = self.activation is None and reading is None and values.shape[1:2] == (1,) and not _probable(values)
+        one_channel = values.shape[1:2] == (1,)
+        bare = self.activation is None and reading is None and one_channel and not in_unit_interval(values)
         if (values.ndim != 2 and not spatial) or (values.ndim == 2 and bare):
             return self._regression(values, path, where)
         if spatial and bare:
-            words = f"image regression: mean of output channel 0{where}, which no postprocessing reads as a probability"
+            words = f"image regression: mean of output channel 0{where}, whose values are not probabilities"
             return Choice(RegionScore(0, "none", "all"), words, path)
         activation, prepare, reason = self._activation(values, reading)
         scores = values if prepare is None else prepare(values)
         choose = self._segmentation if spatial else self._classification
         target, words = choose(scores, activation)
         if self.activation is None and _saturated(target, scores, case):
-            # Half of the evidence may be hidden without a change of the probability that could be measured.
+            # Half of the evidence could be hidden without a measurable change of the probability.
             target, words = choose(scores, "none")
             activation, prepare = "none", None
             reason = "its probability is 1 to six digits and would not change"
@@ -193,22 +209,22 @@ class AutoTarget(Target):
     def _activation(
         self, values: torch.Tensor, reading: Reading | None
     ) -> tuple[str, Callable[[torch.Tensor], torch.Tensor] | None, str]:
-        """The activation, what comes before it, and the reason."""
+        """The activation, a function applied to the output before it (or None), and the reason in words."""
         if self.activation is not None:
             return self.activation, None, "as asked for"
         if reading is not None and reading.activation:
             return reading.activation, None, "as the bundle's postprocessing does"
-        if _probable(values):
-            if values.shape[1] > 1 and bool(((values.sum(dim=1) - 1).abs() < 1e-3).all()):
+        if in_unit_interval(values):
+            if values.shape[1] > 1 and sums_to_one(values):
                 return "none", None, "the output holds probabilities that sum to one"
             return "sigmoid", _logit, "the output holds values between 0 and 1"
         if reading is not None and reading.discrete == "threshold":
-            return "sigmoid", None, "the bundle's postprocessing sets a threshold"
+            return "sigmoid", None, "the bundle's postprocessing applies a threshold"
         if values.shape[1] == 1:
-            return "sigmoid", None, "one channel that is no probability yet"
+            return "sigmoid", None, "one channel that is not a probability"
         if reading is not None and reading.discrete == "argmax":
             return "softmax", None, "the bundle's postprocessing takes the highest"
-        return "softmax", None, "no postprocessing says otherwise"
+        return "softmax", None, "the default for several channels"
 
     def _classification(self, values: torch.Tensor, activation: str) -> tuple[Target, str]:
         classes: Any = self.classes
@@ -225,9 +241,11 @@ class AutoTarget(Target):
         if channels == "all":
             channels = list(range(count))
         if not isinstance(channels, str):
-            # Channels that are named may have no predicted voxel.
+            # Channels that the user chose may have no predicted voxel.
             return RegionScore(channels, activation, "all"), f"{what} of channel {_listed(channels)} in the image"
-        first = 0 if activation == "sigmoid" or count == 1 else 1  # channel 0 is background where exactly one wins
+        first = (
+            0 if activation == "sigmoid" or count == 1 else 1
+        )  # channel 0 is background where channels do not overlap
         if activation == "sigmoid":
             sizes = (values[0] > 0).flatten(1).sum(dim=1)
         else:
@@ -251,20 +269,22 @@ class AutoTarget(Target):
             numbers = "all" if isinstance(self.classes, str) else self.classes
             words = f"regression: {_listed(numbers)} of {count} output values{where}"
             return Choice(RegressionScore(numbers), words, path)
-        words = f"regression: how near all {count} output values {shape(values)}{where} stay to the unperturbed ones"
+        words = f"regression: how close all {count} output values {shape(values)}{where} stay to the unperturbed ones"
         return Choice(EmbeddingSimilarity(measure="distance"), words, path)
 
     def _detection(self, part: Any, case: Case, path: tuple[Any, ...] | None, where: str) -> Choice:
-        sure = DetectionScore(max_boxes=_MAX_MAPS)
+        confident = DetectionScore(max_boxes=_MAX_MAPS)
         words = "detection: the same box, class and confidence again, for "
         try:
-            sure.bind(part, case)
+            confident.bind(part, case)
         except CaseError:
-            return Choice(DetectionScore(0.0, 1), f"{words}the surest box, as none reaches 0.5{where}", path)
-        return Choice(sure, f"{words}each box of confidence 0.5 or more, at most {_MAX_MAPS}{where}", path)
+            return Choice(DetectionScore(0.0, 1), f"{words}the most confident box, as none reaches 0.5{where}", path)
+        return Choice(confident, f"{words}each box of confidence 0.5 or more, at most {_MAX_MAPS}{where}", path)
 
 
 class _BoundChoice(BoundTarget):
+    """The bound target of a choice, which reads its part of each output."""
+
     def __init__(self, choice: Choice, bound: BoundTarget) -> None:
         self.choice = choice
         self.bound = bound
@@ -278,12 +298,15 @@ class _BoundChoice(BoundTarget):
 
 
 def _first(output: Any) -> tuple[Any, ...] | None:
-    """The path of the first part that may be explained, rather one whose name says so; None for all of the output."""
+    """The path of the first part that can be explained, if possible one named like a prediction; None for all."""
     paths = list(_parts(output))
-    return next((path for path in paths if path and _TELLING.search(str(path[-1]))), paths[0] if paths else ()) or None
+    return (
+        next((path for path in paths if path and _PREDICTION.search(str(path[-1]))), paths[0] if paths else ()) or None
+    )
 
 
 def _parts(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all parts that can be explained."""
     if _detections(output) or (isinstance(output, torch.Tensor) and output.ndim > 1):
         yield path
     elif isinstance(output, (Mapping, list, tuple)):
@@ -292,7 +315,7 @@ def _parts(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def _detections(output: Any) -> bool:
-    """Whether an output holds boxes: dictionaries, one an image, with boxes ``(N, 4 or 6)`` in them."""
+    """Whether an output is a detector's: one dictionary per image, with boxes ``(N, 4 or 6)``."""
     if isinstance(output, (list, tuple)) and output:
         return _detections(output[0])
     return isinstance(output, Mapping) and any(
@@ -302,7 +325,7 @@ def _detections(output: Any) -> bool:
 
 
 def _saturated(target: Target, values: torch.Tensor, case: Case) -> bool:
-    """Whether a softmax is one, to six digits, of all that is explained."""
+    """Whether all explained scores come from a softmax and are 1 to six digits."""
     if getattr(target, "activation", None) != "softmax":
         return False
     with warnings.catch_warnings():
@@ -312,21 +335,17 @@ def _saturated(target: Target, values: torch.Tensor, case: Case) -> bool:
 
 
 def finds_nothing(output: Any) -> bool:
-    """Whether the output for one image is a detector's without a box."""
+    """Whether a detector's output for one image holds no box."""
     return _detections(output) and not any(
         len(part) for key, part in output.items() if "box" in str(key).lower() and isinstance(part, torch.Tensor)
     )
 
 
-def _probable(values: torch.Tensor) -> bool:
-    """Whether all values could be probabilities."""
-    return bool(((values >= 0) & (values <= 1)).all())
-
-
 def _logit(values: torch.Tensor) -> torch.Tensor:
-    """Probabilities as logits, so that what reads logits reads probabilities too: a sigmoid gives them back."""
+    """Logits of probabilities: a sigmoid turns them back, so that one target serves both."""
     return torch.logit(values.float(), eps=1e-7)
 
 
 def _listed(numbers: Sequence[int] | str) -> str:
+    """Numbers as text, ``"1, 2"``; a string unchanged."""
     return numbers if isinstance(numbers, str) else ", ".join(map(str, numbers))

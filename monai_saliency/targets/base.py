@@ -1,4 +1,4 @@
-"""What every target is made of: the case, the two contracts, and the checks of what a network gave."""
+"""The contract of targets, and the checks of network outputs that they share."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ __all__ = [
     "check_tensor",
     "check_volume",
     "cosine",
+    "in_unit_interval",
     "label_name",
+    "sums_to_one",
     "to_float",
 ]
 
+#: what turns a network's output into scores; the channels are axis 1
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda output: output.softmax(dim=1),
     "sigmoid": torch.sigmoid,
@@ -37,36 +40,37 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class BoundTarget(ABC):
-    """A target with everything that depends on the case frozen.
+    """A target for one case, with everything that depends on the case frozen. It computes K scores per image.
 
-    What it reads of a volume ``(B, C, *spatial)`` it may tell, so that no work goes into the rest
-    (:mod:`monai_saliency.inferers.patches`): ``channels_read``, :meth:`reach` and, where its scores are sums over
-    voxels,
-    ``additive`` and :meth:`contribution`.
+    A target that reads only a part of an output volume ``(B, C, *spatial)`` may say so, and
+    :mod:`monai_saliency.inferers.patches` then skips the rest: ``channels_read``, :meth:`reach` and, for scores that
+    are sums over voxels, ``additive`` and :meth:`contribution`.
+
+    Attributes:
+        labels: what each of the K scores is: the index of a class or channel, or a description.
+        channels_read: the output channels that the scores depend on, ascending; None for all.
+        additive: whether the scores are the sum of the :meth:`contribution` of boxes.
     """
 
-    #: what each of the K scores is: the index of a class or channel, or words
     labels: Sequence[int | str]
-    #: the output channels that the scores depend on, ascending; None for all
     channels_read: Sequence[int] | None = None
-    #: whether the scores are sums of the :meth:`contribution` of boxes
     additive: bool = False
 
     @abstractmethod
     def __call__(self, output: Any) -> torch.Tensor:
-        """Scores ``(B, K)`` of network outputs of B perturbed images."""
+        """Scores ``(B, K)`` of the network's output for B perturbed images."""
 
     def reach(self) -> torch.Tensor | None:
-        """The output's voxels that the scores depend on, bool ``(*spatial)``; None for all."""
+        """The output voxels that the scores depend on, bool ``(*spatial)``; None for all."""
         return None
 
     def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
-        """What the voxels of a box add to the scores, for ``additive`` targets.
+        """The part of the scores that comes from the voxels of a box, for ``additive`` targets.
 
-        Over boxes that tile the volume the contributions sum up to the scores.
+        The contributions of boxes that tile the volume sum to the scores.
 
         Args:
-            output: ``(B, C, *box)``, the network's output inside the box; C are the ``channels_read``.
+            output: ``(B, C, *box)``, the network's output inside the box, with the channels ``channels_read`` only.
             box: one slice with start and stop for each spatial axis.
 
         Returns:
@@ -75,36 +79,57 @@ class BoundTarget(ABC):
         raise NotImplementedError(f"{type(self).__name__} is not additive")
 
     def describe(self) -> dict[str, Any]:
-        """What the network made of the unperturbed case, for a summary: ``prediction`` and its ``probability``."""
+        """The network's prediction for the unperturbed case, for tables: ``prediction`` and its ``probability``.
+
+        A key is missing where the target does not know it.
+        """
         return {}
 
 
 class Target(ABC):
-    """Settings of a target."""
+    """The settings of a target. A subclass implements :meth:`bind`."""
 
     @abstractmethod
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
-        """Freeze what the question refers to.
+        """Freeze what the question refers to (class, region, boxes) for one case.
 
         Args:
-            reference_output: the network's output of the unperturbed case, ``(1, ...)``.
+            reference_output: the network's output for the unperturbed case alone, a batch of one: ``(1, ...)``.
             case: the case.
 
+        Returns:
+            the target of this case.
+
         Raises:
-            ValueError: when the output is not what the target reads, or the case has nothing to explain.
+            ValueError: when the target cannot read the output, or when the case has nothing to explain.
         """
 
 
+def in_unit_interval(values: torch.Tensor) -> bool:
+    """Whether all values lie in [0, 1], as probabilities do."""
+    return bool(((values >= 0) & (values <= 1)).all())
+
+
+def sums_to_one(values: torch.Tensor) -> bool:
+    """Whether values ``(B, C, ...)`` sum to 1 over the channels, as probabilities after a softmax do."""
+    return bool(((values.sum(dim=1) - 1).abs() < 1e-3).all())
+
+
 def label_name(label: int | str) -> str:
-    """What to call one of :attr:`BoundTarget.labels` in a sentence."""
+    """A label of :attr:`BoundTarget.labels` as it stands in a sentence: ``"class 2"`` for 2, words unchanged."""
     return label if isinstance(label, str) else f"class {label}"
 
 
 def check_tensor(output: Any, case: Case, target: str) -> torch.Tensor:
-    """The output, where it is a tensor.
+    """Return the output if it is a tensor.
+
+    Args:
+        output: the network's output.
+        case: the case, for the error.
+        target: the target's name, for the error.
 
     Raises:
-        CaseError: for anything else, with the parts that it has.
+        CaseError: when it is not a tensor. The message lists the tensors in it.
     """
     if isinstance(output, torch.Tensor):
         return output
@@ -121,7 +146,11 @@ def check_tensor(output: Any, case: Case, target: str) -> torch.Tensor:
 
 
 def check_finite(output: torch.Tensor, case: Case) -> None:
-    """Refuse an output that is NaN or infinite in places."""
+    """Refuse an output with NaN or infinite values.
+
+    Raises:
+        CaseError: when there are any.
+    """
     if not bool(torch.isfinite(output).all()):
         raise CaseError(
             case.name,
@@ -131,14 +160,17 @@ def check_finite(output: torch.Tensor, case: Case) -> None:
 
 
 def check_indices(indices: Sequence[int], count: int, name: str, what: str, case: Case) -> None:
-    """Refuse indices out of ``[0, count)``.
+    """Refuse indices that are not in ``[0, count)``.
 
     Args:
-        indices: of classes, channels or values.
-        count: how many the network gives.
-        name: the parameter that they were given by.
-        what: what one of them is called.
-        case: the case.
+        indices: indices of classes, channels or values.
+        count: number of classes, channels or values that the network gives.
+        name: the parameter that holds the indices, for the error.
+        what: the word for one of them, such as ``"class"``, for the error.
+        case: the case, for the error.
+
+    Raises:
+        CaseError: naming the first index that is out of range.
     """
     for index in indices:
         if not 0 <= index < count:
@@ -151,7 +183,17 @@ def check_indices(indices: Sequence[int], count: int, name: str, what: str, case
 
 
 def check_volume(output: Any, case: Case, target: str, what: str = "a segmentation") -> torch.Tensor:
-    """The output, where it is ``(1, C, *spatial)`` with the image's number of axes, in a precision to score in."""
+    """Return an output ``(1, C, *spatial)`` in float32 or float64, if it has as many spatial axes as the image.
+
+    Args:
+        output: the network's output for the unperturbed case.
+        case: the case.
+        target: the target's name, for the error.
+        what: the word for such an output, for the error.
+
+    Raises:
+        CaseError: when the output has another form, or NaN or infinite values.
+    """
     output = check_tensor(output, case, target)
     if output.ndim != case.image.ndim + 1:
         raise CaseError(
@@ -164,19 +206,25 @@ def check_volume(output: Any, case: Case, target: str, what: str = "a segmentati
 
 
 def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
-    """Refuse a softmax of one channel, and warn where an activation is applied to what looks like probabilities."""
+    """Refuse a softmax of one channel, and warn when an activation is applied to values that look like probabilities.
+
+    Args:
+        output: ``(1, C, ...)``, the network's output for the unperturbed case.
+        activation: a key of :data:`ACTIVATIONS`.
+        case: the case, for messages.
+
+    Raises:
+        CaseError: for a softmax of one channel.
+    """
     if activation == "none":
         return
     if activation == "softmax" and output.shape[1] == 1:
         raise CaseError(
             case.name,
-            "the softmax of one channel is 1 whatever the network says; "
+            "the softmax of one channel is 1 for every image; "
             "use activation='sigmoid' for a single logit or 'none' for a probability",
         )
-    probable = bool(((output >= 0) & (output <= 1)).all())
-    if activation == "softmax":
-        probable = probable and bool(((output.sum(dim=1) - 1).abs() < 1e-3).all())
-    if probable:
+    if in_unit_interval(output) and (activation != "softmax" or sums_to_one(output)):
         warnings.warn(
             f"case {case.name}: the network's output already looks like probabilities, and a {activation} of it "
             "flattens the scores; use activation='none' if the network ends in one",
@@ -185,12 +233,15 @@ def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
 
 
 def to_float(output: torch.Tensor) -> torch.Tensor:
-    """The output in float32 or float64. Under autocast a network gives half precision, too coarse to compare scores."""
+    """The output in float32 or float64: half precision, as autocast networks give, is converted to float32."""
     return output if output.dtype in (torch.float32, torch.float64) else output.float()
 
 
 def cosine(vectors: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
-    """Cosines ``(..., M)`` of vectors ``(..., D)`` and references ``(M, D)``, in full precision; 0 for zero vectors."""
+    """Cosine similarity ``(..., M)`` of vectors ``(..., D)`` and references ``(M, D)``, in [-1, 1]; 0 for zero vectors.
+
+    Computed in the vectors' full precision, also under autocast or TF32.
+    """
     normalize = torch.nn.functional.normalize
     with exact_arithmetic(vectors.device):
         return normalize(vectors, dim=-1) @ normalize(references, dim=-1).T

@@ -1,4 +1,4 @@
-"""Whole-image classes."""
+"""Classes of the whole image."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from monai_saliency.targets.base import (
     check_finite,
     check_indices,
     check_tensor,
+    in_unit_interval,
     to_float,
 )
 from monai_saliency.utils.arguments import check_option
@@ -27,15 +28,34 @@ __all__ = ["ClassScore"]
 
 
 class ClassScore(Target):
-    """The score of whole-image classes: the network's output is ``(B, classes)``.
+    """The scores of classes of the whole image. The network's output is ``(B, classes)``.
+
+    Each class gets its own map.
 
     Args:
-        classes: a list of class indices, ``"predicted"`` (the highest score of the unperturbed image), ``"positive"``
-            (all whose score of the unperturbed image is above one half, for networks with several labels an image) or
-            ``"all"``. One map is made for each.
-        activation: what turns the output into scores: ``"softmax"``, ``"sigmoid"``, or ``"none"`` where the network
-            ends in one already, or to explain logits. Never guessed; a warning is given where it is applied to what
-            looks like probabilities.
+        classes: a class index or several, or one of:
+
+            - ``"predicted"``: the class with the highest score for the unperturbed image;
+            - ``"positive"``: all classes with a score above 0.5 for the unperturbed image, for networks that give
+              several labels per image;
+            - ``"all"``.
+        activation: turns the output into scores: ``"softmax"``, ``"sigmoid"``, or ``"none"`` if the network ends with
+            an activation, or to explain logits. It is never guessed. A warning is given when it is applied to values
+            that look like probabilities.
+
+    Raises:
+        ValueError: for other settings, and (from ``bind``) when the output is not ``(B, classes)``, has NaN or infinite
+            values, or has no such class.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> from monai_saliency.cases import Case
+        >>> output = torch.tensor([[0.1, 0.7, 0.2]])  # probabilities of three classes
+        >>> bound = ClassScore("predicted", "none").bind(output, Case("ct_7", torch.zeros(1, 8, 8)))
+        >>> bound.labels, bound(torch.tensor([[0.5, 0.25, 0.25]])).tolist()
+        ([1], [[0.25]])
     """
 
     def __init__(self, classes: Sequence[int] | int | str, activation: str) -> None:
@@ -57,7 +77,7 @@ class ClassScore(Target):
         if output.ndim != 2:
             raise CaseError(
                 case.name,
-                f"ClassScore reads one row of class scores an image, shape (B, classes), the network "
+                f"ClassScore reads one row of class scores per image, shape (B, classes), the network "
                 f"gave {shape(output)}" + ("; use RegionScore for a segmentation" if output.ndim > 3 else ""),
             )
         check_finite(output, case)
@@ -75,17 +95,17 @@ class ClassScore(Target):
             return list(range(len(scores)))
         if self.classes == "predicted":
             return [int(scores.argmax())]
-        if bool(((scores < 0) | (scores > 1)).any()):
+        if not in_unit_interval(scores):
             raise CaseError(
                 case.name,
-                "classes='positive' compares probabilities with one half, and the scores lie in "
+                "classes='positive' compares probabilities with 0.5, and the scores lie in "
                 f"[{float(scores.min()):.3g}, {float(scores.max()):.3g}]; use activation='sigmoid' for logits",
             )
         positive = (scores > 0.5).nonzero().flatten().tolist()
         if not positive:
             raise CaseError(
                 case.name,
-                f"no class scores above one half (the highest: {float(scores.max()):.3f}), so classes='positive' has "
+                f"no class scores above 0.5 (the highest: {float(scores.max()):.3f}), so classes='positive' has "
                 "nothing to explain; use classes='predicted' or name the classes",
             )
         return positive
@@ -103,8 +123,8 @@ class _BoundClassScore(BoundTarget):
         return ACTIVATIONS[self.activation](to_float(output))[:, self.labels]
 
     def describe(self) -> dict[str, Any]:
-        # Without an activation the scores may be logits, of which only the order is known.
-        probable = self.activation != "none" or bool(((self.reference >= 0) & (self.reference <= 1)).all())
+        # Without an activation the scores may be logits: then only their order is known.
+        probable = self.activation != "none" or in_unit_interval(self.reference)
         if len(self.reference) == 1:
             score = float(self.reference)
             if not probable:

@@ -17,19 +17,19 @@ from monai_saliency.targets.base import BoundTarget, Target, check_indices, cosi
 
 __all__ = ["DetectionScore"]
 
-# Of boxes, labels and scores: MONAI's RetinaNetDetector, the Model Zoo's bundles, torchvision.
+# Keys of boxes, labels and scores in the output of MONAI's RetinaNetDetector, of Model Zoo bundles, of torchvision.
 _KEYS = (("boxes", "labels", "labels_scores"), ("box", "label", "label_scores"), ("boxes", "labels", "scores"))
 
 
 @dataclass(frozen=True)
 class _Detections:
-    """The detections of B images, each padded to N boxes by boxes that score 0.
+    """The detections of B images, each padded to N boxes by boxes with a score of 0.
 
     Attributes:
-        boxes: ``(B, N, 4 or 6)``, corners.
-        objectness: ``(B, N)``; the score of the label where the detector gives no more.
+        boxes: corners ``(B, N, 4 or 6)``.
+        objectness: ``(B, N)``; the score of the label where the detector gives no scores of all classes.
         classes: the best class of each box ``(B, N)``, -1 in the padding.
-        vectors: the scores of all classes ``(B, N, classes)``, where the detector gives them.
+        vectors: the scores of all classes ``(B, N, classes)``; None where the detector does not give them.
     """
 
     boxes: torch.Tensor
@@ -39,37 +39,52 @@ class _Detections:
 
     @property
     def scores(self) -> torch.Tensor:
-        """How sure the detector is of each box ``(B, N)``."""
+        """The detector's confidence in each box ``(B, N)``."""
         return self.objectness if self.vectors is None else self.objectness * self.vectors.amax(dim=2)
 
 
 class DetectionScore(Target):
     """How well a perturbed image's detections match a reference box: D-RISE (Petsiuk et al., CVPR 2021, section 3).
 
-    For a reference box t, the score is the maximum over the perturbed image's detections j of
-    ``IoU(t, j) * similarity of their classes * objectness(j)``, in [0, 1]; 0 where nothing is detected. Each reference
-    box has a map of its own. With :func:`monai_saliency.rise` this is D-RISE.
+    For a reference box t, the score is the maximum, over the detections j of the perturbed image, of
+    ``IoU(t, j) * class_similarity(t, j) * objectness(j)``. It lies in [0, 1], and is 0 where nothing is detected. Each
+    reference box gets its own map. With :func:`monai_saliency.rise` this is D-RISE.
 
-    A detector gives a list with a dictionary for each image: boxes ``(N, 4 or 6)`` by their corners (MONAI's standard
-    mode), class labels ``(N,)``, and scores ``(N,)`` of those labels or ``(N, classes)`` of all classes; N differs from
-    image to image. One dictionary of tensors with a further first axis for the batch is read likewise.
+    The network's output is a list with one dictionary per image. It holds boxes ``(N, 4 or 6)`` as corners (MONAI's
+    ``StandardMode``), class labels ``(N,)``, and scores, ``(N,)`` of these labels or ``(N, classes)`` of all classes.
+    N may differ between images. A single dictionary of tensors with the batch as first axis is read too.
 
-    - With scores of all classes, the similarity of classes is the cosine of the two boxes' score vectors, as in the
-      paper, and objectness is read by ``objectness_key``, 1 without one.
-    - With the score of the best class only, it is 1 for the same label and 0 for another, and that score stands for
-      objectness. This is the paper's formula for score vectors that are zero but for their label.
+    - With scores of all classes, the similarity of two classes is the cosine of the two boxes' score vectors, as in
+      the paper. Objectness is read with ``objectness_key``; without this key it is 1.
+    - With the score of the best class only, the similarity is 1 for the same label and 0 for another, and the score is
+      used as objectness. This is the paper's formula for score vectors that are 0 except for their label.
 
     Overlaps are computed in float32.
 
     Args:
-        threshold: boxes of the unperturbed image that score at least this are explained, the highest first.
-        max_boxes: how many of them at the most; all by default.
-        boxes: explain these boxes ``(M, 4 or 6)`` instead, found or not (a missed lesion, a label), in voxels of the
-            network's input; a list has one such tensor an image of the batch.
-        classes: the class labels ``(M,)`` of ``boxes``, or a list with one tensor an image; any class by default.
-        keys: of boxes, labels and scores in the network's output. By default those of MONAI's ``RetinaNetDetector``,
-            of the Model Zoo or of torchvision, whichever are there.
-        objectness_key: of objectness ``(N,)``, where the detector gives it apart from the classes' scores.
+        threshold: explain the boxes of the unperturbed image that score at least this, the highest first.
+        max_boxes: explain at most this many of them; None for all.
+        boxes: explain these boxes ``(M, 4 or 6)`` instead, whether the network finds them or not, such as a missed
+            lesion. In voxels of the network's input. For a batch, a list with one such tensor per image.
+        classes: class labels ``(M,)`` of ``boxes``, or a list with one tensor per image; None for any class.
+        keys: the keys of boxes, labels and scores in the network's output. By default the keys of MONAI's
+            ``RetinaNetDetector``, of the Model Zoo or of torchvision, whichever the output has.
+        objectness_key: the key of objectness ``(N,)``, for detectors that give it beside the scores of the classes.
+
+    Raises:
+        ValueError: for settings out of range, and (from ``bind``) when the network finds no box to explain, when the
+            output is not a detector's, or when ``boxes`` or ``classes`` do not fit.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import DetectionScore
+        >>> from monai_saliency.cases import Case
+        >>> def found(*box, score):
+        ...     return [{"boxes": torch.tensor([box]), "labels": torch.tensor([1]), "scores": torch.tensor([score])}]
+        >>> bound = DetectionScore().bind(found(0.0, 0.0, 4.0, 4.0, score=0.9), Case("ct_7", torch.zeros(1, 8, 8)))
+        >>> bound.labels, bound(found(0.0, 0.0, 4.0, 2.0, score=0.5)).tolist()  # half of the box, at half the score
+        (['box 1 (class 1)'], [[0.25]])
     """
 
     def __init__(
@@ -87,7 +102,7 @@ class DetectionScore(Target):
         if keys is not None and len(keys) != 3:
             raise ValueError(f"`keys` must name boxes, labels and scores, got {keys!r}")
         if classes is not None and boxes is None:
-            raise ValueError("`classes` are those of `boxes`: give both")
+            raise ValueError("`classes` are the classes of `boxes`: give both")
         self.threshold = float(threshold)
         self.max_boxes = max_boxes
         self.boxes = boxes
@@ -133,13 +148,13 @@ class DetectionScore(Target):
         if not isinstance(first, Mapping):
             raise CaseError(
                 case.name,
-                "DetectionScore reads a list with one dictionary of boxes, labels and scores an image, the network "
+                "DetectionScore reads a list with one dictionary of boxes, labels and scores per image, the network "
                 f"gave a {type(output).__name__}"
                 + (f" of {type(first).__name__}s" if first is not output else "")
                 + "; choose the part that holds it by the inferer's `output`",
             )
         for keys in _KEYS if self.keys is None else (self.keys,):
-            # Scores of all classes need no labels.
+            # With scores of all classes the labels are not needed.
             if keys[0] in first and keys[2] in first and (keys[1] in first or first[keys[2]].ndim > 1):
                 return keys
         known = " or ".join(map(str, _KEYS if self.keys is None else (self.keys,)))
@@ -147,11 +162,18 @@ class DetectionScore(Target):
 
 
 def _own(given: Any, ndim: int, name: str, case: Case) -> Any:
-    """One image's part of what was given for all, or for each."""
+    """The part of one image of a setting that is given once for all images, or as a list with one entry per image.
+
+    Args:
+        given: the setting.
+        ndim: number of axes of one image's part.
+        name: the setting's name, for the error.
+        case: the case.
+    """
     if isinstance(given, (torch.Tensor, np.ndarray)) or np.ndim(given[0]) < ndim:
         return given
     if case.index >= len(given):
-        raise CaseError(case.name, f"`{name}` holds {len(given)} entries, one an image")
+        raise CaseError(case.name, f"`{name}` holds {len(given)} entries, but needs one per image of the batch")
     return given[case.index]
 
 
@@ -159,8 +181,8 @@ class _Reader:
     """Reads a detector's output.
 
     Args:
-        keys: of boxes, labels and scores.
-        objectness_key: of objectness.
+        keys: the keys of boxes, labels and scores.
+        objectness_key: the key of objectness, if there is one.
         case: the case.
     """
 
@@ -184,7 +206,7 @@ class _Reader:
                 )
         scores = [to_float(image[score_key]) for image in output]
         num_classes = max((each.shape[1] for each in scores if each.ndim == 2), default=0)
-        # An image without detections may come without the axis of classes.
+        # For an image without detections, the detector may leave out the axis of classes.
         scores = [each.reshape(-1, num_classes) if num_classes else each.reshape(-1) for each in scores]
         padded_scores = pad_sequence(scores, batch_first=True)
         if num_classes:
@@ -192,7 +214,7 @@ class _Reader:
             objectness = pad_sequence([each.new_ones(len(each)) for each in scores], batch_first=True)
         else:
             vectors, objectness = None, padded_scores
-            # An image without detections may come without labels.
+            # For an image without detections, the detector may leave out the labels.
             labels = [
                 image[label_key].reshape(-1).long() if len(each) else each.long()
                 for image, each in zip(output, scores, strict=True)
@@ -206,7 +228,15 @@ class _Reader:
 
 
 class _BoundDetectionScore(BoundTarget):
-    """M reference boxes ``(M, 4 or 6)``; their classes ``(M,)``, None for any; their class scores ``(M, classes)``."""
+    """Scores of M reference boxes ``(M, 4 or 6)``.
+
+    Args:
+        reader: reads the detector's output.
+        found: the detections of the unperturbed image.
+        boxes: the reference boxes.
+        classes: their classes ``(M,)``; None for any class.
+        vectors: their scores of all classes ``(M, classes)``, where they are known.
+    """
 
     def __init__(
         self,
@@ -234,7 +264,7 @@ class _BoundDetectionScore(BoundTarget):
         return (overlap * self._similarity(found) * found.objectness[..., None]).amax(dim=1)
 
     def _similarity(self, found: _Detections) -> torch.Tensor | float:
-        """How alike the classes of detections and reference boxes are, in [0, 1], ``(B, N, M)``."""
+        """Similarity ``(B, N, M)`` in [0, 1] between the classes of detections and of reference boxes."""
         if self.classes is None:
             return 1.0
         if found.vectors is None:

@@ -1,4 +1,4 @@
-"""Any number that a user computes."""
+"""Any number that a user's function computes from the network's output."""
 
 from __future__ import annotations
 
@@ -16,12 +16,27 @@ __all__ = ["FunctionScore"]
 
 
 class FunctionScore(Target):
-    """What a function of the user's own makes of the output.
+    """The scores that a user's function computes from the network's output.
 
     Args:
-        function: takes the network's output of B images, as the inferer's ``output`` reads it, and gives scores
-            ``(B,)`` or ``(B, K)``, each row from its image alone.
-        labels: what each of the K scores is called; ``"score"``, or ``"score 1"``, ..., by default.
+        function: takes the network's output for B images (the part that the inferer's ``output`` reads) and returns
+            scores ``(B,)`` or ``(B, K)``. Each row must depend on its own image only.
+        labels: names of the K scores; by default ``"score"``, or ``"score 1"``, ``"score 2"``, ...
+
+    Raises:
+        ValueError: when ``function`` cannot be called, and (from ``bind`` and the bound target) when it returns
+            anything else, or another number of scores than ``labels``.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import FunctionScore
+        >>> from monai_saliency.cases import Case
+        >>> target = FunctionScore(lambda output: output["left"] - output["right"], ["asymmetry"])
+        >>> case = Case("ct_7", torch.zeros(1, 8, 8))
+        >>> bound = target.bind({"left": torch.tensor([3.0]), "right": torch.tensor([1.0])}, case)
+        >>> bound({"left": torch.tensor([2.0, 5.0]), "right": torch.tensor([1.0, 7.0])}).tolist()
+        [[1.0], [-2.0]]
     """
 
     def __init__(self, function: Callable[[Any], torch.Tensor], labels: Sequence[str] | None = None) -> None:
@@ -37,7 +52,7 @@ class FunctionScore(Target):
         if labels is None:
             labels = ["score"] if count == 1 else [f"score {i}" for i in range(1, count + 1)]
         if len(labels) != count:
-            raise CaseError(case.name, f"`function` gave {count} scores an image for {len(labels)} `labels`")
+            raise CaseError(case.name, f"`function` gave {count} scores per image for {len(labels)} `labels`")
         return _BoundFunctionScore(labels, self.function, case)
 
 
@@ -52,18 +67,18 @@ class _BoundFunctionScore(BoundTarget):
         if scores.shape[1] != len(self.labels):
             raise CaseError(
                 self.case.name,
-                f"`function` gave {scores.shape[1]} scores an image, and {len(self.labels)} for the unperturbed image",
+                f"`function` gave {scores.shape[1]} scores per image, and {len(self.labels)} for the unperturbed image",
             )
         return scores
 
 
 def _scores(function: Callable[[Any], torch.Tensor], output: Any, case: Case) -> torch.Tensor:
-    """Scores as ``(B, K)``."""
+    """The function's scores as ``(B, K)``."""
     scores, count = function(output), num_rows(output)
     if not isinstance(scores, torch.Tensor) or scores.ndim not in (1, 2) or len(scores) != count:
         what = f"shape {tuple(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
         raise CaseError(
             case.name,
-            f"`function` must give a tensor (B,) or (B, K), one row an image; it gave {what} for {count} images",
+            f"`function` must give a tensor (B,) or (B, K), one row per image; it gave {what} for {count} images",
         )
     return to_float(scores).reshape(count, -1)

@@ -1,4 +1,4 @@
-"""Where on the network's output grid a target looks."""
+"""The region that a target reads, on the grid of the network's output."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Prediction", "components", "given_region", "label_region", "on_grid"
 
 
 class Prediction:
-    """What the unperturbed output segments.
+    """The segmentation of an unperturbed image.
 
     Args:
-        output: ``(1, C, *spatial)``.
-        activation: under ``"sigmoid"`` channels overlap, and each has the voxels of a probability above one half;
-            otherwise the highest channel has the voxel.
-        case: the case.
+        output: the network's output ``(1, C, *spatial)``.
+        activation: with ``"sigmoid"``, channels may overlap, and a channel's voxels are those with a probability above
+            0.5. Otherwise a voxel belongs to the channel with the highest output.
+        case: the case, for errors.
     """
 
     def __init__(self, output: torch.Tensor, activation: str, case: Case) -> None:
@@ -41,29 +41,39 @@ class Prediction:
         return self.output[0].argmax(dim=0)
 
     def region(self, channel: int) -> torch.Tensor:
-        """The voxels of a channel, bool ``(*spatial)``."""
+        """The voxels of a channel, bool ``(*spatial)``.
+
+        Raises:
+            CaseError: when there is one channel and the activation is not ``"sigmoid"``.
+        """
         return self.output[0, channel] > 0 if self.overlapping else self._highest == channel
 
     def channels(self) -> list[int]:
-        """The channels that have a voxel, but the background: channel 0 where channels do not overlap."""
+        """The channels with a voxel, ascending. Where channels do not overlap, channel 0 (background) is left out."""
         if self.overlapping:
             return (self.output[0] > 0).flatten(1).any(dim=1).nonzero().flatten().tolist()
         return [channel for channel in self._highest.unique().tolist() if channel != 0]
 
 
 def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch.Tensor:
-    """A user's label tensor as bool ``(*spatial)`` on the output's grid.
+    """A user's label tensor as a region on the output's grid.
 
     Args:
-        region: ``(*spatial)``, ``(1, *spatial)`` or, for a batch, ``(B, 1, *spatial)``, non-zero inside, on the grid of
-            the output or of the image.
+        region: ``(*spatial)``, ``(1, *spatial)`` or, for a batch, ``(B, 1, *spatial)``; not 0 inside the region. On the
+            grid of the output or of the image.
         spatial: the output's spatial shape.
         case: the case.
+
+    Returns:
+        bool ``(*spatial)``.
+
+    Raises:
+        CaseError: when the shape does not fit, or when nothing of the region is left on the output's grid.
     """
     own = region
     if own.ndim == len(spatial) + 2:
         if len(own) > 1 and case.index >= len(own):
-            raise CaseError(case.name, f"`region` holds {len(own)} label maps, one an image")
+            raise CaseError(case.name, f"`region` holds {len(own)} label maps, but needs one per image of the batch")
         own = own[case.index if len(own) > 1 else 0]
     if own.ndim == len(spatial) + 1 and len(own) == 1:
         own = own[0]
@@ -82,10 +92,19 @@ def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch
 
 
 def label_region(values: Sequence[int] | None, spatial: torch.Size, case: Case) -> torch.Tensor:
-    """Where the case's label map has one of the values (None: any but zero), bool ``(*spatial)``, on the output's grid.
+    """The region where the case's label map has one of some values, on the output's grid.
+
+    Args:
+        values: values of the label map; None for all but 0.
+        spatial: the output's spatial shape.
+        case: the case, with its label map.
+
+    Returns:
+        bool ``(*spatial)``.
 
     Raises:
-        CaseError: when the case has no label map.
+        CaseError: when the case has no label map or one of another shape than the image, or when nothing of the region
+            is left on the output's grid.
     """
     if case.labels is None:
         raise CaseError(
@@ -108,10 +127,16 @@ def label_region(values: Sequence[int] | None, spatial: torch.Size, case: Case) 
 
 
 def on_grid(region: torch.Tensor, spatial: torch.Size, what: str, case: Case) -> torch.Tensor:
-    """A bool region resampled to another grid by the nearest voxel.
+    """Resample a region to another grid, to the nearest voxel.
+
+    Args:
+        region: bool ``(*shape)``.
+        spatial: the new spatial shape.
+        what: the words for the region in the error.
+        case: the case, for the error.
 
     Raises:
-        CaseError: when nothing of it is left there.
+        CaseError: when the region is not empty, and nothing of it is left on the new grid.
     """
     if region.shape == spatial:
         return region
@@ -128,14 +153,17 @@ def on_grid(region: torch.Tensor, spatial: torch.Size, what: str, case: Case) ->
 
 
 def components(region: torch.Tensor, limit: int, min_size: int) -> list[torch.Tensor]:
-    """The connected components of a bool region ``(*spatial)``, the largest first, of equal ones the first in memory.
+    """The connected components of a region, the largest first. Voxels that touch at a corner are connected.
 
-    Voxels that touch at a corner are connected.
+    Of two components of equal size, the one with the first voxel in memory order comes first.
 
     Args:
-        region: on any device; it visits the CPU.
-        limit: the most components.
-        min_size: the least voxels of one.
+        region: bool ``(*spatial)``, on any device; it is copied to the CPU.
+        limit: the most components to return.
+        min_size: the smallest number of voxels of a component.
+
+    Returns:
+        one bool tensor ``(*spatial)`` per component, on the region's device.
     """
     found, _ = ndimage.label(region.numpy(force=True), structure=np.ones([3] * region.ndim))
     sizes = np.bincount(found.ravel())[1:]

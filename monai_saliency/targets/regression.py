@@ -1,4 +1,4 @@
-"""Numbers that a network predicts: an age, a volume, a landmark's coordinates."""
+"""Numbers that a network predicts, such as an age, a volume, or a landmark's coordinates."""
 
 from __future__ import annotations
 
@@ -16,15 +16,29 @@ __all__ = ["RegressionScore"]
 
 
 class RegressionScore(Target):
-    """The predicted numbers themselves: the network's output is ``(B,)``, ``(B, values)`` or ``(B, ...)``, flattened.
+    """The predicted numbers themselves. The network's output is ``(B,)`` or ``(B, ...)``, flattened for each image.
 
-    The map is in the number's own unit, and positive where the image raises it. Where being near to a value is the
-    question rather than being high (a landmark that should stay), use :class:`EmbeddingSimilarity` with
-    ``measure="distance"``.
+    Each number gets its own map, in the number's unit. The map is positive where the image raises the number. To ask
+    whether an output stays near a value rather than whether it is high (such as a landmark's place), use
+    :class:`EmbeddingSimilarity` with ``measure="distance"``.
 
     Args:
-        values: a list of indices into the image's flattened output, or ``"all"``. One map is made for each.
-        names: what the values are called, with their units, such as ``["age (years)"]``; ``"value 0"``, ... by default.
+        values: an index into an image's flattened output, several, or ``"all"``.
+        names: names of the values with their units, such as ``["age (years)"]``; by default ``"value 0"``, ...
+
+    Raises:
+        ValueError: for another string, and (from ``bind``) when the output is not a tensor, has NaN or infinite values,
+            or has no such value, or when there is not one name per value.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import RegressionScore
+        >>> from monai_saliency.cases import Case
+        >>> case = Case("ct_7", torch.zeros(1, 8, 8))
+        >>> bound = RegressionScore([1], ["age (years)"]).bind(torch.tensor([[2.0, 61.5]]), case)
+        >>> bound.labels, bound(torch.tensor([[1.0, 60.0], [1.0, 63.0]])).tolist()
+        (['age (years)'], [[60.0], [63.0]])
     """
 
     def __init__(self, values: Sequence[int] | int | str = 0, names: Sequence[str] | None = None) -> None:

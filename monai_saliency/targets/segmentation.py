@@ -1,4 +1,4 @@
-"""Segmentations: how sure the network is of a region, and how much of its segmentation is left."""
+"""Segmentations: the mean probability in a region, and the Dice score with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["DiceScore", "RegionScore"]
 
 
 class _Part(NamedTuple):
-    """One explained value: what it is called, its channel, and its voxels on the flattened grid, None for all."""
+    """One explained value: its label, its channel, and its voxels' indices in the flattened grid (None for all)."""
 
     label: int | str
     channel: int
@@ -41,7 +41,7 @@ def _voxels(region: torch.Tensor) -> torch.Tensor:
 
 
 class _SegmentationTarget(Target):
-    """A target that compares channels with regions, which are frozen on the unperturbed output."""
+    """A target that compares channels with regions. The regions are frozen on the unperturbed output."""
 
     regions: tuple[str, ...]
 
@@ -89,12 +89,12 @@ class _SegmentationTarget(Target):
         return self._bound(parts, output, case)
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
-        """What is explained of a channel's region, bool ``(*spatial)``."""
+        """The values that are explained for a channel and its region, bool ``(*spatial)``."""
         return [_Part(channel, channel, _voxels(region))]
 
     @abstractmethod
     def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case) -> BoundTarget:
-        """The bound target of what is explained."""
+        """The bound target of the explained values."""
 
     def _channels(self, output: torch.Tensor, prediction: Prediction, case: Case) -> Sequence[int]:
         if not isinstance(self.channels, str):
@@ -134,26 +134,46 @@ class _SegmentationTarget(Target):
 
 
 class RegionScore(_SegmentationTarget):
-    """The mean probability of segmentation channels inside a fixed region: the output is ``(B, C, *spatial)``.
+    """The mean probability of segmentation channels inside a fixed region. The output is ``(B, C, *spatial)``.
 
-    The region is frozen on the unperturbed output, so that a perturbation which moves the segmentation lowers the
-    score instead of moving the question. With ``"false_positive"`` the map shows what makes the network see a channel
-    where the label has none.
+    The region is frozen on the unperturbed output. So a perturbation that moves the segmentation lowers the score; it
+    does not move the region.
 
     Args:
-        channel: the output channel explained, or several, each with a map of its own; ``"predicted"`` is all channels
-            that the unperturbed output gives a voxel to, but the background (channel 0, unless under ``"sigmoid"``).
-        activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``, as in :class:`ClassScore`.
-        region: ``"predicted"`` (the voxels that the unperturbed output gives to the channel: the highest channel, or
-            a probability above one half under ``"sigmoid"``), ``"label"`` (the channel's voxels in the case's label
-            map), ``"false_positive"`` (predicted, but not in the label), ``"all"``, or a label tensor ``(*spatial)``,
-            ``(1, *spatial)`` or, for a batch, ``(B, 1, *spatial)``, non-zero inside. Label maps and tensors on the
-            image's grid are resampled to the output's by the nearest voxel, where that is coarser.
-        label_values: which values of the case's label map belong to each channel, one or several a channel; by default
-            the channel's own index, or any but zero for a network with one channel.
-        components: explains each connected component of the region on its own, the largest first: at the most how
-            many. None explains the region as a whole.
-        min_size: components with fewer voxels on the output's grid are left out.
+        channel: the output channel to explain, or several, each with its own map. ``"predicted"``: all channels to
+            which the unperturbed output gives a voxel, without the background (channel 0; with ``"sigmoid"`` channel 0
+            is not background).
+        activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``, as for :class:`ClassScore`.
+        region: one of:
+
+            - ``"predicted"``: the voxels that the unperturbed output gives to the channel (the channel with the highest
+              output; with ``"sigmoid"`` a probability above 0.5);
+            - ``"label"``: the channel's voxels in the case's label map;
+            - ``"false_positive"``: predicted but not in the label map, to see why the network finds something there;
+            - ``"all"``: all voxels;
+            - a label tensor ``(*spatial)``, ``(1, *spatial)`` or, for a batch, ``(B, 1, *spatial)``, not 0 inside.
+
+            Label maps and label tensors may lie on the image's grid: where the output's grid is coarser, they are
+            resampled to the nearest voxel.
+        label_values: for each channel, the value or values of the case's label map that belong to it. By default the
+            channel's index; for a network with one channel, all values but 0.
+        components: explain each connected component of the region separately, the largest first, at most this many.
+            None explains the region as a whole.
+        min_size: leave out components with fewer voxels than this, on the output's grid.
+
+    Raises:
+        ValueError: for other settings, and (from ``bind``) when the output is not a segmentation or has NaN or infinite
+            values, when the region is empty or does not fit, or when the needed label map is missing.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import RegionScore
+        >>> from monai_saliency.cases import Case
+        >>> output = torch.tensor([[[[0.9, 0.2, 0.4]], [[0.1, 0.8, 0.6]]]])  # two channels, three voxels
+        >>> bound = RegionScore(1, "none").bind(output, Case("ct_7", torch.zeros(1, 1, 3)))
+        >>> round(float(bound(output)), 3)  # (0.8 + 0.6) / 2: channel 1 is predicted at two voxels
+        0.7
     """
 
     regions = ("predicted", "label", "false_positive", "all")
@@ -173,7 +193,7 @@ class RegionScore(_SegmentationTarget):
         if components is not None:
             whole_numbers("components", components, 1)
             if isinstance(region, str) and region == "all":
-                raise ValueError("`components` are those of a region, so `region` must not be 'all'")
+                raise ValueError("`components` are parts of a region, so `region` must not be 'all'")
         self.components = components
         self.min_size = min_size
 
@@ -199,7 +219,7 @@ class _BoundRegionScore(BoundTarget):
         self.channels = [part.channel for part in parts]
         self.voxels = [part.voxels for part in parts]
         self.activation = activation
-        # A softmax reads all channels, other activations each its own.
+        # A softmax reads all channels; the other activations read only the explained ones.
         self.channels_read = None if activation == "softmax" else sorted(set(self.channels))
         self.shape = reference.shape[2:]
         self.reference = self(reference)[0]
@@ -208,7 +228,7 @@ class _BoundRegionScore(BoundTarget):
         flat = to_float(output).flatten(2)
         scores = []
         for channel, voxels in zip(self.channels, self.voxels, strict=True):
-            # Only the region's voxels are activated: a softmax of the whole volume would cost a copy of it.
+            # The activation is applied inside the region only: a softmax of the whole volume would copy it.
             inside = flat if voxels is None else flat[:, :, voxels]
             scores.append(ACTIVATIONS[self.activation](inside)[:, channel].mean(dim=1))
         return torch.stack(scores, dim=1)
@@ -223,7 +243,7 @@ class _BoundRegionScore(BoundTarget):
 
     @functools.cached_property
     def _inside(self) -> list[tuple[Box, torch.Tensor | None]]:
-        """For each score the box around its region and the region within it, None for everywhere."""
+        """For each score the box around its region, and the region inside this box; None for a region of all voxels."""
         found: list[tuple[Box, torch.Tensor | None]] = []
         for voxels in self.voxels:
             if voxels is None:
@@ -255,18 +275,33 @@ class _BoundRegionScore(BoundTarget):
 
 
 class DiceScore(_SegmentationTarget):
-    """How much of a segmentation is left: the soft Dice score with what the unperturbed image gives.
+    """The soft Dice score between the perturbed segmentation and the unperturbed one, or the label.
 
-    With p the perturbed probabilities of a channel and r its region, 1 inside and 0 outside:
-    ``(2 * sum(p * r) + smooth) / (sum(p) + sum(r) + smooth)``, in [0, 1]. Unlike :class:`RegionScore` it also falls
-    where a perturbation adds voxels outside of the region.
+    With p the perturbed probabilities of a channel, and r its region (1 inside, 0 outside), the score is
+    ``(2 * sum(p * r) + smooth) / (sum(p) + sum(r) + smooth)``, in [0, 1]: one minus ``monai.losses.DiceLoss``. Unlike
+    :class:`RegionScore` it also falls when a perturbation adds voxels outside the region.
 
     Args:
-        channel: see :class:`RegionScore`.
-        activation: see :class:`RegionScore`.
-        region: see :class:`RegionScore`; ``"label"`` gives the Dice score with the label instead.
-        label_values: see :class:`RegionScore`.
-        smooth: keeps the score of small regions from jumping; that of ``monai.losses.DiceLoss`` by default.
+        channel: the channels to explain, as for :class:`RegionScore`.
+        activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``, as for :class:`ClassScore`.
+        region: ``"predicted"``, ``"label"`` or a label tensor, as for :class:`RegionScore`. With ``"label"`` the score
+            is the Dice score with the label.
+        label_values: values of the label map for each channel, as for :class:`RegionScore`.
+        smooth: added to numerator and denominator, at least 0. Larger values make the score of small regions vary less.
+            The default is the default of ``monai.losses.DiceLoss``.
+
+    Raises:
+        ValueError: for other settings, and (from ``bind``) as for :class:`RegionScore`.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import DiceScore
+        >>> from monai_saliency.cases import Case
+        >>> output = torch.tensor([[[[1.0, 0.0, 0.0]], [[0.0, 1.0, 1.0]]]])  # channel 1 is predicted at two voxels
+        >>> bound = DiceScore(1, "none", smooth=0).bind(output, Case("ct_7", torch.zeros(1, 1, 3)))
+        >>> bound(torch.tensor([[[[0.0, 0.0, 1.0]], [[1.0, 1.0, 0.0]]]])).tolist()  # 2 * 1 / (2 + 2)
+        [[0.5]]
     """
 
     regions = ("predicted", "label")

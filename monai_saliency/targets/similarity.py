@@ -1,4 +1,4 @@
-"""Embeddings and displacement fields: how near the perturbed output stays to a reference."""
+"""Embeddings and displacement fields: how close the perturbed output stays to a reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["EmbeddingSimilarity", "FieldSimilarity"]
 
 
 def _negative_distance(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
-    # Differences, not products: of two near vectors the products would lose all digits that matter.
+    # Not from dot products: for close vectors their rounding errors would be larger than the distance.
     return -torch.stack([(embeddings - reference).norm(dim=1) for reference in references], dim=1)
 
 
@@ -36,16 +36,29 @@ _MEASURES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 class EmbeddingSimilarity(Target):
-    """How similar the perturbed image's embedding is to a reference: the output is ``(B, ...)``, flattened.
+    """The similarity of the perturbed image's embedding to a reference. The output is ``(B, ...)``, flattened.
 
-    With sliding windows it is similarity-based saliency (SBSM; Dong et al., "Explainability for content-based image
-    retrieval", CVPR workshops 2019): the map is positive where hiding a place moves the image away from the reference.
-    For registration, the warped image (chosen by the inferer's ``output``) may serve as the embedding.
+    With sliding windows this is similarity-based saliency (SBSM; Dong et al., "Explainability for content-based image
+    retrieval", CVPR workshops 2019). The map is positive where hiding the image moves its embedding away from the
+    reference. For registration, the warped image (chosen by the inferer's ``output``) can serve as the embedding.
 
     Args:
         measure: ``"cosine"``, in [-1, 1], or ``"distance"``, the negative Euclidean distance, at most 0.
-        reference: embeddings ``(*embedding)`` or, for one map each, ``(M, *embedding)``, such as those of a query or of
-            another image; by default the unperturbed image's own.
+        reference: the embedding ``(*embedding)`` of a query or another image, or several, ``(M, *embedding)``, each
+            with its own map. By default the unperturbed image's own embedding.
+
+    Raises:
+        ValueError: for another measure, and (from ``bind``) when the output is not a tensor or has NaN or infinite
+            values, or when the shape of ``reference`` does not fit.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import EmbeddingSimilarity
+        >>> from monai_saliency.cases import Case
+        >>> bound = EmbeddingSimilarity("distance").bind(torch.tensor([[3.0, 4.0]]), Case("ct_7", torch.zeros(1, 8, 8)))
+        >>> bound(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+        [[-0.0], [-5.0]]
     """
 
     def __init__(self, measure: str = "cosine", reference: torch.Tensor | None = None) -> None:
@@ -81,15 +94,29 @@ class _BoundEmbeddingSimilarity(BoundTarget):
 
 
 class FieldSimilarity(Target):
-    """How far a registration network's displacements move: the output is a field ``(B, axes, *spatial)``.
+    """How far a registration network's displacement field changes. The output is ``(B, axes, *spatial)``.
 
-    The score is the negative mean Euclidean distance, in the field's unit, between the perturbed displacement and the
-    unperturbed one over the voxels of a region; 0 for the unperturbed image. The map is positive where the image holds
-    the registration in place.
+    The score is the negative mean Euclidean distance between the perturbed and the unperturbed displacements, over the
+    voxels of a region, in the field's unit. It is 0 for the unperturbed image and at most 0 otherwise. The map is
+    positive where hiding the image changes the registration.
 
     Args:
-        region: ``"all"``, ``"label"`` (where the case's label map is not zero), or a label tensor, as in
+        region: ``"all"``, ``"label"`` (where the case's label map is not 0), or a label tensor, as for
             :class:`RegionScore`.
+
+    Raises:
+        ValueError: for another string, and (from ``bind``) when the output is not such a field or has NaN or infinite
+            values, or when the region is empty, missing, or of another shape.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import FieldSimilarity
+        >>> from monai_saliency.cases import Case
+        >>> bound = FieldSimilarity().bind(torch.zeros(1, 2, 1, 2), Case("ct_7", torch.zeros(1, 1, 2)))
+        >>> moved = torch.tensor([[[[3.0, 0.0]], [[4.0, 0.0]]]])  # one of two voxels, by 3 along x and 4 along y
+        >>> bound(moved).tolist()
+        [[-2.5]]
     """
 
     def __init__(self, region: str | torch.Tensor = "all") -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from monai.utils import look_up_option
 
-__all__ = ["check_option", "per_axis", "positive_numbers", "voxels_of_mm", "whole_numbers"]
+__all__ = ["check_option", "per_axis", "positive_numbers", "probability", "voxels_of_mm", "whole_numbers"]
 
 
 def check_option(name: str, value: Any, options: Collection[str]) -> Any:
@@ -65,6 +65,16 @@ def positive_numbers(name: str, value: Any) -> None:
     numbers = np.atleast_1d(np.asarray(value))
     if numbers.dtype.kind not in "iuf" or not bool((np.isfinite(numbers) & (numbers > 0)).all()):
         raise ValueError(f"`{name}` must be a number above 0, got {value!r}")
+
+
+def probability(name: str, value: float) -> None:
+    """Refuse a number outside of [0, 1].
+
+    Raises:
+        ValueError: naming the parameter.
+    """
+    if not 0 <= value <= 1:
+        raise ValueError(f"`{name}` must be in [0, 1], got {value}")
 
 
 def per_axis(name: str, value: Any, spatial_shape: Sequence[int]) -> tuple[Any, ...]:

@@ -159,7 +159,7 @@ class TestByHand:
         second = Case("b", CASES[2].image, 1)
         torch.testing.assert_close(target.bind([self.REFERENCE], CASES[2])([self.REFERENCE]), torch.tensor([[0.8]]))
         torch.testing.assert_close(target.bind([self.REFERENCE], second)([self.REFERENCE]), torch.tensor([[0.4, 0.9]]))
-        with pytest.raises(CaseError, match="case c: `boxes` holds 2 entries, one an image"):
+        with pytest.raises(CaseError, match="case c: `boxes` holds 2 entries, but needs one per image"):
             target.bind([self.REFERENCE], Case("c", CASES[2].image, 2))
 
     def test_given_classes_with_scores_of_all_classes(self) -> None:
@@ -229,7 +229,7 @@ class TestByHand:
         [
             ({"max_boxes": 0}, "`max_boxes` must be at least 1, got 0"),
             ({"keys": ["box"]}, "`keys` must name boxes, labels and scores"),
-            ({"classes": [1]}, "`classes` are those of `boxes`"),
+            ({"classes": [1]}, "`classes` are the classes of `boxes`"),
         ],
     )
     def test_wrong_settings(self, settings: dict, match: str) -> None:

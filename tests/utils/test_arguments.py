@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from monai_saliency.utils.arguments import check_option
+from monai_saliency.utils.arguments import check_option, voxels_of_mm
 
 
 class TestCheckOption:
@@ -15,3 +15,8 @@ class TestCheckOption:
         with pytest.raises(ValueError, match=r"^`method` must be one of \['occlusion', 'rise'\], got ") as caught:
             check_option("method", value, {"rise": 1, "occlusion": 2})
         assert str(caught.value).endswith(f"got {value!r}")
+
+
+def test_mm_do_not_depend_on_an_affines_rounding() -> None:
+    for edge in (2.0, 2.00000002, 1.99999998):
+        assert voxels_of_mm((15.0, 20.0), (edge, edge)) == (8, 10)

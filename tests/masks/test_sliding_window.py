@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from helpers.masks import bind, everything
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
+
+from monai_saliency.masks.sliding_window import SlidingWindowMasks
+
+
+def slow_windows(shape: tuple[int, ...], window: tuple[int, ...], stride: tuple[int, ...]) -> np.ndarray:
+    rows = []
+    for size, w, step in zip(shape, window, stride, strict=True):
+        starts = list(range(0, size, step))
+        overhang = w - (size - starts[-1])
+        rows.append([start - overhang // 2 for start in starts])
+    masks = []
+    for corner in itertools.product(*rows):
+        mask = np.ones(shape, dtype=bool)
+        for voxel in itertools.product(*map(range, shape)):
+            if all(c <= v < c + w for v, c, w in zip(voxel, corner, window, strict=True)):
+                mask[voxel] = False
+        masks.append(mask)
+    return np.stack(masks)
+
+
+class TestSlidingWindowMasks:
+    @pytest.mark.parametrize("shape", [(20, 20), (17, 23), (9, 31)])
+    @pytest.mark.parametrize(
+        ("window", "stride"),
+        [((5, 5), (5, 5)), ((6, 4), (3, 2)), ((3, 2), (7, 5)), ((9, 9), (1, 4)), ((1, 7), (2, 9))],
+    )
+    def test_equals_xaitk(self, shape: tuple[int, int], window: tuple[int, int], stride: tuple[int, int]) -> None:
+        theirs = SlidingWindow(window, stride).perturb(np.zeros(shape))
+        assert np.array_equal(everything(bind(SlidingWindowMasks(window, stride), *shape)), theirs)
+
+    @pytest.mark.parametrize(
+        ("shape", "window", "stride"),
+        [((7, 5, 6), (3, 2, 4), (2, 2, 3)), ((6, 6, 4), (2, 2, 2), (2, 2, 2)), ((5, 8, 3), (1, 3, 3), (3, 4, 2))],
+    )
+    def test_3d_equals_slow_loop(
+        self, shape: tuple[int, ...], window: tuple[int, ...], stride: tuple[int, ...]
+    ) -> None:
+        assert np.array_equal(
+            everything(bind(SlidingWindowMasks(window, stride), *shape)), slow_windows(shape, window, stride)
+        )
+
+    @pytest.mark.parametrize(
+        ("window", "stride", "same_as"), [(4, None, 2), (5, None, 2), (1, None, 1), ((4, 6), None, (2, 3)), ([3], 2, 2)]
+    )
+    def test_one_number_and_default_stride(self, window: object, stride: object, same_as: object) -> None:
+        """One number stands for all axes, and the default stride is half of the window."""
+        ours = everything(bind(SlidingWindowMasks(window, stride), 12, 13))
+        w, s = (tuple(np.broadcast_to(v, 2).tolist()) for v in (window, same_as))
+        assert np.array_equal(ours, slow_windows((12, 13), w, s))
+
+    @settings(max_examples=20, deadline=None)
+    @given(
+        shape=st.lists(st.integers(4, 10), min_size=2, max_size=3),
+        window=st.integers(1, 4),
+        stride=st.integers(1, 5),
+        data=st.data(),
+    )
+    def test_law_2_a_mask_depends_on_index_and_shape_only(
+        self, shape: list[int], window: int, stride: int, data: st.DataObject
+    ) -> None:
+        bound = bind(SlidingWindowMasks(window, stride), *shape)
+        masks = bound.render(range(len(bound)))
+        picked = data.draw(st.lists(st.integers(0, len(bound) - 1), max_size=6))
+        assert torch.equal(bound.render(picked), masks[picked])
+        assert torch.equal(bound.render(range(1, len(bound))), masks[1:])
+        # Windows no further apart than they are long leave no voxel unseen.
+        if stride <= window:
+            assert bool((masks.min(dim=0).values == 0).all())
+
+    def test_codes_are_corners(self) -> None:
+        bound = bind(SlidingWindowMasks((5, 3), (4, 3)), 10, 9)
+        # The last of three windows of 5 starts at 8 of 10 and hangs over by 3, so all move up by 1.
+        expected = [[y, x] for y in (-1, 3, 7) for x in (0, 3, 6)]
+        corners = bound.codes(range(len(bound)))["corner"]
+        assert np.array_equal(corners, expected)
+        assert np.issubdtype(corners.dtype, np.integer)
+
+    @pytest.mark.parametrize(
+        ("window", "stride", "match"),
+        [
+            (0, 1, "`window_size` must be a whole number of at least 1, got 0"),
+            ((3, 3), (1, 0), r"`stride` must be a whole number of at least 1, got \(1, 0\)"),
+        ],
+    )
+    def test_errors(self, window: object, stride: object, match: str) -> None:
+        with pytest.raises(ValueError, match=match):
+            SlidingWindowMasks(window, stride)
+
+    def test_window_larger_than_the_image(self) -> None:
+        with pytest.raises(ValueError, match=r"`window_size` \(9, 9\) is larger than.*\(8, 12\).*use a smaller one"):
+            bind(SlidingWindowMasks(9), 8, 12)
+
+    @pytest.mark.parametrize(
+        ("window", "stride", "spacing", "same_window", "same_stride"),
+        [
+            (20, 10, (1.0, 2.0, 5.0), (20, 10, 4), (10, 5, 2)),
+            ((6, 5, 4.9), (6, 5, 4.9), (4.0, 2.0, 10.0), (2, 3, 1), (2, 3, 1)),  # 1.5, 2.5 and 0.49 voxels
+            (10, None, (2.5, 4.0, 9.0), (4, 3, 1), (2, 1, 1)),
+        ],
+    )
+    def test_sizes_in_mm(
+        self, window: object, stride: object, spacing: tuple, same_window: tuple, same_stride: tuple
+    ) -> None:
+        image = torch.zeros(1, 21, 12, 5)
+        in_mm = SlidingWindowMasks(window, stride, unit="mm").bind(image, spacing=spacing)
+        in_voxels = SlidingWindowMasks(same_window, same_stride).bind(image, spacing=spacing)
+        assert in_mm.key == in_voxels.key
+        assert torch.equal(in_mm.render(range(len(in_mm))), in_voxels.render(range(len(in_voxels))))
+
+    def test_errors_of_sizes_in_mm(self) -> None:
+        with pytest.raises(ValueError, match="need the image's voxel sizes, which are unknown"):
+            bind(SlidingWindowMasks(5.5, unit="mm"), 8, 8)
+        with pytest.raises(ValueError, match=r"`unit` must be one of \['mm', 'voxel'\], got 'cm'"):
+            SlidingWindowMasks(5, unit="cm")
+        with pytest.raises(ValueError, match=r"`window_size` must be a number above 0, got \[3, -1\]"):
+            SlidingWindowMasks([3, -1], unit="mm")
+        with pytest.raises(ValueError, match="`stride` must be a number above 0, got nan"):
+            SlidingWindowMasks(3, float("nan"), unit="mm")
+        with pytest.raises(ValueError, match=r"`window_size` must be a whole number of at least 1, got 2\.5"):
+            SlidingWindowMasks(2.5)
+        with pytest.raises(ValueError, match=r"`window_size` \(10, 5\) is larger than .* \(8, 8\)"):
+            SlidingWindowMasks(10, unit="mm").bind(torch.zeros(1, 8, 8), spacing=(1.0, 2.0))
+
+    @pytest.mark.parametrize(("window", "stride", "name"), [((3, 3, 3), 1, "window_size"), (3, (1, 1, 1), "stride")])
+    def test_wrong_number_of_sizes(self, window: object, stride: object, name: str) -> None:
+        with pytest.raises(ValueError, match=f"`{name}` must be one number or one per spatial axis"):
+            bind(SlidingWindowMasks(window, stride), 8, 8)

@@ -1,0 +1,142 @@
+"""Regions of label maps, of other grids and of connected components, as a target reads them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.targets import FLAT, LABELLED, SEGMENTATION
+
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.targets import (
+    RegionScore,
+)
+
+
+class TestRegionsOfLabels:
+    """Channels on a 2x3 image, and a label map of two organs, the values 1 and 4."""
+
+    OUTPUT = SEGMENTATION
+    CASE = LABELLED
+    LABELS = LABELLED.labels
+
+    def test_by_default_a_channel_has_the_label_of_its_index(self) -> None:
+        bound = RegionScore([1, 0], "none", "label").bind(self.OUTPUT, self.CASE)
+        torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[4.0, 0.5]]))
+
+    def test_named_values(self) -> None:
+        bound = RegionScore([1, 0], "none", "label", label_values=[4, (1, 4)]).bind(self.OUTPUT, self.CASE)
+        torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[0.0, 1.5]]))
+
+    def test_one_channel_has_all_that_is_labelled(self) -> None:
+        output = self.OUTPUT[:, :1]
+        torch.testing.assert_close(
+            RegionScore(0, "none", "label").bind(output, self.CASE)(output), torch.tensor([[1.5]])
+        )
+
+    def test_false_positives(self) -> None:
+        """Channel 1 wins at (0, 1), (0, 2) and (1, 2), and the label has the first and the last of these."""
+        bound = RegionScore(1, "none", "false_positive").bind(self.OUTPUT, self.CASE)
+        torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[4.0]]))
+        assert list(bound.labels) == [1]
+        with pytest.raises(CaseError, match="the region that is predicted but not in the label of channel 1 is empty"):
+            RegionScore(1, "none", "false_positive").bind(
+                self.OUTPUT, Case("ct_7", FLAT.image, labels=self.LABELS * 0 + 1)
+            )
+
+    def test_labels_that_do_not_fit(self) -> None:
+        target = RegionScore(1, "none", "label")
+        with pytest.raises(CaseError, match="case ct_7: the region is taken from the label map, and the case has none"):
+            target.bind(self.OUTPUT, FLAT)
+        with pytest.raises(CaseError, match=r"label map has spatial shape \(2, 2\), the image \(2, 3\)"):
+            target.bind(self.OUTPUT, Case("ct_7", FLAT.image, labels=self.LABELS[..., :2]))
+        with pytest.raises(CaseError, match="case ct_7: the label's region of channel 1 is empty"):
+            target.bind(self.OUTPUT, Case("ct_7", FLAT.image, labels=self.LABELS * 0))
+
+    def test_wrong_settings(self) -> None:
+        with pytest.raises(ValueError, match="`label_values` must have one entry for each channel"):
+            RegionScore([0, 1], "none", "label", label_values=[1])
+        with pytest.raises(ValueError, match="`label_values` must have one entry for each channel"):
+            RegionScore("predicted", "none", "label", label_values=[1])
+
+
+class TestCoarserOutput:
+    """The image has 8x8 voxels, the output 4x4: voxel (i, j) of the output is nearest to (2i + 1, 2j + 1)."""
+
+    OUTPUT = torch.arange(16.0).reshape(1, 1, 4, 4)
+    IMAGE = torch.zeros(1, 8, 8)
+
+    def test_regions_on_the_images_grid(self) -> None:
+        region = torch.zeros(8, 8)
+        region[2:4, 2:6] = 1
+        for shape in ((8, 8), (1, 8, 8), (1, 1, 8, 8)):
+            bound = RegionScore(0, "none", region.reshape(shape)).bind(self.OUTPUT, Case("ct", self.IMAGE))
+            torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[5.5]]))
+        case = Case("ct", self.IMAGE, labels=region[None])
+        torch.testing.assert_close(
+            RegionScore(0, "none", "label").bind(self.OUTPUT, case)(self.OUTPUT), torch.tensor([[5.5]])
+        )
+
+    def test_a_region_that_vanishes(self) -> None:
+        region = torch.zeros(8, 8)
+        region[2, 2] = 1
+        with pytest.raises(
+            CaseError, match=r"case ct: the given region has 1 voxels .*\(8, 8\) and vanishes .*\(4, 4\)"
+        ):
+            RegionScore(0, "none", region).bind(self.OUTPUT, Case("ct", self.IMAGE))
+        with pytest.raises(CaseError, match=r"case ct: the label of value 3 .* vanishes"):
+            RegionScore(0, "none", "label", label_values=[3]).bind(
+                self.OUTPUT, Case("ct", self.IMAGE, labels=3 * region[None])
+            )
+
+    def test_neither_grid(self) -> None:
+        with pytest.raises(CaseError, match=r"shape \(6, 6\).*\(4, 4\) and the image \(8, 8\); give .* one of these"):
+            RegionScore(0, "none", torch.ones(6, 6)).bind(self.OUTPUT, Case("ct", self.IMAGE))
+
+
+class TestComponents:
+    """A blob of three voxels that touch at corners, one of two, and one of one."""
+
+    BLOBS = torch.tensor([[1, 0, 0, 0, 0], [0, 1, 0, 2, 2], [1, 0, 0, 0, 0], [0, 0, 0, 0, 3]])
+    CASE = Case("ct_7", torch.zeros(1, 4, 5), labels=BLOBS[None])
+
+    def logits(self) -> torch.Tensor:
+        return torch.where(self.BLOBS > 0, self.BLOBS, -1)[None, None].double()
+
+    def test_largest_first_each_with_its_own_mean(self) -> None:
+        bound = RegionScore(0, "sigmoid", components=5).bind(self.logits(), self.CASE)
+        assert bound.labels == [f"component {i} of class 0" for i in (1, 2, 3)]
+        torch.testing.assert_close(bound(self.logits()), torch.tensor([[1.0, 2.0, 3.0]]).double().sigmoid())
+
+    @pytest.mark.parametrize("settings", [{"components": 2}, {"components": 9, "min_size": 2}])
+    def test_limit_and_least_size(self, settings: dict) -> None:
+        bound = RegionScore(0, "sigmoid", **settings).bind(self.logits(), self.CASE)
+        torch.testing.assert_close(bound(self.logits()), torch.tensor([[1.0, 2.0]]).double().sigmoid())
+
+    def test_of_the_label_and_of_several_channels(self) -> None:
+        """Each channel's own components, in the order of the channels."""
+        output = torch.cat([-self.logits(), self.logits()], 1)
+        target = RegionScore([1, 0], "none", "label", label_values=[(1, 3), 2], components=3)
+        bound = target.bind(output, self.CASE)
+        assert bound.labels == ["component 1 of class 1", "component 2 of class 1", "component 1 of class 0"]
+        torch.testing.assert_close(bound(output), torch.tensor([[1.0, 3.0, -2.0]]).double())
+
+    def test_in_3d(self) -> None:
+        """Voxels that touch at a corner only are one component."""
+        output = -torch.ones(1, 1, 4, 4, 4)
+        output[0, 0, [0, 1, 3], [0, 1, 3], [0, 1, 3]] = torch.tensor([1.0, 3.0, 5.0])
+        bound = RegionScore(0, "sigmoid", components=4).bind(output, Case("ct", output[0]))
+        flat = output.flatten()[[0, 21, 63]].sigmoid()
+        torch.testing.assert_close(bound(output), torch.stack([flat[:2].mean(), flat[2]])[None])
+
+    def test_all_too_small(self) -> None:
+        with pytest.raises(CaseError, match=r"case ct_7: no component has 4 voxels.*lower `min_size`"):
+            RegionScore(0, "sigmoid", components=5, min_size=4).bind(self.logits(), self.CASE)
+
+    def test_wrong_settings(self) -> None:
+        with pytest.raises(ValueError, match="`components` are parts of a region"):
+            RegionScore(0, "none", "all", components=2)
+        with pytest.raises(ValueError, match="`components` must be a whole number of at least 1"):
+            RegionScore(0, "none", components=0)
+        with pytest.raises(ValueError, match="`min_size` must be a whole number of at least 1"):
+            RegionScore(0, "none", components=1, min_size=0)

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers.targets import FLAT, LABELLED, LOGITS, SEGMENTATION
+from monai.losses import DiceLoss
+
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.targets import (
+    DiceScore,
+    RegionScore,
+)
+
+VOLUME = Case("ct_7", torch.zeros(1, 2, 2, 2))
+
+
+class TestRegionScore:
+    OUTPUT = SEGMENTATION
+    # What a perturbed image gives: everything flipped, so that channel 1 wins elsewhere.
+    MOVED = OUTPUT.flip(1)
+
+    def test_predicted_region_of_the_highest_channel(self) -> None:
+        bound = RegionScore([1, 0], "none").bind(self.OUTPUT, FLAT)
+        torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[4.0, 7.0 / 3]]))
+
+    def test_predicted_region_is_frozen(self) -> None:
+        """A perturbation that moves the segmentation lowers the score, and does not move the question."""
+        bound = RegionScore([1, 0], "none").bind(self.OUTPUT, FLAT)
+        assert torch.equal(bound(self.MOVED), torch.zeros(1, 2))
+        torch.testing.assert_close(bound(torch.cat([self.MOVED, self.OUTPUT])), torch.tensor([[0, 0], [4, 7 / 3]]))
+
+    def test_predicted_region_of_sigmoid(self) -> None:
+        """Channels overlap under a sigmoid: each has the voxels where its own probability is above one half."""
+        logit = math.log(1.25)  # a probability of 5 / 9
+        output = torch.tensor([[[[logit, -logit, logit], [-1.0, 0.0, -1.0]], [[logit, logit, -1.0], [-1.0] * 3]]])
+        bound = RegionScore([0, 1], "sigmoid").bind(output, FLAT)
+        torch.testing.assert_close(bound(output), torch.tensor([[5 / 9, 5 / 9]]))
+        torch.testing.assert_close(bound(-output), torch.tensor([[4 / 9, 4 / 9]]))
+
+    def test_softmax_by_hand(self) -> None:
+        bound = RegionScore(1, "softmax").bind(self.OUTPUT, FLAT)
+        expected = sum(1 / (1 + math.exp(-d)) for d in (2.0, 4.0, 6.0)) / 3
+        assert float(bound(self.OUTPUT)) == pytest.approx(expected)
+        assert float(bound(self.MOVED)) == pytest.approx(1 - expected)
+
+    def test_all_voxels(self) -> None:
+        bound = RegionScore([0, 1], "none", region="all").bind(self.OUTPUT, FLAT)
+        torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[7 / 6, 2.0]]))
+        expected = self.OUTPUT.double().softmax(1).mean((2, 3)).float()
+        torch.testing.assert_close(RegionScore([0, 1], "softmax", "all").bind(self.OUTPUT, FLAT)(self.OUTPUT), expected)
+
+    @pytest.mark.parametrize("shape", [(2, 3), (1, 2, 3), (1, 1, 2, 3)])
+    def test_label_in_its_three_shapes(self, shape: tuple[int, ...]) -> None:
+        label = torch.tensor([[0, 5, 0], [1, 0, 0]]).reshape(shape)
+        bound = RegionScore([0, 1], "none", region=label).bind(self.OUTPUT, FLAT)
+        assert torch.equal(bound(self.OUTPUT), torch.tensor([[2.0, 1.0]]))
+
+    def test_label_of_a_batch_is_picked_by_image(self) -> None:
+        labels = torch.zeros(3, 1, 2, 3)
+        for index, voxel in enumerate([(0, 1), (1, 2), (0, 2)]):
+            labels[index, 0][voxel] = 1
+        target = RegionScore(1, "none", region=labels)
+        scores = [float(target.bind(self.OUTPUT, Case("ct", FLAT.image, i))(self.OUTPUT)) for i in range(3)]
+        assert scores == [2.0, 6.0, 4.0]
+        with pytest.raises(CaseError, match="case ct: `region` holds 3 label maps, but needs one per image"):
+            target.bind(self.OUTPUT, Case("ct", FLAT.image, 3))
+
+    def test_3d_by_hand(self) -> None:
+        output = torch.zeros(1, 2, 2, 2, 2)
+        output[0, 1, 0] = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
+        assert float(RegionScore(1, "none").bind(output, VOLUME)(output)) == 3.0
+
+    def test_half_precision_is_scored_in_float32(self) -> None:
+        """The mean of 100 000 half-precision values would be rounded to three digits."""
+        output = torch.full((1, 2, 250, 400), 0.1, dtype=torch.float16)
+        case = Case("ct", torch.zeros(1, 250, 400))
+        score = RegionScore(1, "none", region="all").bind(output, case)(output)
+        assert float(score) == pytest.approx(float(output[0, 0, 0, 0]), rel=1e-6)
+
+    def test_describe(self) -> None:
+        """A segmentation has no one prediction."""
+        assert RegionScore([0, 1], "none").bind(self.OUTPUT, FLAT).describe() == {}
+
+    @pytest.mark.parametrize(
+        ("settings", "match"),
+        [
+            ({"channel": 2}, r"case ct_7: channel 2 is out of range: the network gives 2 channels.*\[0, 1\]"),
+            ({"channel": 0, "region": torch.zeros(2, 3)}, "case ct_7: the given region of channel 0 is empty"),
+            ({"channel": 0, "region": torch.ones(3, 3)}, r"case ct_7: `region` has shape \(3, 3\).*\(2, 3\)"),
+            ({"channel": 0, "region": torch.ones(2, 2, 3)}, r"case ct_7: `region` has shape \(2, 2, 3\)"),
+        ],
+    )
+    def test_settings_that_do_not_fit_the_case(self, settings: dict, match: str) -> None:
+        with pytest.raises(CaseError, match=match):
+            RegionScore(activation="none", **settings).bind(self.OUTPUT, FLAT)
+
+    @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+    def test_empty_predicted_region(self, activation: str) -> None:
+        output = torch.stack([torch.full((2, 3), 3.0), torch.full((2, 3), -3.0)])[None]
+        with pytest.raises(CaseError, match=r"case ct_7: the predicted region.* of channel 1 is empty.*region='all'"):
+            RegionScore(1, activation).bind(output, FLAT)
+
+    @pytest.mark.parametrize(
+        ("output", "activation", "match"),
+        [
+            (LOGITS, "none", r"case ct_7: RegionScore reads a segmentation.*\(B, 3\); use ClassScore for a classifier"),
+            (torch.zeros(1, 2, 2, 2, 2), "none", r"case ct_7: RegionScore reads a segmentation"),
+            (
+                [OUTPUT],
+                "none",
+                "case ct_7: RegionScore reads a tensor, .* a list; .*: output=0 reads \\(B, 2, 2, 3\\)$",
+            ),
+            (OUTPUT[:, :1], "softmax", "case ct_7: the softmax of one channel is 1"),
+            (OUTPUT[:, :1], "none", "case ct_7: with one output channel.*the predicted region is not defined"),
+        ],
+    )
+    def test_outputs_it_cannot_read(self, output: object, activation: str, match: str) -> None:
+        with pytest.raises(CaseError, match=match):
+            RegionScore(0, activation).bind(output, FLAT)
+
+    def test_warns_of_an_activation_on_probabilities(self) -> None:
+        with pytest.warns(UserWarning, match="case ct_7: .*already looks like probabilities"):
+            RegionScore(0, "softmax").bind(self.OUTPUT.softmax(1), FLAT)
+
+    @pytest.mark.filterwarnings("error")
+    def test_does_not_warn_on_logits(self) -> None:
+        RegionScore(0, "softmax").bind(self.OUTPUT, FLAT)
+
+    def test_wrong_settings(self) -> None:
+        with pytest.raises(ValueError, match=r"`region` must be 'predicted', .* or a label tensor, got 'liver'"):
+            RegionScore(0, "none", region="liver")
+        with pytest.raises(ValueError, match="`activation` must be one of"):
+            RegionScore(0, "relu")
+
+
+class TestPredictedChannels:
+    def test_all_that_have_a_voxel_but_the_background(self) -> None:
+        output = torch.zeros(1, 4, 2, 3)
+        output[0, 0, 0] = output[0, 3, 1] = 2.0
+        assert list(RegionScore("predicted", "softmax").bind(output, FLAT).labels) == [3]
+        assert list(DiceScore("predicted", "sigmoid").bind(output, FLAT).labels) == [0, 3]
+
+    def test_none(self) -> None:
+        output = torch.full((1, 3, 2, 3), -1.0)
+        with pytest.raises(CaseError, match=r"segments nothing: .* each of its 3 channels"):
+            RegionScore("predicted", "softmax").bind(output, FLAT)
+        with pytest.raises(CaseError, match=r"segments nothing: .* each of its 3 channels"):
+            RegionScore("predicted", "sigmoid").bind(output, FLAT)
+
+    def test_wrong_settings(self) -> None:
+        with pytest.raises(ValueError, match="`channel` must be an index, several, or 'predicted', got 'all'"):
+            RegionScore("all", "softmax")
+
+
+class TestDiceScore:
+    def test_by_hand(self) -> None:
+        """Three voxels of probability 1, 0.5 and 0 outside of a region of two voxels of 1: 2 * 1.5 / (1.5 + 2)."""
+        reference = torch.tensor([[[[0.9, 0.9, 0.1], [0.1, 0.1, 0.1]]]]).logit()
+        moved = torch.tensor([[[[1.0, 0.5, 0.0], [0.0, 0.0, 0.5]]]]).double()
+        bound = DiceScore(0, "sigmoid", smooth=0).bind(reference, FLAT)
+        scores = bound(torch.cat([moved.logit(), torch.full_like(moved, -torch.inf)]))
+        torch.testing.assert_close(scores, torch.tensor([[3 / 4], [0.0]]).double())
+
+    @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+    @pytest.mark.parametrize("smooth", [1e-5, 1.0])
+    def test_is_one_less_the_loss_of_monai(self, activation: str, smooth: float) -> None:
+        generator = torch.Generator().manual_seed(0)
+        reference, output = torch.randn(2, 1, 3, 5, 4, 6, generator=generator, dtype=torch.float64)
+        case = Case("ct", torch.zeros(1, 5, 4, 6))
+        scores = DiceScore([2, 0], activation, smooth=smooth).bind(reference, case)(output)
+        if activation == "softmax":
+            region = torch.nn.functional.one_hot(reference.argmax(1), 3).permute(0, 4, 1, 2, 3)
+        else:
+            region = reference > 0
+        loss = DiceLoss(smooth_nr=smooth, smooth_dr=smooth, reduction="none", **{activation: True})
+        expected = 1 - loss(output, region.double()).flatten()[None, [2, 0]]
+        torch.testing.assert_close(scores, expected)
+
+    def test_with_the_label(self) -> None:
+        output = SEGMENTATION.softmax(1)
+        bound = DiceScore(1, "none", "label", smooth=0).bind(output, LABELLED)
+        inside = output[0, 1, [0, 1], [1, 2]].sum()
+        torch.testing.assert_close(bound(output), (2 * inside / (output[0, 1].sum() + 2)).reshape(1, 1))
+
+    def test_wrong_settings(self) -> None:
+        with pytest.raises(ValueError, match="`smooth` must be at least 0, got -1"):
+            DiceScore(1, "none", smooth=-1)
+        with pytest.raises(ValueError, match="`region` must be 'predicted', 'label' or a label tensor, got 'all'"):
+            DiceScore(1, "none", "all")
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "none"])
+@pytest.mark.parametrize("region", ["all", "some"])
+def test_contributions_of_tiles_sum_to_the_scores(activation: str, region: str) -> None:
+    outputs = torch.randn(2, 4, 6, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    inside = torch.zeros(6, 7)
+    inside[1:4, 2:6] = 1
+    target = RegionScore([2, 0], activation, "all" if region == "all" else inside)
+    bound = target.bind(outputs[:1], Case("ct_7", torch.zeros(1, 6, 7)))
+    assert bound.channels_read == (None if activation == "softmax" else [0, 2])
+    read = outputs if bound.channels_read is None else outputs[:, bound.channels_read]
+    parts = [
+        bound.contribution(read[:, :, rows, columns], (rows, columns))
+        for rows in (slice(0, 2), slice(2, 6))
+        for columns in (slice(0, 3), slice(3, 7))
+    ]
+    torch.testing.assert_close(sum(parts), bound(outputs), rtol=0, atol=1e-12)
+    reach = bound.reach()
+    assert (reach is None) == (region == "all")
+    changed = outputs.clone()
+    if reach is not None:
+        assert torch.equal(reach, inside != 0)
+        changed[:, :, ~reach] += 5
+    if bound.channels_read is not None:
+        changed[:, [1, 3]] += 5
+    assert torch.equal(bound(changed), bound(outputs))

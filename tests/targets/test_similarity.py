@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers.targets import FLAT, LOGITS
+from xaitk_saliency.impls.gen_descriptor_sim_sal.similarity_scoring import SimilarityScoring
+
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.targets import (
+    EmbeddingSimilarity,
+    FieldSimilarity,
+)
+
+
+class TestEmbeddingSimilarity:
+    OWN = torch.tensor([[3.0, 4.0]])
+
+    def test_cosine_by_hand(self) -> None:
+        bound = EmbeddingSimilarity().bind(self.OWN, FLAT)
+        scores = bound(torch.tensor([[6.0, 8.0], [4.0, -3.0], [-3.0, -4.0], [1.0, 0.0]]))
+        torch.testing.assert_close(scores, torch.tensor([[1.0], [0.0], [-1.0], [0.6]]))
+        assert list(bound.labels) == ["similarity to itself"]
+
+    def test_distance_by_hand(self) -> None:
+        bound = EmbeddingSimilarity("distance").bind(self.OWN, FLAT)
+        torch.testing.assert_close(bound(torch.tensor([[3.0, 4.0], [0.0, 0.0]])), torch.tensor([[0.0], [-5.0]]))
+
+    def test_near_vectors_keep_their_distance(self) -> None:
+        own = torch.full((1, 1000), 100.0)
+        moved = own.clone()
+        moved[0, 0] += 1 / 64
+        assert float(EmbeddingSimilarity("distance").bind(own, FLAT)(moved)) == -1 / 64
+
+    @pytest.mark.parametrize("measure", ["cosine", "distance"])
+    def test_given_references(self, measure: str) -> None:
+        queries = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+        bound = EmbeddingSimilarity(measure, queries).bind(self.OWN, FLAT)
+        assert bound.labels == ["similarity to reference 1", "similarity to reference 2"]
+        expected = [[0.6, 1.0]] if measure == "cosine" else [[-math.sqrt(20), 0.0]]
+        torch.testing.assert_close(bound(self.OWN), torch.tensor(expected))
+        one = EmbeddingSimilarity(measure, queries[0]).bind(self.OWN, FLAT)
+        torch.testing.assert_close(one(self.OWN), torch.tensor(expected)[:, :1])
+
+    def test_survives_a_reused_output_buffer(self) -> None:
+        own = self.OWN.clone()
+        bound = EmbeddingSimilarity("distance").bind(own, FLAT)
+        own.zero_()
+        assert float(bound(own)) == -5.0
+
+    def test_agrees_with_xaitk_saliency(self) -> None:
+        """Its SBSM clips what becomes more similar and scales each map; one-voxel masks show the scores."""
+        generator = np.random.default_rng(0)
+        own, queries, perturbed = (generator.normal(size=size) for size in ((1, 6), (2, 6), (10, 6)))
+        masks = 1 - np.eye(10).reshape(10, 2, 5)
+        theirs = SimilarityScoring("euclidean").generate(own[0], queries, perturbed, masks).reshape(2, 10)
+        bound = EmbeddingSimilarity("distance", torch.from_numpy(queries)).bind(torch.from_numpy(own), FLAT)
+        drop = (bound(torch.from_numpy(own)) - bound(torch.from_numpy(perturbed))).clamp(min=0).T.numpy()
+        np.testing.assert_allclose(drop / drop.max(axis=1, keepdims=True), theirs, atol=1e-12)
+
+    def test_errors(self) -> None:
+        with pytest.raises(CaseError, match=r"case ct_7: `reference` has shape \(3,\), an embedding \(2,\)"):
+            EmbeddingSimilarity(reference=torch.ones(3)).bind(self.OWN, FLAT)
+        with pytest.raises(ValueError, match=r"`measure` must be one of \['cosine', 'distance'\], got 'l2'"):
+            EmbeddingSimilarity("l2")
+
+
+class TestFieldSimilarity:
+    FIELD = torch.zeros(1, 2, 2, 3)
+
+    @staticmethod
+    def moved() -> torch.Tensor:
+        """Voxel (0, 0) moved by (3, 4), voxel (1, 2) by (0, 6)."""
+        field = torch.zeros(1, 2, 2, 3)
+        field[0, :, 0, 0] = torch.tensor([3.0, 4.0])
+        field[0, 1, 1, 2] = 6.0
+        return field
+
+    def test_mean_distance_in_voxels(self) -> None:
+        bound = FieldSimilarity().bind(self.FIELD, FLAT)
+        torch.testing.assert_close(
+            bound(torch.cat([self.FIELD, self.moved()])), torch.tensor([[0.0], [-(5.0 + 6.0) / 6]])
+        )
+
+    def test_inside_of_a_region(self) -> None:
+        region = torch.tensor([[0, 0, 0], [0, 2, 2]])
+        for target, case in (
+            (FieldSimilarity(region), FLAT),
+            (FieldSimilarity("label"), Case("ct", FLAT.image, labels=region[None])),
+        ):
+            torch.testing.assert_close(target.bind(self.FIELD, case)(self.moved()), torch.tensor([[-3.0]]))
+
+    def test_errors(self) -> None:
+        with pytest.raises(CaseError, match=r"case ct_7: FieldSimilarity reads a displacement field of shape"):
+            FieldSimilarity().bind(LOGITS, FLAT)
+        with pytest.raises(CaseError, match="case ct_7: the region is empty"):
+            FieldSimilarity(torch.zeros(2, 3)).bind(self.FIELD, FLAT)
+        with pytest.raises(ValueError, match=r"`region` must be one of \['all', 'label'\]"):
+            FieldSimilarity("predicted")
