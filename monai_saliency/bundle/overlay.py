@@ -27,12 +27,12 @@ from monai_saliency import distributed as engines
 from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser, is_generative
 from monai_saliency.bundle.placement import Placement, input_file
+from monai_saliency.bundle.run import run as run_cohort
 from monai_saliency.cases import Case, image_spacing
-from monai_saliency.engines.run import run as run_cohort
 from monai_saliency.errors import CaseError, repeat_cause_last
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.fills.scan_unit import ScanUnitFill
-from monai_saliency.handlers.saliency_handler import SaliencyHandler
+from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler
 from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import BoundMasks, Masks
@@ -232,9 +232,7 @@ class Overlay:
             progress=True,
             output=output,
         )
-        if relative:
-            explain = explain.replace(masks=_RelativeWindows(settings["stride"]))
-        return explain
+        return explain.replace(masks=_RelativeWindows(settings["stride"])) if relative else explain
 
 
 def _refuse_generative(evaluator: Any) -> None:
@@ -275,6 +273,7 @@ class OverlayHandler(SaliencyHandler):
         self.num_cases = 0
         self.last_case = "none"
         self._placement: Placement | None = None
+        self._explains = self.inferer
         self._recorder = _Recorder(evaluator.inferer)
         evaluator.inferer = self._recorder
 
@@ -282,7 +281,7 @@ class OverlayHandler(SaliencyHandler):
         with _randomness_untouched():
             super().__call__(engine)
 
-    def batches(self, engine: Engine) -> Iterator[tuple[torch.Tensor, list[dict[str, Any]]]]:
+    def batches(self, engine: Engine) -> Iterator[Batch]:
         """One batch of all images, or each image alone where they are a list or come with further inputs."""
         inputs, args, kwargs = self._recorder.take()
         listed = isinstance(inputs, (list, tuple))
@@ -295,8 +294,7 @@ class OverlayHandler(SaliencyHandler):
         items = _items(engine.state.batch, len(tensors))
         if self._placement is None:
             self._start(engine, items[0], tensors[0])
-        batch = engine.state.iteration - 1
-        batch = batch if self.places is None else self.places[batch]
+        batch = self.explainer.assignment.place(engine.state.iteration - 1)
         places = [f"{batch}-{i}" if len(items) > 1 else str(batch) for i in range(len(items))]
         cases = [self._case(*each) for each in zip(items, inputs, places, strict=True)]
         alone = listed or any(isinstance(value, torch.Tensor) for value in [*args, *kwargs.values()])
@@ -304,18 +302,16 @@ class OverlayHandler(SaliencyHandler):
         for group in groups:
             images = torch.stack([tensors[i] for i in group])
             self._predict.hold(args, kwargs, group, len(cases))
-            inputs_of = ListInput() if listed else TensorInput()
-            self.inferer = self.inferer.replace(inputs=inputs_of, inferer=self._predict.sliding_window or self._predict)
+            changes: dict[str, Any] = {"inputs": ListInput() if listed else TensorInput()}
+            changes["inferer"] = self._predict.sliding_window or self._predict
             if listed:
                 found = engine.state.output[CommonKeys.PRED]  # type: ignore[index]
                 self._predict.lower_threshold(finds_nothing(found[group[0]]))
-            self._settings = None  # what the scores depend on may be another than for the last case
             if self.overlay.mask_batch_size is None:
-                size = max(1, min(16, _BATCH_VALUES // images[0].numel()))
-                self.inferer = self.inferer.replace(mask_batch_size=size)
+                changes["mask_batch_size"] = max(1, min(16, _BATCH_VALUES // images[0].numel()))
             self.num_cases += len(group)
             self.last_case = str(cases[group[-1]]["case"])
-            yield images, [cases[i] for i in group]
+            yield Batch(images, [cases[i] for i in group], self._explains.replace(**changes))
 
     def _start(self, engine: Any, item: dict[Any, Any], image: torch.Tensor) -> None:
         """Find the image among what the loader gives, and say what will be explained."""
@@ -339,7 +335,7 @@ class OverlayHandler(SaliencyHandler):
             if self._placement.transform is None:
                 raise ValueError("`saliency_fill_unit` scan needs the bundle's preprocessing, which its loader hides")
             fill = ScanUnitFill(self.overlay.scan_fill, self._placement.transform, self.image_key)
-            self.inferer = self.inferer.replace(fill=fill)
+            self._explains = self._explains.replace(fill=fill)
         try:
             labels = item.get(self.overlay.label_key) if self.overlay.label_key is not None else None
             spacing = image_spacing(item[key][None]) if key is not None else None

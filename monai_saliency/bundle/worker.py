@@ -1,80 +1,100 @@
-"""A process that explains whichever units it is given, for engines that hand them out one call after the other."""
+"""Making the cohort of a bundle's run in another process, for engines that start processes themselves."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from monai.bundle import ConfigParser
 
 from monai_saliency.bundle.config import BundleConfig
 from monai_saliency.distributed.base import Cohort, Engine, local_device
-from monai_saliency.sharding import Unit
 
-__all__ = ["Worker"]
+__all__ = ["Recipe"]
 
 
-class Worker(Engine):
-    """Explains units of a bundle's cohort in a process of its own, and holds the network once.
+@dataclass(frozen=True)
+class Recipe:
+    """Makes the cohort of a bundle's run in the process that calls it, which then explains any units of it.
 
-    It makes the bundle anew from the driver's config, as MONAI does, with itself as the engine: the run comes as far as
-    its engine, and goes on whenever there are units.
+    The bundle is made from the driver's config, as MONAI does, with an engine that takes the cohort: the run comes as
+    far as its engine. The network is made once.
+
+    Example::
+
+        recipe = Recipe.here(parser.get(), "run")  # in the driver
+        cohort = recipe()  # in another process
+        cohort.explain([Unit(2), Unit(5)], quiet=True)
 
     Args:
-        config: the bundle's, see :attr:`~monai_saliency.distributed.base.Cohort.config`.
+        config: the bundle's config, as the plain run reads it.
         run_id: the id by which the driver runs it.
         path: the driver's ``sys.path``, for the bundle's own modules.
-        folder: the driver's working directory, from which relative paths count.
-
-    Attributes:
-        device: where its network is, if the overlay leaves that to the engine.
-
-    Raises:
-        RuntimeError: when the config's run ends without asking its engine for anything.
-        Exception: what the bundle raises while it is made.
+        folder: the driver's working directory, which relative paths start from.
     """
 
-    speaks = False
+    config: dict[str, Any]
+    run_id: str
+    path: Sequence[str] = ()
+    folder: str = "."
 
-    def __init__(self, config: dict[str, Any], run_id: str, path: Sequence[str] = (), folder: str | Path = ".") -> None:
-        self.device = local_device()
-        self._cohort: Cohort | None = None
-        os.chdir(folder)
+    @staticmethod
+    def here(config: dict[str, Any], run_id: str) -> Recipe:
+        """A recipe with the path and the working directory of this process.
+
+        Args:
+            config: the bundle's config.
+            run_id: the id by which it is run.
+        """
+        return Recipe(config, run_id, list(sys.path), os.getcwd())
+
+    def __call__(self) -> Cohort:
+        """The cohort. This process takes over the driver's path and working directory.
+
+        Raises:
+            RuntimeError: when the config's run ends before it reaches its engine.
+            Exception: what the bundle raises while it is made.
+        """
+        os.chdir(self.folder)
         # An empty entry means the folder that the driver was started in.
-        entries = [entry or str(folder) for entry in path]
+        entries = [entry or self.folder for entry in self.path]
         sys.path[:] = list(dict.fromkeys([*entries, *sys.path]))
-        parser = ConfigParser(_without_trackers(config) | {"saliency_engine": self})
+        engine = _Taker()
+        parser = ConfigParser(_without_trackers(self.config) | {"saliency_engine": engine})
         bundle = BundleConfig(parser)
         try:
-            for id in ("initialize", run_id):
+            for id in ("initialize", self.run_id):
                 content = parser.get(id, [])
                 for step in [f"{id}::{i}" for i in range(len(content))] if isinstance(content, list) else [id]:
                     bundle.evaluate(step)
         except SystemExit as error:
             raise RuntimeError(f"the bundle ended its run before anything could be explained: {error}") from None
-        if self._cohort is None:
-            raise RuntimeError(f"{run_id!r} never called `saliency_engine`: it must be an id that explains the cohort")
+        if engine.cohort is None:
+            raise RuntimeError(
+                f"{self.run_id!r} never called `saliency_engine`: it must be an id that explains the cohort"
+            )
+        return engine.cohort
+
+
+class _Taker(Engine):
+    """Takes the cohort, and has nothing explained.
+
+    Attributes:
+        cohort: what was taken.
+        device: the device of the network, if the overlay leaves that to the engine.
+    """
+
+    speaks = False
+
+    def __init__(self) -> None:
+        self.cohort: Cohort | None = None
+        self.device = local_device()
 
     def run(self, cohort: Cohort) -> None:
-        """Keep the cohort for :meth:`explain`."""
-        # The driver shows how far all are.
-        cohort.handler.inferer = cohort.handler.inferer.replace(progress=False)
-        self._cohort = cohort
-
-    def explain(self, units: Sequence[Unit]) -> list[dict[str, str]]:
-        """As :meth:`Cohort.explain <monai_saliency.distributed.base.Cohort.explain>`."""
-        assert self._cohort is not None
-        return self._cohort.explain(units)
-
-    def waiting(self) -> list[str]:
-        """The cases that somebody else is to finish, of those explained here since this was last asked."""
-        assert self._cohort is not None
-        handler = self._cohort.handler
-        found, handler.waiting = handler.waiting, []
-        return found
+        self.cohort = cohort
 
 
 def _without_trackers(config: Any) -> Any:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +16,15 @@ from monai.utils import CommonKeys
 from monai_saliency.data.cached_dataset import CachedDataset, choose_backend
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.networks.identity import network_fingerprint
+from monai_saliency.networks.identity import strict_network_fingerprint
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.storage.locks import Locks
 from monai_saliency.transforms import Saliencyd
-from monai_saliency.utils.monai_private import is_compiled
 
 __all__ = ["SaliencyDataset"]
 
 # Of all datasets: two that share a network must not change its mode under each other.
 _networks = Locks()
-# Of a module's attributes: what is told by its text, and what is torch's or, as Accelerate's `forward`, wraps its own.
-_VALUES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
-_NO_SETTINGS = {*vars(torch.nn.Module()), "forward"}
 # What changes no map.
 _SPEED = {"mask_batch_size", "meter", "progress", "sharing"}
 
@@ -50,14 +43,12 @@ class SaliencyDataset(CachedDataset):
     reads the scans and computes maps alone. A map is used for the same scan (its files, transforms and library
     versions), the same network, and the same inferer, as it was when the dataset was made, but for its batch size.
 
-    A module is told by its weights and buffers, its parts with their printed settings, the files that define their
-    classes, and their attributes as far as they are plain: numbers, strings, functions, and containers of these. Other
-    objects that a part holds are not looked at. All is looked at in each read, so that a change is noticed (see
-    :func:`monai_saliency.networks.identity.network_fingerprint`); a ``network_id`` spares that. Maps of a module that
-    holds a
-    lambda, or changes as it predicts, such as by counting its calls, are not cached without one, as a warning says.
-    Explaining puts a module into evaluation mode for a while: do not give the very one that is trained meanwhile, but a
-    copy.
+    A module is identified by its weights and buffers, its parts with their printed settings, the files that define
+    their classes, and their plain attributes (see
+    :func:`monai_saliency.networks.identity.strict_network_fingerprint`). All of it is looked at in each read, so that a
+    change is noticed; a ``network_id`` saves that time. Maps of a module that holds a lambda, or that changes as it
+    predicts, such as by counting its calls, are not cached without one, as a warning says. Explaining puts a module
+    into evaluation mode for a while: do not give the very one that is trained meanwhile, but a copy.
 
     Any number of threads may read; a network explains for one at a time, and each map is computed once. With worker
     processes use the ``"disk"`` or ``"lmdb"`` cache, as each process has its own memory.
@@ -155,9 +146,9 @@ class SaliencyDataset(CachedDataset):
             return None
         network: Any = self._to_map.saliency.network
         try:
-            known = network_fingerprint(network, self.network_id)
+            known = strict_network_fingerprint(network, self.network_id)
             if known is not None:
-                return fingerprint([known, [] if self.network_id else [*_code(network), *_attributes(network)]])
+                return known
             reason = "is no module"
         except Unfingerprintable as error:
             reason = f"holds {error}"
@@ -239,39 +230,3 @@ def _keys(step: Any) -> Iterator[Any]:
         yield from step.keys
     for part in getattr(step, "transforms", ()):
         yield from _keys(part)
-
-
-def _code(network: torch.nn.Module) -> list[str]:
-    """The code of a module's classes, where it can be told."""
-    found = []
-    for kind in {type(part) for part in network.modules()}:
-        try:
-            found.append(fingerprint(kind))
-        except Unfingerprintable:
-            continue
-    return sorted(found)
-
-
-def _attributes(network: torch.nn.Module) -> list[str]:
-    """The plain attributes of a module's parts, which may steer it: values, functions, and containers of them.
-
-    Raises:
-        Unfingerprintable: for a function that cannot be told from others.
-    """
-    return [
-        f"{name}.{key}={value!r}" if isinstance(value, _VALUES) else f"{name}.{key}:{fingerprint(value)}"
-        for name, part in network.named_modules()
-        if not is_compiled(part)
-        for key, value in sorted(vars(part).items())
-        if key not in _NO_SETTINGS and _is_plain(value)
-    ]
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return _is_plain([*value.keys(), *value.values()])
-    if isinstance(value, functools.partial):
-        return _is_plain([value.func, value.args, value.keywords])
-    if isinstance(value, list | tuple | set | frozenset):
-        return all(map(_is_plain, value))
-    return isinstance(value, (*_VALUES, types.FunctionType, types.BuiltinFunctionType))

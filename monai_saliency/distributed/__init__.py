@@ -1,6 +1,5 @@
-"""Engines: one short file each, for the machinery that people bring. See :mod:`monai_saliency.distributed.base`."""
+"""Engines, one short file each, for machinery that people already use. See :mod:`monai_saliency.distributed.base`."""
 
-from monai_saliency.bundle.worker import Worker
 from monai_saliency.distributed.base import Cohort, Engine, local_device
 from monai_saliency.distributed.devices import DevicesEngine, MasksOverDevices
 from monai_saliency.distributed.ranks import RankEngine
@@ -17,6 +16,5 @@ __all__ = [
     "RayEngine",
     "SlurmEngine",
     "TorchrunEngine",
-    "Worker",
     "local_device",
 ]

@@ -1,10 +1,11 @@
-"""Accelerate: a bundle's cohort, and loaders of one's own, under ``accelerate launch``."""
+"""Accelerate: a bundle's cohort, and your own loaders, under ``accelerate launch``."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -20,19 +21,22 @@ from monai_saliency.utils.optional_imports import require
 
 __all__ = ["AccelerateEngine", "explain_loader", "local_device"]
 
+# of the images of a batch, see `BatchExplainer`
+Rows = list[dict[str, Any]]
+
 
 class AccelerateEngine(RankEngine):
-    """The processes that ``accelerate launch`` starts: at the end each waits for all, and the first tells the figures.
+    """The processes that ``accelerate launch`` starts: at the end each waits for all, and one reports the figures.
 
-    Without ``accelerate launch`` it is the plain run. Nothing goes between the processes but that they are done: scores
-    meet in the store.
+    Without ``accelerate launch`` it is the plain run. The processes exchange nothing but that they are done, since
+    scores meet in the store.
 
     Args:
-        split: see :class:`~monai_saliency.distributed.torchrun.RankEngine`.
+        split: what the processes share, see :class:`~monai_saliency.distributed.ranks.RankEngine`.
 
     Raises:
         OptionalImportError: when Accelerate is not installed.
-        ValueError: when Accelerate takes each of several processes for the only one.
+        ValueError: when there are several processes, and Accelerate takes each for the only one.
     """
 
     waits = True
@@ -85,9 +89,9 @@ def explain_loader(
     label_key: str | None = None,
     held_keys: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Explain all that a prepared loader gives: each image once, whatever the number of processes.
+    """Explain every image of a prepared loader once, whatever the number of processes.
 
-    Accelerate's loaders repeat images so that all processes have as many; while this runs, the loader does not.
+    Accelerate's loaders repeat images so that all processes have equally many; while this runs, the loader does not.
 
     Example::
 
@@ -99,17 +103,17 @@ def explain_loader(
     Args:
         accelerator: an ``Accelerator``.
         loader: prepared by it, over a dataset with a length, with ``dispatch_batches=False`` (the default for these).
-        network: prepared or not. Of a prepared one the module inside is run, since the forwards of the one outside meet
-            those of other processes, which have other numbers of them.
-        inferer: what explains, as made by :func:`monai_saliency.rise` and its like.
+        network: prepared or not. Of a prepared one the module inside is run, since forwards of the prepared one wait
+            for the other processes, which run other numbers of forwards.
+        inferer: explains images, as made by :func:`monai_saliency.rise` and the other methods.
         split: what processes share: ``"cases"``, the loader's batches; or ``"masks"``, the masks of every image, where
             the loader need not be prepared.
-        write: takes each row, on the process that explained it (the first one, where all have all maps), and the rows
-            that are returned have no maps.
-        image_key: the network's input, in batches that are dictionaries.
-        case_key: the cases' names, where a batch has them; their files' names otherwise.
-        label_key: label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
-        held_keys: the network's other inputs, by the names that the inferer's ``inputs`` passes them on by.
+        write: called with each row, on the process that explained it (on the first one, if all have all maps). Then the
+            rows that are returned have no maps.
+        image_key: the key of the network's input, in batches that are dictionaries.
+        case_key: the key of the cases' names; where a batch lacks it, the names of the cases' files are used.
+        label_key: the key of label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
+        held_keys: the keys of the network's other inputs, which the inferer's ``inputs`` passes on under these names.
 
     Returns:
         a row for each image, in the loader's order, the same on every process: ``case``, ``saliency`` (in the host's
@@ -117,7 +121,7 @@ def explain_loader(
 
     Raises:
         ValueError: when the loader cannot be shared without repeating images, or ``split`` is neither.
-        CaseError, RuntimeError: on all processes, when one has failed; the others explain their share first.
+        CaseError, RuntimeError: on all processes, when one has failed; the others finish their share first.
     """
     send_to_device = require("accelerate.utils", extra="accelerate").send_to_device
     _check(accelerator.num_processes)
@@ -125,41 +129,53 @@ def explain_loader(
         network = accelerator.unwrap_model(network)
     explain = BatchExplainer(network, inferer, split, image_key, case_key, label_key, held_keys)
     writes = split == "cases" or accelerator.is_main_process
-    batches: list[list[dict[str, Any]]] = []
 
-    def take(rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            row["saliency"] = row["saliency"].cpu()
-            if write is not None:
-                if writes:
-                    write(row)
-                del row["saliency"]
-        batches.append(rows)
+    def explain_here(batch: Any) -> Rows:
+        return explain(send_to_device(batch, accelerator.device))
 
     with _shared(loader, split, accelerator.num_processes):
-        if split == "cases":
-            with told_to_all():
-                for batch in loader:
-                    take(explain(send_to_device(batch, accelerator.device)))
-            # Batch i of the loader is the next one of process i % n.
-            batches = list(chain.from_iterable(zip_longest(*from_all_ranks(batches), fillvalue=[])))
-        else:
-            given = iter(loader)
-            while True:
-                with told_to_all():
-                    batch = next(given, None)
-                if batch is None:
-                    break
-                rows = explain(send_to_device(batch, accelerator.device))  # where all meet
-                with told_to_all():
-                    take(rows)
-            from_all_ranks(None)
+        share = _share_batches if split == "cases" else _share_masks
+        batches = share(loader, explain_here, partial(_take, write=write, writes=writes))
     return [row for rows in batches for row in rows]
+
+
+def _take(rows: Rows, write: Callable[[dict[str, Any]], Any] | None, writes: bool) -> Rows:
+    """Rows of a batch with maps in the host's memory; written and without maps if there is a ``write``."""
+    for row in rows:
+        row["saliency"] = row["saliency"].cpu()
+        if write is not None:
+            if writes:
+                write(row)
+            del row["saliency"]
+    return rows
+
+
+def _share_batches(loader: Any, explain: Callable[[Any], Rows], take: Callable[[Rows], Rows]) -> list[Rows]:
+    """Explain this process's batches; the rows of all processes, in the loader's order."""
+    with told_to_all():
+        batches = [take(explain(batch)) for batch in loader]
+    # Batch i of the loader is the next one of process i % n.
+    return list(chain.from_iterable(zip_longest(*from_all_ranks(batches), fillvalue=[])))
+
+
+def _share_masks(loader: Any, explain: Callable[[Any], Rows], take: Callable[[Rows], Rows]) -> list[Rows]:
+    """Explain every batch together with the other processes; its rows."""
+    given, batches = iter(loader), []
+    while True:
+        with told_to_all():
+            batch = next(given, None)
+        if batch is None:
+            break
+        rows = explain(batch)  # all processes meet in it
+        with told_to_all():
+            batches.append(take(rows))
+    from_all_ranks(None)
+    return batches
 
 
 @contextmanager
 def _shared(loader: Any, split: str, num_processes: int) -> Iterator[None]:
-    """Let a prepared loader give each of its batches to one process, or all to every process, and none twice."""
+    """Let a prepared loader give each of its batches to one process, or to every process, and none twice."""
     module = require("accelerate.data_loader", extra="accelerate")
     samplers = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
     shard = next((sampler for sampler in samplers if isinstance(sampler, module.BatchSamplerShard)), None)
@@ -175,7 +191,7 @@ def _shared(loader: Any, split: str, num_processes: int) -> Iterator[None]:
         yield
         return
     before = dict(vars(shard))
-    # `drop_last` here would leave out full batches of the last round; one's own loader keeps its own.
+    # `drop_last` here would leave out full batches of the last round; the loader inside keeps its own setting.
     shard.even_batches = shard.drop_last = False
     if split == "masks":
         shard.num_processes, shard.process_index = 1, 0

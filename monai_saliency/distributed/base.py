@@ -1,35 +1,28 @@
-"""What an engine is: it hands out a cohort's units of work, and holds no saliency arithmetic.
+"""What an engine is: it hands out the units of work of a cohort, and holds no saliency arithmetic.
 
 An engine's overlay (``python -m monai_saliency overlay NAME``) puts it under the id ``saliency_engine``, where our
 bundle's run and the overlay ``explain`` look for one. Each of its processes reads the same config, so each has the
-network, the loader and the output folder of the plain run; the engine only says who explains what.
+network, the loader and the output folder of the plain run; the engine only decides who explains what.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, islice
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
 from monai.engines import Evaluator
 from monai.handlers import ClassificationSaver, MetricsSaver
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
-from torch.utils.data.distributed import DistributedSampler
 
 from monai_saliency.data.loader import CohortLoader
+from monai_saliency.distributed.loaders import in_order, take
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
+from monai_saliency.inferers.case_explainer import Assignment
+from monai_saliency.inferers.inferer import Sharing
 from monai_saliency.sharding import Unit
 from monai_saliency.storage.failures import Failures
 from monai_saliency.utils.monai_private import event_handlers
@@ -40,15 +33,13 @@ __all__ = ["Cohort", "Engine", "local_device"]
 Metric = require("ignite.metrics", extra="bundle").Metric
 logger = logging.getLogger(__name__)
 
-_BY_CHANCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
-
 
 class Engine(ABC):
     """Runs a cohort over several processes or devices.
 
     Attributes:
         waits: whether :meth:`run` returns when all processes are done, rather than this one.
-        speaks: whether this process, once :meth:`run` has returned, tells the figures of the whole cohort. Where
+        speaks: whether this process, once :meth:`run` has returned, reports the figures of the whole cohort. Where
             processes do not wait for each other, each does.
     """
 
@@ -57,22 +48,26 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, cohort: Cohort) -> None:
-        """Have this process's units explained, and wait for what others do, where that is the engine's way."""
+        """Explain this process's units, and wait for other processes if the engine does so.
+
+        Args:
+            cohort: explains units.
+        """
 
 
 class Cohort:
     """A cohort that is ready to be explained, unit by unit.
 
-    A unit's ``index`` is a case where the loader is our own. In another bundle it is one of the batches that its loader
-    makes, so that every case shares its batch with those that it shares it with in the plain run.
+    The ``index`` of a unit is a case where the loader is our own. In another bundle it is one of its loader's batches,
+    so that every case shares its batch with the same cases as in the plain run.
 
     Args:
         evaluator: predicts, with its loader.
         handler: explains, attached to the evaluator.
         failures: the cases without a map.
         start: runs the evaluator.
-        config: the bundle's config as the plain run reads it, for processes that have to read it themselves.
-        run_id: the id by which it is run.
+        recipe: makes the same cohort in another process. It must survive cloudpickle. Only needed by engines that start
+            processes which do not run the user's command.
     """
 
     def __init__(
@@ -81,16 +76,15 @@ class Cohort:
         handler: SaliencyHandler,
         failures: Failures | None,
         start: Callable[[], Any],
-        config: dict[str, Any],
-        run_id: str,
+        recipe: Callable[[], Cohort] | None = None,
     ) -> None:
         self.evaluator = evaluator
         self.handler = handler
         self.failures = failures
-        self.config = config
-        self.run_id = run_id
+        self.recipe = recipe
+        self._explainer = handler.explainer
         self._start = start
-        self._loader: Any = _in_order(evaluator.data_loader)
+        self._loader: Any = in_order(evaluator.data_loader)
         _drop_what_is_of_all(evaluator)
         # Which algorithm cuDNN finds fastest differs from process to process, and with it the scores' last bits.
         torch.backends.cudnn.benchmark = False
@@ -105,40 +99,70 @@ class Cohort:
                 f"a cohort can be shared where its loader has a length, and {kind} has none: run it without an engine"
             ) from None
 
-    def explain(self, units: Sequence[Unit]) -> list[dict[str, str]]:
+    def explain(
+        self, units: Sequence[Unit], sharing: Sharing | None = None, quiet: bool = False
+    ) -> list[dict[str, str]]:
         """Explain some units, in their order.
 
+        Args:
+            units: what to explain.
+            sharing: how devices share the masks of each case; as the inferer does by default.
+            quiet: show no progress bar.
+
         Returns:
-            a row for each case that ended here: ``case``, and ``error`` in one line, empty where it has a map now. The
-            case of a part is in it where that was the last of its parts.
+            a row for each case that ended here: ``case``, and ``error`` in one line, empty if it has a map now. A case
+            of which a part was explained has a row if that was the last of its parts.
 
         Raises:
             ValueError: when a unit is a part of a case, and no scores are kept.
             CaseError, OutputError: what stops the plain run.
         """
-        if self.handler.store is None and any(unit.part.count > 1 for unit in units):
+        if self._explainer.store is None and any(unit.part.count > 1 for unit in units):
             raise ValueError(
                 "no scores are kept, so the parts of a case cannot come together: keep them (--store_dir, "
                 "--saliency_resume), or let workers share cases (--saliency_split cases)"
             )
-        written, failed = len(self.handler.explained), len(self._failed)
-        for part, group in groupby(units, key=lambda unit: unit.part):
-            self.handler.part = part
-            indices = [unit.index for unit in group]
-            self.handler.places = sorted(indices)  # as a bundle's own loader is gone through
-            loader = _take(self._loader, indices)
-            self.evaluator.data_loader = loader
-            # Known to ignite from an earlier run, or to be found out where the loader does not know it.
-            self.evaluator.state.epoch_length = None if isinstance(loader, CohortLoader) else len(loader)
-            self._start()
-        rows = [{"case": case, "error": ""} for case in self.handler.explained[written:]]
+        written, failed = len(self.explained), len(self._failed)
+        try:
+            for part, group in groupby(units, key=lambda unit: unit.part):
+                indices = [unit.index for unit in group]
+                # A bundle's own loader is gone through in its own order.
+                self._explainer.assign(Assignment(part, sorted(indices), sharing, quiet))
+                self._run_over(take(self._loader, indices))
+        finally:
+            self._explainer.assign(Assignment())
+        rows = [{"case": case, "error": ""} for case in self.explained[written:]]
         return rows + [{"case": row["case"], "error": row["error"]} for row in self._failed[failed:]]
+
+    def _run_over(self, loader: Any) -> None:
+        self.evaluator.data_loader = loader
+        # ignite keeps the length of an earlier run, and finds one out itself where the loader does not know it.
+        self.evaluator.state.epoch_length = None if isinstance(loader, CohortLoader) else len(loader)
+        self._start()
 
     def expect(self) -> None:
         """Note that every case must have a map or a failure once all processes are done."""
         # Only the summary knows what other processes have done.
         if isinstance(self._loader, CohortLoader) and self.handler.summary is not None:
-            self.handler.waiting = list(self._loader.names)
+            self._explainer.expect(self._loader.names)
+
+    @property
+    def explained(self) -> list[str]:
+        """The cases whose maps are written, by this process or by those whose reports :meth:`take_over` got."""
+        return self._explainer.explained
+
+    def take_over(self, explained: Iterable[str], waiting: Iterable[str]) -> None:
+        """Note what another process has done.
+
+        Args:
+            explained: the cases that it has written.
+            waiting: what its cohort's :meth:`take_waiting` gave.
+        """
+        self._explainer.take_over(explained, waiting)
+
+    def take_waiting(self) -> list[str]:
+        """The cases explained here since the last call that another process has to finish."""
+        return self._explainer.take_waiting()
 
     @property
     def _failed(self) -> list[dict[str, str]]:
@@ -146,8 +170,8 @@ class Cohort:
 
 
 def _drop_what_is_of_all(evaluator: Evaluator) -> None:
-    """Leave out what a bundle makes of a whole cohort: its metrics, and the tables that one process would write over
-    those of another. Of a share they say nothing, and they wait for all processes in the middle of each one's own work.
+    """Remove the handlers of a bundle that need the whole cohort: its metrics, and tables that one process would write
+    over another's. For a share they mean nothing, and they wait for all processes in the middle of each one's work.
     """
     dropped = set()
     for event, function in list(event_handlers(evaluator)):
@@ -163,65 +187,8 @@ def _drop_what_is_of_all(evaluator: Evaluator) -> None:
         )
 
 
-def _in_order(loader: Any) -> Any:
-    """A loader that gives every process the same batches.
-
-    Raises:
-        ValueError: when it draws some cases only.
-    """
-    sampler = getattr(loader, "sampler", None)
-    if not isinstance(loader, DataLoader) or not isinstance(sampler, _BY_CHANCE):
-        return loader
-    words = f"the loader's {type(sampler).__name__} gives each process other cases or another order"
-    if not isinstance(sampler, (RandomSampler, DistributedSampler)) or loader.batch_size is None:
-        raise ValueError(f"{words}, so they cannot share the cohort: give it none, or run it without an engine")
-    logger.warning("%s: the cases are taken in the dataset's", words)
-    taken = copy.copy(loader)
-    order = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
-    _set(taken, "sampler", order)
-    _set(taken, "batch_sampler", BatchSampler(order, loader.batch_size, loader.drop_last))
-    return taken
-
-
-def _set(loader: DataLoader, name: str, value: Any) -> None:
-    """Give a loader another sampler, which it refuses once it is made; it cannot be made anew without its own class."""
-    object.__setattr__(loader, name, value)
-
-
-def _take(loader: Any, indices: Sequence[int]) -> Any:
-    """A loader of some of the cases or batches of another."""
-    if isinstance(loader, CohortLoader):
-        return loader.take(indices)
-    if isinstance(loader, DataLoader) and loader.batch_sampler is not None:
-        taken = copy.copy(loader)
-        _set(taken, "batch_sampler", _Chosen(loader.batch_sampler, indices))
-        return taken
-    return _Chosen(loader, indices)
-
-
-class _Chosen:
-    """Some of the things that an iterable gives, by their places."""
-
-    def __init__(self, things: Any, indices: Sequence[int]) -> None:
-        self.things = things
-        self.indices = sorted(indices)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[Any]:
-        stop = self.indices[-1] + 1 if self.indices else 0
-        chosen = set(self.indices)
-        return (thing for place, thing in enumerate(islice(self.things, stop)) if place in chosen)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "things":  # not there yet, as while it is copied
-            raise AttributeError(name)
-        return getattr(self.things, name)
-
-
 def local_device() -> torch.device:
-    """The device of this process: of the node's GPUs the one with the number of the process on it, or the CPU.
+    """The device of this process: the GPU of the node with the process's number on it, or the CPU.
 
     A GPU becomes the current one, so that what a bundle puts on just ``cuda`` lies there too.
     """

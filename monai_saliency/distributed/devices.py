@@ -56,19 +56,13 @@ class DevicesEngine(Engine):
         self.devices = _existing(devices)
 
     def run(self, cohort: Cohort) -> None:
-        handler = cohort.handler
         (home,) = _existing([cohort.evaluator.state.device])
         if home not in self.devices:
             raise ValueError(
                 f"the network is on {home}, which is none of `saliency_devices` ({', '.join(map(str, self.devices))}): "
                 f"add it, or give --device \"$torch.device('{self.devices[0]}')\""
             )
-        plain = handler.inferer
-        handler.inferer = plain.replace(sharing=MasksOverDevices(self.devices))
-        try:
-            cohort.explain(units(len(cohort)))
-        finally:
-            handler.inferer = plain
+        cohort.explain(units(len(cohort)), sharing=MasksOverDevices(self.devices))
 
 
 class MasksOverDevices(Sharing):

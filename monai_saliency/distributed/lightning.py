@@ -24,13 +24,13 @@ __all__ = ["LightningEngine", "SaliencyModule", "local_device"]
 
 lightning: Any = require("lightning.pytorch", extra="lightning")
 strategies: Any = require("lightning.pytorch.strategies", extra="lightning")
-# Known to mypy as anything, since Lightning need not be there.
+# `Any` for mypy, since Lightning need not be installed.
 LightningModule: Any = lightning.LightningModule
 
 
 class SaliencyModule(LightningModule):
-    """Explains what ``Trainer.predict`` gives it, on one device or on several, under any strategy that keeps the whole
-    network on each device (``ddp`` and its like, not one that shards it).
+    """Explains the batches of ``Trainer.predict``, on one device or on several, under any strategy that keeps the whole
+    network on each device (such as ``ddp``, not one that shards it).
 
     Example::
 
@@ -40,23 +40,23 @@ class SaliencyModule(LightningModule):
             for case, maps in zip(batch["case"], batch["saliency"]):
                 ...
 
-    A checkpoint may be of this module, or of the one that the network was trained in, by ``ckpt_path`` or by
-    :meth:`load_from_checkpoint` (with ``network`` and ``inferer``). There the network has another name, such as
-    ``self.model``, so that its weights begin with another prefix: it is found, as the only one under which the
-    checkpoint has all of the network's weights. Whatever else it holds, such as those of a loss, is left out.
+    A checkpoint may be one of this module, or of the module that the network was trained in, by ``ckpt_path`` or by
+    :meth:`load_from_checkpoint` (with ``network`` and ``inferer``). In the training module the network has another
+    name, such as ``self.model``, so that its weights begin with another prefix. The prefix is found, as the only one
+    under which the checkpoint has all of the network's weights. The checkpoint's other weights are left out.
 
     Args:
         network: any callable on batches ``(B, C, *spatial)``.
-        inferer: what explains, as made by :func:`monai_saliency.rise` and its like.
+        inferer: explains images, as made by :func:`monai_saliency.rise` and the other methods.
         split: what devices share: ``"cases"``, each explains the batches that Lightning's sampler gives it; or
             ``"masks"``, each scores its share of the masks of every image, and has all maps. Then every device must see
             every batch: ``Trainer(use_distributed_sampler=False)``.
-        image_key: the network's input, in batches that are dictionaries.
-        case_key: the cases' names, where a batch has them; their files' names otherwise.
-        label_key: label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
-        held_keys: the network's other inputs, by the names that the inferer's ``inputs`` passes them on by.
-        checkpoint_prefix: what the network's weights begin with in a checkpoint, such as ``"ema_model."``, where it
-            holds several sets of them.
+        image_key: the key of the network's input, in batches that are dictionaries.
+        case_key: the key of the cases' names; where a batch lacks it, the names of the cases' files are used.
+        label_key: the key of label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
+        held_keys: the keys of the network's other inputs, which the inferer's ``inputs`` passes on under these names.
+        checkpoint_prefix: the prefix of the network's weights in a checkpoint, such as ``"ema_model."``, needed if the
+            checkpoint holds several sets of them.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class SaliencyModule(LightningModule):
         """A module with the network's weights from a checkpoint.
 
         Args:
-            checkpoint_path: of this module, or of the one that the network was trained in.
-            settings: those of this class, ``network`` and ``inferer`` among them, and Lightning's own.
+            checkpoint_path: a checkpoint of this module, or of the module that the network was trained in.
+            settings: the arguments of this class, ``network`` and ``inferer`` among them, and Lightning's own.
         """
-        # What is not given would be taken from the settings of the other module, where a name is the same.
+        # Arguments that are not given would be taken from the training module's, where a name is the same.
         defaults = {
             name: parameter.default
             for name, parameter in inspect.signature(cls).parameters.items()
@@ -95,22 +95,22 @@ class SaliencyModule(LightningModule):
         """Explain a batch.
 
         Args:
-            batch: images ``(B, C, *spatial)``, or a dictionary with them. What they are decides the precision.
+            batch: images ``(B, C, *spatial)``, or a dictionary with them. Their type decides the precision.
             batch_idx: not used.
             dataloader_idx: not used.
 
         Returns:
-            lists with an entry for each image: ``case``, ``saliency`` and ``explained``, see
+            lists with an entry for each image under ``case``, ``saliency`` and ``explained``, see
             :meth:`~monai_saliency.distributed.batches.BatchExplainer.__call__`.
         """
         rows = self._explain(batch)
         return {key: [row[key] for row in rows] for key in ("case", "saliency", "explained")}
 
     def on_predict_start(self) -> None:
-        """Refuse loaders that share images, where devices share masks.
+        """Refuse loaders that share images, if devices share masks.
 
         Raises:
-            ValueError: on every device alike.
+            ValueError: on every device, so that none waits for the others.
         """
         if self._explain.split != "masks" or self.trainer.world_size == 1:
             return
@@ -126,10 +126,10 @@ class SaliencyModule(LightningModule):
                 )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the network's weights out of a checkpoint, whatever they are called there.
+        """Take the network's weights out of a checkpoint, whatever their prefix is there.
 
         Raises:
-            ValueError: when it does not hold them, or holds several that fit.
+            ValueError: when it lacks them, or holds several sets of them.
         """
         wanted = self.network.state_dict() if isinstance(self.network, torch.nn.Module) else {}
         if not wanted:
@@ -151,33 +151,35 @@ class SaliencyModule(LightningModule):
 
 
 def _prefixes(wanted: Any, held: Any) -> list[str]:
-    """What may stand before the names of a network's weights in a checkpoint."""
+    """Possible prefixes of a network's weights in a checkpoint."""
     first = next(iter(wanted))
     return [name.removesuffix(first) for name in held if name == first or name.endswith(f".{first}")]
 
 
 def local_device(accelerator: str = "auto") -> torch.device:
-    """The device of this process, as :func:`monai_saliency.distributed.local_device` gives it, or the CPU where
-    ``accelerator`` is ``"cpu"``.
+    """The device of this process, see :func:`monai_saliency.distributed.local_device`.
+
+    Args:
+        accelerator: Lightning's; ``"cpu"`` gives the CPU.
     """
     return torch.device("cpu") if accelerator == "cpu" else base.local_device()
 
 
 class LightningEngine(Engine):
-    """The processes that Lightning starts, by ``Trainer.predict``: at the end each waits for all, and the first tells
+    """The processes that Lightning starts, by ``Trainer.predict``: at the end each waits for all, and the first reports
     the figures.
 
-    Each is started by the command that started the first, and explains its share of the cohort in one step, so that
-    cases load ahead of the network. Nothing goes between them but that they are done: scores meet in the store.
-    Lightning writes nothing.
+    Each process is started by the same command as the first, and explains its share of the cohort in one step, so that
+    cases load ahead of the network. The processes exchange nothing but that they are done, since scores meet in the
+    store. Lightning writes nothing.
 
     Args:
-        strategy: Lightning's; its name, or an object. Its processes must be started by the command line again
-            (``"ddp"``), for a cohort cannot be copied into others.
-        devices: how many processes a node has; ``"auto"``: as many as it has GPUs. CPU processes are to be counted.
-        accelerator: Lightning's, such as ``"cpu"``.
-        num_nodes: how many nodes take part.
-        split: see :class:`~monai_saliency.distributed.torchrun.RankEngine`.
+        strategy: Lightning's strategy, by name or as an object. It must start its processes by the command line
+            (``"ddp"``), since a cohort cannot be copied into another process.
+        devices: processes of each node; ``"auto"`` for as many as it has GPUs. On CPUs give a number.
+        accelerator: Lightning's accelerator, such as ``"cpu"``.
+        num_nodes: the number of nodes.
+        split: what the processes share, see :class:`~monai_saliency.distributed.ranks.RankEngine`.
 
     Raises:
         ValueError: when the strategy starts its processes in another way.
@@ -207,7 +209,7 @@ class LightningEngine(Engine):
 
     def run(self, cohort: Cohort) -> None:
         for name in ("lightning.pytorch", "lightning.fabric"):
-            # It tells of its devices, and gives tips.
+            # It reports its devices, and gives tips.
             logging.getLogger(name).setLevel(logging.WARNING)
         trainer = lightning.Trainer(
             accelerator=self.accelerator,
@@ -220,7 +222,7 @@ class LightningEngine(Engine):
             enable_model_summary=False,
             # Shares are made here: Lightning's own sampler refuses to have fewer cases than processes.
             use_distributed_sampler=False,
-            # Threads that save and draw work on what is made in it, and have no such mode.
+            # Tensors made in that mode go to threads that save and draw, which are not in it.
             inference_mode=False,
         )
         standing = dist.is_initialized()
@@ -230,7 +232,7 @@ class LightningEngine(Engine):
             trainer.predict(share, range(1), return_predictions=False)
         except SystemExit:
             if share.interrupted:
-                # Of which Lightning makes an exit without a word.
+                # Lightning turns it into an exit without a message.
                 raise KeyboardInterrupt from None
             raise
         self.speaks = trainer.is_global_zero
@@ -240,7 +242,7 @@ class LightningEngine(Engine):
 
 
 class _Share(LightningModule):
-    """Explains this process's share of a cohort, in the one step that it has."""
+    """Explains this process's share of a cohort in a single step."""
 
     def __init__(self, cohort: Cohort, split: str) -> None:
         super().__init__()
@@ -261,4 +263,4 @@ class _Share(LightningModule):
         except KeyboardInterrupt:
             self.interrupted = True
             raise
-        return len(self.cohort.handler.explained)
+        return len(self.cohort.explained)

@@ -1,4 +1,4 @@
-"""Processes that know their number and how many there are, and share the units between them."""
+"""Processes that share a cohort by their ranks: each knows its own rank and the number of processes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from monai_saliency.sharding import check_rank, units
 
 __all__ = ["RankEngine"]
 
-# One process may be done long before another: nobody gives up on a share that takes days.
+# One process may be done long before another, and must wait for a share that takes days.
 PATIENCE = timedelta(days=30)
 
 
 class RankEngine(Engine):
-    """Process ``rank`` of ``world_size`` does every ``world_size``-th unit, and waits for nobody.
+    """Process ``rank`` of ``world_size`` explains every ``world_size``-th unit, and waits for nobody.
 
     Args:
-        rank: from 0.
+        rank: the number of this process, from 0.
         world_size: how many processes share the cohort.
-        split: what they share: ``"auto"``, ``"cases"`` or ``"masks"`` (:func:`monai_saliency.sharding.units`).
+        split: what the processes share: ``"auto"``, ``"cases"`` or ``"masks"`` (:func:`monai_saliency.sharding.units`).
     """
 
     waits = False

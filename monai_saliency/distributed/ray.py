@@ -1,4 +1,4 @@
-"""Ray: a cohort as a Ray Data pipeline with a pool of actors, and units of work for tasks and actors of one's own."""
+"""Ray: a cohort as a Ray Data pipeline with a pool of actors, and parts of images in your own tasks and actors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ import pickle
 import signal
 import sys
 import threading
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from monai_saliency.bundle.worker import Worker
 from monai_saliency.distributed.base import Cohort, Engine, local_device
-from monai_saliency.errors import root_cause
+from monai_saliency.distributed.ray_actor import Actor, Attempts, Reply
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.sharding import Part, Unit, units
@@ -32,36 +28,37 @@ __all__ = ["RayEngine", "Scorer", "score"]
 
 logger = logging.getLogger(__name__)
 
-# Units are a few bytes and replies a few lines: nothing of a scan goes through Ray's own memory.
+# Bytes. Units are a few bytes and replies a few lines: no scan goes through Ray's own memory.
 _OBJECT_STORE = 100 * 2**20
-# How often one call is begun whose actors are lost. Each time it goes on where it was, so nodes may come and go; but a
-# case that ends its process, as a crash in a network's own code does, must not go on for ever.
+# How often a call is begun whose actors are lost. It resumes each time, so nodes may come and go; but a case that ends
+# its process, as a crash in a network's own code does, must not be tried for ever.
 _ATTEMPTS = 10
-# Share of a pool's actors that are busy while it still grows, where it may.
+# A pool that may grow does so while more than this share of its actors is busy.
 _BUSY = 0.6
 
 
 class RayEngine(Engine):
-    """Has a pool of Ray actors explain the cohort, each of which holds the network once.
+    """Explains the cohort in a pool of Ray actors, each of which holds the network once.
 
-    The driver holds no scan and no map: it hands out units, a call of a few at a time, and reads back which cases are
-    done. A call whose actor or node is lost is done again by another one. What had its scores then is not computed
-    again, since scores meet in the store.
+    The driver holds no scan and no map: it hands out units, a few in each call, and reads back which cases are done. A
+    call whose actor or node is lost is done again by another actor. Scores that were computed by then are not computed
+    again, since the store keeps them.
 
     Args:
-        min_workers: actors at the least; as many as ``max_workers`` by default. With fewer the pool grows and shrinks
-            with the work and with an elastic cluster.
-        max_workers: actors at the most; what the cluster has room for by default.
-        num_gpus: of each actor, a part of one too; 1 by default where the cluster has any, else 0.
-        num_cpus: of each actor, and so the threads that it computes with.
-        split: what they share: ``"auto"``, ``"cases"`` or ``"masks"`` (:func:`monai_saliency.sharding.units`).
-        cases_per_call: cases in one call, at the most, so that the loader's threads work ahead; fewer where some actor
-            would have nothing to do.
-        address: of a running cluster, ``"auto"`` to look for one. By default the one that ``RAY_ADDRESS`` names, or a
-            Ray of its own on this machine, for as long as the run takes. A program that is connected already stays so.
+        min_workers: the least number of actors; ``max_workers`` by default. With fewer, the pool grows and shrinks with
+            the work and with an elastic cluster.
+        max_workers: the largest number of actors; by default as many as the cluster has room for.
+        num_gpus: GPUs of each actor, which may be a fraction; by default 1 where the cluster has any, else 0.
+        num_cpus: CPUs of each actor, and so the threads that it computes with.
+        split: what actors share: ``"auto"``, ``"cases"`` or ``"masks"`` (:func:`monai_saliency.sharding.units`).
+        cases_per_call: the largest number of cases in one call, so that the loader's threads work ahead; fewer where an
+            actor would have nothing to do.
+        address: the address of a running cluster, ``"auto"`` to look for one. By default the one that ``RAY_ADDRESS``
+            names, or a new Ray on this machine for as long as the run takes. A program that is already connected to a
+            cluster uses that one.
 
     Attributes:
-        device: where the driver's network is, which runs nothing.
+        device: the device of the driver's network, which runs nothing.
 
     Raises:
         OptionalImportError: with the pip command, when Ray is not installed.
@@ -78,7 +75,7 @@ class RayEngine(Engine):
         address: str | None = None,
     ) -> None:
         require("ray.data", extra="ray")
-        logging.getLogger("ray.data").setLevel(logging.ERROR)  # of what it says about itself
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # not its reports about itself
         for name, value in (("min_workers", min_workers), ("max_workers", max_workers)):
             if value is not None:
                 whole_numbers(name, value, 1)
@@ -99,11 +96,20 @@ class RayEngine(Engine):
         self.device = torch.device("cpu")
 
     def run(self, cohort: Cohort) -> None:
-        """Have the cohort explained.
+        """Explain the cohort in a pool of actors.
+
+        Args:
+            cohort: with a recipe, by which each actor makes it.
 
         Raises:
-            Exception: what stops the plain run, from whichever actor meets it.
+            ValueError: when the cohort has no recipe.
+            Exception: the first error of an actor that stops the plain run too.
         """
+        if cohort.recipe is None:
+            raise ValueError(
+                "each Ray actor makes the cohort anew: run a MONAI bundle, as monai_saliency.bundle.run does, or give "
+                "`Cohort` a `recipe`"
+            )
         tqdm = require("tqdm", extra="bundle").tqdm
         with _connected(self.address) as ray:
             num_workers, num_gpus = self._pool(ray.cluster_resources())
@@ -113,19 +119,11 @@ class RayEngine(Engine):
             if not calls:
                 return
             cohort.expect()
-            said, explained = {""}, dict.fromkeys(cohort.handler.explained)
+            screen = _Screen(tqdm.write)
             with tqdm(total=len(todo), desc=f"{num_workers} workers", unit="unit") as bar:
                 for reply in self._replies(ray, calls, cohort, num_workers, num_gpus):
-                    for line in reply.printed.splitlines():
-                        if line not in said:
-                            tqdm.write(line, file=sys.stdout)
-                            said.add(line)
-                    if reply.logged not in said:
-                        tqdm.write(reply.logged, file=sys.stderr, end="")
-                        said.add(reply.logged)
-                    explained |= dict.fromkeys(row["case"] for row in reply.rows if not row["error"])
-                    cohort.handler.explained = list(explained)
-                    cohort.handler.waiting += reply.waiting
+                    screen.show(reply)
+                    cohort.take_over([row["case"] for row in reply.rows if not row["error"]], reply.waiting)
                     bar.update(reply.num_units)
                     if reply.error is not None:
                         raise reply.error
@@ -146,10 +144,10 @@ class RayEngine(Engine):
 
     def _replies(
         self, ray: Any, calls: Sequence[Sequence[Unit]], cohort: Cohort, num_workers: int, num_gpus: float
-    ) -> Iterator[_Reply]:
+    ) -> Iterator[Reply]:
         """The pipeline: calls in, replies out, as they come."""
         most = min(num_workers, len(calls))
-        attempts = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Attempts).remote(_ATTEMPTS)
+        attempts = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Attempts).remote(_ATTEMPTS)
         dataset = ray.data.from_items(
             [{"call": number, "units": pickle.dumps(call)} for number, call in enumerate(calls)],
             override_num_blocks=len(calls),
@@ -158,8 +156,8 @@ class RayEngine(Engine):
         dataset.context.print_on_execution_start = False
         dataset.context.autoscaling_config.actor_pool_util_upscaling_threshold = _BUSY
         dataset = dataset.map(
-            _Actor,
-            fn_constructor_args=[cohort.config, cohort.run_id, list(sys.path), os.getcwd(), attempts],
+            Actor,
+            fn_constructor_args=[cohort.recipe, attempts],
             # One call at a time, so that none waits behind a long one while another actor is free.
             compute=ray.data.ActorPoolStrategy(
                 min_size=min(self.min_workers or most, most), max_size=most, max_tasks_in_flight_per_actor=1
@@ -171,6 +169,27 @@ class RayEngine(Engine):
             yield pickle.loads(row["reply"])
 
 
+class _Screen:
+    """Shows what actors print, each line once: they all print the same while they make the cohort.
+
+    Args:
+        write: ``tqdm.write``, which leaves a progress bar whole.
+    """
+
+    def __init__(self, write: Callable[..., None]) -> None:
+        self._write = write
+        self._shown = {""}
+
+    def show(self, reply: Reply) -> None:
+        for line in reply.printed.splitlines():
+            if line not in self._shown:
+                self._write(line, file=sys.stdout)
+                self._shown.add(line)
+        if reply.logged not in self._shown:
+            self._write(reply.logged, file=sys.stderr, end="")
+            self._shown.add(reply.logged)
+
+
 def score(
     inferer: PerturbationInferer,
     make_network: Callable[[], Callable[..., Any]],
@@ -178,34 +197,30 @@ def score(
     part: Part | None = None,
     **settings: Any,
 ) -> list[CaseState]:
-    """Score images, or a part of their masks, in a task of one's own: on its GPU, where it was given one.
+    """Score images, or a part of their masks, in your own Ray task: on its GPU, if it was given one.
 
     :func:`~monai_saliency.inferers.merged` makes explanations of all parts, anywhere, without the network. Only what
     that needs travels: the scores, and what was found on the unperturbed image.
-
-    Args:
-        inferer: what explains.
-        make_network: makes the network, as networks are not all whole after a journey: those of ``transformers`` work
-            in the process that made them. Others may travel, in ``lambda: network``.
-        images: as for :meth:`PerturbationInferer.score <monai_saliency.inferers.inferer.PerturbationInferer.score>`.
-        part: of the masks; all by default.
-        settings: further arguments of that method, such as ``cases``.
 
     Example::
 
         task, make_network = ray.remote(num_gpus=1)(score), ray.put(lambda: network)
         parts = [task.remote(inferer, make_network, images, Part(i, 4)) for i in range(4)]
         explanations = merged(ray.get(parts))
+
+    Args:
+        inferer: explains images.
+        make_network: makes the network. Some networks do not survive being sent to another process (those of
+            ``transformers`` work in the process that made them); others may be sent, as ``lambda: network``.
+        images: as for :meth:`PerturbationInferer.score <monai_saliency.inferers.inferer.PerturbationInferer.score>`.
+        part: the part of the masks; all by default.
+        settings: further arguments of ``PerturbationInferer.score``, such as ``cases``.
     """
     return Scorer(inferer, make_network).score(images, part, **settings)
 
 
 class Scorer:
-    """The same for an actor, which holds the network once.
-
-    Args:
-        inferer: what explains.
-        make_network: see :func:`score`.
+    """:func:`score` for an actor, which holds the network once.
 
     Example::
 
@@ -213,6 +228,10 @@ class Scorer:
         pool = ray.util.ActorPool([actor.remote(inferer, make_network) for _ in range(2)])
         parts = pool.map(lambda actor, part: actor.score.remote(images, part), [Part(i, 8) for i in range(8)])
         explanations = merged(parts)
+
+    Args:
+        inferer: explains images.
+        make_network: makes the network, see :func:`score`.
     """
 
     def __init__(self, inferer: PerturbationInferer, make_network: Callable[[], Callable[..., Any]]) -> None:
@@ -222,33 +241,33 @@ class Scorer:
         self.network = network.to(self.device) if isinstance(network, torch.nn.Module) else network
 
     def score(self, images: Any, part: Part | None = None, **settings: Any) -> list[CaseState]:
-        """See :func:`score`."""
+        """Score images, or a part of their masks; see :func:`score`."""
         images = require("ignite.utils", extra="bundle").convert_tensor(images, self.device)
-        runs = self.inferer.score(images, self.network, part=part, **settings)
-        for run in runs:
-            run.forget_images()
-        return runs if self.device.type == "cpu" else _on_host(runs)
+        states = self.inferer.score(images, self.network, part=part, **settings)
+        for state in states:
+            state.forget_images()
+        return states if self.device.type == "cpu" else _on_host(states)
 
 
-def _on_host(runs: list[CaseState]) -> list[CaseState]:
+def _on_host(states: list[CaseState]) -> list[CaseState]:
     """Copies whose tensors are in the host's memory: whoever gets them may have no GPU."""
     cloudpickle = require("ray.cloudpickle", extra="ray")
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[name-defined]
-        def reducer_override(self, thing: Any) -> Any:
-            if isinstance(thing, torch.Tensor) and thing.device.type != "cpu":
-                return torch.Tensor.cpu, (thing.cpu(),)
-            if isinstance(thing, torch.device) and thing.type != "cpu":
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                return torch.Tensor.cpu, (value.cpu(),)
+            if isinstance(value, torch.device) and value.type != "cpu":
                 return torch.device, ("cpu",)
-            return super().reducer_override(thing)
+            return super().reducer_override(value)
 
     buffer = io.BytesIO()
-    Pickler(buffer).dump(runs)
+    Pickler(buffer).dump(states)
     return pickle.loads(buffer.getbuffer())
 
 
 def _calls(todo: Sequence[Unit], size: int) -> list[list[Unit]]:
-    """Units, ``size`` to a call. Those of a call are of one part, for their cases to be loaded in one go."""
+    """Units, ``size`` to a call. The units of a call have the same part, so that their cases are loaded in one go."""
     parts: dict[Any, list[Unit]] = {}
     for unit in todo:
         parts.setdefault(unit.part, []).append(unit)
@@ -256,98 +275,9 @@ def _calls(todo: Sequence[Unit], size: int) -> list[list[Unit]]:
     return sorted(chunks, key=lambda chunk: chunk[0].index)
 
 
-@dataclass
-class _Reply:
-    """What came of a call.
-
-    Attributes:
-        num_units: how many are done.
-        rows: as :meth:`~monai_saliency.distributed.base.Cohort.explain` gives them.
-        waiting: see :attr:`Worker.waiting <monai_saliency.bundle.worker.Worker.waiting>`.
-        printed: what the bundle wrote to its output.
-        logged: likewise to its errors: warnings, and the tracebacks of failed cases.
-        error: what stops the run.
-    """
-
-    num_units: int = 0
-    rows: list[dict[str, str]] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
-    printed: str = ""
-    logged: str = ""
-    error: BaseException | None = None
-
-
-class _Actor:
-    """What each actor of the pool holds. Nothing is raised here: Ray would wrap it in pages of its own traceback."""
-
-    def __init__(self, config: dict[str, Any], run_id: str, path: Sequence[str], folder: str, attempts: Any) -> None:
-        self.attempts = attempts
-        self.made = _Reply()
-        with _overheard(self.made):
-            self.worker = Worker(config, run_id, path, folder)
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        reply, self.made = self.made, _Reply(error=self.made.error)
-        if reply.error is None:
-            units: list[Unit] = pickle.loads(row["units"])
-            with _overheard(reply):
-                self._begin(row["call"], units)
-                reply.rows = self.worker.explain(units)
-                reply.waiting = self.worker.waiting()
-                reply.num_units = len(units)
-        return {"reply": pickle.dumps(reply)}
-
-    def _begin(self, call: int, units: Sequence[Unit]) -> None:
-        ray: Any = require("ray", extra="ray")
-        attempts, most = ray.get(self.attempts.begin.remote(call))
-        if attempts > most:
-            places = ", ".join(str(unit.index) for unit in units)
-            raise RuntimeError(
-                f"{most} actors were lost one after the other while they explained one of the cases {places} "
-                "(counted from 0 in the cohort): its network or its loader ends the process, or it needs more memory "
-                "than there is. Explain it alone and without Ray to see the error"
-            )
-
-
-class _Attempts:
-    """Counts, in an actor of its own, how often each call was begun, and knows how often it may be."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._counts: Counter[int] = Counter()
-
-    def begin(self, call: int) -> tuple[int, int]:
-        self._counts[call] += 1
-        return self._counts[call], self._most
-
-
-@contextmanager
-def _overheard(reply: _Reply) -> Iterator[None]:
-    """Note in a reply what is printed, logged and raised."""
-    printed, logged = io.StringIO(), io.StringIO()
-    with redirect_stdout(printed), redirect_stderr(logged):
-        try:
-            yield
-        except Exception as error:
-            traceback.print_exc()
-            # Causes get lost when an error is pickled; the traceback has them all.
-            reply.error = _sendable(root_cause(error))
-    reply.printed += printed.getvalue()
-    reply.logged += logged.getvalue()
-
-
-def _sendable(error: BaseException) -> BaseException:
-    """An error that can be pickled: itself, or its text."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
 @contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
-    """Ray, connected to a cluster, and afterwards as it was."""
+    """Ray, connected to a cluster; afterwards it is as it was."""
     ray: Any = require("ray", extra="ray")
     require("ray.data", extra="ray")
     # Ray Data's own telemetry: an actor that collects it, and a thread that asks for Prometheus on this machine.
@@ -356,7 +286,7 @@ def _connected(address: str | None) -> Iterator[Any]:
         yield ray
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    # Of Ray Data's actors its core says, as an error, that they need their arguments when they are started again.
+    # Ray's core reports as an error that Ray Data's actors need their arguments when they are started again.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     if address is None and os.environ.get("RAY_ADDRESS"):
         address = "auto"
@@ -373,7 +303,7 @@ def _connected(address: str | None) -> Iterator[Any]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep what SIGTERM does: Ray takes it for itself when it connects."""
+    """Keep the handler of SIGTERM, which Ray replaces when it connects."""
     ours = threading.current_thread() is threading.main_thread()
     before: Callable[..., Any] | int | None = signal.getsignal(signal.SIGTERM)
     try:

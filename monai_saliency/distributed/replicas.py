@@ -9,7 +9,7 @@ from weakref import ref
 
 import torch
 
-from monai_saliency.networks.identity import module_settings
+from monai_saliency.networks.identity import network_structure
 
 __all__ = ["Replicas", "network_tensors"]
 
@@ -70,7 +70,7 @@ class _Replica:
 
     def __init__(self, network: torch.nn.Module, device: torch.device) -> None:
         self._network = ref(network)
-        self._signs = _signs(network)
+        self._structure = network_structure(network)
         try:
             self.module = copy.deepcopy(network).to(device)
         except Exception as error:
@@ -81,7 +81,7 @@ class _Replica:
 
     def follows(self, network: torch.nn.Module) -> bool:
         """Take over the network's parameters and buffers; False where another copy has to be made."""
-        if self._network() is not network or self._signs != _signs(network):
+        if self._network() is not network or self._structure != network_structure(network):
             return False
         with torch.no_grad():
             for own, given in zip(
@@ -97,14 +97,3 @@ def network_tensors(network: torch.nn.Module) -> dict[str, torch.Tensor]:
         **dict(network.named_parameters(remove_duplicate=False)),
         **dict(network.named_buffers(remove_duplicate=False)),
     }
-
-
-def _signs(network: torch.nn.Module) -> Any:
-    """What shows that a network changed, beside the values of its parameters and buffers."""
-    tensors = [(name, each.shape, each.dtype, each.layout) for name, each in network_tensors(network).items()]
-    kinds = (bool, int, float, str, type(None))
-    parts = [
-        (name, module_settings(part), {key: value for key, value in vars(part).items() if isinstance(value, kinds)})
-        for name, part in network.named_modules()
-    ]
-    return tensors, parts

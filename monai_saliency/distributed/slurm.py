@@ -11,17 +11,17 @@ __all__ = ["SlurmEngine"]
 
 
 class SlurmEngine(RankEngine):
-    """This process's share of a SLURM job: of the array's tasks, and of the processes of each.
+    """The share of this process in a SLURM job: the tasks of a job array, and the processes of each task.
 
     With an array of a tasks and n processes in each, process i of task t is number ``t * n + i`` of ``a * n``. Tasks
     do not wait for each other, and may run at any time on any node. Outside of SLURM it is the plain run.
 
     Args:
-        split: see :class:`~monai_saliency.distributed.torchrun.RankEngine`.
-        environment: SLURM's variables; those of this process by default.
+        split: what the processes share, see :class:`~monai_saliency.distributed.ranks.RankEngine`.
+        environment: SLURM's variables; the environment of this process by default.
 
     Raises:
-        ValueError: when the array's indices are not evenly spaced, so that no task knows how many are before it.
+        ValueError: when the array's indices are not evenly spaced, so that no task knows how many come before it.
     """
 
     def __init__(self, split: str = "auto", environment: Mapping[str, str] = os.environ) -> None:
@@ -37,7 +37,7 @@ class SlurmEngine(RankEngine):
                 f"{tasks} tasks from {first} to {last}. To repeat some tasks, submit the whole array: what is done is "
                 "not done again"
             )
-        # Of the step that srun started; the batch script itself is one process, whatever the job has asked for.
+        # srun starts the processes of a step; the batch script itself is one process, whatever the job asked for.
         processes = number("STEP_NUM_TASKS", 1) if "SLURM_STEP_ID" in environment else 1
         process = number("PROCID", 0) if processes > 1 else 0
         super().__init__((task - first) // step * processes + process, tasks * processes, split)

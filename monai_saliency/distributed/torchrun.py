@@ -1,4 +1,4 @@
-"""Processes that know their number and how many there are, and share the units between them: ``torchrun``."""
+"""``torchrun``: its processes share a cohort."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["TorchrunEngine"]
 
 
 class TorchrunEngine(RankEngine):
-    """The processes that ``torchrun`` starts: at the end each waits for all, and the first tells the figures.
+    """The processes that ``torchrun`` starts: at the end each waits for all, and the first reports the figures.
 
-    Without ``torchrun`` it is the plain run. Nothing goes between the processes but that they are done: scores meet in
-    the store, and so a process that ends early can be started again by ``--max-restarts``.
+    Without ``torchrun`` it is the plain run. The processes exchange nothing but that they are done, since scores meet
+    in the store. So a process that ends early can be started again by ``--max-restarts``.
 
     Args:
-        split: see :class:`RankEngine`.
+        split: what the processes share, see :class:`~monai_saliency.distributed.ranks.RankEngine`.
     """
 
     waits = True
@@ -31,14 +31,14 @@ class TorchrunEngine(RankEngine):
         self.speaks = self.rank == 0
 
     def run(self, cohort: Cohort) -> None:
-        # A bundle for several GPUs may have made a group, whose patience is that of training.
+        # A bundle for several GPUs may have made a group, whose timeout suits training.
         standing = dist.is_initialized()
         group = dist.new_group(backend="gloo", timeout=PATIENCE) if standing else None
         with alone():
             super().run(cohort)
         if self.world_size > 1:
             if not standing:
-                # Only now: while a group stands, whatever a bundle gathers waits for all processes.
+                # Only now: while there is a group, handlers of a bundle that gather values wait for all processes.
                 dist.init_process_group("gloo", timeout=PATIENCE)
             wait_for_all(partial(dist.barrier, group))
             if not standing:

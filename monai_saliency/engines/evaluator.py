@@ -1,4 +1,4 @@
-"""An evaluator whose cases each end with a map or in the list of failures."""
+"""An evaluator that ends each case with a map or in the list of failures."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["CohortEvaluator"]
 
 
 class CohortEvaluator(SupervisedEvaluator):
-    """A ``SupervisedEvaluator`` that goes on where the network, or the postprocessing, fails on a case.
+    """A ``SupervisedEvaluator`` that continues when the network or the postprocessing fails on a case.
 
-    Where a batch fails, each of its cases is tried alone, so that the others have their predictions and maps.
+    If a batch fails, each of its cases is tried alone, so that the others have their predictions and maps.
 
-    Handlers of ``FORWARD_COMPLETED``, where cases are explained, are called after those of ``MODEL_COMPLETED``, where
-    predictions are postprocessed: a case ends with a map or in the list of failures, never in both. They still see the
-    batch and the output as the network left them. What they raise themselves stops the run.
+    Handlers of ``FORWARD_COMPLETED``, where cases are explained, are called after the handlers of ``MODEL_COMPLETED``,
+    where predictions are postprocessed: a case ends with a map or in the list of failures, never in both. They still
+    see the batch and the output as the network left them. Errors that they raise stop the run.
 
     Args:
-        args: those of ``SupervisedEvaluator``.
-        failures: where failed cases go; the error is raised when None.
-        meter: counts the time in which the network predicts; the one that explains is to have it as well.
-        kwargs: those of ``SupervisedEvaluator``.
+        args: positional arguments of ``SupervisedEvaluator``.
+        failures: the list of failed cases. The error is raised when None.
+        meter: counts the time in which the network predicts. Give the same meter to the inferer that explains.
+        kwargs: named arguments of ``SupervisedEvaluator``.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class CohortEvaluator(SupervisedEvaluator):
             self.inferer = meter.watch(self.inferer)
 
     def fire_event(self, event_name: Any) -> None:
-        """As ignite's, but for the order of two events, see :class:`CohortEvaluator`."""
+        """Fire an event as ignite does, except for the order of two events, see :class:`CohortEvaluator`."""
         if event_name == IterationEvents.FORWARD_COMPLETED:
             return
         if event_name != IterationEvents.MODEL_COMPLETED:
@@ -67,7 +67,7 @@ class CohortEvaluator(SupervisedEvaluator):
             if isinstance(cause, OutputError) or not names:
                 raise
             if self.failures is None or self._predicted:
-                # One that names a case says which of them it was.
+                # A `CaseError` names the case of the batch that failed.
                 raise (cause if isinstance(cause, CaseError) else as_case_error(error, ", ".join(names))) from error
             if len(names) == 1:
                 self.failures.add(names[0], "predict", error)
@@ -76,12 +76,14 @@ class CohortEvaluator(SupervisedEvaluator):
         return self._each_alone(engine, batchdata)
 
     def _each_alone(self, engine: Any, batchdata: dict[str, Any]) -> Any:
-        """The outputs of the cases of a batch that do not fail alone, whose items are the engine's batch then."""
+        """Try each case of a batch alone. The outputs of the cases that do not fail; their items become the engine's
+        batch.
+        """
         batches, outputs = [], []
         for item in decollate_batch(batchdata):
             engine.state.batch = list_data_collate([item])
             if output := self._iteration(engine, engine.state.batch):
-                # One dictionary where batches are not decollated.
+                # A dictionary if batches are not decollated.
                 batches += engine.state.batch if isinstance(engine.state.batch, list) else [engine.state.batch]
                 outputs += output if isinstance(output, list) else [output]
         engine.state.batch = batches
@@ -89,7 +91,7 @@ class CohortEvaluator(SupervisedEvaluator):
 
 
 def _copied(batch: Any) -> Any:
-    """A batch of the same voxels for postprocessing, which uses up the record of the transforms that it inverts."""
+    """A batch with the same voxels for postprocessing, which removes the recorded transforms that it inverts."""
     if not isinstance(batch, dict):
         return batch
     return {key: with_meta_of(value, value) if isinstance(value, MetaTensor) else value for key, value in batch.items()}

@@ -1,4 +1,4 @@
-"""Stopping a run by a signal, so that nothing of it is left behind and the next one goes on from there."""
+"""Stopping a run by a signal: it leaves nothing half done, and the next run resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ class _Terminated(SystemExit):
 
 @contextmanager
 def stoppable(evaluator: Evaluator, handler: SaliencyHandler | None = None) -> Iterator[None]:
-    """Let Ctrl-C, and in the main thread SIGTERM, end the run of an evaluator as any error would, and say what is done.
+    """Let Ctrl-C, and in the main thread SIGTERM, end the run of an evaluator as any error would, and report how far it
+    came.
 
-    SIGTERM is left to whoever handles it already. One that comes while the run is ending is ignored.
+    A handler of SIGTERM that is there already is kept. A SIGTERM that comes while the run is ending is ignored. Windows
+    has no SIGTERM from outside; Ctrl-C works there too.
 
     Args:
-        evaluator: it.
-        handler: knows which cases are explained where the evaluator itself meets none, since an engine has others do
+        evaluator: predicts; its iterations count the cases.
+        handler: counts the cases where the evaluator has no iterations, as when an engine's other processes explain
             them.
 
     Raises:

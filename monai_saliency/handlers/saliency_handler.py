@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +15,13 @@ from monai.utils import CommonKeys
 
 from monai_saliency.cases import Case, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
-from monai_saliency.fills.base import CaseFill
 from monai_saliency.handlers.background import Background
 from monai_saliency.handlers.summary import Summary, figures, summarize
-from monai_saliency.inferers.case_state import CaseState, Explanation
+from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
+from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.networks.identity import network_fingerprint
-from monai_saliency.sharding import Part
 from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, input_files, library_versions
-from monai_saliency.storage.score_store import CaseScores, ScoreStore
+from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets.base import label_name
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.profiling import stage
@@ -36,41 +31,51 @@ from monai_saliency.utils.timing import Timestamp
 if TYPE_CHECKING:
     from ignite.engine import Engine
 
-__all__ = ["SaliencyHandler"]
+__all__ = ["Batch", "SaliencyHandler"]
 
 Events = require("ignite.engine", extra="bundle").Events
 logger = logging.getLogger(__name__)
 
 
-class SaliencyHandler:
-    """Explains every batch right after the evaluator's own forward, whose predictions it leaves untouched.
+@dataclass(frozen=True)
+class Batch:
+    """Images that are explained together.
 
-    For each case of the batch the map goes into the case's dictionary, through the postprocessing (``Invertd``,
-    ``SaveSaliencyd``, ...) and into the summary. That happens in the host's memory and in a thread of its own, in
-    order, while the network explains the next case: two cases wait for it at the most. What goes wrong there and is no
-    matter for ``failures`` is raised before the next batch, or at the end, and cases behind it are not written.
+    Attributes:
+        inputs: ``(B, C, *spatial)``, as the network is given them.
+        items: each image's dictionary, with its name under ``"case"``.
+        inferer: explains this batch; the handler's own where None.
+    """
+
+    inputs: torch.Tensor
+    items: Sequence[dict[Any, Any]]
+    inferer: PerturbationInferer | None = None
+
+
+class SaliencyHandler:
+    """Explains every batch right after the evaluator's own forward, and leaves its predictions untouched.
+
+    The map of each case goes into the case's dictionary, through the postprocessing (``Invertd``, ``SaveSaliencyd``,
+    ...) and into the summary. A background thread does that on the host, in order, while the network explains the next
+    case; at most two cases wait for it. Errors that are not case failures are re-raised before the next batch or at the
+    end; later cases are not saved.
 
     Args:
-        inferer: what explains.
+        inferer: explains images.
         network: the network.
         postprocessing: transforms of one case's dictionary: the batch's own keys, the map, ``explanation`` and
             ``title``.
-        summary: the cohort's table.
-        failures: where cases that cannot be explained go; they are raised when None.
-        store: keeps scores, so that a run that was stopped goes on where it was; nothing is kept when None.
-        network_id: names the network for the store, needed where it is not a module.
-        image_key: the network's input.
-        label_key: where a case holds its label map ``(1, *spatial)`` on the network's grid, for masks and targets that
-            are made of regions.
-        saliency_key: where the map goes.
+        summary: the cohort's table; none is written when None.
+        failures: the list of cases that cannot be explained. The error is raised when None.
+        store: keeps scores, so that a stopped run resumes; nothing is kept when None.
+        network_id: a name for the network in the store, needed where it is not a module.
+        image_key: the key of the network's input.
+        saliency_key: the key of the map.
+        label_key: the key of a case's label map ``(1, *spatial)`` on the network's grid, for masks and targets that are
+            made of regions.
 
     Attributes:
-        part: of the masks, that is done here. What is less than all needs a store, where the parts come together:
-            whoever completes a case makes its map.
-        explained: the cases whose maps are written, in order.
-        waiting: cases that somebody else is to finish: of which a part was done here, before all others were, or which
-            another process held.
-        places: which of the loader's batches are gone through, in their order, where not all are.
+        explainer: explains the cases; it has the claims, the stored scores and the cases that wait.
     """
 
     def __init__(
@@ -86,44 +91,51 @@ class SaliencyHandler:
         saliency_key: str = "saliency",
         label_key: str | None = None,
     ) -> None:
-        self.inferer = inferer
-        self.network = network
+        self.explainer = CaseExplainer(inferer, network, store, failures, network_id)
         self.postprocessing = postprocessing
         self.summary = summary
         self.failures = failures
-        self.store = store
-        self.network_id = network_id
         self.image_key = image_key
         self.saliency_key = saliency_key
         self.label_key = label_key
-        self.part = Part()
-        self.explained: list[str] = []
-        self.waiting: list[str] = []
-        self.places: Sequence[int] | None = None
-        self._settings: list[str] | None = None
         self._background = Background(limit=2)
+
+    @property
+    def inferer(self) -> PerturbationInferer:
+        """Explains images, unless a batch brings its own."""
+        return self.explainer.inferer
+
+    @property
+    def store(self) -> ScoreStore | None:
+        """The scores that are kept."""
+        return self.explainer.store
+
+    @property
+    def explained(self) -> list[str]:
+        """The cases whose maps are written, in order."""
+        return self.explainer.explained
 
     def attach(self, engine: Engine) -> None:
         """Register with an evaluator."""
-        # Outside of the iteration, whose errors an evaluator may hold against the iteration's own cases.
+        # Before an iteration: an evaluator may count errors inside it as failures of the iteration's own cases.
         engine.add_event_handler(Events.ITERATION_STARTED, self._background.check)
         engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self)
-        # Figures of the cohort are read at either, and an epoch that is terminated has no end.
+        # The cohort's figures are read at either event, and an epoch that is terminated has no end.
         for event in (Events.EPOCH_COMPLETED, Events.COMPLETED):
             engine.add_event_handler(event, self.finish)
         engine.add_event_handler(Events.COMPLETED, self._report)
         engine.add_event_handler(Events.EXCEPTION_RAISED, self._stop)
 
     def finish(self) -> None:
-        """Wait until what was explained is written. An evaluator that this is attached to does so at its end.
+        """Wait until all explained cases are written. An evaluator that this is attached to does so at its end.
 
         Raises:
-            CaseError, OutputError: what was met on the way and stops a run.
+            CaseError, OutputError: an error of the background thread that stops a run.
         """
         self._background.finish()
 
     def _stop(self, engine: Engine, error: BaseException) -> None:
-        """Leave nothing behind: finish cases that were explained, or on Ctrl-C the one that is being written."""
+        """Leave nothing half done: write the cases that are explained, or on Ctrl-C only the one that is under way."""
         try:
             if isinstance(error, Exception):
                 self.finish()
@@ -134,177 +146,96 @@ class SaliencyHandler:
         raise error
 
     def __call__(self, engine: Engine) -> None:
-        for images, cases in self.batches(engine):
-            with ExitStack() as held:
-                claims = [held.enter_context(ExitStack()) for _ in cases]
-                free = [i for i, case in enumerate(cases) if self._claim(str(case["case"]), self.part, claims[i])]
-                if free:
-                    # Plain from here on: the cases' dictionaries hold the meta data.
-                    self._explain(plain(images)[free], [cases[i] for i in free], [claims[i] for i in free])
+        for batch in self.batches(engine):
+            cases = [self._case_of(item) for item in batch.items]
+            write = partial(self._write_later, batch.items)
+            self.explainer.explain(batch.inputs, cases, write, batch.inferer)
 
-    def batches(self, engine: Engine) -> Iterator[tuple[torch.Tensor, list[dict[str, Any]]]]:
-        """What is explained together after one iteration: images ``(B, C, *spatial)`` and their dictionaries."""
+    def batches(self, engine: Engine) -> Iterator[Batch]:
+        """The batches to explain after one iteration of the evaluator."""
         images = engine.state.output[self.image_key]  # type: ignore[index]
-        cases = decollate_batch(engine.state.batch)
-        for i, case in enumerate(cases):
-            case.setdefault("case", case_name(images, i))
-        yield images, cases
+        items = decollate_batch(engine.state.batch)
+        for i, item in enumerate(items):
+            item.setdefault("case", case_name(images, i))
+        yield Batch(images, items)
 
-    def _claim(self, case: str, part: Part, held: ExitStack) -> bool:
-        holder = held.enter_context(self.store.claim(case, part)) if self.store is not None else None
-        if holder:
-            logger.warning("case %s is being explained by %s: left to it", case, holder)
-            self.waiting.append(case)
-        return holder is None
+    def _case_of(self, item: dict[Any, Any]) -> Case:
+        image = item[self.image_key]
+        return Case(
+            str(item["case"]),
+            labels=None if self.label_key is None else plain(item.get(self.label_key)),
+            spacing=image_spacing(image[None]),
+            file=image_file(image),
+        )
 
-    def _explain(self, images: torch.Tensor, cases: Sequence[dict[str, Any]], claims: Sequence[ExitStack]) -> None:
-        """Explain a batch; where that fails and there is a list of failures, each case alone, so that one fails."""
-        known = [
-            Case(
-                str(case["case"]),
-                labels=None if self.label_key is None else plain(case.get(self.label_key)),
-                spacing=image_spacing(case[self.image_key][None]),
-                file=image_file(case[self.image_key]),
-            )
-            for case in cases
-        ]
-        names = [case.name for case in known]
-        stored = self._stored(images, known)
-        if stored is None and self.part.count > 1:
-            raise ValueError(
-                f"part {self.part.index + 1} of {self.part.count} of {', '.join(names)} is to be done here, but its "
-                "scores cannot be kept, so parts cannot come together: let workers share cases (--saliency_split cases)"
-            )
-        start = Timestamp(images.device)
+    def _write_later(self, items: Sequence[dict[Any, Any]], explained: Explained) -> None:
+        work = partial(self._write, _OnHost(items[explained.index], explained))
+        self._background.submit(work, explained.claim)
+
+    def _write(self, case: _OnHost) -> None:
+        """Write a case, in the background."""
         try:
-            runs = self.inferer.score(images, self.network, cases=known, stored=stored, part=self.part)
-            # Cases that are whole now are held only where all of the batch can be explained, else each is done alone.
-            with ExitStack() as held:
-                wholes = [held.enter_context(ExitStack()) for _ in runs]
-                explanations = [self._explanation(run, whole) for run, whole in zip(runs, wholes, strict=True)]
-                for claim, whole in zip(claims, wholes, strict=True):
-                    claim.push(whole.pop_all())
+            # Each thread has its own mode, and this one never needs gradients.
+            with torch.no_grad(), stage("save"):
+                self._save(*case.read())
         except Exception as error:
-            if self.failures is None:
-                raise
-            if len(cases) == 1:
-                self.failures.add(names[0], "explain", error)
+            if self.failures is not None:
+                self.failures.add(case.name, "explain", error)
                 return
-            for i, case in enumerate(cases):
-                self._explain(images[i : i + 1], [case], claims[i : i + 1])
-            return
-        for case, explanation, claim in zip(cases, explanations, claims, strict=True):
-            if explanation is None:
-                claim.close()
-                continue
-            self._background.submit(partial(self._finish, _Explained(case, explanation, start, len(cases))), claim)
+            if isinstance(root_cause(error), OutputError):
+                raise
+            raise as_case_error(error, case.name) from error
 
-    @torch.no_grad()
-    def _explanation(self, run: CaseState, held: ExitStack) -> Explanation | None:
-        """A scored case's explanation; None where other parts are missing, or somebody else makes it."""
-        if self.part.count > 1:
-            run.check()
-            run.take_stored()
-            if not run.complete:
-                self.waiting.append(run.case.name)
-            if not run.complete or not self._claim(run.case.name, Part(), held):
-                return None
-        return run.explanation()
+    def _save(self, item: dict[Any, Any], explanation: Explanation, seconds: float) -> None:
+        item[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(item[self.image_key])
+        item["explanation"] = explanation
+        item["title"] = _title(explanation)
+        done = self.postprocessing(item)
+        if self.summary is not None:
+            maps = done[self.saliency_key]
+            arrays = maps.numpy(force=True), maps.affine.numpy()
+            self.summary.add(summarize(explanation.name, explanation, *arrays, item.get("label"), seconds))
+        if self.failures is not None:
+            self.failures.remove(explanation.name)
+        self.explainer.written(explanation.name)
 
     def _report(self, engine: Engine) -> None:
         """Put the cohort's figures among the engine's metrics."""
         if self.summary is not None:
             if self.failures is not None:
-                # What an earlier run made of a scan that is broken now; but not what a run beside this one made of it.
+                # Drop rows that an earlier run wrote of a scan that is broken now, but not what a run beside this one
+                # wrote.
                 failed = {row["case"] for row in self.failures.rows}
                 self.summary.replace(failed & {row["case"] for row in self.failures.read()})
             engine.state.metrics.update(self.figures())
 
     def incomplete(self) -> list[str]:
         """The waiting cases that have neither a map nor a failure by now."""
-        ended = set() if self.summary is None else {row["case"] for row in self.summary.read()}
+        ended = set(self.explained)
+        ended |= set() if self.summary is None else {row["case"] for row in self.summary.read()}
         ended |= set() if self.failures is None else {row["case"] for row in self.failures.read()}
-        return [case for case in dict.fromkeys(self.waiting) if case not in ended and case not in self.explained]
+        return [case for case in dict.fromkeys(self.explainer.waiting) if case not in ended]
 
     def figures(self) -> dict[str, float]:
-        """The cohort's figures, of what all runs on the folder have done so far; none without a summary."""
+        """The cohort's figures, over all runs on the folder so far; none without a summary."""
         failed = [] if self.failures is None else self.failures.read()
         return {} if self.summary is None else figures(self.summary.read(), len(failed))
 
-    def _stored(self, images: torch.Tensor, cases: Sequence[Case]) -> list[CaseScores] | None:
-        if self.store is None:
-            return None
-        # Taken anew for each batch: weights may change in place between them.
-        network = network_fingerprint(self.network, self.network_id)
-        if network is None:
-            warnings.warn("scores are not kept: the network is no module, so give it a network_id", stacklevel=2)
-            return None
-        try:
-            if self._settings is None:
-                self._settings = [fingerprint(part) for part in self.inferer.deciding]
-            in_scan_unit = isinstance(self.inferer.fill, CaseFill)
-            keys = [
-                fingerprint(
-                    [
-                        library_versions(),
-                        network,
-                        self._settings,
-                        image,
-                        input_files(case.file) if in_scan_unit else [],
-                        case.labels,
-                        case.spacing,
-                    ]
-                )
-                for image, case in zip(images, cases, strict=True)
-            ]
-        except Unfingerprintable as error:
-            warnings.warn(f"scores are not kept: {error}", stacklevel=2)
-            return None
-        return [self.store.open(name, key[:32]) for name, key in zip([case.name for case in cases], keys, strict=True)]
 
-    def _finish(self, explained: _Explained) -> None:
-        """Write what is known of a case, in the background."""
-        try:
-            # Each thread has its own mode, and this one never needs gradients.
-            with torch.no_grad(), stage("save"):
-                self._save(*explained.read())
-        except Exception as error:
-            if self.failures is not None:
-                self.failures.add(explained.name, "explain", error)
-                return
-            if isinstance(root_cause(error), OutputError):
-                raise
-            raise as_case_error(error, explained.name) from error
-
-    def _save(self, case: dict[str, Any], explanation: Explanation, seconds: float) -> None:
-        case[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(case[self.image_key])
-        case["explanation"] = explanation
-        case["title"] = _title(explanation)
-        done = self.postprocessing(case)
-        if self.summary is not None:
-            maps = done[self.saliency_key]
-            arrays = maps.numpy(force=True), maps.affine.numpy()
-            self.summary.add(summarize(explanation.name, explanation, *arrays, case.get("label"), seconds))
-        if self.failures is not None:
-            self.failures.remove(explanation.name)
-        self.explained.append(explanation.name)
-
-
-class _Explained:
+class _OnHost:
     """An explained case in the host's memory, or on its way there: on CUDA nothing waits for the copies until they are
     read. The device's memory is free for the next case.
 
     Args:
-        case: the case's dictionary, which is left alone.
-        explanation: of it.
-        start: when explaining its batch began.
-        count: cases in that batch.
+        item: the case's dictionary, which is not changed.
+        explained: the case.
     """
 
-    def __init__(self, case: dict[str, Any], explanation: Explanation, start: Timestamp, count: int) -> None:
+    def __init__(self, item: dict[Any, Any], explained: Explained) -> None:
+        explanation = explained.explanation
         self.name = explanation.name
-        self._start, self._count = start, count
-        self._case = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in case.items()}
+        self._start, self._count = explained.start, explained.count
+        self._item = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in item.items()}
         self._explanation = replace(
             explanation,
             saliency=to_host(explanation.saliency),
@@ -313,10 +244,10 @@ class _Explained:
         )
         self._end = Timestamp(explanation.saliency.device)
 
-    def read(self) -> tuple[dict[str, Any], Explanation, float]:
-        """The case, its explanation, and the seconds that it took."""
+    def read(self) -> tuple[dict[Any, Any], Explanation, float]:
+        """The case's dictionary, its explanation, and the seconds that it took."""
         self._end.wait()
-        return self._case, self._explanation, self._end.seconds_since(self._start) / self._count
+        return self._item, self._explanation, self._end.seconds_since(self._start) / self._count
 
 
 def _title(explanation: Explanation) -> str:

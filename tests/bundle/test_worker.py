@@ -1,9 +1,10 @@
-"""A worker makes the driver's run anew, and explains whatever units it is given."""
+"""A recipe makes the driver's cohort in another process, which explains whatever units it is given."""
 
 from __future__ import annotations
 
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from helpers.own_bundle import BATCHES, forwards, settings
 from helpers.scans import LPS, write_scan
 
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.bundle.worker import _without_trackers
-from monai_saliency.distributed import Cohort, Engine, Worker, local_device
+from monai_saliency.bundle.worker import Recipe, _without_trackers
+from monai_saliency.distributed import Cohort, Engine, local_device
 from monai_saliency.errors import root_cause
 from monai_saliency.sharding import Part, Unit, units
 
@@ -26,14 +27,15 @@ class Driver(Engine):
     """Takes the cohort, and has nothing explained."""
 
     def run(self, cohort: Cohort) -> None:
-        self.config, self.run_id = pickle.loads(pickle.dumps((cohort.config | {"saliency_engine": None}, "run")))
-        self.run_id = cohort.run_id
+        assert isinstance(cohort.recipe, Recipe)
+        plain = replace(cohort.recipe, config=cohort.recipe.config | {"saliency_engine": None})
+        self.recipe: Recipe = pickle.loads(pickle.dumps(plain))
         self.count = len(cohort)
 
 
 @pytest.fixture(autouse=True)
 def _folder_and_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A worker changes both, of its process."""
+    """A recipe changes both, in its process."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
 
@@ -56,15 +58,15 @@ def test_units_in_any_order_make_the_maps_of_the_plain_run(cohort: Path, capfd: 
     driver = drive(**settings(cohort, "out"))
     assert driver.count == 3
     capfd.readouterr()
-    worker = Worker(driver.config, driver.run_id)
+    worker = driver.recipe()
     assert capfd.readouterr().out == ""
     assert forwards(cohort, "out") == 0
     assert worker.explain([Unit(2), Unit(1, Part(1, 3))]) == [{"case": "s2", "error": ""}]
     assert worker.explain([]) == []
-    assert worker.waiting() == ["s1"]
-    assert worker.waiting() == []
+    assert worker.take_waiting() == ["s1"]
+    assert worker.take_waiting() == []
     # Another process, which finds in the store what the first one did of s1.
-    other = Worker(driver.config, driver.run_id)
+    other = driver.recipe()
     assert other.explain([Unit(1, Part(0, 3)), Unit(0), Unit(1, Part(2, 3))]) == [
         {"case": "s0", "error": ""},
         {"case": "s1", "error": ""},
@@ -79,7 +81,7 @@ def test_what_others_failed_in_does_not_stop_it(cohort: Path) -> None:
     (cohort / "cohort" / "bad.nii.gz").write_bytes(b"no scan")
     driver = drive(**settings(cohort, "out"))
     for _ in range(2):
-        (row,) = Worker(driver.config, driver.run_id).explain(units(driver.count)[:1])
+        (row,) = driver.recipe().explain(units(driver.count)[:1])
         assert row["case"] == "bad"
         assert "could not be loaded" in row["error"]
     failed = (cohort / "out" / "failures.csv").read_text().splitlines()
@@ -99,10 +101,9 @@ def test_somebody_elses_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     bundle.explain(saliency_dir=str(tmp_path / "plain"), **few)
     files = [str(bundle.config), str(overlay_path("explain"))]
     driver = drive("explain", config_file=files, **bundle.settings | few, saliency_dir=str(tmp_path / "out"))
-    path, folder = list(sys.path), Path.cwd()
-    monkeypatch.setattr(sys, "path", [entry for entry in path if entry])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.chdir(tmp_path)
-    worker = Worker(driver.config, driver.run_id, path, folder)
+    worker = driver.recipe()
     # Both images are one batch, of which a part may complete one of them, and the next part finds it complete.
     rows = worker.explain(units(driver.count, 2, "masks"))
     assert {row["case"] for row in rows} == set(bundle.scans)
@@ -114,21 +115,20 @@ def test_somebody_elses_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_its_device(cohort: Path) -> None:
     """An overlay may leave the device to the engine; what the user asks for is kept."""
     chosen = settings(cohort, "out") | {"device": "$@saliency_engine.device"}
-    worker = Worker({**drive(**settings(cohort, "out")).config, "device": chosen["device"]}, "run")
-    assert worker.device == local_device()
-    network = worker._cohort.evaluator.network  # type: ignore[union-attr]
-    assert next(network.parameters()).device == worker.device
+    recipe = drive(**settings(cohort, "out")).recipe
+    worker = replace(recipe, config=recipe.config | {"device": chosen["device"]})()
+    assert next(worker.evaluator.network.parameters()).device == local_device()
 
 
 def test_errors_say_what_is_wrong(cohort: Path) -> None:
-    config = drive(**settings(cohort, "out")).config
+    recipe = drive(**settings(cohort, "out")).recipe
     with pytest.raises(RuntimeError, match=r"'fnord' never called `saliency_engine`"):
-        Worker(config, "fnord")
+        replace(recipe, run_id="fnord")()
     with pytest.raises(RuntimeError) as caught:
-        Worker(config | {"checkpoint": "nowhere.pt"}, "run")
+        replace(recipe, config=recipe.config | {"checkpoint": "nowhere.pt"})()
     assert "nowhere.pt does not exist" in str(root_cause(caught.value))
     with pytest.raises(RuntimeError, match=r"ended its run before anything could be explained: enough"):
-        Worker(config | {"run": ["$(_ for _ in ()).throw(SystemExit('enough'))"]}, "run")
+        replace(recipe, config=recipe.config | {"run": ["$(_ for _ in ()).throw(SystemExit('enough'))"]})()
 
 
 def test_the_driver_alone_records_the_run() -> None:
@@ -147,6 +147,5 @@ def test_a_network_that_is_given_as_it_is(cohort: Path) -> None:
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12**3, 2))
     given = settings(cohort, "out") | {"network_def": network}
     monai.bundle.run(**settings(cohort, "plain") | {"network_def": network})
-    worker = Worker(drive(**given).config, "run")
-    worker.explain(units(3))
+    drive(**given).recipe().explain(units(3))
     assert voxels(cohort / "out") == voxels(cohort / "plain")

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -292,6 +293,11 @@ def test_calls_are_of_one_part_each() -> None:
     ]
     assert engine._calls(units(3), 4) == [units(3)]
     assert engine._calls([], 4) == []
+
+
+def test_a_cohort_that_actors_cannot_make_is_refused() -> None:
+    with pytest.raises(ValueError, match="each Ray actor makes the cohort anew"):
+        RayEngine().run(types.SimpleNamespace(recipe=None))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
@@ -20,12 +19,9 @@ from helpers.own_bundle import BATCH, BATCHES, forwards, rank, settings
 from helpers.paths import TESTS
 from helpers.scans import LPS, write_scan
 from monai.bundle import ConfigParser
-from monai.data import DataLoader, Dataset, ThreadDataLoader
-from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed import RankEngine, SlurmEngine, local_device
-from monai_saliency.distributed.base import _in_order, _take
 from monai_saliency.errors import root_cause
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
@@ -165,46 +161,6 @@ def test_metrics_of_a_bundle_are_left_out_and_that_is_said(
     bundle.explain(output_dir=str(tmp_path / "own"), saliency_dir=str(tmp_path / "shared"), **metric, **rank(0, 1))
     assert len(maps(tmp_path / "shared")) == len(bundle.scans)
     assert "left out, since each process sees a share of the cohort: MeanDice" in caplog.text
-
-
-@pytest.mark.parametrize("kind", [DataLoader, ThreadDataLoader])
-def test_batches_of_a_loader(kind: type[DataLoader]) -> None:
-    loader = kind(Dataset([{"image": torch.tensor([float(i)])} for i in range(7)]), batch_size=2)
-    whole = [batch["image"].flatten().tolist() for batch in loader]
-    for indices in ([0, 2], [3], [], [1, 2, 3]):
-        taken = _take(loader, indices)
-        assert type(taken) is kind
-        assert len(taken) == len(indices)
-        for _ in range(2):
-            assert [batch["image"].flatten().tolist() for batch in taken] == [whole[i] for i in indices]
-        plain = _take(copy.copy(whole), indices)
-        assert list(plain) == [whole[i] for i in indices]
-    assert [batch["image"].flatten().tolist() for batch in loader] == whole
-
-
-@pytest.mark.parametrize("kind", [DataLoader, ThreadDataLoader])
-@pytest.mark.parametrize("sampler", ["shuffle", "distributed"])
-def test_every_process_has_the_same_batches(
-    kind: type[DataLoader], sampler: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever a loader made of them for itself: otherwise cases are lost, and others explained twice."""
-    dataset = Dataset([{"image": torch.tensor([float(i)])} for i in range(7)])
-    plain = kind(dataset, batch_size=2, num_workers=0)
-    own = {"shuffle": True} if sampler == "shuffle" else {"sampler": DistributedSampler(dataset, 2, 1)}
-    loader = kind(dataset, batch_size=2, num_workers=0, **own)
-    taken = [_take(_in_order(loader), indices) for indices in ([0, 2], [1, 3])]
-    found = [[batch["image"].flatten().tolist() for batch in each] for each in taken]
-    whole = [batch["image"].flatten().tolist() for batch in plain]
-    assert found == [[whole[0], whole[2]], [whole[1], whole[3]]]
-    assert "gives each process other cases or another order: the cases are taken in the dataset's" in caplog.text
-    assert _in_order(plain) is plain
-
-
-def test_a_loader_that_draws_some_cases_cannot_be_shared() -> None:
-    dataset = Dataset([{"image": torch.tensor([float(i)])} for i in range(7)])
-    loader = DataLoader(dataset, sampler=SubsetRandomSampler(range(3)))
-    with pytest.raises(ValueError, match="SubsetRandomSampler gives each process other cases"):
-        _in_order(loader)
 
 
 def tensors(folder: Path, **others: Any) -> dict[str, Any]:
@@ -359,7 +315,7 @@ def test_config_that_processes_read_is_the_plain_one(cohort: Path) -> None:
 
     class Spy(RankEngine):
         def run(self, cohort: Any) -> None:
-            seen.append((len(cohort), cohort.config, cohort.run_id))
+            seen.append((len(cohort), cohort.recipe.config, cohort.recipe.run_id))
             super().run(cohort)
 
     monai.bundle.run(**settings(cohort, "spied", saliency_engine=Spy(0, 1)))

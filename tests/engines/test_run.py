@@ -26,11 +26,15 @@ from monai.engines import IterationEvents
 from monai.transforms import Compose, Flipd
 
 import monai_saliency as ms
+from monai_saliency.distributed import RankEngine
 from monai_saliency.engines.evaluator import CohortEvaluator
+from monai_saliency.engines.run import run as run_cohort
 from monai_saliency.errors import CaseError, OutputError, root_cause
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
+from monai_saliency.inferers.case_explainer import Assignment
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import temporary_path
+from monai_saliency.storage.score_store import ScoreStore
 
 
 class Picky(torch.nn.Module):
@@ -124,12 +128,21 @@ class Batches:
 
     NAMES = ("a", "b", "c", "d", "e", "f")
 
-    def __init__(self, folder: Path, network: Callable[..., torch.Tensor], strict: bool = False, **how: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        network: Callable[..., torch.Tensor],
+        strict: bool = False,
+        store: ScoreStore | None = None,
+        network_id: str | None = None,
+        **how: Any,
+    ) -> None:
         self.maps: dict[str, torch.Tensor] = {}
         self.outputs: list[Any] = []
         self.failures = Failures(folder / "failures.csv", strict)
         inferer = ms.sliding_window(3, 3, target=ms.ClassScore([0], activation="none"))
-        self.handler = SaliencyHandler(inferer, network, self._save, failures=self.failures)
+        kept = {"failures": self.failures, "store": store, "network_id": network_id}
+        self.handler = SaliencyHandler(inferer, network, self._save, **kept)  # type: ignore[arg-type]
         cases = [
             FLIP({"image": MetaTensor(torch.full((1, 6, 6), float(number))), "case": name})
             for number, name in enumerate(self.NAMES)
@@ -247,6 +260,25 @@ def test_a_handler_that_fails_stops_the_run(tmp_path: Path) -> None:
         batches.evaluator.run()
     assert sorted(batches.maps) == ["a", "b", "c"]
     assert not batches.rows()
+
+
+@pytest.mark.parametrize("split", ["cases", "masks"])
+def test_processes_share_a_cohort_without_a_config(split: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """From Python: only engines that make the cohort anew in other processes need more than this."""
+    plain = Batches(tmp_path / "plain", brightness)
+    plain.evaluator.run()
+    maps: dict[str, torch.Tensor] = {}
+    for number in range(2):
+        store = ScoreStore(tmp_path / "shared" / "scores")
+        share = Batches(tmp_path / "shared", brightness, store=store, network_id="brightness")
+        engine = RankEngine(number, 2, split)
+        run_cohort(share.evaluator, share.failures, handler=share.handler, engine=engine)
+        assert len(share.maps) == (3 if split == "cases" else 6 * number)
+        assert share.handler.explainer.assignment == Assignment()
+        maps |= share.maps
+    assert maps.keys() == plain.maps.keys()
+    assert all(torch.equal(saliency, plain.maps[name]) for name, saliency in maps.items())
+    assert ("6 cases without a map yet, the first is a: " in capsys.readouterr().out) == (split == "masks")
 
 
 def test_a_full_disk_stops_the_run_and_spoils_nothing(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +10,10 @@ import pytest
 import torch
 from monai.data import MetaTensor, list_data_collate
 
-from monai_saliency.cases import Case
-from monai_saliency.handlers.saliency_handler import SaliencyHandler
+from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler
 from monai_saliency.handlers.summary import COLUMNS, Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods import sliding_window
-from monai_saliency.sharding import Part
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import ClassScore, DetectionScore, FunctionScore, RegressionScore, Target
@@ -31,6 +30,11 @@ def detector(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
         boxes = torch.tensor([[0.0, 0, 0, 2, 2, 2], [3, 3, 3, 6, 6, 6]])
         found.append({"boxes": boxes[kept], "labels": torch.tensor([4, 7])[kept], "scores": scores[kept]})
     return found
+
+
+def brightness(x: torch.Tensor) -> torch.Tensor:
+    means = x.mean((1, 2, 3, 4))
+    return torch.stack([means, 1 - means], 1)
 
 
 def handle(inferer: PerturbationInferer, network: Any, summary: Summary | None = None) -> list[dict[str, Any]]:
@@ -95,7 +99,7 @@ def test_of_two_runs_the_one_that_explained_a_case_is_believed(tmp_path: Path) -
     summary = Summary(tmp_path / "summary.csv")
     failures = [Failures(tmp_path / "failures.csv", cases=["a"]) for _ in "12"]
     explain = sliding_window(3, 3, target=ClassScore([0], "none"))
-    first: Any = SaliencyHandler(explain, Picky(), dict, summary, failures[0])
+    first: Any = SaliencyHandler(explain, brightness, dict, summary, failures[0])
     failures[0].add("a", "explain", ValueError("no memory"))
     summary.add([dict.fromkeys(COLUMNS, "nan") | {"case": "a", "peak_in_label": ""}])
     failures[1].remove("a")
@@ -108,44 +112,11 @@ def test_of_two_runs_the_one_that_explained_a_case_is_believed(tmp_path: Path) -
     assert summary.read() == []
 
 
-class Picky(torch.nn.Module):
-    """Gives NaN where the image is bright throughout."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        means = x.mean((1, 2, 3, 4))
-        return torch.stack([torch.where(means > 0.9, torch.nan, means), 1 - means], 1)
-
-
-def test_a_case_that_shares_its_batch_with_a_broken_one(tmp_path: Path) -> None:
-    """Parts of both are scored; the good one is whole, but is held by nobody when each is done alone."""
-    done: list[str] = []
-
-    def postprocessing(case: dict[str, Any]) -> dict[str, Any]:
-        done.append(case["case"])
-        return case
-
-    batch = list_data_collate([{"image": MetaTensor(image), "case": f"ct_{i}"} for i, image in enumerate(IMAGES, 1)])
-    for index in range(2):
-        explain = sliding_window(3, 3, target=ClassScore([0], "none"), mask_batch_size=4)
-        handler: Any = SaliencyHandler(
-            explain,
-            Picky(),
-            postprocessing,
-            failures=Failures(tmp_path / "failures.csv", shared=True),
-            store=ScoreStore(tmp_path / "scores"),
-        )
-        handler.part = Part(index, 2)
-        handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
-        handler.finish()
-    assert done == ["ct_1"]
-    assert [row["case"] for row in handler.failures.read()] == ["ct_2"]
-
-
 def test_a_case_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
     batch = list_data_collate([{"image": MetaTensor(IMAGES[0]), "case": "ct"}])
     store = ScoreStore(tmp_path)
     explain = sliding_window(3, 3, target=ClassScore([0], "none"))
-    handler: Any = SaliencyHandler(explain, Picky(), dict, store=store)
+    handler: Any = SaliencyHandler(explain, brightness, dict, store=store, network_id="brightness")
     with store.claim("ct"):
         handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     assert handler.incomplete() == ["ct"]
@@ -154,12 +125,25 @@ def test_a_case_that_another_process_holds_is_waited_for(tmp_path: Path) -> None
     assert handler.incomplete() == []
 
 
-def test_scores_of_another_version_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = []
-    for version in ("1", "2", "1"):
-        monkeypatch.setattr("monai_saliency.storage.fingerprint.__version__", version)
-        explain = sliding_window(3, 3, target=ClassScore([0], "none"))
-        handler = SaliencyHandler(explain, Picky(), dict, store=ScoreStore(tmp_path))
-        (scores,) = handler._stored(IMAGES[:1], [Case("ct")]) or []
-        keys.append(scores.folder.name)
-    assert keys[0] == keys[2] != keys[1]
+def test_a_batch_may_bring_its_own_inferer() -> None:
+    """And several batches may come of one iteration, as where images cannot share a forward."""
+
+    class Twice(SaliencyHandler):
+        def batches(self, engine: Any) -> Iterator[Batch]:
+            (whole,) = super().batches(engine)
+            for index, window in enumerate((3, 2)):
+                inferer = sliding_window(window, window, target=ClassScore([0], "none"))
+                yield Batch(whole.inputs[index : index + 1], [whole.items[index]], inferer)
+
+    masks: list[int] = []
+
+    def postprocessing(case: dict[str, Any]) -> dict[str, Any]:
+        masks.append(len(case["explanation"].masks))
+        return case
+
+    batch = list_data_collate([{"image": MetaTensor(image)} for image in IMAGES])
+    handler: Any = Twice(sliding_window(6, 6, target=ClassScore([0], "none")), brightness, postprocessing)
+    handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
+    handler.finish()
+    assert masks == [8, 27]
+    assert handler.explained == ["image 0 of the batch", "image 1 of the batch"]

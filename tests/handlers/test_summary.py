@@ -23,7 +23,9 @@ def explanation(maps: np.ndarray) -> Explanation:
     image = torch.zeros(1, *maps.shape[1:])
     target = ClassScore([2, 0][: len(maps)], "none").bind(output, Case("ct_7", image))
     masks, scores = RISEMasks(5).bind(image), target(output)[0]
-    return Explanation("ct_7", torch.from_numpy(maps), torch.zeros(5, len(maps)), scores, target, masks, num_forwards=6)
+    return Explanation(
+        "ct_7", torch.from_numpy(maps), torch.zeros(5, len(maps)), range(5), scores, target, masks, num_forwards=6
+    )
 
 
 @pytest.fixture
@@ -67,7 +69,9 @@ class TestSummarize:
             RegressionScore(names=["age (years)"]).bind(output, Case("ct_7", image)),
             RISEMasks(5).bind(image),
         )
-        regressed = Explanation("ct_7", torch.from_numpy(maps), torch.zeros(5, 1), output[0], target, masks, 6)
+        regressed = Explanation(
+            "ct_7", torch.from_numpy(maps), torch.zeros(5, 1), range(5), output[0], target, masks, 6
+        )
         (row,) = summarize("ct_7", regressed, maps, LEFTWARD)
         assert tuple(row) == COLUMNS
         assert [row[key] for key in ("class", "prediction", "probability", "score")] == [

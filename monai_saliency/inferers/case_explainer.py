@@ -1,0 +1,277 @@
+"""Explaining the cases of a cohort, batch by batch: claims, stored scores, parts of cases, and cases that fail."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from monai_saliency.cases import Case
+from monai_saliency.fills.base import CaseFill
+from monai_saliency.inferers.case_state import CaseState, Explanation
+from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
+from monai_saliency.networks.identity import network_fingerprint, scores_key
+from monai_saliency.sharding import Part
+from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
+from monai_saliency.storage.score_store import CaseScores, ScoreStore
+from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.timing import Timestamp
+
+__all__ = ["Assignment", "CaseExplainer", "Explained"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one run over a cohort does in this process. By default it does everything.
+
+    Attributes:
+        part: the part of each case's masks. Less than all needs a store, where the parts come together: whoever
+            completes a case makes its map.
+        places: which of the loader's batches the run goes through, ascending; all by default.
+        sharing: how devices share the masks of each case; as the inferer does by default.
+        quiet: show no progress bar, since somebody else reports the progress of all processes.
+    """
+
+    part: Part = field(default_factory=Part)
+    places: Sequence[int] | None = None
+    sharing: Sharing | None = None
+    quiet: bool = False
+
+    def place(self, number: int) -> int:
+        """The place in the whole loader of the batch that is the ``number``-th of this run, both from 0."""
+        return number if self.places is None else self.places[number]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """An explained case.
+
+    Attributes:
+        index: its place among the cases that were given.
+        explanation: its map and scores.
+        claim: holds the case until this is closed, which is to be done once the map is written.
+        start: when explaining its batch began.
+        count: how many cases were explained since then.
+    """
+
+    index: int
+    explanation: Explanation
+    claim: ExitStack
+    start: Timestamp
+    count: int
+
+
+@dataclass(frozen=True)
+class _Claimed:
+    """A case that this process holds, or the part of it that this process scores."""
+
+    index: int
+    case: Case
+    claim: ExitStack
+
+
+class CaseExplainer:
+    """Explains cases that several processes may share, and that may fail one by one.
+
+    Example::
+
+        explainer = CaseExplainer(ms.rise(1000, target=target), network, ScoreStore("scores"))
+        explainer.explain(images, [Case("patient_7"), Case("patient_8")], write)
+
+    Args:
+        inferer: explains images.
+        network: the network.
+        store: keeps scores, so that a stopped run resumes, and lets one process at a time do a case. Nothing is kept
+            when None.
+        failures: the list of cases that cannot be explained. The error is raised when None.
+        network_id: a name for the network in the store, needed where it is not a module.
+
+    Attributes:
+        assignment: what the current run does here, see :meth:`assign`.
+        explained: the cases whose maps are written, in order, see :meth:`written`.
+        waiting: cases that another process has to finish: only a part was done here, before all others were, or
+            another process held the case.
+    """
+
+    def __init__(
+        self,
+        inferer: PerturbationInferer,
+        network: Callable[..., Any],
+        store: ScoreStore | None = None,
+        failures: Failures | None = None,
+        network_id: str | None = None,
+    ) -> None:
+        self.inferer = inferer
+        self.network = network
+        self.store = store
+        self.failures = failures
+        self.network_id = network_id
+        self.assignment = Assignment()
+        self.explained: list[str] = []
+        self.waiting: list[str] = []
+        self._fingerprints: WeakKeyDictionary[PerturbationInferer, list[str]] = WeakKeyDictionary()
+
+    def assign(self, assignment: Assignment) -> None:
+        """Set what the runs from now on do here."""
+        self.assignment = assignment
+
+    def written(self, case: str) -> None:
+        """Note that the map of a case is written."""
+        self.explained.append(case)
+
+    def expect(self, cases: Iterable[str]) -> None:
+        """Note the cases that must have a map or a failure once all processes are done."""
+        self.waiting = list(cases)
+
+    def take_over(self, explained: Iterable[str], waiting: Iterable[str]) -> None:
+        """Note what another process reports: the cases that it has written, and those that wait."""
+        self.explained = list(dict.fromkeys([*self.explained, *explained]))
+        self.waiting += waiting
+
+    def take_waiting(self) -> list[str]:
+        """The waiting cases since this was last called."""
+        found, self.waiting = self.waiting, []
+        return found
+
+    def explain(
+        self,
+        images: torch.Tensor,
+        cases: Sequence[Case],
+        write: Callable[[Explained], None],
+        inferer: PerturbationInferer | None = None,
+    ) -> None:
+        """Explain a batch, but for the cases that another process holds.
+
+        Where the batch fails and there is a list of failures, each of its cases is explained alone, so that only the
+        case that fails is listed.
+
+        Args:
+            images: ``(B, C, *spatial)``.
+            cases: the images' names, label maps, voxel sizes and files, B of them.
+            write: called with each case as soon as it is explained. It closes the case's claim, or empties it to close
+                it later; what it leaves is closed here at the end.
+            inferer: explains this batch; the explainer's own by default.
+
+        Raises:
+            ValueError: when a part of each case is to be scored, and no scores are kept.
+            Exception: what the network raises, where there is no list of failures.
+        """
+        with ExitStack() as stack:
+            claims = [stack.enter_context(ExitStack()) for _ in cases]
+            claimed = [
+                _Claimed(index, case, claim)
+                for index, (case, claim) in enumerate(zip(cases, claims, strict=True))
+                if self._claim(case.name, self.assignment.part, claim)
+            ]
+            if claimed:
+                # Plain tensors from here on: the cases hold what their meta data says.
+                free = plain(images)[[each.index for each in claimed]]
+                self._explain(free, claimed, write, inferer or self.inferer)
+
+    def _claim(self, case: str, part: Part, claim: ExitStack) -> bool:
+        holder = claim.enter_context(self.store.claim(case, part)) if self.store is not None else None
+        if holder:
+            logger.warning("case %s is being explained by %s: left to it", case, holder)
+            self.waiting.append(case)
+        return holder is None
+
+    def _explain(
+        self,
+        images: torch.Tensor,
+        claimed: Sequence[_Claimed],
+        write: Callable[[Explained], None],
+        inferer: PerturbationInferer,
+    ) -> None:
+        stored = self._stored(images, [each.case for each in claimed], inferer)
+        part = self.assignment.part
+        if stored is None and part.count > 1:
+            raise ValueError(
+                f"part {part.index + 1} of {part.count} of {', '.join(each.case.name for each in claimed)} is to be "
+                "done here, but its scores cannot be kept, so parts cannot come together: let workers share cases "
+                "(--saliency_split cases)"
+            )
+        start = Timestamp(images.device)
+        try:
+            explanations = self._explanations(images, claimed, stored, inferer)
+        except Exception as error:
+            if self.failures is None:
+                raise
+            if len(claimed) == 1:
+                self.failures.add(claimed[0].case.name, "explain", error)
+                return
+        else:
+            for each, explanation in zip(claimed, explanations, strict=True):
+                if explanation is None:
+                    each.claim.close()
+                else:
+                    write(Explained(each.index, explanation, each.claim, start, len(claimed)))
+            return
+        # The error is gone by now, and with it the memory that its frames held.
+        for i, each in enumerate(claimed):
+            self._explain(images[i : i + 1], [each], write, inferer)
+
+    def _explanations(
+        self,
+        images: torch.Tensor,
+        claimed: Sequence[_Claimed],
+        stored: Sequence[CaseScores] | None,
+        inferer: PerturbationInferer,
+    ) -> list[Explanation | None]:
+        """The explanations of a batch; None for cases that are not complete, or that another process explains."""
+        assigned = self.assignment
+        if assigned.sharing is not None or assigned.quiet:
+            inferer = inferer.replace(
+                sharing=assigned.sharing or inferer.sharing, progress=inferer.progress and not assigned.quiet
+            )
+        cases = [each.case for each in claimed]
+        states = inferer.score(images, self.network, cases=cases, stored=stored, part=assigned.part)
+        # Complete cases are held only if all of the batch can be explained: otherwise each is explained alone.
+        with ExitStack() as stack:
+            wholes = [stack.enter_context(ExitStack()) for _ in states]
+            explanations = [self._explanation(state, whole) for state, whole in zip(states, wholes, strict=True)]
+            for each, whole in zip(claimed, wholes, strict=True):
+                each.claim.push(whole.pop_all())
+        return explanations
+
+    @torch.no_grad()
+    def _explanation(self, state: CaseState, whole: ExitStack) -> Explanation | None:
+        """A scored case's explanation; None where other parts are missing, or another process makes it."""
+        if self.assignment.part.count > 1:
+            state.check()
+            state.take_stored()
+            if not state.complete:
+                self.waiting.append(state.case.name)
+            if not state.complete or not self._claim(state.case.name, Part(), whole):
+                return None
+        return state.explanation()
+
+    def _stored(
+        self, images: torch.Tensor, cases: Sequence[Case], inferer: PerturbationInferer
+    ) -> list[CaseScores] | None:
+        """The scores on disk of each case; None where none are kept."""
+        if self.store is None:
+            return None
+        # Computed for each batch: weights may change in place between batches.
+        network = network_fingerprint(self.network, self.network_id)
+        if network is None:
+            warnings.warn("scores are not kept: the network is no module, so give it a network_id", stacklevel=2)
+            return None
+        try:
+            if inferer not in self._fingerprints:
+                self._fingerprints[inferer] = [fingerprint(setting) for setting in inferer.deciding]
+            settings, reads_file = self._fingerprints[inferer], isinstance(inferer.fill, CaseFill)
+            each = [replace(case, image=image) for case, image in zip(cases, images, strict=True)]
+            keys = [scores_key(network, settings, case, reads_file) for case in each]
+        except Unfingerprintable as error:
+            warnings.warn(f"scores are not kept: {error}", stacklevel=2)
+            return None
+        return [self.store.open(case.name, key) for case, key in zip(cases, keys, strict=True)]

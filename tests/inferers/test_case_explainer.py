@@ -1,0 +1,193 @@
+"""Explaining cases that several processes share, and that fail one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from monai.data import MetaTensor
+
+import monai_saliency as ms
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.inferers import case_explainer
+from monai_saliency.inferers.case_explainer import Assignment, CaseExplainer, Explained
+from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
+from monai_saliency.sharding import Part
+from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.fingerprint import fingerprint, library_versions
+from monai_saliency.storage.score_store import ScoreStore
+
+IMAGES = torch.stack([torch.full((1, 6, 6, 6), value) for value in (0.5, 1.0)])
+CASES = [Case("ct_1"), Case("ct_2")]
+
+
+class Picky(torch.nn.Module):
+    """Gives NaN where the image is bright throughout."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        means = x.mean((1, 2, 3, 4))
+        return torch.stack([torch.where(means > 0.9, torch.nan, means), 1 - means], 1)
+
+
+def windows(mask_batch_size: int = 1, **settings: Any) -> PerturbationInferer:
+    """Eight windows. With one image a batch, stored scores cost no forward but the unperturbed image's."""
+    target = ms.ClassScore([0], "none")
+    return ms.sliding_window(3, 3, target=target, mask_batch_size=mask_batch_size, **settings)
+
+
+def explain(explainer: CaseExplainer, images: torch.Tensor, cases: Sequence[Case], **more: Any) -> list[Explained]:
+    """The cases that are explained, whose maps count as written."""
+    found: list[Explained] = []
+
+    def write(explained: Explained) -> None:
+        explainer.written(explained.explanation.name)
+        found.append(explained)
+
+    explainer.explain(images, cases, write, **more)
+    return found
+
+
+def test_a_case_that_shares_its_batch_with_a_broken_one(tmp_path: Path) -> None:
+    """Parts of both are scored; the good one is complete, but is held by nobody when each is explained alone."""
+    done = []
+    for index in range(2):
+        failures = Failures(tmp_path / "failures.csv", shared=True)
+        explainer = CaseExplainer(
+            windows(mask_batch_size=4), Picky(), ScoreStore(tmp_path / "scores"), failures=failures
+        )
+        explainer.assign(Assignment(Part(index, 2)))
+        done += [(each.index, each.count) for each in explain(explainer, IMAGES, CASES)]
+        assert explainer.explained == ["ct_1"] * index
+        assert explainer.waiting == ["ct_1"] * (1 - index)
+    assert done == [(0, 1)]
+    assert [row["case"] for row in failures.read()] == ["ct_2"]
+
+
+def test_a_batch_without_a_list_of_failures_fails() -> None:
+    with pytest.raises(CaseError, match="case ct_2: the network's output of the unperturbed image is NaN"):
+        explain(CaseExplainer(windows(), Picky()), IMAGES[1:], CASES[1:])
+
+
+def test_the_others_of_a_batch_are_explained_where_one_is_held(tmp_path: Path) -> None:
+    store = ScoreStore(tmp_path)
+    explainer = CaseExplainer(windows(), Picky(), store)
+    with store.claim("ct_1"):
+        (found,) = explain(explainer, IMAGES.flip(0) * 0.5, CASES[::-1])
+        assert (found.index, found.explanation.name) == (0, "ct_2")
+        assert explainer.take_waiting() == ["ct_1"]
+        assert explainer.take_waiting() == []
+
+
+def test_a_claim_is_held_until_the_case_is_written(tmp_path: Path) -> None:
+    store = ScoreStore(tmp_path)
+
+    def write(explained: Explained) -> None:
+        held.append(explained.claim.pop_all())
+        with ScoreStore(tmp_path).claim(explained.explanation.name) as holder:
+            assert holder
+
+    held: list[Any] = []
+    CaseExplainer(windows(), Picky(), store).explain(IMAGES * 0.5, CASES, write)
+    for name, claim in zip(("ct_1", "ct_2"), held, strict=True):
+        with ScoreStore(tmp_path).claim(name) as holder:
+            assert holder
+        claim.close()
+        with ScoreStore(tmp_path).claim(name) as holder:
+            assert holder is None
+
+
+def test_parts_need_a_store_that_keeps_them(tmp_path: Path) -> None:
+    explainer = CaseExplainer(windows(), lambda x: x.mean((2, 3, 4)), ScoreStore(tmp_path))
+    explainer.assign(Assignment(Part(0, 2)))
+    with (
+        pytest.warns(UserWarning, match="the network is no module, so give it a network_id"),
+        pytest.raises(ValueError, match="part 1 of 2 of ct_1, ct_2 is to be done here, but its scores cannot be kept"),
+    ):
+        explain(explainer, IMAGES, CASES)
+
+
+def test_the_key_of_stored_scores_covers_all_that_decides_them(tmp_path: Path) -> None:
+    """And its bytes stay what they are, so that a store is resumed by the next version of this package."""
+    network, inferer = torch.nn.Sequential(Picky()), windows()
+    image = MetaTensor(IMAGES[:1] * 0.5, affine=2 * torch.eye(4))
+    labels = torch.ones(1, 6, 6, 6)
+    explain(
+        CaseExplainer(inferer, network, ScoreStore(tmp_path)),
+        image,
+        [Case("ct_1", labels=labels, spacing=(2.0, 2.0, 2.0), file="scan.nii.gz")],
+    )
+    parts = (inferer.masks, inferer.target, inferer.fill, inferer.inferer, inferer.inputs, inferer.output)
+    whole = fingerprint([{"": ["Sequential", "", ""], "0": ["Picky", "", ""]}, {}])
+    decides = [library_versions(), whole, [fingerprint(part) for part in parts], image[0].as_tensor(), []]
+    (folder,) = (path for path in (tmp_path / "ct_1").iterdir() if path.is_dir())
+    assert folder.name == fingerprint([*decides, labels, (2.0, 2.0, 2.0)])[:32]
+
+
+def test_scores_of_another_version_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for version in ("1", "2", "1"):
+        monkeypatch.setattr("monai_saliency.storage.fingerprint.__version__", version)
+        (found,) = explain(CaseExplainer(windows(), Picky(), ScoreStore(tmp_path)), IMAGES[:1], CASES[:1])
+        counts.append(found.explanation.num_forwards)
+    assert counts == [9, 9, 1]
+
+
+def test_settings_are_hashed_once_for_each_inferer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inferer does not change; another one has its own key, though it be as large."""
+    hashed: list[object] = []
+    monkeypatch.setattr(case_explainer, "fingerprint", lambda value: hashed.append(value) or fingerprint(value))
+    explainer = CaseExplainer(windows(), Picky(), ScoreStore(tmp_path))
+    for _ in range(2):
+        explain(explainer, IMAGES * 0.5, CASES)
+    assert len(hashed) == len(explainer.inferer.deciding)
+    other = explainer.inferer.replace(target=ms.ClassScore([1], "none"))
+    for expected in (18, 2):
+        found = explain(explainer, IMAGES * 0.5, CASES, inferer=other)
+        assert sum(each.explanation.num_forwards for each in found) == expected
+    assert len(hashed) == 2 * len(other.deciding)
+
+
+class Shared(Sharing):
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[bool, Any]] = []
+
+    def score(self, inferer: PerturbationInferer, *args: Any, **kwargs: Any) -> Any:
+        self.asked.append((inferer.progress, kwargs["part"]))
+        return inferer.score(args[0], args[1], **kwargs)
+
+
+def test_what_a_run_is_assigned(tmp_path: Path) -> None:
+    """Masks are shared and the bar is hidden for that run alone; the scores have the same key."""
+    explainer = CaseExplainer(windows(progress=True), Picky(), ScoreStore(tmp_path))
+    sharing = Shared()
+    explainer.assign(Assignment(sharing=sharing, quiet=True))
+    explain(explainer, IMAGES[:1], CASES[:1])
+    explainer.assign(Assignment(sharing=sharing))
+    explain(explainer, IMAGES[:1], CASES[:1])
+    explainer.assign(Assignment())
+    (found,) = explain(explainer, IMAGES[:1], CASES[:1])
+    assert sharing.asked == [(False, Part()), (True, Part())]
+    assert found.explanation.num_forwards == 1
+    assert explainer.inferer.sharing is None
+
+
+def test_places_of_batches() -> None:
+    assert [Assignment().place(number) for number in range(3)] == [0, 1, 2]
+    assert [Assignment(places=[1, 4]).place(number) for number in range(2)] == [1, 4]
+
+
+def test_what_other_processes_report() -> None:
+    explainer = CaseExplainer(windows(), Picky())
+    explainer.written("a")
+    explainer.take_over(["b", "a"], ["c"])
+    explainer.take_over(["c"], ["d", "d"])
+    assert explainer.explained == ["a", "b", "c"]
+    assert explainer.waiting == ["c", "d", "d"]
+    explainer.expect(["a", "e"])
+    assert explainer.waiting == ["a", "e"]
