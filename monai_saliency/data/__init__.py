@@ -1,4 +1,4 @@
-"""Cohorts of scans: finding, preprocessing, caching and loading them."""
+"""Cohorts of scans: find, preprocess, cache and load them."""
 
 from monai_saliency.data.cached_dataset import CachedDataset, cohort_dataset
 from monai_saliency.data.cohort import CohortDataset, find_cases

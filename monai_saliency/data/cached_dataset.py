@@ -1,15 +1,15 @@
-"""Preprocessing computed once a scan, and served from memory, disk, LMDB or a moving window.
+"""Preprocessing that is computed once for each scan, and cached in memory, on disk, in LMDB or in a moving window.
 
-Where a cache may live:
+Where a cache may be:
 
-- ``memory``: in each process; with process workers each has its own, which ends with it.
-- ``disk``: any folder, also one that several machines share; entries are never removed, so remove the folder when it
-  has grown.
-- ``lmdb``: a disk of the machine itself, on a cluster the node-local scratch. LMDB maps its file into memory, which
-  network file systems do not keep coherent.
+- ``memory``: in the process. Each worker process has its own cache, which ends with the process.
+- ``disk``: in any folder, also one that several machines share. Entries are never removed: delete the folder when it is
+  too large.
+- ``lmdb``: on a local disk, on a cluster the scratch disk of the node. LMDB maps its file into memory, which network
+  file systems do not support.
 
-Reading an entry runs no code, whoever wrote it, but its voxels are believed: share a folder with those whom you would
-let replace a scan.
+Reading an entry never runs code, whoever wrote it, but its voxels are used as they are. So share a folder only with
+people who may also replace your scans.
 """
 
 from __future__ import annotations
@@ -48,26 +48,32 @@ def cohort_dataset(
     window: int = 32,
     map_size: int = 1 << 30,
 ) -> CachedDataset:
-    """The preprocessed scans of a cohort, kept where ``cache`` says.
+    """The preprocessed scans of a cohort, with a cache.
+
+    Example::
+
+        cases = find_cases("scans")
+        dataset = cohort_dataset(cases, [LoadImaged("image"), ...], cache="disk", cache_dir="cache")
 
     Args:
-        data: cases, as :func:`monai_saliency.data.cohort.find_cases` gives them.
-        transform: the preprocessing; see :class:`CachedDataset` for which part of it is cached.
-        cache: ``"none"``, or one of
+        data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
+        transform: the preprocessing. :class:`CachedDataset` describes which part of it is cached.
+        cache: where preprocessed scans are kept:
 
-            - ``"memory"``: every scan in this process's memory;
-            - ``"disk"``: a file a scan in ``cache_dir``;
-            - ``"lmdb"``: an LMDB database in ``cache_dir``, which must not lie on a network file system;
-            - ``"window"``: the last ``window`` scans in memory, in front of files in ``cache_dir`` if that is given,
-              for cohorts larger than memory. Unlike MONAI's ``SmartCacheDataset``, whose one pass is a part of the
-              cohort and hangs at a broken scan, it reads every case once a pass, and a broken one fails alone.
-        cache_dir: see above; not used by the others.
-        checksum: tell scans by their content rather than by size and modification time.
-        window: see above.
-        map_size: bytes that the LMDB database may hold at first; it grows as needed.
+            - ``"none"``: nowhere;
+            - ``"memory"``: all scans in the memory of this process;
+            - ``"disk"``: one file for each scan in ``cache_dir``;
+            - ``"lmdb"``: an LMDB database in ``cache_dir``, which must not be on a network file system;
+            - ``"window"``: the last ``window`` scans in memory, and all scans as files in ``cache_dir`` if it is given,
+              for cohorts larger than memory. (A pass of MONAI's ``SmartCacheDataset`` is only a part of the cohort, and
+              hangs at a broken scan. Here a pass reads every case, and only the broken one fails.)
+        cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
+        checksum: recognize scans by their content instead of their size and modification time.
+        window: the number of scans in memory for ``"window"``, at least 1.
+        map_size: the first size of the LMDB database in bytes. It grows as needed.
 
     Raises:
-        ValueError: for another name, a missing ``cache_dir`` or a window below 1.
+        ValueError: when there is no such cache, or an argument is missing or out of its range.
     """
     return CachedDataset(data, transform, choose_backend(cache, cache_dir, window, map_size), checksum)
 
@@ -75,7 +81,21 @@ def cohort_dataset(
 def choose_backend(
     cache: str, cache_dir: str | Path | None, window: int, map_size: int, entries: int = 1
 ) -> Backend | None:
-    """The backend that a config names; for all but ``entries``, how many a scan has, see :func:`cohort_dataset`."""
+    """The backend of a cache.
+
+    Args:
+        cache: the name of the cache, see :func:`cohort_dataset`.
+        cache_dir: the folder of the cache, see :func:`cohort_dataset`.
+        window: the number of scans in memory for ``"window"``, at least 1.
+        map_size: the first size of an LMDB database in bytes.
+        entries: how many entries a scan has.
+
+    Returns:
+        the backend. None for ``"none"``.
+
+    Raises:
+        ValueError: when there is no such cache, or an argument is missing or out of its range.
+    """
     whole_numbers("window", window, 1)
     whole_numbers("map_size", map_size, 1)
     if cache in {"disk", "lmdb"} and cache_dir is None:
@@ -94,9 +114,9 @@ def choose_backend(
 class _CachedItems(Dataset):
     """Items whose deterministic preprocessing goes through a cache. See :class:`CachedDataset`."""
 
-    # Not MONAI's cached datasets: PersistentDataset and LMDBDataset return plain tensors from a warm cache, do not see
-    # changed transforms and files, and unpickle; CacheDataset fails as a whole with one scan, and hands out the cached
-    # object itself; for SmartCacheDataset see `cohort_dataset`.
+    # Not MONAI's cached datasets: PersistentDataset and LMDBDataset return plain tensors from a warm cache, do not
+    # notice changed transforms and files, and unpickle. CacheDataset fails for all scans when one fails, and returns
+    # the cached object itself. `cohort_dataset` describes SmartCacheDataset.
 
     backend: Backend | None = None
     checksum = False
@@ -107,30 +127,30 @@ class _CachedItems(Dataset):
         self._locks = Locks()
         steps = self._steps()
         self._num_cached = self._num_prepared = self._count_cached(steps)
-        # Where nothing is cached, nothing need be told.
+        # Without a cached transform there is nothing to identify.
         settings = [steps[: self._num_cached], _settings(self.transform)] if self._num_cached else None
         self._settings = [library_versions(), fingerprint(settings)]
 
     def _steps(self) -> tuple[Any, ...]:
-        """The transforms with nested ``Compose`` objects laid out."""
-        # Not Compose.flatten, which seeds all random transforms anew.
+        """The transforms, with those inside of nested ``Compose`` objects."""
+        # Not Compose.flatten, which sets new seeds in random transforms.
         return tuple(_flat(self.transform))
 
     def _count_cached(self, steps: Sequence[Any]) -> int:
-        """How many transforms to cache, with a warning where one of them cannot be."""
+        """How many transforms are cached. Warns if a deterministic transform cannot be."""
         for number, step in enumerate(steps):
             if isinstance(step, RandomizableTrait) and type(step) is not Compose:
                 return number
-            reason = None if isinstance(step, Transform) else "it is no monai Transform, so it may be random"
+            reason = None if isinstance(step, Transform) else "it is not a monai Transform, so it may be random"
             try:
                 fingerprint([step, _settings(self.transform)])
             except Unfingerprintable as error:
-                reason = f"what it does cannot be told: {error}"
+                reason = f"it cannot be identified: {error}"
             if reason and self.backend is not None:
                 name = getattr(step, "__qualname__", type(step).__qualname__)
                 self._warn(
                     "transform",
-                    f"transform {number + 1} of {len(steps)}, {name}, is not cached, nor what follows it: {reason}. "
+                    f"transform {number + 1} of {len(steps)}, {name}, is not cached, nor are those after it: {reason}. "
                     "Use monai transforms, and named functions of a module",
                 )
             if reason:
@@ -141,10 +161,10 @@ class _CachedItems(Dataset):
         return self._finish(self._prepared(self.data[index]), self._steps()[self._num_prepared :])
 
     def _finish(self, item: Any, steps: Sequence[Any]) -> Any:
-        """Run transforms that are not cached."""
+        """Run the transforms that are not cached."""
         if not any(isinstance(step, ThreadUnsafe) for step in steps):
             return self._run(item, steps)
-        # Random transforms keep their draw in themselves.
+        # Random transforms keep what they have drawn in their attributes.
         with self._locks.only_one("random"):
             return self._run(item, steps)
 
@@ -162,31 +182,31 @@ class _CachedItems(Dataset):
         )
 
     def _prepared(self, case: Any) -> Any:
-        """The item after its first ``_num_prepared`` transforms."""
+        """The item after the first ``_num_prepared`` transforms."""
         return self._preprocessed(case, self._case_key(case) if self._num_cached else None)
 
     def _preprocessed(self, case: Any, key: str | None) -> Any:
-        """The item after its first ``_num_cached`` transforms."""
+        """The item after the first ``_num_cached`` transforms."""
         return self._cached("preprocessed scans", key, lambda: self._compute(case), lambda: self._key(case) == key)
 
     def _case_key(self, case: Any) -> str | None:
-        """The case's key; None where it cannot be told, or there is no cache."""
+        """The key of a case in the cache. None without a cache, or when the case cannot be identified."""
         if self.backend is None:
             return None
         try:
             return self._key(case)
         except Unfingerprintable as error:
-            self._warn("case", f"cases are not cached that hold what cannot be told: {error}")
+            self._warn("case", f"some cases are not cached, since they cannot be identified: {error}")
             return None
 
     def _cached(self, what: str, key: str | None, compute: Callable[[], Any], is_current: Callable[[], bool]) -> Any:
-        """What ``compute`` gives, from the cache where it is there.
+        """A result from the cache, or, if it is not there yet, from ``compute``.
 
         Args:
-            what: its name in warnings, in the plural.
-            key: it is not cached when None.
-            compute: is called by one thread at a time for each key.
-            is_current: whether, after computing, the key is still what it was, so that the result belongs to it.
+            what: what the results are called in warnings, in the plural.
+            key: the key in the cache. None does not cache the result.
+            compute: computes the result. For each key, one thread at a time calls it.
+            is_current: called after computing. Returns whether the result still belongs to the key.
         """
         if self.backend is None or key is None:
             return compute()
@@ -212,15 +232,15 @@ class _CachedItems(Dataset):
         try:
             data = encode(item, key)
         except NotStorable as error:
-            self._warn("item", f"{what} are not cached, as they hold what cannot be stored: {error}")
+            self._warn("item", f"{what} are not cached, as they cannot be stored: {error}")
             return item
-        # A scan that was replaced meanwhile may have been read half old, half new.
+        # If a scan was replaced meanwhile, half of the old one and half of the new one may have been read.
         if is_current():
             try:
                 backend.put(key, data)
             except OSError as error:
                 self._refused(what, "written", error)
-        # Not the item itself, so that the first read gives to the bit what all others give.
+        # Not the item itself: so the first read returns to the bit what all later reads return.
         del item
         return decode(data, key, trusted=True)
 
@@ -231,7 +251,7 @@ class _CachedItems(Dataset):
         except OSError as error:
             self._refused(what, "read", error)
         except DamagedEntry as error:
-            self._warn("damaged", f"entry {key} of the {what} is damaged, and computed anew: {error}")
+            self._warn("damaged", f"entry {key} of the {what} is damaged, and is computed again: {error}")
         return _MISSING
 
     def _refused(self, what: str, action: str, error: OSError) -> None:
@@ -249,27 +269,26 @@ class _CachedItems(Dataset):
 class CachedDataset(CohortDataset, _CachedItems):
     """A cohort whose deterministic preprocessing is cached.
 
-    Cached is what stands before the first transform that is random, is no monai ``Transform``, or holds what cannot be
-    told from another (a lambda, a local function), which a warning names. That transform and all after it run at each
-    read.
+    The transforms before the first random one are cached. A transform that is not a monai ``Transform``, or that cannot
+    be identified (it holds a lambda or a local function), is not cached either, nor are those after it. A warning names
+    it. Transforms that are not cached run at each read.
 
-    Every read gives the same values, cold or warm, in any process: MetaTensors with all meta data, so that ``Invertd``
-    works. Each is a copy. The ``id`` of the transform in ``applied_operations`` is "none" throughout, with which
-    ``Invertd`` accepts any transform of the same class.
+    Every read returns the same values, from a cold or a warm cache, in any process: MetaTensors with all meta data, so
+    that ``Invertd`` works. Each read returns a copy. The ``id`` of every transform in ``applied_operations`` is "none",
+    with which ``Invertd`` accepts any transform of the same class.
 
-    An entry is used for the same case, the same files (see :func:`monai_saliency.storage.fingerprint.input_files`),
-    the same
-    transforms with the same arguments, and the same versions of monai, torch, numpy, nibabel and this package.
-    A cache that cannot be read or written, or an item that cannot be stored, costs time and a warning, never an item.
+    An entry is used for the same case, the same files (see :func:`monai_saliency.storage.fingerprint.input_files`), the
+    same transforms with the same arguments, and the same versions of monai, torch, numpy, nibabel and this package. If
+    the cache cannot be read or written, or an item cannot be stored, the item is computed at each read, with a warning.
 
     Args:
-        data: cases, as :func:`monai_saliency.data.cohort.find_cases` gives them.
+        data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
         transform: the preprocessing.
-        backend: where bytes are kept; nothing is cached without one.
-        checksum: tell scans by their content rather than by size and modification time.
+        backend: where the bytes of items are kept. None caches nothing.
+        checksum: recognize scans by their content instead of their size and modification time.
 
     Raises:
-        CaseError: on reading a case that cannot be loaded. Others are not affected.
+        CaseError: on reading a case that cannot be loaded. Other cases are not affected.
     """
 
     def __init__(
@@ -281,7 +300,7 @@ class CachedDataset(CohortDataset, _CachedItems):
     ) -> None:
         self.backend = backend
         self.checksum = checksum
-        # CohortDataset names the case of what goes wrong in _CachedItems, which comes next in the order of bases.
+        # CohortDataset adds the case to errors of _CachedItems, which is the next base class.
         super().__init__(data, transform)  # type: ignore[arg-type]
 
 
@@ -299,7 +318,7 @@ def _settings(transform: Compose) -> list[Any]:
 
 def _forget_ids(value: Any, traced: bool = False) -> None:
     """Replace the ids of transforms, which are memory addresses, by "none", in place."""
-    # Not monai's reset_ops_id, which turns tuples into lists.
+    # Not monai's reset_ops_id, which converts tuples to lists.
     if isinstance(value, MetaTensor):
         _forget_ids(value.applied_operations, traced=True)
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A cohort of scans: which there are, and a dataset that says which one is broken."""
+"""A cohort of scans: how to find them, and a dataset whose errors name the broken scan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ _SUFFIXES = (".nii.gz", ".nii")
 
 
 def scan_stem(path: str | Path) -> str:
-    """A scan's file name without ``.nii.gz`` or ``.nii``."""
+    """The file name of a scan without ``.nii.gz`` or ``.nii``.
+
+    Example::
+
+        scan_stem("scans/sub-01.nii.gz")  # "sub-01"
+    """
     name = Path(path).name
     return next((name[: -len(suffix)] for suffix in _SUFFIXES if name.lower().endswith(suffix)), Path(path).stem)
 
@@ -30,26 +35,31 @@ def scan_stem(path: str | Path) -> str:
 def find_cases(
     dataset_dir: str | Path, section: str | None = None, exclude: str | Path | None = None
 ) -> list[dict[str, Any]]:
-    """The scans below a folder. One that is missing is a case too, which :class:`CohortDataset` cannot load.
+    """Find the scans below a folder. A missing scan is a case too, which :class:`CohortDataset` cannot load.
+
+    Example::
+
+        cases = find_cases("Task04_Hippocampus", section="test")
+        cases[0]["case"]  # "imagesTs/hippocampus_002"
 
     Args:
         dataset_dir: a Medical Segmentation Decathlon folder (``dataset.json`` with ``imagesTs``, ``labelsTs``, ...),
-            or any folder with ``*.nii.gz`` or ``*.nii`` files in it or below it. Links to folders are followed, and
-            links to files that are not there, as git-annex leaves them, are missing scans. What is hidden is left out.
-        section: of ``dataset.json``: ``"test"``, ``"training"`` or ``"validation"``; by default the first of
+            or any folder with ``*.nii.gz`` or ``*.nii`` files in it or below it. Links to folders are followed. A link
+            to a file that does not exist, as git-annex makes them, is a missing scan. Hidden files are left out.
+        section: the section of ``dataset.json``: ``"test"``, ``"training"`` or ``"validation"``. Default: the first of
             these that lists a scan.
         exclude: a folder whose files are not scans of the cohort, such as an output folder below ``dataset_dir``.
 
     Returns:
-        one dictionary a case, sorted by ``case``:
+        one dictionary for each case, sorted by ``case``:
 
-        - ``case``: the scan's path below ``dataset_dir`` without its suffix, which no other case has;
-        - ``image``: the scan's path;
-        - ``label``: its label map's path, or ``""``;
-        - ``channels``: how many modalities the scan stacks along its fourth axis, 1 for a 3D scan.
+        - ``case``: the path of the scan below ``dataset_dir`` without its suffix, which is unique;
+        - ``image``: the path of the scan;
+        - ``label``: the path of its label map, or ``""``;
+        - ``channels``: the number of modalities along the fourth axis of the scan, 1 for a 3D scan.
 
     Raises:
-        FileNotFoundError: when the folder, or every one of its scans, does not exist.
+        FileNotFoundError: when the folder does not exist, or none of its scans does.
         ValueError: when the folder holds no scan, or ``dataset.json`` cannot be read.
     """
     root = Path(dataset_dir)
@@ -89,7 +99,7 @@ def find_cases(
 
 
 def _files_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
-    """The files below a folder, and links to files that are not there. ``above`` cuts loops of links."""
+    """The files below a folder, and links to files that do not exist. ``above`` cuts loops of links."""
     try:
         status = os.stat(folder)
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
@@ -135,18 +145,25 @@ def _decathlon_scans(listing: Path, section: str | None) -> list[tuple[Path, Pat
     scans = []
     for entry in entries:
         image = listing.parent / entry["image"]
-        # The Decathlon lists test scans by their path alone; their labels, where present, stand beside them.
+        # The Decathlon lists test scans without their labels, which may exist all the same.
         label = listing.parent / (entry.get("label") or entry["image"].replace("images", "labels", 1))
         scans.append((image, label if label.is_file() and label != image else None, channels))
     return scans
 
 
 def case_id(root: Path | None, image: Path) -> str:
-    """A scan's path below a folder without its suffix, or a name of its own where it lies elsewhere."""
-    # Links are not followed: data managers link scans to files with names of their own.
+    """The name of a case: the path of its scan below a folder, without its suffix.
+
+    The name of a scan outside of the folder is its file name with a hash of its own folder.
+
+    Args:
+        root: the folder of the cohort. None if there is none.
+        image: the path of the scan.
+    """
+    # Links are not followed: the target of a data manager's link has an arbitrary name.
     path, folder = Path(os.path.abspath(image)), None if root is None else Path(os.path.abspath(root))
     if folder is None or folder not in path.parents:
-        # A listed scan may lie elsewhere; its outputs must not, and its folder's hash keeps equal names apart.
+        # Its outputs lie in the output folder all the same. The hash keeps equal file names apart.
         return f"{scan_stem(path)}-{sha256(os.fsencode(path.parent)).hexdigest()[:8]}"
     return (path.relative_to(folder).parent / scan_stem(path)).as_posix()
 
@@ -155,8 +172,11 @@ class CohortDataset(Dataset):
     """A dataset whose errors name the case.
 
     Args:
-        data: cases, as :func:`find_cases` gives them.
+        data: the cases, as returned by :func:`find_cases`.
         transform: the preprocessing.
+
+    Raises:
+        CaseError: on reading a case that cannot be loaded.
     """
 
     def __init__(self, data: Sequence[dict[str, Any]], transform: Callable[[Any], Any] | None = None) -> None:

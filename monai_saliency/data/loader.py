@@ -1,4 +1,4 @@
-"""A loader that cannot lose a case: what a worker raises reaches the consumer, or the list of failures."""
+"""A loader that loses no case: an error in a worker reaches the consumer, or the list of failures."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["CohortLoader"]
 
 @dataclass
 class _Failed:
-    """What a worker sends instead of an item. The traceback travels as text: tracebacks cannot be pickled."""
+    """What a worker sends for an item that failed. The traceback is text, since tracebacks cannot be pickled."""
 
     error: CaseError
     trace: str
 
 
 class _Guarded(Dataset):
-    """Items of a dataset, or what went wrong with them: exceptions never leave ``__getitem__``."""
+    """Items of a dataset. For an item that fails, ``__getitem__`` returns the error and never raises it."""
 
     def __init__(self, dataset: Dataset, names: Sequence[str]) -> None:
         self.dataset = dataset
@@ -51,33 +51,48 @@ class _Guarded(Dataset):
 
 
 def _own_signals(worker: int) -> None:
-    """What a worker process does before anything else: leave Ctrl-C to its parent, and end when told to."""
-    # Born with both signals blocked, by its parent's loading thread; the parent's handlers would act in its name.
+    """Prepare a worker process: its parent handles Ctrl-C, and SIGTERM ends the worker.
+
+    Args:
+        worker: not used.
+    """
+    # A forked worker inherits the parent's handlers, and, from the thread that starts it, both signals blocked.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    else:  # Windows has no blocked signals to inherit
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class CohortLoader:
     """Loads a cohort ahead of its consumer, batch by batch.
 
-    Transforms run in threads or processes, then a thread collates cases of one shape and copies the batch to the
-    device, so that the next one is there when the network asks for it. A case waits for others of its shape until they
-    fill a batch or too many wait; then the oldest goes, with those of its shape. So batches depend on the order and
-    shapes of the cases and on nothing else. All queues are bounded. A case that cannot be loaded goes to ``failures``
-    and the cohort goes on. The loader has no length, since it does not know how many cases load; MONAI's
-    ``ThreadDataLoader`` has one, and ends early without a word where a case fails.
+    Threads or processes run the transforms. Another thread collates cases of one shape and copies the batch to the
+    device, so that a batch is ready when the network needs it. A case waits until there are enough cases of its shape
+    for a batch. When more than ``max_waiting`` cases wait, the oldest case and the others of its shape become a smaller
+    batch. So the batches depend only on the order and the shapes of the cases. All queues are bounded.
+
+    A case that cannot be loaded is added to ``failures``, and loading continues. The loader has no length, since it is
+    not known how many cases will load. (MONAI's ``ThreadDataLoader`` has one, and ends early without an error when a
+    case fails.)
+
+    Example::
+
+        dataset = cohort_dataset(find_cases("scans"), preprocessing)
+        for batch in CohortLoader(dataset, batch_size=4, num_workers=2, device="cuda"):
+            output = network(batch["image"])
 
     Args:
-        dataset: the cases, item by item; ``dataset.data`` holds their dictionaries with the key ``case``.
-        failures: where failed cases go; they are raised when None.
-        batch_size: cases in a batch, at the most.
-        max_waiting: preprocessed cases that wait for others of their shape, at the most; 4 times ``batch_size`` by
-            default.
-        num_workers: how many threads or processes run transforms; 0 runs them in the collating thread.
-        processes: processes instead of threads, for transforms that hold Python's global lock.
-        prefetch: batches that are ready ahead of the consumer.
-        device: where to copy the images to; nowhere by default.
-        image_key: the image whose shape decides what shares a batch.
+        dataset: the dataset of the cases. ``dataset.data`` holds their dictionaries with the key ``case``.
+        failures: the list of failed cases. None raises the first failure.
+        batch_size: the largest number of cases in a batch.
+        max_waiting: the largest number of preprocessed cases that wait for others of their shape. Default: 4 times
+            ``batch_size``.
+        num_workers: the number of threads or processes that run transforms. 0 runs them in the collating thread.
+        processes: use processes instead of threads, for transforms that hold Python's global lock.
+        prefetch: the number of batches that are ready ahead of the consumer.
+        device: the device to copy the images to. Default: the images stay where they are.
+        image_key: the key of the image whose shape decides which cases share a batch.
     """
 
     def __init__(
@@ -107,7 +122,11 @@ class CohortLoader:
         self.names = [str(case["case"]) for case in dataset.data]
 
     def take(self, indices: Sequence[int]) -> CohortLoader:
-        """A loader of some of the cases, by their places in the cohort."""
+        """A loader of some of the cases.
+
+        Args:
+            indices: the indices of the cases in the cohort.
+        """
         taken = copy.copy(self)
         taken.dataset = Subset(self.dataset, indices)
         taken.names = [self.names[index] for index in indices]
@@ -125,7 +144,7 @@ class CohortLoader:
                 except Empty:
                     if producer.is_alive() or not ready.empty():
                         continue
-                    raise RuntimeError("the loading thread ended without a word") from None
+                    raise RuntimeError("the loading thread ended without an error") from None
                 if batch is None:
                     return
                 if isinstance(batch, BaseException):
@@ -135,7 +154,7 @@ class CohortLoader:
                     continue
                 yield batch
         finally:
-            # Reached at the end, on an error, and when the consumer stops early or is interrupted.
+            # Also when the consumer stops early or is interrupted.
             stop.set()
             producer.join()
 
@@ -153,21 +172,22 @@ class CohortLoader:
                 except Full:
                     continue
 
-        # Python handles signals in the main thread anyway. Worker processes inherit this, so that a Ctrl-C, which the
-        # terminal sends to them too, stops none of them in the middle of something and fills no screen.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        # Python handles signals in the main thread anyway. Worker processes inherit the blocked signals: the terminal
+        # sends Ctrl-C to them too, and it must neither interrupt their work nor print a traceback for each of them.
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             for batch in self._batches(stop):
                 put(batch)
                 if stop.is_set():
                     return
             put(None)
-        except BaseException as error:  # the consumer raises it: an exception that dies with its thread is a lost case
+        except BaseException as error:  # the consumer raises it: nobody else would notice an error in this thread
             put(error)
 
     def _batches(self, stop: Event) -> Iterator[dict[str, Any] | _Failed]:
-        """Cases of one shape together, or what went wrong with one."""
-        waiting: dict[Any, list[dict[str, Any]]] = {}  # by shape, in the order of each one's first case
+        """Batches of cases of one shape, and failed cases."""
+        waiting: dict[Any, list[dict[str, Any]]] = {}  # by shape, the shape of the oldest case first
         for item in self._items(stop):
             if stop.is_set():
                 return
@@ -185,7 +205,7 @@ class CohortLoader:
             yield from self._collated(items)
 
     def _collated(self, items: list[dict[str, Any]]) -> Iterator[dict[str, Any] | _Failed]:
-        """A batch of the items; where they do not fit together each is one, or what is wrong with it."""
+        """A batch of the items. If they do not fit together: each item as a batch, or as a failed case."""
         try:
             batch = self._collate(items)
         except Exception as error:
@@ -201,7 +221,7 @@ class CohortLoader:
             yield batch
 
     def _items(self, stop: Event) -> Iterator[Any]:
-        """Items in order, or what went wrong with them."""
+        """The items and failed cases, in the order of the cohort."""
         guarded = _Guarded(self.dataset, self.names)
         if self.num_workers == 0:
             yield from (guarded[index] for index in range(len(guarded)))
@@ -234,7 +254,7 @@ class CohortLoader:
         if self.device is not None and self.device.type != "cpu":
             for key, value in batch.items():
                 if isinstance(value, torch.Tensor):
-                    # Preprocessing may have moved it already, and the host's memory alone can be pinned.
+                    # Only memory of the host can be pinned, and the preprocessing may have moved the tensor already.
                     pinned = value.pin_memory() if self.device.type == "cuda" and value.is_cpu else value
                     batch[key] = pinned.to(self.device, non_blocking=True)
         return batch

@@ -1,1 +1,1 @@
-"""Files, fingerprints, and what is kept between runs."""
+"""Files, fingerprints, caches, and the tables and scores that are kept between runs."""

@@ -1,7 +1,7 @@
-"""Where cached bytes are kept: in memory, in files, in an LMDB database. Safe with threads, forks and processes.
+"""Backends that keep cached bytes: memory, files, an LMDB database. They are safe with threads, forks and processes.
 
-A backend has ``get(key) -> bytes or None`` and ``put(key, data)``, and raises ``OSError`` for what the machine refuses.
-It can be sent to another process, where it opens its own connections; bytes in memory are not sent.
+A backend has ``get(key) -> bytes or None`` and ``put(key, data)``. Both raise ``OSError`` when the operating system
+refuses. A backend can be sent to another process, which opens its own connections. Bytes in memory are not sent.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Bytes: TypeAlias = "bytes | bytearray"
 
 
 class Backend(Protocol):
-    """What a cache needs."""
+    """The interface of a backend."""
 
-    trusted: bool  # nobody else can have changed the bytes
+    trusted: bool  # whether nobody else can change the bytes
 
     def get(self, key: str) -> Bytes | None: ...
 
@@ -39,11 +39,11 @@ class Backend(Protocol):
 
 
 class MemoryBackend:
-    """Bytes in this process's memory.
+    """Entries in the memory of this process.
 
     Args:
-        limit: the most entries kept, the last used ones; all by default.
-        behind: a slower backend, asked for what is not in memory.
+        limit: the largest number of entries. The entries that were used last are kept. Default: all.
+        behind: a slower backend that keeps all entries, for those that are not in memory.
     """
 
     def __init__(self, limit: int | None = None, behind: Backend | None = None) -> None:
@@ -82,22 +82,22 @@ class MemoryBackend:
 
 
 class DiskBackend:
-    """One file an entry. The folder may be shared by any number of processes, also on a network file system.
+    """One file for each entry. Any number of processes may share the folder, also on a network file system.
 
-    What processes left half written that were killed on this machine is removed.
+    The unfinished files of processes that were killed on this machine are removed.
 
     Args:
-        folder: made when first written to.
+        folder: the folder of the files. It is made when the first entry is written.
     """
 
     trusted = False
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        remove_stale(self.folder, "??")  # where entries are; a folder may hold other things
+        remove_stale(self.folder, "??")  # only where entries are, since the folder may hold other files
 
     def path(self, key: str) -> Path:
-        """The entry's file."""
+        """The file of an entry."""
         return self.folder / key[:2] / key
 
     def get(self, key: str) -> Bytes | None:
@@ -118,11 +118,12 @@ class DiskBackend:
 
 
 class LMDBBackend:
-    """Entries of an LMDB database, for one machine: it must not lie on a network file system.
+    """Entries of an LMDB database. It must be on a local disk, not on a network file system.
 
     Args:
-        path: the database's file, made when first needed; its lock file lies beside it.
-        map_size: bytes that the database may hold at first. It grows as needed.
+        path: the file of the database. It is made when it is first used, with its lock file beside it.
+        map_size: the first size of the database in bytes. It grows as needed. (On Windows the file has this size from
+            the beginning.)
     """
 
     trusted = False
@@ -138,7 +139,7 @@ class LMDBBackend:
                 if found is None:
                     return None
                 data = bytearray(len(found))
-                # NumPy copies without Python's lock, so that other threads go on while pages come from the disk.
+                # NumPy releases Python's lock, so that other threads continue while pages are read from the disk.
                 np.frombuffer(data, np.uint8)[...] = np.frombuffer(found, np.uint8)
                 del found
                 return data
@@ -153,7 +154,7 @@ class LMDBBackend:
         self._run(write, len(data))
 
     def _run(self, work: Callable[[lmdb.Environment], Any], size: int) -> Any:
-        """Do ``work``, which needs ``size`` bytes of room, with the database open and large enough."""
+        """Call ``work`` with the open database, after making room for ``size`` bytes."""
         try:
             while True:
                 known = None
@@ -173,7 +174,7 @@ class LMDBBackend:
                             grown = max(2 * known.environment.info()["map_size"], 4 * size)
                             known.environment.set_mapsize(-(-grown // _PAGES) * _PAGES)
                 except lmdb.MapResizedError:
-                    # Another process has grown it.
+                    # Another process has made it larger.
                     assert known is not None
                     with _gate.alone():
                         if _open.get(self._name()) is known:
@@ -189,7 +190,7 @@ class LMDBBackend:
         if _open.get(name) is not outdated:
             return
         if outdated is not None:
-            # Its files were removed or replaced, or it has mapped enough of them.
+            # Its files were removed or replaced, or too much of them is mapped.
             _open.pop(name).environment.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -199,7 +200,7 @@ class LMDBBackend:
             environment = self._environment()
         if _is_cut_off(environment):
             environment.close()
-            # Another process may have set it aside by now, and have made this one.
+            # Another process may have renamed the old one by now, and made a new one.
             environment = self._environment()
             if _is_cut_off(environment):
                 environment.close()
@@ -208,24 +209,26 @@ class LMDBBackend:
         _open[name] = _Open(environment, _files(self.path))
 
     def _environment(self) -> lmdb.Environment:
-        # Without `metasync` a power failure may lose the last entries, but never harms the database.
+        # Without `metasync` a power failure may lose the last entries, but never damages the database.
         environment = lmdb.open(
             str(self.path), subdir=False, map_size=self.map_size, max_readers=1024, metasync=False, readahead=False
         )
-        # Readers of processes that were killed keep space from being used again.
+        # Readers of killed processes would keep space from being used again.
         environment.reader_check()
         return environment
 
     def _set_aside(self, reason: str) -> None:
         suffix = f".damaged-{uuid.uuid4().hex[:8]}"
-        warnings.warn(f"{self.path} is no LMDB database ({reason}): renamed to *{suffix}, made anew", stacklevel=2)
+        warnings.warn(
+            f"{self.path} is not an LMDB database ({reason}): renamed to *{suffix}, and a new one is made", stacklevel=2
+        )
         for path in (self.path, Path(f"{self.path}-lock")):
             with contextlib.suppress(FileNotFoundError):
                 path.rename(f"{path}{suffix}")
 
 
 class _Gate:
-    """Shared by threads that use LMDB databases; closed to all others by one that opens, resizes or forks."""
+    """Threads that use LMDB databases share it. A thread that opens, resizes or forks keeps all others out."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
@@ -253,7 +256,7 @@ class _Gate:
             self.open()
 
     def close(self) -> None:
-        """Wait until nobody is inside, and keep all others out."""
+        """Wait until no thread is inside, and keep all others out."""
         self._condition.acquire()
         self._claims += 1
         try:
@@ -273,18 +276,18 @@ class _Gate:
 class _Open:
     environment: lmdb.Environment
     files: tuple[tuple[int, int], ...]
-    mapped: int = 0  # bytes that went through it
+    mapped: int = 0  # bytes that were read or written
 
 
 def _is_cut_off(environment: lmdb.Environment) -> bool:
-    """Whether the file ends before its last page does: to read that would end the process."""
-    # The pages first: another process may write some more in between, and counts them once they are in the file.
+    """Whether the file ends before its last page. Reading this page would crash the process."""
+    # The number of pages first: another process may add pages in between, and counts them after writing them.
     pages = environment.info()["last_pgno"] + 1
     return os.path.getsize(environment.path()) < pages * environment.stat()["psize"]
 
 
 def _files(path: Path) -> tuple[tuple[int, int], ...]:
-    """What tells the files of a database from others of their names, ``()`` where they are missing."""
+    """What identifies the files of a database: device and inode of each. ``()`` when a file is missing."""
     try:
         found = [os.stat(name) for name in (path, f"{path}-lock")]
     except OSError:
@@ -292,20 +295,21 @@ def _files(path: Path) -> tuple[tuple[int, int], ...]:
     return tuple((status.st_dev, status.st_ino) for status in found)
 
 
-# LMDB forbids to open a database twice in a process, so all datasets and threads share one connection.
+# A database must not be opened twice in one process, so all datasets and threads share one connection.
 _open: dict[str, _Open] = {}
 _gate = _Gate()
 _PAGES = 1 << 16  # bytes, a multiple of every machine's page size
-# Pages that were read stay mapped and count as this process's memory until the database is closed.
+# Pages that were read stay mapped, and count as memory of this process, until the database is closed.
 _MOST_MAPPED = 1 << 24  # bytes
 
-# For short work on this package's own dictionaries.
+# For short operations on dictionaries of this package.
 guard = threading.Lock()
 
 
 def _before_fork() -> None:
-    # A child must not use a connection of its parent, nor open the same database while it has inherited one, nor close
-    # it, which waits forever for threads that did not follow. So nothing is open, and no lock held, at a fork.
+    # A child must not use a connection of its parent. It can neither open the same database while it has inherited a
+    # connection, nor close this connection, which would wait forever for threads that do not exist in the child. So at
+    # a fork no database is open, and no lock is held.
     guard.acquire()
     _gate.close()
     while _open:

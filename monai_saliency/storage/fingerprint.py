@@ -1,4 +1,4 @@
-"""A hash of what a result depends on: settings, code and files; the same in every process and python run."""
+"""A hash of everything that a result depends on: settings, code and files. It is the same in every process."""
 
 from __future__ import annotations
 
@@ -28,24 +28,32 @@ from monai_saliency.version import __version__
 
 __all__ = ["Unfingerprintable", "fingerprint", "input_files", "library_versions"]
 
-# Code of these is told by their versions, of everything else by its source file.
+# The code of these is identified by their versions, all other code by its source file.
 _VERSIONED = {"monai": monai, "torch": torch, "numpy": np, "nibabel": nibabel}
-# Headers of two-file formats: a change of the voxels' file leaves the header's as it was.
+# Formats with a header file and a file of voxels, which changes alone.
 _TWO_FILES = {".hdr", ".img", ".mhd", ".nhdr", ".head", ".brik"}
 
 
 class Unfingerprintable(TypeError):
-    """A value whose content cannot be told: a lambda, a local function, an object of an extension module."""
+    """A value that cannot be identified: a lambda, a local function, an object of an extension module."""
 
 
 def fingerprint(value: Any) -> str:
-    """A sha256 of a value: of numbers, strings, containers, arrays, tensors, functions and whole transforms.
+    """The sha256 of a value: numbers, strings, containers, arrays, tensors, functions and whole transforms.
 
-    Objects count by their class, its code (the version of monai, torch, numpy or nibabel, or the text of the file that
-    defines it and its bases) and all they hold. What else their code imports does not count.
+    The fingerprint of an object includes its class, the code of the class and of its bases (the version of monai,
+    torch, numpy or nibabel, or the text of the source file), and all its attributes. It does not include the modules
+    that its code imports.
+
+    Example::
+
+        fingerprint([ScaleIntensity(), 3])  # a string of 64 hexadecimal digits
+
+    Args:
+        value: the value.
 
     Raises:
-        Unfingerprintable: naming what cannot be told.
+        Unfingerprintable: when the value, or a value inside it, cannot be identified. It names that value.
     """
     hasher = hashlib.sha256()
     _feed(hasher, value, ())
@@ -53,19 +61,19 @@ def fingerprint(value: Any) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of this package and of those that a cached result comes from."""
+    """The versions of this package, and of the packages that compute a cached result."""
     return {"monai_saliency": __version__} | {name: str(module.__version__) for name, module in _VERSIONED.items()}
 
 
 def input_files(case: Any, checksum: bool = False) -> list[list[Any]]:
-    """The files that a case names, and what tells their content: size and modification time, or their sha256.
+    """The files of a case, each with its size and modification time, or with its sha256.
 
-    Files count under any key, folders (of DICOM slices, say) under any but ``case``; of formats with two files both.
-    What does not exist is left out, so that it has another fingerprint than what does.
+    Paths are found under any key, folders (of DICOM slices, for example) under any key but ``case``. Of a format with
+    two files, both are listed. A path that does not exist is left out, so that the fingerprint changes when it appears.
 
     Args:
         case: paths, or dictionaries and lists of them.
-        checksum: read the files rather than trust their modification time.
+        checksum: read the files instead of trusting their size and modification time.
     """
     files = sorted({file for path in _paths(case) for file in _files_of(path)})
     return [[file, _checksum(file)] if checksum else [file, *_size_and_time(file)] for file in files]
@@ -74,7 +82,7 @@ def input_files(case: Any, checksum: bool = False) -> list[list[Any]]:
 def _paths(case: Any) -> Iterator[Path]:
     if isinstance(case, Mapping):
         for key, value in case.items():
-            # A name such as "sub-01" may by chance be a folder of the working directory.
+            # The name of a case, such as "sub-01", may also be a folder in the working directory.
             if key != "case":
                 yield from _paths(value)
     elif isinstance(case, list | tuple):
@@ -104,7 +112,7 @@ def _size_and_time(file: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-# A file is read again only when its change time moved, which, unlike the modification time, nobody sets.
+# A file is read again only when its change time differs. Unlike the modification time, programs cannot set it.
 _checksums: dict[str, tuple[tuple[int, ...], str]] = {}
 
 
@@ -126,7 +134,7 @@ def _checksum(file: str) -> str:
 
 
 def _feed(hasher: Any, value: Any, above: tuple[int, ...]) -> None:
-    """Add a value. ``above`` holds the ids of the containers that it lies in, to cut cycles."""
+    """Add a value to the hash. ``above`` holds the ids of the containers around it, to cut cycles."""
     if id(value) in above:
         return _tag(hasher, "cycle", len(above) - above.index(id(value)))
     inside = (*above, id(value))
@@ -137,7 +145,7 @@ def _feed(hasher: Any, value: Any, above: tuple[int, ...]) -> None:
 
 
 def _tag(hasher: Any, kind: str, content: object = b"") -> None:
-    # Lengths keep neighbours apart: ("ab", "c") is not ("a", "bc").
+    # With their lengths, ("ab", "c") and ("a", "bc") differ.
     content = content if isinstance(content, bytes) else str(content).encode("utf-8", "surrogatepass")
     hasher.update(f"{kind}:{len(content)}:".encode() + content)
 
@@ -226,8 +234,8 @@ def _feed_function(hasher: Any, value: Callable, above: tuple[int, ...]) -> None
 
 
 def _home(function: Any) -> tuple[str, str] | None:
-    """The module and name under which a function is found, so that they tell which it is."""
-    # Functions written in C often name no module, or one where they are not found.
+    """The module and name under which a function is found, which identify it. None if it is not found."""
+    # Functions written in C often name no module, or a module that does not hold them.
     modules = [getattr(function, "__module__", None), "torch", "torch.nn.functional", "torch.special", "numpy"]
     names = {getattr(function, "__qualname__", function.__name__), function.__name__}
     places = ((module, name) for module in modules if module for name in sorted(names))
@@ -255,8 +263,8 @@ def _feed_object(hasher: Any, value: Any, above: tuple[int, ...]) -> None:
         _feed_function(hasher, value, above)
         return
     slots = [slot for base in kind.__mro__ for slot in _slots(base)]
-    # The test by which pickle refuses objects that hold more than their attributes: room for these, a dictionary and
-    # weak references.
+    # As pickle does: an object with more memory than its slots, a dictionary and weak references need holds more than
+    # its attributes.
     if kind.__basicsize__ > object.__basicsize__ + (len(slots) + 2) * struct.calcsize("P") or kind.__itemsize__:
         raise Unfingerprintable(f"an object of {name}, which holds more than its attributes show")
     if not hasattr(value, "__dict__") and not slots:
@@ -265,13 +273,13 @@ def _feed_object(hasher: Any, value: Any, above: tuple[int, ...]) -> None:
     _feed_class(hasher, kind, above)
     state = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)} | getattr(value, "__dict__", {})
     if kind is Compose:
-        # Its random state is for random transforms, which are refused; its log changes no result.
+        # Only random transforms, which are refused, use its random state. Its log changes no result.
         state = {key: content for key, content in state.items() if key not in {"R", "log_stats"}}
     if isinstance(value, ImageReader):
-        # The file that it read last, which some keep.
+        # Some readers keep the name of the last file.
         state = {key: content for key, content in state.items() if key != "filenames"}
     if isinstance(value, TraceableTransform):
-        # Kept for each thread, and made at first use.
+        # This attribute exists for each thread, and only after its first use.
         state = {**state, "_tracing": bool(value.tracing)}
     state = {key: content for key, content in state.items() if not isinstance(content, threading.local)}
     _feed(hasher, state, above)
@@ -297,7 +305,7 @@ def _named(module: str, name: str) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _code(module: str, owner: Any) -> str:
-    """What tells the code of a class or function: a version, or a hash of the file with its source."""
+    """What identifies the code of a class or function: a version, or a hash of its source file."""
     top = module.partition(".")[0]
     if top in _VERSIONED or top in sys.stdlib_module_names:
         return top

@@ -1,9 +1,9 @@
-"""Scores on disk, so that a run resumes in the middle of a case and no work is done twice.
+"""Scores on disk, with which a run resumes in the middle of a case.
 
-Below its folder the store keeps, for each case and *key* (a hash of the image, the network's weights and all settings),
-one small ``.npy`` file for each range of masks, and ``reference.npy`` with the scores of the unperturbed image. Files
-appear by rename and hold no pickle, so any number of writers on any file system do no harm: two that compute one range
-write the same file.
+The store has a folder for each case and *key* (a hash of the image, the weights of the network and all settings). It
+holds a small ``.npy`` file for each range of masks, and ``reference.npy`` with the scores of the unperturbed image.
+Files appear by renaming and hold no pickle. So any number of processes can write to the folder, on any file system: two
+processes that compute the same range write the same file.
 """
 
 from __future__ import annotations
@@ -28,55 +28,71 @@ _RANGE = re.compile(r"(\d+)-(\d+)\.npy")
 class ScoreStore:
     """The scores of a cohort.
 
+    Example::
+
+        store = ScoreStore("out/scores")
+        with store.claim("sub-01") as holder:
+            if holder is None:
+                ranges = store.open("sub-01", key).ranges()
+
     Args:
-        root: the folder.
+        root: the folder of the store.
     """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
     def claim(self, case: str, part: Part | None = None) -> AbstractContextManager[str | None]:
-        """Hold a case while it is worked on, so that of several runs on one folder only one does it.
+        """Lock a case, so that only one of several runs on the folder explains it.
 
-        Without locks (see :func:`monai_saliency.storage.files.locked`) two runs may do the same work: each range that
-        they
-        write is the same file.
+        Without locks (see :func:`monai_saliency.storage.files.locked`) two runs may explain the same case. They write
+        the same files.
 
         Args:
-            case: its name.
-            part: hold only this part of its masks.
+            case: the name of the case.
+            part: lock only this part of the masks. Default: all masks.
 
         Yields:
-            None when the case is held by this run, else who holds it.
+            None when this run holds the lock, otherwise who holds it.
         """
         name = "lock" if part is None or part.count == 1 else f"lock-{part.index}-of-{part.count}"
         return locked(self.root / case / name, wait=False)
 
     def open(self, case: str, key: str) -> CaseScores:
-        """The scores of one case under one key; other keys' scores are left alone."""
+        """The scores of one case under one key. Scores under other keys are not touched.
+
+        Args:
+            case: the name of the case.
+            key: a hash of everything that decides the scores.
+        """
         return CaseScores(self.root / case / key)
 
 
 class CaseScores:
-    """The scores of one case, under one key."""
+    """The scores of one case under one key.
+
+    Args:
+        folder: the folder of the files.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._pending: tuple[int, int, torch.Tensor, Timestamp] | None = None
 
     def reference(self) -> np.ndarray | None:
-        """The stored scores ``(K,)`` of the unperturbed image."""
+        """The stored scores ``(K,)`` of the unperturbed image. None if there are none."""
         return _read(self.folder / "reference.npy")
 
     def resume(self, reference: torch.Tensor) -> None:
-        """Begin, or go on with what is stored if it is of the same thing; else that is removed.
+        """Resume from stored scores if they belong to this image and network; otherwise delete them.
 
         Args:
-            reference: the scores ``(K,)`` of the unperturbed image, computed just now. They are the same thing's up to
-                1e-6 of the largest, as far as two machines differ that compute the same: a run may go on elsewhere.
+            reference: the scores ``(K,)`` of the unperturbed image, computed just now. Stored scores belong to the same
+                image and network if their reference is equal up to 1e-6 of its largest value. Two machines may differ
+                by as much, and a run may be resumed on another machine.
         """
         path = self.folder / "reference.npy"
-        # Looked for first: a range of somebody who has taken the reference's place meanwhile is not among them.
+        # Listed first, so that ranges of another process that writes a new reference in between are not deleted.
         ranges = list(self.folder.glob("[!.]*-*.npy"))
         if path.exists():
             stored = self.reference()
@@ -84,12 +100,12 @@ class CaseScores:
                 return
             for old in ranges:
                 old.unlink(missing_ok=True)
-        # Where there was none nothing is removed: another may have begun just now, and be further. Written last, for no
-        # kill to leave ranges under a reference that is not theirs.
+        # Without a stored reference nothing is deleted, since another process may have begun just now. The reference is
+        # written last, so that a kill never leaves ranges with the reference of other scores.
         _write(path, reference)
 
     def ranges(self) -> list[tuple[int, int, np.ndarray]]:
-        """The stored ranges of masks ``[start, stop)`` with their scores ``(stop - start, K)``."""
+        """The stored ranges of masks: ``start``, ``stop`` and the scores ``(stop - start, K)`` of each."""
         found = []
         for path in sorted(self.folder.glob("*-*.npy")):
             match = _RANGE.fullmatch(path.name)
@@ -101,17 +117,23 @@ class CaseScores:
         return found
 
     def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
-        """Keep the scores ``(stop - start, K)`` of a range of masks.
+        """Store the scores of a range of masks.
 
-        They are written when the next range comes, or at :meth:`flush`: by then the device has them, and nothing waits.
+        They are written with the next range, or by :meth:`flush`. By then the copy from the device has arrived, so that
+        nothing waits for it.
+
+        Args:
+            start: the index of the first mask.
+            stop: the index after the last mask.
+            scores: ``(stop - start, K)``.
         """
-        # Copied now: a copy that is asked for later waits for the network's next batch, which stands before it.
+        # Copied now: a later copy would wait for the next batch of the network.
         copy = start, stop, to_host(scores), Timestamp(scores.device)
         self.flush()
         self._pending = copy
 
     def flush(self) -> None:
-        """Write what still waits."""
+        """Write the last range."""
         pending, self._pending = self._pending, None
         if pending is not None:
             start, stop, scores, copied = pending
@@ -119,28 +141,32 @@ class CaseScores:
             _write(self.folder / f"{start}-{stop}.npy", scores)
 
     def finish(self, scores: torch.Tensor) -> None:
-        """Replace the ranges by one file, once all scores ``(N, K)`` are there."""
+        """Replace all ranges by one file.
+
+        Args:
+            scores: the scores of all masks, ``(N, K)``.
+        """
         self._pending = None
         whole = self.folder / f"0-{len(scores)}.npy"
         _write(whole, scores)
-        # What begins with a dot, another writer is about to rename.
+        # Files with a dot are temporary files of other processes.
         for path in self.folder.glob("[!.]*-*.npy"):
             if path != whole:
                 path.unlink(missing_ok=True)
 
 
 def _same(stored: np.ndarray, reference: np.ndarray) -> bool:
-    """Whether two scores of the unperturbed image ``(K,)`` are those of one network and one image."""
+    """Whether two scores ``(K,)`` of an unperturbed image belong to the same image and network."""
     if stored.shape != reference.shape:
         return False
     return bool(np.allclose(stored, reference, rtol=0, atol=1e-6 * np.abs(reference).max(initial=0)))
 
 
 def _read(path: Path) -> np.ndarray | None:
-    """An array, or None where there is none that is whole: it is computed again then."""
+    """The array of a file. None if the file is missing or damaged: its scores are computed again."""
     try:
         return np.load(path, allow_pickle=False)
-    except Exception:  # numpy reads a header as Python's literals, so a damaged one raises whatever that may
+    except Exception:  # numpy reads the header as a Python literal, and a damaged one raises errors of any type
         return None
 
 

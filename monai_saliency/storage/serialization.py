@@ -1,8 +1,8 @@
-"""Preprocessed items as bytes and back, without pickle: reading bytes that anyone wrote runs no code.
+"""Preprocessed items as bytes and back, without pickle: reading bytes of unknown origin never runs code.
 
-An entry is a few magic bytes, a checksum of all that follows, a JSON header, and the arrays' raw bytes. The header
-holds the entry's key and the item: plain JSON for text, numbers, booleans, ``None`` and lists, and ``{"kind": ...}``
-for the rest, which refers to a slice of the raw bytes where there is an array.
+The bytes of an item are a few magic bytes, a checksum of all bytes after it, a JSON header, and the raw bytes of the
+arrays. The header holds the key and the item: text, numbers, booleans, ``None`` and lists as plain JSON, other types as
+``{"kind": ...}``. An array is given there as a slice of the raw bytes.
 """
 
 from __future__ import annotations
@@ -30,22 +30,27 @@ _PATHS = {name: getattr(pathlib, name) for name in ("PosixPath", "WindowsPath", 
 
 
 class NotStorable(TypeError):
-    """An item that holds something that no entry can hold; the message says where in it and of which type."""
+    """An item with a value that cannot be stored. The message gives the place of the value and its type."""
 
 
 class DamagedEntry(ValueError):
-    """Bytes that are not the entry that was asked for, or not all of it."""
+    """Bytes that are damaged, incomplete, or stored under another key."""
 
 
 def encode(item: Any, key: str) -> bytearray:
-    """An item as bytes.
+    """Convert an item to bytes.
+
+    Example::
+
+        data = encode({"image": torch.zeros(1, 8, 8)}, key="scan 3")
+        item = decode(data, key="scan 3")
 
     Args:
         item: tensors, MetaTensors, arrays, numbers, text, paths, MONAI's enumerations, and containers of these.
-        key: what the entry is stored under.
+        key: the key under which the bytes will be stored.
 
     Raises:
-        NotStorable: when something else is in it.
+        NotStorable: when the item holds a value of another type.
     """
     writer = _Writer()
     try:
@@ -66,15 +71,15 @@ def encode(item: Any, key: str) -> bytearray:
 
 
 def decode(data: bytes | bytearray | memoryview, key: str, trusted: bool = False) -> Any:
-    """The item, all its tensors and arrays in memory of their own.
+    """Convert bytes back to an item. Its tensors and arrays are copies.
 
     Args:
-        data: what :func:`encode` gave.
-        key: what the entry was stored under.
-        trusted: skip the checksum, for bytes that never left the memory.
+        data: the bytes made by :func:`encode`.
+        key: the key under which the bytes were stored.
+        trusted: skip the checksum, for bytes that never left the memory of this process.
 
     Raises:
-        DamagedEntry: for anything else, whatever it is.
+        DamagedEntry: when the bytes are damaged or stored under another key, and for any other bytes.
     """
     try:
         magic, checksum, length = _PREFIX.unpack_from(data)
@@ -87,7 +92,7 @@ def decode(data: bytes | bytearray | memoryview, key: str, trusted: bool = False
         return _Reader(np.frombuffer(data, np.uint8)[start:]).value(header["item"])
     except DamagedEntry:
         raise
-    # Bytes of unknown origin can break anything; none of it is worth more than a computation of the item.
+    # Bytes of unknown origin can raise errors of any type. The item is computed again.
     except Exception as error:
         raise DamagedEntry(f"{type(error).__name__}: {error}") from error
 
@@ -97,14 +102,14 @@ def _checksum(data: bytes | bytearray | memoryview) -> int:
 
 
 class _Writer:
-    """Turns values into JSON and collects the arrays."""
+    """Converts values to JSON, and collects the arrays."""
 
     def __init__(self) -> None:
         self.arrays: list[tuple[int, np.ndarray]] = []
         self.size = 0
 
     def raw(self, content: np.ndarray) -> list[int]:
-        """Offset and length of bytes, ``(n,)`` uint8."""
+        """Add bytes, ``(n,)`` uint8, and return their offset and length."""
         offset = self.size
         self.arrays.append((offset, content))
         self.size = offset + content.size + (-content.size % _ALIGNMENT)
@@ -123,7 +128,7 @@ class _Writer:
             pairs = [[self.node(k, f"a key of {where}"), self.node(v, f"{where}[{k!r}]")] for k, v in value.items()]
             return {"kind": "dict", "of": pairs}
         if kind is MetaTensor:
-            # All attributes as they are: building it anew would deduce some of them differently.
+            # All attributes as they are, since a new MetaTensor would derive some of them in another way.
             return self._tensor(value.as_tensor(), where) | {"meta": self.node(value.__dict__, where)}
         if kind is torch.Tensor:
             return self._tensor(value, where)
@@ -149,7 +154,7 @@ class _Writer:
         if value.layout is not torch.strided or value.is_quantized or value.requires_grad:
             raise NotStorable(f"{where} is a tensor that is sparse, quantized or needs a gradient")
         plain = value.cpu().resolve_conj().resolve_neg()
-        # The memory's order is kept: kernels choose by it how to add, so another one moves the last bits of a result.
+        # The order in memory is kept: it decides in which order kernels add, and with it the last bits of results.
         order = sorted(range(plain.ndim), key=lambda axis: -plain.stride()[axis])
         ordered = plain.permute(order)
         if not ordered.is_contiguous():
@@ -181,7 +186,7 @@ class _Writer:
 
 
 class _Reader:
-    """Turns JSON back into values, with copies of slices of ``raw``, ``(n,)`` uint8."""
+    """Converts JSON back to values. Arrays are copies of slices of ``raw``, ``(n,)`` uint8."""
 
     def __init__(self, raw: np.ndarray) -> None:
         self.raw = raw
@@ -200,7 +205,7 @@ class _Reader:
 
     def tensor(self, node: dict[str, Any]) -> torch.Tensor:
         content = self.slice(node)
-        # Torch's own memory, aligned as that of a computed tensor is.
+        # Memory from torch has the alignment of a computed tensor.
         memory = torch.empty(content.size, dtype=torch.uint8)
         memory.numpy()[...] = content
         tensor = memory.view(_torch_dtype(node["dtype"])).as_strided(node["shape"], node["strides"])
@@ -216,26 +221,26 @@ class _Reader:
 
     def enum(self, node: dict[str, Any]) -> Enum:
         module, name, member = node["of"]
-        # Only looked up, never imported: an import runs code.
+        # The module is looked up and never imported, since an import runs code.
         found: Any = sys.modules[module] if module.partition(".")[0] == "monai" else None
         for part in name.split("."):
             found = vars(found)[part]
         if not (isinstance(found, type) and issubclass(found, Enum) and found.__module__ == module):
-            raise DamagedEntry(f"{module}.{name} is no enumeration of MONAI")
+            raise DamagedEntry(f"{module}.{name} is not an enumeration of MONAI")
         return found[member]
 
 
 def _torch_dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)
     if not isinstance(found, torch.dtype):
-        raise DamagedEntry(f"torch.{name} is no type of tensors")
+        raise DamagedEntry(f"torch.{name} is not a type of tensors")
     return found
 
 
 def _numpy_type(name: str) -> type:
     found = getattr(np, name)
     if not (isinstance(found, type) and issubclass(found, np.generic)):
-        raise DamagedEntry(f"numpy.{name} is no type of arrays")
+        raise DamagedEntry(f"numpy.{name} is not a type of arrays")
     return found
 
 

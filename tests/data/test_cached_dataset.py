@@ -426,7 +426,7 @@ def poisons(marker: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("cache", FILED)
 def test_damaged_entries(cohort: Path, cache: str, computed: Any, tmp_path: Path) -> None:
-    """Each is computed anew, said once, repaired, and runs nothing."""
+    """Each is computed again, reported once, repaired, and runs nothing."""
     uncached = expected(cohort)
     first = dataset(cohort, cache)
     list(first)
@@ -441,7 +441,7 @@ def test_damaged_entries(cohort: Path, cache: str, computed: Any, tmp_path: Path
     for data in damaged:
         behind(first.backend).put(key, data)
         items = dataset(cohort, cache)
-        with pytest.warns(UserWarning, match="is damaged, and computed anew"):
+        with pytest.warns(UserWarning, match="is damaged, and is computed again"):
             assert_same(items[0], uncached[0])
         assert computed() == {"a": 1}
         for again in (items, dataset(cohort, cache)):
@@ -468,7 +468,7 @@ def test_damaged_database(cohort: Path, computed: Any, tmp_path: Path, poisoned:
             opened.write(content)
         items = dataset(cohort, "lmdb")
         computed()
-        with pytest.warns(UserWarning, match="no LMDB database .*renamed to"):
+        with pytest.warns(UserWarning, match="is not an LMDB database .*renamed to"):
             list(items)
         assert computed() == all_once()
         for item, reference in zip(dataset(cohort, "lmdb"), uncached, strict=True):
@@ -639,7 +639,9 @@ def test_named_functions_are_cached(cohort: Path, computed: Any) -> None:
 
 
 def test_plain_callables_run_at_each_read(cohort: Path, computed: Any) -> None:
-    with pytest.warns(UserWarning, match="plus_one, is not cached, .* it is no monai Transform, so it may be random"):
+    with pytest.warns(
+        UserWarning, match="plus_one, is not cached, .* it is not a monai Transform, so it may be random"
+    ):
         dataset(cohort, "memory", Compose([Logged("image"), plus_one]))
     assert cohort_dataset(find_cases(cohort), Compose([Lambdad("image", lambda x: x)]), "none")[0]["case"] == "a"
 
@@ -655,7 +657,7 @@ def test_items_that_cannot_be_stored(cohort: Path, computed: Any) -> None:
 def test_cases_that_cannot_be_told(cohort: Path) -> None:
     cases = [{**case, "loader": lambda: 1} for case in find_cases(cohort)]
     items = cohort_dataset(cases, preprocessing(), "memory")
-    with pytest.warns(UserWarning, match="cases are not cached that hold what cannot be told: a lambda"):
+    with pytest.warns(UserWarning, match="cases are not cached, since they cannot be identified: a lambda"):
         assert len(list(items)) == 4
 
 

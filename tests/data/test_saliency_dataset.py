@@ -556,7 +556,7 @@ def test_damaged_entries(cohort: Path, cache: str, notes: Any) -> None:
     for damage in (entry[:-9], entry[:-1] + bytes([entry[-1] ^ 1]), b"", other):
         backend.put(map_key, damage)
         items = dataset(cohort, cache)
-        with pytest.warns(UserWarning, match="of the saliency maps is damaged, and computed anew"):
+        with pytest.warns(UserWarning, match="of the saliency maps is damaged, and is computed again"):
             assert_same(items[1], reference[1])
         assert_same(dataset(cohort, cache)[1], reference[1])
         assert notes() == {"scans": 0, "maps": 1}

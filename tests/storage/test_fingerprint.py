@@ -14,7 +14,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.paths import ROOT
+from helpers.paths import ROOT, TESTS
 from monai.transforms import (
     Compose,
     EnsureTyped,
@@ -100,7 +100,7 @@ def test_another_process_agrees() -> None:
     environment = {
         **os.environ,
         "PYTHONHASHSEED": "77",
-        "PYTHONPATH": f"{Path(__file__).parent}:{ROOT}",
+        "PYTHONPATH": f"{Path(__file__).parent}:{TESTS}:{ROOT}",
     }
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True
