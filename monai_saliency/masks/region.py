@@ -95,13 +95,13 @@ class BoundRegionMasks(BoundMasks):
         if labels.is_floating_point():
             if not bool((labels == labels.round()).all()):
                 raise ValueError(
-                    "the label map holds values that are no whole numbers: resample it by nearest neighbour"
+                    "the label map has values that are not whole numbers: resample it by nearest neighbour"
                 )
             labels = labels.long()
         found, place = labels.unique(return_inverse=True)
         hidden = found != 0
         if not bool(hidden.any()):
-            raise ValueError("the label map holds no label but 0, so there is no region to hide")
+            raise ValueError("the label map has no label but 0, so there is no region to hide")
         self.values = found[hidden].tolist()
         self.index = torch.where(hidden, hidden.cumsum(0), 0).to(torch.int32)[place]
         self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed

@@ -90,7 +90,7 @@ class BoundSlidingWindowMasks(BoundMasks):
         if any(w > n for w, n in zip(self.window_shape, self.spatial_shape, strict=True)):
             raise ValueError(
                 f"`window_size` {self.window_shape} is larger than the image's spatial shape {self.spatial_shape}, in "
-                "voxels: a window that covers the whole image cannot tell where the evidence lies; use a smaller one"
+                "voxels: a window that covers the whole image cannot show where the evidence lies; use a smaller one"
             )
         self.key = ("SlidingWindowMasks", self.window_shape, strides, self.spatial_shape)
         self.starts = []

@@ -1,4 +1,4 @@
-"""Comparing the maps that two runs made of one cohort: ``python -m monai_saliency compare A B``."""
+"""Comparing the maps of two runs of one cohort: ``python -m monai_saliency compare A B``."""
 
 from __future__ import annotations
 
@@ -18,22 +18,34 @@ _SUFFIX = "_saliency.nii.gz"
 
 
 def find_maps(folder: str | Path) -> dict[str, Path]:
-    """The maps below an output folder, in it or in folders of its own, by case.
+    """Find the maps in an output folder and its subfolders.
+
+    Args:
+        folder: the output folder of a run.
+
+    Returns:
+        the file of each map, by the case's name.
 
     Raises:
-        ValueError: when there is no such folder.
+        ValueError: when the folder does not exist.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: give the output folder of a run")
+        raise ValueError(f"{folder} is not a folder: give the output folder of a run")
     found = sorted(path.relative_to(folder) for path in folder.rglob(f"*{_SUFFIX}"))
-    # What begins with a dot is still being written, or was when its run was killed.
+    # Names that begin with a dot are files still being written, or left by a killed run.
     maps = [path for path in found if not any(part.startswith(".") for part in path.parts)]
     return {path.as_posix().removesuffix(_SUFFIX): folder / path for path in maps}
 
 
 def read_map(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """A map's voxels ``(*spatial)`` or ``(*spatial, K)``, and its affine ``(4, 4)``.
+    """Read a map.
+
+    Args:
+        path: the map's NIfTI file.
+
+    Returns:
+        the voxels, ``(*spatial)`` or ``(*spatial, K)`` for K maps, and the affine ``(4, 4)``.
 
     Raises:
         ValueError: when the file cannot be read.
@@ -42,7 +54,7 @@ def read_map(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
         scan = load_scan(path)
         return np.asanyarray(scan.dataobj), scan.affine
     except (OSError, EOFError, ImageFileError, ValueError, zlib.error) as error:
-        raise ValueError(f"{path} is no map that can be read ({error}): remove it, and run again") from error
+        raise ValueError(f"{path} is not a readable map ({error}): delete it and run again") from error
 
 
 @dataclass(frozen=True)
@@ -50,11 +62,11 @@ class CaseComparison:
     """How the two maps of one case differ.
 
     Attributes:
-        case: its name.
-        difference: the largest difference of two voxels, relative to the largest absolute value of the first map;
-            infinite where the maps have different shapes, or where one is no number and the other is.
-        same_voxels: whether all bytes of all voxels are equal.
-        same_affine: whether the affines are.
+        case: the case's name.
+        difference: the largest absolute difference of a voxel, divided by the largest absolute value of the first map.
+            Infinite when the shapes differ, or when a voxel is NaN or infinite in one map only.
+        same_voxels: whether the voxels are equal byte by byte.
+        same_affine: whether the affines are equal.
     """
 
     case: str
@@ -65,12 +77,12 @@ class CaseComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How the maps of two output folders differ.
+    """How the maps of two output folders differ. ``print(comparison)`` gives a summary.
 
     Attributes:
-        both: the cases that have a map in both.
-        only_first: the names of those that have one in the first folder only.
-        only_second: likewise.
+        both: the cases with a map in both folders.
+        only_first: the names of cases with a map in the first folder only.
+        only_second: the names of cases with a map in the second folder only.
     """
 
     both: Sequence[CaseComparison]
@@ -79,11 +91,15 @@ class Comparison:
 
     @property
     def worst(self) -> CaseComparison:
-        """The case of the largest difference."""
+        """The case with the largest difference. There must be a case in both folders."""
         return max(self.both, key=lambda case: case.difference)
 
     def agrees(self, tolerance: float = 1e-6) -> bool:
-        """Whether both have maps of the same cases, in the same places, that differ by no more than ``tolerance``."""
+        """Whether both folders have maps of the same cases, with equal affines, that differ by at most ``tolerance``.
+
+        Args:
+            tolerance: the largest allowed :attr:`CaseComparison.difference`, relative to the map's largest value.
+        """
         placed = all(case.same_affine for case in self.both)
         return not self.only_first and not self.only_second and placed and self.worst.difference <= tolerance
 
@@ -104,14 +120,26 @@ class Comparison:
 
 
 def compare(first: str | Path, second: str | Path) -> Comparison:
-    """Compare the maps below two output folders, of our bundle or of the overlay ``explain``, case by case.
+    """Compare the maps in two output folders case by case. The maps may come from our bundle or from the overlay.
 
     Args:
-        first: a folder.
-        second: another.
+        first: an output folder. Differences are relative to its maps.
+        second: the output folder to compare with it.
 
     Raises:
-        ValueError: when one of them holds no maps, or a map cannot be read.
+        ValueError: when a folder holds no maps, or when a map cannot be read.
+
+    Example::
+
+        >>> import tempfile, nibabel, numpy
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name, peak in (("a", 4.0), ("b", 4.5)):
+        ...         (Path(folder) / name).mkdir()
+        ...         voxels = numpy.array([[[0.0, 1.0, peak]]], numpy.float32)
+        ...         nibabel.save(nibabel.Nifti1Image(voxels, numpy.eye(4)), f"{folder}/{name}/ct_7_saliency.nii.gz")
+        ...     comparison = compare(f"{folder}/a", f"{folder}/b")
+        >>> comparison.worst.case, comparison.worst.difference, comparison.agrees(tolerance=0.2)  # 0.5 of 4
+        ('ct_7', 0.125, True)
     """
     maps = []
     for folder in (first, second):
@@ -138,7 +166,7 @@ def _difference(first: np.ndarray, second: np.ndarray) -> float:
     if first.shape != second.shape:
         return float("inf")
     ours, theirs = first.astype(np.float64), second.astype(np.float64)
-    # Infinities of one sign are equal, and so are two that are no numbers.
+    # Infinities of one sign count as equal, and so do two NaNs.
     unequal = ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
     if not unequal.any():
         return 0.0

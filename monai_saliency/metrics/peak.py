@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["peak_voxel"]
 
 
 def peak_voxel(saliency: np.ndarray) -> tuple[int, ...]:
-    """The voxel index of a map's highest value.
+    """The index of the voxel with the highest value of a map.
 
-    Where nothing is positive, voxels of value 0 do not count: no mask hid them, or they lie outside of what the network
-    saw. Maps of windows and regions are flat in places: of voxels that are equally high (to 1e-6 of the highest
-    magnitude) it is the one nearest to their centre.
+    Occlusion maps are flat in places. Of several highest voxels (equal to 1e-6 of the map's largest absolute value),
+    the one nearest to their centre of mass is returned. If no voxel is positive, voxels of 0 are left out: no mask hid
+    them, or the network did not see them.
+
+    Args:
+        saliency: one map ``(*spatial)``, 2D or 3D.
+
+    Returns:
+        one index per spatial axis.
+
+    Example::
+
+        >>> peak_voxel(np.array([[0.0, 1.0, 3.0], [0.0, 2.0, 1.0]]))
+        (0, 2)
+        >>> peak_voxel(np.array([[0.0, 5.0, 5.0, 5.0, 0.0]]))
+        (0, 2)
     """
     rounding = 1e-6 * np.abs(saliency).max()
     highest = saliency.max()
     if highest <= rounding and saliency.min() < -rounding:
         highest = saliency[saliency < -rounding].max()
     level = np.abs(saliency - highest) <= rounding
-    # From counts along each axis, so that a flat map of a large scan needs no list of its voxels.
+    # The centre comes from counts along each axis, so that a flat map of a large scan needs no list of all voxels.
     distance = np.where(level, np.float32(0), np.float32(np.inf))
     for axis, size in enumerate(saliency.shape):
         counts = level.sum(axis=tuple(other for other in range(saliency.ndim) if other != axis))

@@ -1,4 +1,15 @@
-"""What is between us and a network: its inputs, outputs, weights and identity."""
+"""How a network is called and known: its inputs, outputs, weights and identity.
+
+===============  ==============================================================================================
+module           what it holds
+===============  ==============================================================================================
+``inputs``       how a network takes its inputs (a tensor, a list, a dictionary, arguments), and which are perturbed
+``outputs``      reading a part of a structured output, and cutting a batch's output into rows
+``adapters``     networks of other libraries with the interface of MONAI's networks
+``checkpoints``  loading weights
+``identity``     a network's fingerprint, which decides whether its stored scores may be used again
+===============  ==============================================================================================
+"""
 
 from monai_saliency.networks.adapters import OnImageGrid
 from monai_saliency.networks.checkpoints import load_checkpoint

@@ -1,4 +1,4 @@
-"""Networks around networks."""
+"""Networks of other libraries with the interface of MONAI's networks."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ _LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by the number of axes
 
 
 class OnImageGrid(torch.nn.Module):
-    """A segmentation network of another library as MONAI's are: images in, logits on the images' grid out.
+    """A segmentation network of another library with MONAI's interface: images in, logits on the images' grid out.
 
-    SegFormer, and most others of ``transformers``, give an object whose ``logits`` have a quarter of the image's
-    resolution. They are brought to the image's grid linearly, between voxel centres, as that library's own
-    postprocessing does. So the network predicts in a bundle, patch by patch too, and its regions are the image's.
+    SegFormer and most other segmentation networks of ``transformers`` return an object with ``logits`` of a quarter of
+    the image's resolution. Here the logits are resampled linearly to the image's grid, as ``transformers`` does in its
+    postprocessing. So the network runs in a bundle, also in a sliding window, and regions lie on the image's grid.
 
     Args:
-        network: it, such as ``SegformerForSemanticSegmentation.from_pretrained(folder)``.
-        output: which part of its output the logits are: a key, an index, or several from the outside in; all of it
-            where None.
+        network: the network, such as ``SegformerForSemanticSegmentation.from_pretrained(folder)``.
+        output: the part of the network's output that holds the logits: a key, an index, or several from the outside in;
+            None for all of it.
 
     Example::
 
-        OnImageGrid(SegformerForSemanticSegmentation(SegformerConfig(num_labels=3)), output="logits")
+        >>> import torch
+        >>> class Coarse(torch.nn.Module):
+        ...     def forward(self, images):
+        ...         return {"logits": images[:, :2, ::4, ::4]}
+        >>> OnImageGrid(Coarse(), output="logits")(torch.rand(1, 3, 64, 64)).shape
+        torch.Size([1, 2, 64, 64])
     """
 
     def __init__(self, network: torch.nn.Module, output: str | int | Sequence[str | int] | None = None) -> None:
@@ -36,14 +41,14 @@ class OnImageGrid(torch.nn.Module):
         self.output = output
 
     def extra_repr(self) -> str:
-        """For printing, and for :func:`network_fingerprint`."""
+        """The settings, for printing and for :func:`~monai_saliency.networks.identity.network_fingerprint`."""
         return f"output={self.output!r}"
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits ``(B, classes, *spatial)`` of images ``(B, C, *spatial)``.
+        """Compute logits ``(B, classes, *spatial)`` of images ``(B, C, *spatial)``, on the images' grid.
 
         Raises:
-            ValueError: when the network gives no logits of as many axes as the images.
+            ValueError: when ``output`` does not read a tensor with as many axes as the images.
         """
         logits = read(self.network(images), self.output)
         if not isinstance(logits, torch.Tensor) or logits.ndim != images.ndim:

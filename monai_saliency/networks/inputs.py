@@ -1,9 +1,9 @@
-"""How a network takes its inputs: one tensor, several, a dictionary or a list; which are perturbed and which are held.
+"""How a network takes its inputs (one tensor, several, a dictionary or a list), and which of them are perturbed.
 
-Inputs that are perturbed are laid side by side as channels of one image, so that masks, fills and maps treat them as
-such. Held inputs go to the network as they are, each beside the perturbed copies of its own case. Those on the images'
-grid travel as further channels of the batch, in its floating type, so that a sliding window cuts them too; others (an
-age, a prompt's embedding) go whole with their rows, which only an inferer that takes no patches can do.
+- *Perturbed* inputs are joined as channels of one image. Masks, fills and maps treat them as one image.
+- *Held* inputs go to the network unchanged, beside the perturbed copies of their own case. Held inputs on the images'
+  grid are joined to the batch as further channels, in its floating type, so that a sliding window cuts them too. Other
+  held inputs (an age, the embedding of a prompt) are repeated row by row, which does not work with patches.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["ArgumentInputs", "DictInput", "InputAdapter", "ListInput", "SplitInp
 
 @dataclass(frozen=True)
 class SplitInputs:
-    """A batch of B cases, taken apart.
+    """The inputs of a batch of B cases, split into what is perturbed and what is held.
 
     Attributes:
-        images: what is perturbed ``(B, C, *spatial)``.
-        meta: the first of the perturbed inputs, as it was given, with its meta data.
-        held_images: held inputs on the images' grid, side by side, ``(B, H, *spatial)``; H may be 0.
-        held_values: other held inputs ``(B, ...)``, by name.
-        channels: where each input stands among the C + H channels, with its own type.
-        names: all inputs, in the order in which they were given.
+        images: the perturbed inputs, joined as channels: ``(B, C, *spatial)``.
+        meta: the first perturbed input as it was given, with its meta data.
+        held_images: held inputs on the images' grid, joined as channels: ``(B, H, *spatial)``; H may be 0.
+        held_values: the other held inputs ``(B, ...)``, by name.
+        channels: for each input on the grid, its channels among the C + H channels, and its own type.
+        names: the names of all inputs, in the order in which they were given.
     """
 
     images: torch.Tensor
@@ -42,16 +42,16 @@ class SplitInputs:
     names: Sequence[Any] = ()
 
     def take_apart(self, batch: torch.Tensor, values: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-        """The inputs by name, of a batch ``(n, C + H, *spatial)`` and held values ``(n, ...)``."""
+        """The network's inputs by name, from a batch ``(n, C + H, *spatial)`` and held values ``(n, ...)``."""
         images = {name: batch[:, channels].to(dtype) for name, (channels, dtype) in self.channels.items()}
         return {name: images[name] if name in images else values[name] for name in self.names}
 
     def values_of(self, counts: Sequence[tuple[int, int]], total: int) -> dict[Any, torch.Tensor]:
-        """The held values ``(total, ...)`` of a batch's rows, the last one's repeated to fill it.
+        """The held values ``(total, ...)`` for the rows of a batch. The last case's value fills the rest of the batch.
 
         Args:
-            counts: pairs of a case's place and its number of rows, in the batch's order.
-            total: rows of the batch.
+            counts: pairs of a case's index and its number of rows, in the batch's order.
+            total: number of rows in the batch.
         """
         filled = [*counts, (counts[-1][0], total - sum(count for _, count in counts))]
         return {
@@ -61,29 +61,41 @@ class SplitInputs:
 
 
 class InputAdapter(ABC):
-    """How a network takes its inputs."""
+    """How a network takes its inputs. A subclass implements :meth:`split`, :meth:`join` and :meth:`run`."""
 
     @abstractmethod
     def split(self, inputs: Any) -> SplitInputs:
-        """Take a batch of cases apart.
+        """Split the inputs of a batch of cases into what is perturbed and what is held.
+
+        Args:
+            inputs: the inputs as the user gives them.
 
         Raises:
-            TypeError, ValueError: when the inputs are not what the adapter is for.
+            TypeError: when images are not of floating type.
+            ValueError: when the inputs do not have the form that the adapter takes.
         """
 
     @abstractmethod
     def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
-        """What :meth:`split` takes, made of the image that is perturbed ``(B, C, *spatial)`` and held inputs by name.
+        """Make the inputs that :meth:`split` takes.
+
+        Args:
+            image: the perturbed image ``(B, C, *spatial)``.
+            held: the held inputs ``(B, ...)``, by name.
 
         Raises:
-            ValueError: when the network does not take them.
+            ValueError: when the adapter takes other inputs.
         """
 
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
         """Refuse an inner inferer that cannot run these inputs.
 
+        Args:
+            split: the inputs.
+            inferer: the inner MONAI inferer.
+
         Raises:
-            ValueError: saying what can.
+            ValueError: naming an inferer that can.
         """
         if split.held_values and isinstance(inferer, (SlidingWindowInferer, PatchInferer)):
             raise ValueError(
@@ -99,18 +111,21 @@ class InputAdapter(ABC):
         batch: torch.Tensor,
         take_apart: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
     ) -> Any:
-        """The network's output of a batch.
+        """Run the network on a batch.
 
         Args:
-            infer: runs a network on a batch, as the inner inferer does.
+            infer: runs a network on a batch: the inner inferer.
             network: the network.
-            batch: ``(n, C + H, *spatial)``, perturbed images and held ones.
-            take_apart: gives the network's inputs by name, of the batch or of a patch of it.
+            batch: ``(n, C + H, *spatial)``, perturbed and held images.
+            take_apart: returns the network's inputs by name, for the batch or for a patch of it.
+
+        Returns:
+            the network's output.
         """
 
 
 class TensorInput(InputAdapter):
-    """One tensor ``(B, C, *spatial)``, as most networks take it."""
+    """One tensor ``(B, C, *spatial)``: the input of most networks, and the default."""
 
     def split(self, inputs: Any) -> SplitInputs:
         images = _images("`inputs`", inputs)
@@ -134,18 +149,29 @@ class TensorInput(InputAdapter):
         return infer(self.as_taken(batch), network)
 
     def as_taken(self, batch: torch.Tensor) -> Any:
-        """A batch as the network takes it."""
+        """The batch in the form that the network takes."""
         return batch
 
 
 class ListInput(TensorInput):
-    """A list of images ``(C, *spatial)``, as detectors take it. The inner inferer gets the list too."""
+    """A list of images ``(C, *spatial)``, as detectors take it. The inner inferer gets the list too.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore, ListInput, sliding_window
+        >>> def detector(images):  # a list of images in, scores out
+        ...     return torch.stack([image.sum() for image in images])[:, None]
+        >>> explain = sliding_window(2, target=ClassScore([0], "none"), inputs=ListInput())
+        >>> explain(torch.ones(3, 1, 4, 4), detector).shape
+        torch.Size([3, 1, 4, 4])
+    """
 
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
         if isinstance(inferer, (SlidingWindowInferer, PatchInferer)):
             raise ValueError(
-                f"{type(inferer).__name__} takes no list of images: use SimpleInferer, and a detector's own sliding "
-                "window where it has one"
+                f"{type(inferer).__name__} does not take a list of images: use SimpleInferer, and the detector's own "
+                "sliding window if it has one"
             )
 
     def as_taken(self, batch: torch.Tensor) -> list[torch.Tensor]:
@@ -153,10 +179,10 @@ class ListInput(TensorInput):
 
 
 class _NamedInputs(InputAdapter):
-    """Several inputs: a dictionary of tensors ``(B, ...)``, or a sequence of them, named 0, 1, ...
+    """Several inputs: a dictionary of tensors ``(B, ...)``, or a sequence of tensors, which are named 0, 1, ...
 
     Args:
-        perturb: the name of the input that is perturbed, or several, which are masked alike; all others are held.
+        perturb: the name of the input that is perturbed, or several names; see :class:`DictInput`.
     """
 
     def __init__(self, perturb: str | int | Sequence[str | int]) -> None:
@@ -229,20 +255,36 @@ class _NamedInputs(InputAdapter):
     def call(
         self, network: Callable[..., Any], inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """Call the network with its inputs, and with what the inner inferer passes on."""
+        """Call the network.
+
+        Args:
+            network: the network.
+            inputs: the network's inputs by name.
+            args: further positional arguments from the inner inferer.
+            kwargs: further keyword arguments from the inner inferer.
+        """
 
 
 class DictInput(_NamedInputs):
-    """One dictionary of tensors.
+    """A network that takes one dictionary of tensors.
+
+    Args:
+        perturb: the name of the input that is perturbed, or several names. Several inputs must lie on one grid; they
+            are masked together, as channels of one image. All other inputs are held.
+
+    Raises:
+        ValueError: when ``perturb`` is empty.
 
     Example::
 
-        explain = ms.rise(target=..., inputs=DictInput(perturb="image"))
-        explain({"image": images, "prior": priors, "age": ages}, network)  # network({"image": ..., ...})
-
-    Args:
-        perturb: the name of the input that is perturbed, or several on one grid, which are masked alike; all others are
-            held.
+        >>> import torch
+        >>> from monai_saliency import ClassScore, DictInput, sliding_window
+        >>> def network(batch):
+        ...     return batch["image"].flatten(1).sum(1, keepdim=True) * batch["weight"]
+        >>> explain = sliding_window(1, target=ClassScore([0], "none"), inputs=DictInput(perturb="image"))
+        >>> images, weights = torch.ones(2, 1, 1, 3), torch.tensor([[1.0], [10.0]])
+        >>> explain({"image": images, "weight": weights}, network).tolist()
+        [[[[1.0, 1.0, 1.0]]], [[[10.0, 10.0, 10.0]]]]
     """
 
     def call(
@@ -252,18 +294,27 @@ class DictInput(_NamedInputs):
 
 
 class ArgumentInputs(_NamedInputs):
-    """Several arguments.
+    """A network that takes several arguments.
+
+    Args:
+        perturb: the name of the input that is perturbed (its position 0, 1, ... if the inputs are a sequence), or
+            several names, as for :class:`DictInput`. All other inputs are held.
+        positional: the names of the inputs that are passed by position, in this order. The other inputs are passed by
+            name. By default all inputs are passed by position, in the order in which they are given.
+
+    Raises:
+        ValueError: when ``perturb`` is empty.
 
     Example::
 
-        explain = ms.rise(target=..., inputs=ArgumentInputs(perturb=1))
-        explain((fixed, moving), network)  # network(fixed, moving)
-
-    Args:
-        perturb: the name of the input that is perturbed (its place, where the inputs are no dictionary), or several on
-            one grid, which are masked alike; all others are held.
-        positional: names of the inputs passed by position, in their order; the others are passed by their names. By
-            default all are passed by position, in the order in which they are given.
+        >>> import torch
+        >>> from monai_saliency import ArgumentInputs, ClassScore, sliding_window
+        >>> def network(fixed, moving):
+        ...     return (fixed * moving).flatten(1).sum(1, keepdim=True)
+        >>> explain = sliding_window(1, target=ClassScore([0], "none"), inputs=ArgumentInputs(perturb=1))
+        >>> fixed, moving = torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.ones(1, 1, 1, 3)
+        >>> explain((fixed, moving), network).tolist()
+        [[[[1.0, 2.0, 3.0]]]]
     """
 
     def __init__(self, perturb: str | int | Sequence[str | int], positional: Sequence[str | int] | None = None) -> None:
@@ -275,8 +326,8 @@ class ArgumentInputs(_NamedInputs):
         if held and self.positional is None:
             if not all(isinstance(name, int) for name in joined):
                 raise ValueError(
-                    f"the inputs {list(joined)} come by name, which tells no order: give ArgumentInputs `positional` "
-                    "([] passes all by name)"
+                    f"the inputs {list(joined)} are given by name, so their order is not known: give ArgumentInputs "
+                    "`positional` ([] passes all by name)"
                 )
             return {place: joined[place] for place in sorted(joined)}
         return joined
@@ -290,13 +341,22 @@ class ArgumentInputs(_NamedInputs):
 
 
 def _images(what: str, images: Any) -> torch.Tensor:
-    """Images ``(B, C, *spatial)`` as a plain tensor."""
+    """Check images ``(B, C, *spatial)`` and return them as a plain tensor.
+
+    Args:
+        what: the words for the images in errors.
+        images: the images.
+
+    Raises:
+        TypeError: when they are not of floating type.
+        ValueError: when they have another shape or are not a tensor.
+    """
     if not isinstance(images, torch.Tensor) or images.ndim not in (4, 5) or not len(images):
         shape = tuple(images.shape) if isinstance(images, torch.Tensor) else type(images).__name__
         several = isinstance(images, (Mapping, list, tuple))
         raise ValueError(
             f"{what} must be images of shape (B, C, H, W) or (B, C, H, W, D), got {shape}"
-            + ("; say by the inferer's `inputs` how the network takes several" if several else "")
+            + ("; set the inferer's `inputs` to DictInput or ArgumentInputs for several inputs" if several else "")
         )
     if not images.is_floating_point():
         raise TypeError(f"{what} must be floating point, got {images.dtype}: scale the images, or call .float()")

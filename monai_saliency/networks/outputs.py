@@ -1,4 +1,4 @@
-"""What a network gives, read and cut into rows: tensors, and dictionaries, tuples and lists of them."""
+"""A network's output (a tensor, or a structure of tensors): reading a part of it, and cutting a batch into rows."""
 
 from __future__ import annotations
 
@@ -9,20 +9,28 @@ import torch
 
 __all__ = ["OutputPath", "check_rows", "choices", "num_rows", "read", "rows", "shape"]
 
+#: a key, an index, several of them from the outside in, or a function of the output
 OutputPath: TypeAlias = "str | int | Sequence[str | int] | Callable[[Any], Any]"
 _SHOWN = 12
 
 
 def read(output: Any, path: OutputPath | None) -> Any:
-    """The part of an output that is explained.
+    """Read the part of an output that is explained.
 
     Args:
-        output: what the network gave for a batch.
-        path: a key, an index, several of them from the outside in such as ``("pred", 0)``, a callable that takes the
-            output, or None for all of it.
+        output: the network's output for a batch.
+        path: a key, an index, several of them from the outside in such as ``("pred", 0)``, or a function that takes the
+            output. None for the whole output.
 
     Raises:
-        ValueError: when there is no such part; the message lists those that there are.
+        ValueError: when there is no such part. The message lists the parts.
+
+    Example::
+
+        >>> import torch
+        >>> output = {"pred": [torch.zeros(4, 3), torch.zeros(4, 5)]}
+        >>> read(output, ("pred", 1)).shape
+        torch.Size([4, 5])
     """
     if path is None:
         return output
@@ -32,7 +40,7 @@ def read(output: Any, path: OutputPath | None) -> Any:
     for step in (path,) if isinstance(path, (str, int)) else path:
         try:
             if isinstance(part, torch.Tensor):
-                # An index into a tensor would read one image of the batch.
+                # An index into a tensor would read one image of the batch instead of a part.
                 raise TypeError("a tensor has no parts")
             part = part[step]
         except (KeyError, IndexError, TypeError) as error:
@@ -42,21 +50,25 @@ def read(output: Any, path: OutputPath | None) -> Any:
 
 
 def check_rows(output: Any, count: int) -> None:
-    """Refuse an output that is not of a batch of ``count`` images.
+    """Refuse an output that does not have one row per image.
+
+    Args:
+        output: the network's output, or the part of it that is explained.
+        count: number of images in the batch.
 
     Raises:
-        ValueError: saying which part of it is not.
+        ValueError: naming the part that does not fit.
     """
     parts = list(_leaves(output, count))
     if not any(isinstance(part, (torch.Tensor, list, tuple)) for _, part in parts):
         raise ValueError(
-            f"the network gave a {type(output).__name__} without tensors; give the inferer a callable as `output` that "
+            f"the network gave a {type(output).__name__} without tensors; give the inferer a function as `output` that "
             "reads tensors from it"
         )
     for path, part in parts:
         if _is_list_of(Mapping, part) and len(part) != count:
             what = f"a list of {len(part)} dictionaries{_at(path)}"
-            should = "it must have one entry an image"
+            should = "it must have one entry per image"
         elif isinstance(part, torch.Tensor) and (part.ndim == 0 or len(part) != count):
             what = f"an output of shape {tuple(part.shape)}{_at(path)}"
             should = "its first axis must be the batch"
@@ -67,16 +79,23 @@ def check_rows(output: Any, count: int) -> None:
 
 
 def rows(output: Any, start: int, stop: int, count: int) -> Any:
-    """The rows [start, stop) of an output of ``count`` images.
+    """The rows [start, stop) of an output for ``count`` images.
 
-    Tensors are cut along their first axis; dictionaries, tuples and lists of tensors part by part, as deep supervision
-    gives them; a list with one entry an image, as detectors give it, by entry. What is no tensor stays as it is.
+    Tensors are cut along their first axis. Dictionaries, tuples and lists of tensors (as of deep supervision) are cut
+    part by part. A list with one entry per image (as of a detector) is cut by entry. Other values stay unchanged.
 
     Args:
-        output: one that :func:`check_rows` lets pass.
+        output: an output that :func:`check_rows` accepts.
         start: first row.
-        stop: last row + 1.
-        count: all rows.
+        stop: row after the last one.
+        count: number of images in the batch.
+
+    Example::
+
+        >>> import torch
+        >>> part = rows({"pred": torch.arange(8).reshape(4, 2), "names": None}, 1, 2, count=4)
+        >>> part["pred"].tolist(), part["names"]
+        ([[2, 3]], None)
     """
     if isinstance(output, torch.Tensor) or _by_image(output, count):
         return output[start:stop]
@@ -88,21 +107,28 @@ def rows(output: Any, start: int, stop: int, count: int) -> Any:
 
 
 def num_rows(output: Any) -> int:
-    """The number of images that an output is of."""
+    """The number of images in the batch of an output; 0 where the output does not show it."""
     if _is_list_of(Mapping, output):
         return len(output)
     return next((len(part) for _, part in _leaves(output) if isinstance(part, torch.Tensor) and part.ndim), 0)
 
 
 def choices(output: Any) -> str:
-    """The tensors of a structured output in words: what ``output`` may be, and what shape that reads."""
+    """The possible values of ``output`` for a structured output, with the shape that each reads, for messages.
+
+    Example::
+
+        >>> import torch
+        >>> choices({"pred": torch.zeros(1, 3), "deep": [torch.zeros(1, 2, 2)]})
+        "output='pred' reads (B, 3), output=('deep', 0) reads (B, 2, 2)"
+    """
     found = [(path, part) for path, part in _leaves(output) if path and isinstance(part, torch.Tensor)]
     named = [f"output={_short(path)!r} reads {shape(part)}" for path, part in found[:_SHOWN]]
     return ", ".join([*named, *(["..."] if len(found) > _SHOWN else [])])
 
 
 def shape(output: torch.Tensor) -> str:
-    """A tensor's shape with its batch axis as B."""
+    """A tensor's shape as text, with B for the batch axis: ``"(B, 3, 64, 64)"``."""
     return f"({', '.join(['B', *map(str, output.shape[1:])])})" if output.ndim else "()"
 
 
@@ -111,7 +137,7 @@ def _is_list_of(kind: type, output: Any) -> bool:
 
 
 def _by_image(output: Any, count: int) -> bool:
-    """Whether a list has one entry an image: dictionaries, or tensors that are no batches themselves."""
+    """Whether a list has one entry per image: dictionaries, or tensors that are not batches themselves."""
     if _is_list_of(Mapping, output):
         return True
     return (
@@ -122,7 +148,7 @@ def _by_image(output: Any, count: int) -> bool:
 
 
 def _leaves(output: Any, count: int | None = None, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """All that is no container of parts, with its path. With ``count``, a list by image is one part."""
+    """All innermost parts of an output, with their paths. With ``count``, a list with one entry per image is a part."""
     if isinstance(output, Mapping):
         parts: Any = output.items()
     elif isinstance(output, (tuple, list)) and not (count is not None and _by_image(output, count)):
@@ -135,6 +161,7 @@ def _leaves(output: Any, count: int | None = None, path: tuple[Any, ...] = ()) -
 
 
 def _short(path: tuple[Any, ...]) -> Any:
+    """A path of one step as this step."""
     return path[0] if len(path) == 1 else path
 
 

@@ -117,7 +117,7 @@ def label_region(values: Sequence[int] | None, spatial: torch.Size, case: Case) 
         raise CaseError(
             case.name,
             f"the label map has spatial shape {tuple(labels.shape)}, the image {tuple(case.image.shape[1:])}; "
-            "preprocess them alike",
+            "give both the same spatial transforms",
         )
     if values is None:
         return on_grid(labels != 0, spatial, "the label", case)

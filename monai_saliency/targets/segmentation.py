@@ -112,7 +112,7 @@ class _SegmentationTarget(Target):
     def _region(
         self, channel: int, output: torch.Tensor, prediction: Prediction, case: Case
     ) -> tuple[torch.Tensor | None, str]:
-        """The region, bool ``(*spatial)`` on the output's device, or None for everywhere, and what it is called."""
+        """The region of a channel, bool ``(*spatial)`` on the output's device (None for all voxels), and its name."""
         if isinstance(self.region, torch.Tensor):
             return given_region(self.region, output.shape[2:], case).to(output.device), "the given region"
         if self.region == "all":

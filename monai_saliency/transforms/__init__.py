@@ -1,3 +1,15 @@
+"""MONAI transforms around saliency, as array and dictionary transforms.
+
+==============  ===================================================================================
+module          transforms
+==============  ===================================================================================
+``check``       :class:`CheckScand`: refuse scans that cannot be explained
+``label_maps``  :class:`LoadRegionsd`, :class:`SaveRegionsd`: label maps, and the table of their regions
+``saliency``    :class:`Saliency`, :class:`Saliencyd`: explain an image
+``save``        :class:`SaveSaliencyd`: write maps on the scan's own grid
+==============  ===================================================================================
+"""
+
 from .check import CheckScanD, CheckScand, CheckScanDict
 from .label_maps import LoadRegionsD, LoadRegionsd, LoadRegionsDict, SaveRegionsD, SaveRegionsd, SaveRegionsDict
 from .saliency import Saliency, SaliencyD, Saliencyd, SaliencyDict

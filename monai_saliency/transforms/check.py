@@ -1,4 +1,4 @@
-"""A check that a scan can be explained at all, before any work is spent on it."""
+"""A check that refuses scans which cannot be explained, before time is spent on them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,26 @@ __all__ = ["CheckScanD", "CheckScanDict", "CheckScand"]
 
 
 class CheckScand(MapTransform):
-    """Refuses scans that would give a wrong map or none. Place it right after ``EnsureChannelFirstd``.
+    """Refuses scans that would give a wrong map or no map. Place it directly after ``EnsureChannelFirstd``.
 
     Args:
-        keys: the images, ``(C, *spatial)``.
-        spatial_dims: 2 or 3, what the network expects.
-        channels_key: where an item says how many channels it must have; 1 where it does not say.
-        case_key: where an item holds its case's name.
-        allow_missing_keys: don't raise for a key that an item lacks.
+        keys: the keys of the images ``(C, *spatial)``.
+        spatial_dims: number of spatial axes that the network expects, 2 or 3.
+        channels_key: the key of the number of channels that an item must have; 1 if the item does not have this key.
+        case_key: the key of the case's name, for errors.
+        allow_missing_keys: whether items may lack a key.
 
     Raises:
-        CaseError: for another number of spatial axes or channels, an empty axis, voxels that are NaN or infinite,
+        CaseError: when called, for another number of spatial axes or channels, an empty axis, NaN or infinite voxels,
             or an affine that is singular or not finite.
+
+    Example::
+
+        >>> import torch
+        >>> CheckScand("image", spatial_dims=3)({"image": torch.zeros(1, 4, 4), "case": "xray_7"})
+        Traceback (most recent call last):
+            ...
+        monai_saliency.errors.CaseError: case xray_7: the scan has 2 spatial axes (4, 4), 3 are expected
     """
 
     only_checks = True
@@ -58,6 +66,7 @@ class CheckScand(MapTransform):
         return data
 
     def _problem(self, image: torch.Tensor, channels: int) -> str | None:
+        """What is wrong with an image ``(C, *spatial)``, in words; None if nothing is."""
         dims, shape = image.ndim - 1, tuple(image.shape[1:])
         if dims != self.spatial_dims:
             return f"the scan has {dims} spatial axes {shape}, {self.spatial_dims} are expected"
@@ -76,19 +85,20 @@ class CheckScand(MapTransform):
         if not bool(torch.isfinite(image).all()):
             count = int((~torch.isfinite(image)).sum())
             return (
-                f"{count} of its voxels are NaN or infinite: replace them in the file (by the background's value, say)"
+                f"{count} of its voxels are NaN or infinite: replace them in the file (for example by the background's "
+                "value)"
             )
         affine = _file_affine(image)
         if affine is not None and (not np.isfinite(affine).all() or _singular(affine[:-1, :dims])):
             return (
-                f"its affine {np.round(affine, 4).tolist()} is singular or not finite, so no voxel has a place in the "
-                "scanner: mend the file's header"
+                f"its affine {np.round(affine, 4).tolist()} is singular or not finite, so its voxels have no place in "
+                "the scanner: correct the file's header"
             )
         return None
 
 
 def _file_affine(image: torch.Tensor) -> np.ndarray | None:
-    """The affine in the file, which MONAI's reader replaces by another one where it does not like it."""
+    """The affine in the file. MONAI's reader replaces affines that it does not accept."""
     if not isinstance(image, MetaTensor):
         return None
     path = Path(case_name(image))
@@ -98,9 +108,9 @@ def _file_affine(image: torch.Tensor) -> np.ndarray | None:
 
 
 def _singular(axes: np.ndarray) -> bool:
-    """Whether voxel axes, the columns of a matrix, span fewer dimensions than they are."""
+    """Whether voxel axes, the columns of a matrix, are linearly dependent."""
     edges = np.linalg.norm(axes, axis=0)
-    # Relative to the edges, so that small voxels do not count as singular.
+    # The axes are divided by the voxel sizes, so that small voxels are not taken for singular.
     return bool((edges == 0).any()) or np.linalg.matrix_rank(axes / edges, tol=1e-6) < axes.shape[1]
 
 

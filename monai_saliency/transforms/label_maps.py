@@ -1,4 +1,4 @@
-"""Label maps whose regions are hidden: loaded on the image's grid, and the table of what each was worth."""
+"""Label maps whose regions are hidden: loading them on the image's grid, and writing the table of their regions."""
 
 from __future__ import annotations
 
@@ -18,20 +18,25 @@ __all__ = ["LoadRegionsD", "LoadRegionsDict", "LoadRegionsd", "SaveRegionsD", "S
 
 
 class LoadRegionsd(MapTransform):
-    """Loads label maps, organs or an atlas, and brings them to an image's grid by nearest neighbour.
+    """Loads label maps (organs or an atlas) and resamples them to an image's grid by nearest neighbour.
 
-    Place it at the end of the preprocessing. A label map may lie on any grid: only its place in the scanner counts.
-    Where it does not reach, the label is 0.
+    Place it at the end of the preprocessing. A label map may have any grid: it is placed by its affine. Outside the
+    label map the label is 0.
 
     Args:
-        keys: the label maps' files.
-        names: where the label maps ``(1, *spatial)`` go, one for each key.
-        image_key: the preprocessed image.
-        case_key: where an item holds its case's name.
-        allow_missing_keys: don't raise for a key that an item lacks.
+        keys: the keys of the label maps' files.
+        names: the keys of the loaded label maps ``(1, *spatial)``, one for each of ``keys``.
+        image_key: the key of the preprocessed image ``(C, *spatial)``.
+        case_key: the key of the case's name, for errors.
+        allow_missing_keys: whether items may lack a key.
 
     Raises:
-        CaseError: when a case has no label map.
+        ValueError: when there is not one name for each key.
+        CaseError: when called, if a case has no label map or one with several channels.
+
+    Example::
+
+        Compose([*preprocessing.transforms, LoadRegionsd(keys="organs", names="regions")])
     """
 
     def __init__(
@@ -59,7 +64,7 @@ class LoadRegionsd(MapTransform):
                 raise CaseError(
                     str(d.get(self.case_key, key)),
                     f"it has no label map (its {key!r} is empty), so there are no regions to hide: list one in "
-                    "dataset.json, or make regions of the scan itself (supervoxels)",
+                    "dataset.json, or make regions from the scan itself (supervoxels)",
                 )
             labels = self.channel_first(self.load(d[key]))
             if len(labels) != 1:
@@ -72,15 +77,20 @@ class LoadRegionsd(MapTransform):
 
 
 class SaveRegionsd(MapTransform):
-    """Adds what a case's map says of each region to a table, ``regions.csv``: see :func:`region_rows`.
+    """Adds a case's regions to a CSV table: the map's value and the volume of each region.
+
+    The columns are described in :func:`~monai_saliency.handlers.summary.region_rows`.
 
     Args:
-        keys: the :class:`~monai_saliency.Explanation`.
-        path: the table.
-        names: the regions' names by label, where they have some.
-        image_key: the explained image.
-        cases: the cohort's cases; rows of others are dropped. None keeps all.
-        allow_missing_keys: don't raise for a key that an item lacks.
+        path: the table's file, such as ``regions.csv``.
+        keys: the keys of the :class:`~monai_saliency.Explanation` objects.
+        names: the regions' names, by label; None for no names.
+        image_key: the key of the explained image, for its voxel sizes.
+        cases: the names of the cohort's cases. Rows of other cases are removed from the table. None keeps all rows.
+        allow_missing_keys: whether items may lack a key.
+
+    Raises:
+        ValueError: when called, if the explanation's masks are not made of regions.
     """
 
     def __init__(

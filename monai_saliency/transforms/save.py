@@ -29,12 +29,12 @@ class _Grid:
     """The grid that a map must lie on.
 
     Attributes:
-        name: what errors call it.
-        shape: ``(*spatial)``, followed by other axes where the scan has more.
-        affine: ``(4, 4)``, voxel to scanner mm.
-        voxels: gives the image to draw under the map, ``(*spatial)`` with or without channels after.
-        header: of the scan, where it is NIfTI.
-        drawn: the affine to draw by, where it differs: photographs count their rows downwards.
+        name: the words for the grid in errors.
+        shape: ``(*spatial)``, followed by the scan's other axes, if any.
+        affine: ``(4, 4)``, from voxels to scanner mm.
+        voxels: loads the image to draw under the map, ``(*spatial)`` or ``(*spatial, channels)``.
+        header: the scan's NIfTI header; None for other files.
+        drawn: the affine to draw with, where it differs from ``affine``: a photograph's rows count downwards.
     """
 
     name: str
@@ -45,12 +45,13 @@ class _Grid:
     drawn: np.ndarray | None = None
 
     def holds(self, saliency: torch.Tensor) -> bool:
-        """Whether a map ``(K, *spatial)`` lies on it."""
+        """Whether a map ``(K, *spatial)`` lies on this grid."""
         shape = tuple(saliency.shape[1:])
         return shape == self.shape[: len(shape)] and np.allclose(_affine(saliency), self.affine, rtol=0, atol=1e-3)
 
 
 def _affine(image: torch.Tensor) -> np.ndarray:
+    """The affine ``(4, 4)`` of an image, the identity for a plain tensor."""
     return image.affine.numpy(force=True) if isinstance(image, MetaTensor) else np.eye(4)
 
 
@@ -68,7 +69,7 @@ def _scan_grid(saliency: torch.Tensor) -> _Grid:
 
 
 def _loaded_grid(saliency: torch.Tensor, path: str) -> _Grid:
-    """The grid on which MONAI reads a file that nibabel does not: a photograph, a DICOM series, ..."""
+    """The grid that MONAI gives a file that nibabel cannot read, such as a photograph or a DICOM series."""
     meta = saliency.meta if isinstance(saliency, MetaTensor) else {}
     known = MetaKeys.ORIGINAL_AFFINE in meta
 
@@ -95,34 +96,43 @@ def _image_grid(image: torch.Tensor) -> _Grid:
 
 
 class SaveSaliencyd(MapTransform):
-    """Writes a map as NIfTI, and a picture of it, beside no scan's but its own.
+    """Writes maps as NIfTI files on the scan's own grid, and a picture of each.
 
-    For a case ``folder/stem`` the files are ``<output_dir>/folder/stem_<key>.nii.gz`` (float32, ``(*spatial)``, or
-    ``(*spatial, K)`` for several maps, with the scan's own header: affine, sform and qform codes, units) and
-    ``.png``. Each appears whole or not at all.
+    For a case ``folder/stem`` the files are ``<output_dir>/folder/stem_<key>.nii.gz`` and ``.png``. The NIfTI file is
+    float32, ``(*spatial)`` or ``(*spatial, K)`` for several maps, with the scan's own header (affine, sform and qform
+    codes, units). Each file is written completely or not at all. The item gets the key ``<key>_path`` with the path of
+    the NIfTI file.
 
-    Place it after ``Invertd``: a map that does not lie on the scan's own grid is refused. Shape and affine are all that
-    can be checked: a step that moves voxels without recording it, such as slicing in a ``Lambdad``, goes unseen where
-    an earlier step's inverse restores the scan's shape.
+    Place it after ``Invertd``: a map that does not lie on the scan's grid is refused. Only shape and affine can be
+    checked. A step that moves voxels without recording it (such as slicing in a ``Lambdad``) is not noticed if the
+    inverse of an earlier step restores the scan's shape.
 
-    Of a file that nibabel does not read, such as a photograph, the grid is that on which MONAI reads it: the first axis
-    counts its columns.
+    For a file that nibabel cannot read, such as a photograph, the grid is the one that MONAI gives it: the first axis
+    counts the columns.
 
     Args:
-        keys: the maps ``(K, *spatial)``.
-        output_dir: the folder to write below.
-        picture: whether to draw a picture.
-        case_key: where an item holds its case's name.
-        title_key: where an item holds the picture's title; the case's name where it holds none.
-        grid_key: where an item holds the image ``(C, *spatial)`` on whose grid its map is saved, where that is not the
-            scan's file's.
-        allow_missing_keys: don't raise for a key that an item lacks.
-
-    Adds:
-        ``<key>_path``: where the map was written.
+        keys: the keys of the maps ``(K, *spatial)``, in the score's unit.
+        output_dir: the output folder.
+        picture: whether to draw a picture too.
+        case_key: the key of the case's name.
+        title_key: the key of the picture's title; without it the title is the case's name.
+        allow_missing_keys: whether items may lack a key.
+        grid_key: the key of an image ``(C, *spatial)`` to save maps on the grid of this image instead of the scan's
+            file.
 
     Raises:
-        CaseError: when the map's shape or affine is not the scan's.
+        CaseError: when called, if a map's shape or affine differs from the grid's, or if the scan's file is unknown.
+
+    Example::
+
+        Compose(
+            [
+                preprocessing,
+                Saliencyd("image", network, explain, names="saliency"),
+                Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=False),
+                SaveSaliencyd("saliency", output_dir="out"),
+            ]
+        )
     """
 
     def __init__(
@@ -173,7 +183,7 @@ class SaveSaliencyd(MapTransform):
         return d
 
     def lies_on_scan(self, saliency: torch.Tensor) -> bool:
-        """Whether a map ``(K, *spatial)`` lies on the grid of the scan that it names."""
+        """Whether a map ``(K, *spatial)`` lies on the grid of the scan's file in its meta data."""
         return Path(case_name(saliency)).exists() and _scan_grid(saliency).holds(saliency)
 
     @staticmethod
@@ -181,27 +191,28 @@ class SaveSaliencyd(MapTransform):
         if not Path(case_name(saliency)).exists():
             raise CaseError(
                 case,
-                f"the map {key!r} does not know the scan it belongs to: it must be a MetaTensor whose "
-                "`filename_or_obj` is the scan's file, as Saliencyd gives for a scan of LoadImaged",
+                f"the scan of the map {key!r} is not known: the map must be a MetaTensor whose `filename_or_obj` is "
+                "the scan's file, as Saliencyd returns for a scan of LoadImaged",
             )
         return _scan_grid(saliency)
 
 
 def _labels(explanation: Explanation | None) -> list[str] | None:
-    """What to call each map, where there is one a channel: the picture's title names the rest."""
+    """The labels of the maps in the picture, where each channel has its own map; otherwise the title says enough."""
     if explanation is None or explanation.masks.channels is None:
         return None
     return [f"saliency of channel {channel} for {label}" for label, channel, _ in explanation.explained]
 
 
 def _gray(voxels: np.ndarray, dims: int, colours: bool) -> np.ndarray:
-    """One value a voxel: of a photograph the mean of its colours, of a scan its first volume."""
+    """One value per voxel: the mean of a photograph's colours, or the first volume of a scan."""
     if voxels.ndim == dims:
         return voxels
     return voxels.mean(axis=-1) if colours else voxels.reshape(*voxels.shape[:dims], -1)[..., 0]
 
 
 def _on_grid(grid: _Grid, maps: np.ndarray) -> nib.Nifti1Image:
+    """Maps ``(K, *spatial)`` as an image on a grid, with the scan's header where it is NIfTI."""
     if grid.header is not None:
         grid.header.set_data_dtype(np.float32)
         grid.header.set_slope_inter(1, 0)

@@ -1,4 +1,11 @@
-"""Pictures of maps."""
+"""Pictures of maps, drawn with matplotlib.
+
+============  =======================================================
+module        picture
+============  =======================================================
+``pictures``  maps over their scan: the three planes through the peak
+============  =======================================================
+"""
 
 from monai_saliency.visualize.pictures import plot_saliency
 

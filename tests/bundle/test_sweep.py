@@ -203,5 +203,5 @@ def test_errors_say_what_to_do(sweep: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no setting 'rise': choose one of method=rise,num_masks=500, "):
         gather(sweep, "rise")
     (sweep / "method=sliding_window" / "s0_saliency.nii.gz").write_bytes(b"half")
-    with pytest.raises(ValueError, match=r"s0_saliency\.nii\.gz is no map that can be read"):
+    with pytest.raises(ValueError, match=r"s0_saliency\.nii\.gz is not a readable map"):
         gather(sweep)

@@ -42,8 +42,8 @@ class TestRegionMasks:
         [
             (None, "need the case's label map"),
             (torch.zeros(1, 2, 3), "no label but 0"),
-            (torch.full((1, 2, 3), 0.5), "no whole numbers"),
-            (torch.full((1, 2, 3), float("nan")), "no whole numbers"),
+            (torch.full((1, 2, 3), 0.5), "values that are not whole numbers"),
+            (torch.full((1, 2, 3), float("nan")), "values that are not whole numbers"),
             (torch.ones(1, 3, 2), r"shape \(1, 3, 2\), the image needs one of \(1, 2, 3\)"),
         ],
     )

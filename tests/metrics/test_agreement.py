@@ -123,14 +123,14 @@ def test_a_first_map_of_zeros(folders: tuple[Path, Path]) -> None:
 
 
 def test_errors_say_what_to_do(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere is no folder: give the output folder of a run"):
+    with pytest.raises(ValueError, match="nowhere is not a folder: give the output folder of a run"):
         compare(folders[0], tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty holds no maps \(\*_saliency.nii.gz\)"):
         compare(tmp_path / "empty", folders[0])
     for damage in (b"half", (folders[0] / "ct_1_saliency.nii.gz").read_bytes()[:-20]):
         (folders[1] / "ct_1_saliency.nii.gz").write_bytes(damage)
-        with pytest.raises(ValueError, match=r"ct_1_saliency\.nii\.gz is no map that can be read"):
+        with pytest.raises(ValueError, match=r"ct_1_saliency\.nii\.gz is not a readable map"):
             compare(*folders)
-    with pytest.raises(SystemExit, match=r"error: .*nowhere is no folder"):
+    with pytest.raises(SystemExit, match=r"error: .*nowhere is not a folder"):
         main(["compare", str(folders[0]), str(tmp_path / "nowhere")])

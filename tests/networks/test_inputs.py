@@ -168,8 +168,12 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("adapter", "inputs", "match"),
         [
-            (TensorInput(), {"image": IMAGES}, r"`inputs` must be images .*got dict; say by the inferer's `inputs`"),
-            (TensorInput(), [IMAGES], "got list; say by the inferer's `inputs`"),
+            (
+                TensorInput(),
+                {"image": IMAGES},
+                r"`inputs` must be images .*got dict; set the inferer's `inputs` to DictInput",
+            ),
+            (TensorInput(), [IMAGES], "got list; set the inferer's `inputs` to DictInput"),
             (DictInput("t1"), {"image": IMAGES}, r"`perturb` names \['t1'\], the inputs are \['image'\]"),
             (DictInput("image"), IMAGES, "must be a dictionary or a sequence of tensors for DictInput, got Tensor"),
             (DictInput("image"), {"image": IMAGES[0, 0]}, r"input 'image' must be images of shape .*got \(9, 8\)"),
@@ -199,7 +203,7 @@ class TestErrors:
             rise(3, 3, target=TARGET, inputs=DictInput("image"), inferer=inferer)(
                 {"image": IMAGES, "age": AGES}, lambda x: x["image"]
             )
-        with pytest.raises(ValueError, match="takes no list of images: use SimpleInferer"):
+        with pytest.raises(ValueError, match="does not take a list of images: use SimpleInferer"):
             rise(3, 3, target=TARGET, inputs=ListInput(), inferer=inferer)(IMAGES, torch.stack)
 
     def test_condition_of_a_sliding_window(self) -> None:
@@ -215,6 +219,6 @@ def test_one_image_and_held_inputs_keep_their_places() -> None:
     assert list(joined) == [0, 1]
     assert joined[0] is fixed
     assert joined[1] is image
-    with pytest.raises(ValueError, match="give ArgumentInputs `positional`"):
+    with pytest.raises(ValueError, match="their order is not known: give ArgumentInputs `positional`"):
         ArgumentInputs(perturb="moving").join(image, {"fixed": fixed})
     assert set(ArgumentInputs(perturb="moving", positional=[]).join(image, {"fixed": fixed})) == {"moving", "fixed"}

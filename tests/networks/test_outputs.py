@@ -95,9 +95,9 @@ class TestRows:
                 r"shape \(\) at output='loss' .*choose another part by `output`",
             ),
             ({"x": [LOGITS, LOGITS[:2]]}, r"shape \(2, 3\) at output=\('x', 1\)"),
-            (object(), "the network gave a object without tensors; give the inferer a callable as `output`"),
+            (object(), "the network gave a object without tensors; give the inferer a function as `output`"),
             ({"a": None}, "the network gave a dict without tensors"),
-            ([{}] * 3, "a list of 3 dictionaries for a batch of 4 images; it must have one entry an image"),
+            ([{}] * 3, "a list of 3 dictionaries for a batch of 4 images; it must have one entry per image"),
         ],
     )
     def test_check_refuses(self, output: Any, match: str) -> None:
