@@ -281,7 +281,7 @@ def test_command_line_ends_with_the_cause(cohort: Path, checkpoint: Path, tmp_pa
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert re.match(r"error: 1 case without a map, see .*failures.csv; the first is case z_broken: 1 of its vox", last)
-    done = subprocess.run([*command, "--strict", "true"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = fork_server.run([*command[1:], "--strict", "true"], cwd=tmp_path)
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].startswith("error: case z_broken: 1 of its voxels are NaN")
     assert (tmp_path / "out" / "c_saliency.nii.gz").is_file()

@@ -25,6 +25,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers import fork_server
 from helpers.caches import FILED, KINDS, behind, in_threads
 from helpers.items import assert_same
 from helpers.paths import ROOT, TESTS
@@ -228,7 +229,7 @@ def test_a_second_python_run(cohort: Path, computed: Any) -> None:
     for cache in FILED:
         list(dataset(cohort, cache, cache_dir=cohort.parent / cache))
     computed()
-    code = f"import test_cache; test_cache.main({str(cohort)!r})"
+    code = f"import test_cached_dataset; test_cached_dataset.main({str(cohort)!r})"
     path = os.pathsep.join([str(Path(__file__).parent), str(TESTS), str(ROOT)])
     run = subprocess.run(
         [sys.executable, "-W", "error:cached", "-c", code],
@@ -497,8 +498,7 @@ LMDBBackend(sys.argv[1]).put("theirs", bytes(1 << 20))
             return getattr(self.environment, name)
 
         def info(self) -> dict[str, int]:
-            known = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-            subprocess.run([sys.executable, "-c", code, database.path], check=True, env=known)
+            fork_server.run(["-c", code, database.path], check=True)
             return self.environment.info()
 
     monkeypatch.setattr(LMDBBackend, "_environment", lambda self: Raced(environment_of(self)))

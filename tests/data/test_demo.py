@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
 import shutil
@@ -12,12 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers.paths import ROOT
+from helpers import fork_server
+from helpers.paths import ROOT, TESTS
 from scipy import ndimage
 
 from monai_saliency.data import demo
@@ -353,23 +352,20 @@ def assert_picture(path: Path) -> None:
     assert np.ptp(pixels, axis=-1).max() > 0.3
 
 
-@pytest.fixture
-def memory() -> ModuleType:
-    """The benchmark of peak memory."""
-    spec = importlib.util.spec_from_file_location("memory", ROOT / "tests" / "benchmarks" / "memory.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def peak(*arguments: object) -> float:
+    """The largest resident memory of a process of the benchmark, in MiB."""
+    script = TESTS / "benchmarks" / "memory.py"
+    return float((fork_server.run([script, "--inside", json.dumps(arguments)], check=True).stdout or "").split()[-1])
 
 
 @pytest.mark.slow
-def test_peak_memory_does_not_grow_with_masks(memory: ModuleType) -> None:
-    assert memory.peak("masks", 2000, 64) / memory.peak("masks", 200, 64) < 1.05
+def test_peak_memory_does_not_grow_with_masks() -> None:
+    assert peak("masks", 2000, 64) / peak("masks", 200, 64) < 1.05
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["disk", "lmdb", "window", "memory"])
-def test_peak_memory_does_not_grow_with_cases(cache: str, memory: ModuleType) -> None:
+def test_peak_memory_does_not_grow_with_cases(cache: str) -> None:
     """200 scans are 200 MiB; the cache that holds all of them shows that their growth would be seen."""
-    ratio = memory.peak("cases", 200, cache, 64) / memory.peak("cases", 20, cache, 64)
+    ratio = peak("cases", 200, cache, 64) / peak("cases", 20, cache, 64)
     assert ratio > 1.2 if cache == "memory" else ratio <= 1.1

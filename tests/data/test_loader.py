@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.all_pairs import all_pairs
 from helpers.scans import LPS, OBLIQUE, write_scan
 from monai.data import Dataset, ThreadDataLoader
 from monai.transforms import Compose, EnsureChannelFirstd, EnsureTyped, LoadImaged, Orientationd, ResizeWithPadOrCropd
@@ -73,20 +74,26 @@ def collect(loader: CohortLoader) -> dict[str, list[torch.Tensor]]:
     return maps
 
 
-@pytest.mark.parametrize("workers", [(0, False), (2, False), (2, True)], ids=["no workers", "2 threads", "2 processes"])
-@pytest.mark.parametrize("cache", ["none", "memory", "disk", "lmdb", "window"])
-@pytest.mark.parametrize("kind", ["good", "truncated", "missing", "NaN"])
+WORKERS = {"no workers": (0, False), "2 threads": (2, False), "2 processes": (2, True)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "cache", "workers"),
+    all_pairs(["good", "truncated", "missing", "NaN"], ["none", "memory", "disk", "lmdb", "window"], [*WORKERS]),
+)
 def test_every_good_case_once_and_every_bad_one_listed(
-    kind: str, cache: str, workers: tuple[int, bool], cases: list[dict[str, Any]], tmp_path: Path
+    kind: str, cache: str, workers: str, cases: list[dict[str, Any]], tmp_path: Path
 ) -> None:
+    """What is wrong with a scan, where scans are kept and who loads them do not depend on each other."""
     expected = {
         case["case"]: EXPLAIN(PREPROCESSING(dict(case))["image"].as_tensor()[None], network)[0] for case in cases
     }
     bad = spoil(kind, cases)
     dataset = cohort_dataset(cases, PREPROCESSING, cache, cache_dir=tmp_path / "cache", window=2)
+    num_workers, processes = WORKERS[workers]
     for _ in ("cold", "warm"):
         failures = Failures(tmp_path / "failures.csv")
-        loader = CohortLoader(dataset, failures, batch_size=2, num_workers=workers[0], processes=workers[1])
+        loader = CohortLoader(dataset, failures, batch_size=2, num_workers=num_workers, processes=processes)
         maps = collect(loader)
         assert set(maps) == set(expected) - bad
         for name, found in maps.items():

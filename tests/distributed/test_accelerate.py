@@ -15,6 +15,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from helpers import fork_server
 from helpers.files import maps
 from helpers.own_bundle import BATCHES, forwards, settings
 from helpers.own_pipeline import MASKS, Network, inferer, loader, plain_maps, run_page
@@ -37,13 +38,11 @@ def _as_if_new() -> Iterator[None]:
 
 def launch(tmp_path: Path, count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """As on GPUs: on the CPU alone Accelerate starts one process, or needs MPI to start more."""
-    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", str(count)]
+    command = ["-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", str(count)]
     command += ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     command += ["--main_process_port", "0", *arguments]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
+    return fork_server.run(command, env=environment, cwd=tmp_path, timeout=300, executable=fork_server.python())
 
 
 def same(rows: list[dict[str, Any]], expected: dict[str, torch.Tensor]) -> bool:
@@ -53,9 +52,9 @@ def same(rows: list[dict[str, Any]], expected: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3])
-def test_own_pipeline(tmp_path: Path, count: int) -> None:
+def test_own_pipeline(tmp_path: Path) -> None:
     """Real processes: gathered in the loader's order or written by rank, with more room in a batch than images."""
+    count = 3  # which divides neither five cases nor a batch of two or four
     for seed in range(5):
         write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
     write_scan(tmp_path / "one" / "s0.nii.gz", (13, 12, 14), LPS, seed=0)

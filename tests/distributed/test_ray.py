@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers.all_pairs import all_pairs
 from helpers.files import rows_of, voxels
 from helpers.layouts import LAYOUTS, Bundle
 from helpers.own_bundle import BATCH, BATCHES, forwards, launch, settings
@@ -72,14 +73,14 @@ def cases(folder: Path) -> list[str]:
     return [row["case"] for row in rows_of(folder / "summary.csv")]
 
 
-def everyday(*case: Any) -> Any:
-    return pytest.param(*case, marks=() if case in {(2, 5, "cases")} else pytest.mark.slow)
+EVERYDAY = (2, 5, "cases")
+UNEVEN = all_pairs((2, 3), (5, 1), ("cases", "masks"), first=[EVERYDAY])
 
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(
     ("workers", "count", "split"),
-    [everyday(workers, count, split) for workers in (1, 2, 3) for count in (5, 1) for split in ("cases", "masks")],
+    [pytest.param(*case, marks=() if case == EVERYDAY else pytest.mark.slow) for case in UNEVEN],
 )
 def test_maps_of_the_plain_run(
     workers: int, count: int, split: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

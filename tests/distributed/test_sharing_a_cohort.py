@@ -13,6 +13,7 @@ from typing import Any
 import monai.bundle
 import pytest
 import torch
+from helpers import fork_server
 from helpers.files import contents, maps, rows_of
 from helpers.layouts import Bundle
 from helpers.own_bundle import BATCH, BATCHES, forwards, rank, settings
@@ -100,13 +101,13 @@ def test_parts_need_a_store(cohort: Path) -> None:
 
 
 def torchrun(count: int, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     command += ["-m", "monai.bundle", "run", *arguments]
     for name, value in settings.items():
         command += [f"--{name}", value if isinstance(value, str) else repr(value)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     environment |= {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return fork_server.run(command, env=environment, executable=fork_server.python())
 
 
 def test_torchrun(cohort: Path) -> None:

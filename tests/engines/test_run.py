@@ -426,7 +426,7 @@ def test_a_file_that_may_not_grow(cohort: Path) -> None:
     size = {path.name: path.stat().st_size for path in (cohort / "whole").glob("*.nii.gz")}
     limit = size["s1_saliency.nii.gz"] // 2
     assert size["s0_saliency.nii.gz"] < limit
-    process = launch(cohort, "out", 0.0)
+    process = launch(cohort, "out", 0.05)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
     last = ended(process, 1)[-1]
     assert last.startswith(f"error: cannot write {cohort}/out/s1_saliency.nii.gz: File too large. What was written")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers import fork_server
 from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE
 from helpers.scans import LPS, write_scan
@@ -316,13 +316,14 @@ def test_untracked_runs_are_left_alone(executed_config: Path) -> None:
 
 @pytest.mark.slow
 def test_two_programs_at_once(cohort: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "monai.bundle", "run", "--bundle_root", str(BUNDLE), "--tracking", "mlflow"]
+    command = ["-m", "monai.bundle", "run", "--bundle_root", str(BUNDLE), "--tracking", "mlflow"]
     command += ["--config_file", str(BUNDLE / "configs" / "inference.yaml"), "--dataset_dir", str(cohort)]
     command += ["--output_dir", str(tmp_path / "out"), "--checkpoint", "", "--method", "rise", "--num_masks", "5"]
     command += ["--grid_size", "2", "--spatial_size", "[16,16,16]", "--picture", "False"]
     command += ["--network_def", json.dumps({"_target_": "DenseNet", **SMALL_NET})]
-    programs = [subprocess.Popen(command, cwd=tmp_path / "cwd") for _ in range(2)]
-    assert [program.wait(300) for program in programs] == [0, 0]
+    programs = [fork_server.start(command, cwd=tmp_path / "cwd") for _ in range(2)]
+    errors = [program.communicate(timeout=300)[1] for program in programs]
+    assert [program.returncode for program in programs] == [0, 0], errors
     assert [(each.info.status, each.data.metrics["failures"]) for each in runs(tmp_path / "out")] == [
         ("FINISHED", 0)
     ] * 2

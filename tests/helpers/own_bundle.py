@@ -12,6 +12,7 @@ from typing import Any
 
 import monai.bundle
 
+from helpers import fork_server
 from helpers.paths import BUNDLE, TESTS
 
 SMALL_NET = {
@@ -72,24 +73,31 @@ def forwards(tmp_path: Path, out: str) -> int:
 
 
 def launch(
-    tmp_path: Path, out: str, seconds: float, prefix: Sequence[str] = (), **overrides: object
-) -> subprocess.Popen[str]:
-    """Run the bundle from the command line, in a session of its own, by another command where ``prefix`` is one."""
-    command = [*prefix, sys.executable, "-m", "monai.bundle", "run"]
+    tmp_path: Path, out: str, seconds: float = 0.0, prefix: Sequence[str] = (), real: bool = False, **overrides: object
+) -> fork_server.Process | subprocess.Popen[str]:
+    """Run the bundle from the command line, in a session of its own.
+
+    Args:
+        tmp_path: folder of the cohort and of what is written.
+        out: name of the output folder there.
+        seconds: what each forward of the network takes more.
+        prefix: another command that runs it, which starts Python itself.
+        real: whether Python itself is started, as users do, and not forked.
+        **overrides: other ids of the config.
+    """
+    command = ["-m", "monai.bundle", "run"]
     for name, value in settings(tmp_path, out, seconds, **overrides).items():
         command += [f"--{name}", value if isinstance(value, str) else repr(value)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-    environment |= {"OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
-    return subprocess.Popen(
-        # A shell starts its background jobs with Ctrl-C ignored, and children would inherit that.
-        ["env", "--default-signal=INT", *command],
-        env=environment,
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    environment = environment_of(tmp_path)
+    if not (real or prefix):
+        return fork_server.start(command, cwd=tmp_path, env=environment)
+    return fork_server.start_python(command, prefix, cwd=tmp_path, env=environment)
+
+
+def environment_of(tmp_path: Path) -> dict[str, str]:
+    """The environment variables of a command that knows our modules, and leaves nothing in the user's home."""
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
 
 
 def rank(number: int, world_size: int, split: str = "auto") -> dict[str, Any]:

@@ -9,13 +9,13 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import fork_server
 
 from monai_saliency.errors import OutputError
 from monai_saliency.storage import files
@@ -98,8 +98,7 @@ def test_a_killed_process_lets_go(tmp_path: Path) -> None:
     code = "import sys, time; from monai_saliency.storage.files import locked\n"
     code += "with locked(sys.argv[1]): print('held', flush=True); time.sleep(60)"
     path = tmp_path / "lock"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True, env=environment)
+    process = fork_server.start(["-c", code, path], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     with locked(path, wait=False) as holder:
