@@ -14,6 +14,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers import fork_server
 from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE, CONFIGS, SCHEMA
 from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan

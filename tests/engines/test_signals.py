@@ -102,8 +102,8 @@ def test_a_stopped_run_leaves_nothing_and_goes_on(moment: str, workers: str, sig
     start = time.monotonic()
     os.killpg(process.pid, number) if "to all" in sign else process.send_signal(number)
     errors = process.communicate(timeout=30)[1]
-    # Promptly, on a busy machine too. Where worker processes are ended by the signal as well, PyTorch looks whether they
-    # live every 5 s only.
+    # Promptly, on a busy machine too. Where worker processes are ended by the signal as well, PyTorch looks only every
+    # 5 s whether they live.
     poll = 5 if (workers, sign) == ("processes", "SIGTERM to all") else 0
     assert time.monotonic() - start < 10 + poll
     # A shell stops its loop over runs for one that died of Ctrl-C, not for one that ended with 130.

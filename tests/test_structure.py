@@ -1,0 +1,268 @@
+"""The laws of the house: what may import what, what is reachable by name, and how long a text may be."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import importlib
+import inspect
+import json
+import pydoc
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from helpers import fork_server
+from helpers.paths import BUNDLE, ROOT, TESTS
+from helpers.source import Module, code_lines, is_private, modules
+from monai.bundle import ComponentLocator
+
+#: From bottom to top: a room imports only from rooms to the left of it.
+ROOMS = (
+    *("errors", "version", "utils", "cases", "sharding", "masks", "storage", "estimators", "networks", "targets"),
+    *("fills", "inferers", "methods", "metrics", "visualize", "handlers", "xaitk", "transforms", "data"),
+    *("distributed", "engines", "bundle", "", "__main__"),
+)
+#: Names with an underscore that Python documents as public.
+DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace"}
+FOREIGN = "monai_saliency.utils.monai_private"
+#: What the extras of pyproject.toml install.
+EXTRAS = ("accelerate", "fire", "ignite", "lightning", "matplotlib", "mlflow", "nilearn", "pytorch_lightning", "ray")
+EXTRAS += ("skimage", "submitit", "tqdm", "yaml")
+MACHINE_PATH = re.compile(r"(?<![\w.@}-])/(?:work|home|root|Users|private|opt|tmp|var)/\w")
+
+
+# Who imports whom. ----------------------------------------------------------------------------------------------------
+
+
+def test_a_room_imports_only_from_rooms_below_it() -> None:
+    """Type checkers' imports included, and those inside functions."""
+    assert {module.room for module in modules().values()} <= {*ROOMS}
+    found = [
+        f"{module.at(node)} is above {module.room}"
+        for module in modules().values()
+        for node, used in module.uses()
+        if ROOMS.index(used.room) > ROOMS.index(module.room)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {module.name: {used.name for _, used in module.uses()} for module in modules().values()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+# Whose names are used. ------------------------------------------------------------------------------------------------
+
+
+def test_private_names_stay_in_their_module() -> None:
+    """And those of other packages in one file, so that a new release of them is checked in one place."""
+    found = []
+    for module in modules().values():
+        private = [
+            (node, source)
+            for node, source, name in module.imports()
+            if any(map(is_private, [*source.split("."), name]))
+        ]
+        if module.name == FOREIGN:
+            found += [module.at(node) for node, source in private if source.startswith("monai_saliency")]
+            continue
+        known = module.defined() | DOCUMENTED
+        found += [module.at(node) for node, _ in private]
+        found += [module.at(node) for node, name in private_names(module) if name not in known]
+        found += list(of_foreign_bases(module))
+    assert not found, "\n".join(found)
+
+
+def private_names(module: Module) -> Iterator[tuple[ast.AST, str]]:
+    """Each private attribute that is used, ``self._x`` aside, also by ``getattr`` and its like."""
+    for node in module.nodes:
+        name, of = "", None
+        if isinstance(node, ast.Attribute):
+            name, of = node.attr, node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"getattr", "hasattr", "setattr", "delattr"}:
+            of, word = node.args[:2]
+            name = word.value if isinstance(word, ast.Constant) and isinstance(word.value, str) else ""
+        if is_private(name) and not (isinstance(of, ast.Name) and of.id in {"self", "cls"}):
+            yield node, name
+
+
+def of_foreign_bases(module: Module) -> Iterator[str]:
+    """Where a class of the module overrides, sets or uses a private name of a class of another package as its own."""
+    classes = () if module.room == "__main__" else vars(importlib.import_module(module.name)).values()
+    for cls in classes:
+        if not inspect.isclass(cls) or cls.__module__ != module.name:
+            continue
+        bases = [base for base in cls.__mro__ if base.__module__.partition(".")[0] not in {"monai_saliency", "typing"}]
+        owner = {name: base.__name__ for base in bases for name in vars(base) if is_private(name)}
+        for text in module.nodes:
+            if isinstance(text, ast.ClassDef) and text.name == cls.__name__:
+                for node in ast.walk(text):
+                    name = getattr(node, "name", None) or getattr(node, "attr", None)
+                    if isinstance(node, ast.FunctionDef | ast.Attribute) and name in owner:
+                        place = f"{module.path.relative_to(ROOT)}:{node.lineno}"
+                        yield f"{place}: {name}, which {cls.__name__} has from {owner[name]}"
+
+
+def test_no_test_imports_another() -> None:
+    """What several need lives in tests/helpers."""
+    found = []
+    for path in sorted(TESTS.rglob("*.py")):
+        for node, source, name in Module(f"tests.{path.stem}", path).imports():
+            if any(part == "conftest" or part.startswith("test_") for part in [*source.split("."), name]):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {source} {name}")
+    assert not found
+
+
+# What names lead to. --------------------------------------------------------------------------------------------------
+
+CONFIGS = sorted([*(BUNDLE / "configs").glob("*.yaml"), *(ROOT / "monai_saliency").rglob("*.yaml")])
+PAGES = sorted([*ROOT.glob("*.md"), *(BUNDLE / "docs").glob("*.md"), *(ROOT / "tutorials").rglob("*.md")])
+NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
+SCRIPTS = [*BUNDLE.rglob("*.sbatch"), *(BUNDLE / "configs").glob("*.json"), *(ROOT / ".ci").iterdir()]
+TEXTS = [*CONFIGS, *PAGES, *NOTEBOOKS, *SCRIPTS, *(module.path for module in modules().values())]
+#: tags of MLflow's runs
+NO_MODULES = {"monai_saliency.host", "monai_saliency.process"}
+
+
+def leads_somewhere(name: str) -> bool:
+    """Whether a dotted name is a module, something in one, or an attribute of a class."""
+    if pydoc.locate(name) is not None:
+        return True
+    owner, _, attribute = name.rpartition(".")
+    cls = pydoc.locate(owner)
+    return inspect.isclass(cls) and (
+        attribute in inspect.get_annotations(cls) or f"self.{attribute} = " in inspect.getsource(cls)
+    )
+
+
+def test_dotted_names_lead_somewhere() -> None:
+    """In configs, pages, notebooks, scripts and docstrings; ``ms.`` is the package in pages and notebooks."""
+    lost = []
+    for path in TEXTS:
+        text = path.read_text(encoding="utf-8")
+        names = re.findall(r"(?<![\w/.-])monai_saliency(?:\.[A-Za-z_]\w*)+", text)
+        if path in [*PAGES, *NOTEBOOKS]:
+            names += [f"monai_saliency.{name}" for name in re.findall(r"(?<![\w.])ms\.([A-Za-z_]\w*(?:\.\w+)*)", text)]
+        for name in dict.fromkeys(names):
+            if name not in NO_MODULES and not leads_somewhere(name):
+                lost.append(f"{path.relative_to(ROOT)}: {name}")
+    assert not lost, "\n".join(lost)
+
+
+def targets(content: Any) -> Iterator[str]:
+    """Each ``_target_`` of a config."""
+    if isinstance(content, dict):
+        yield from (value for key, value in content.items() if key == "_target_")
+    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from targets(value)
+
+
+def test_targets_lead_somewhere() -> None:
+    """One of MONAI's components by its name, or a dotted path; also where a page shows a config."""
+    locator = ComponentLocator()
+    shown = {path: re.findall(r"```yaml\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL) for path in PAGES}
+    shown |= {path: [path.read_text(encoding="utf-8")] for path in CONFIGS}
+    lost = []
+    for path, texts in shown.items():
+        for target in (target for text in texts for target in targets(yaml.safe_load(text))):
+            module = locator.get_component_module_name(target)
+            if not leads_somewhere(f"{module}.{target}" if isinstance(module, str) else target):
+                lost.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not lost, "\n".join(lost)
+
+
+def test_links_lead_somewhere() -> None:
+    lost = []
+    for path in PAGES:
+        links = re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8"))
+        links = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+        lost += [f"{path.relative_to(ROOT)}: {link}" for link in links]
+    assert not lost, "\n".join(lost)
+
+
+# What is needed. ------------------------------------------------------------------------------------------------------
+
+IMPORT_ALL = """
+import importlib, importlib.abc, json, pkgutil, signal, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+blocked = set(sys.argv[1:])
+for name in [*sys.modules]:
+    if name.partition(".")[0] in {"monai_saliency", *blocked}:
+        del sys.modules[name]
+if "fcntl" in blocked:
+    del signal.pthread_sigmask
+sys.meta_path.insert(0, Missing())
+import monai_saliency
+found = {}
+for each in pkgutil.walk_packages(monai_saliency.__path__, "monai_saliency."):
+    try:
+        importlib.import_module(each.name)
+        found[each.name] = ""
+    except Exception as error:
+        found[each.name] = f"{type(error).__name__}: {error}"
+print(json.dumps(found))
+"""
+
+
+def errors_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """The errors by module."""
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {*found, "monai_saliency"} == {*modules()}
+    return {name: error for name, error in found.items() if error}
+
+
+def test_imports_without_the_extras() -> None:
+    """The package itself imports, and any module that needs an extra names the command that installs it.
+
+    Python itself, since MONAI looks for these packages when it is imported.
+    """
+    command = [sys.executable, "-c", IMPORT_ALL, *EXTRAS]
+    errors = errors_of(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False))
+    assert not {name: error for name, error in errors.items() if 'pip install "monai-saliency[' not in error}
+
+
+def test_imports_where_unix_is_missing() -> None:
+    """As on Windows: no locks of ``fcntl``, no masks of signals."""
+    assert not errors_of(fork_server.run(["-c", IMPORT_ALL, "fcntl", "grp", "pwd", "resource", "termios"]))
+
+
+# Methods are written in one place. ------------------------------------------------------------------------------------
+
+
+# How long a text may be, and what it may not name. --------------------------------------------------------------------
+
+
+def test_no_module_and_no_function_is_long() -> None:
+    """Functions are counted without their docstrings."""
+    long = []
+    for module in modules().values():
+        if (lines := len(module.text.splitlines())) > 450:
+            long.append(f"{module.name}: {lines} lines")
+        functions = [node for node in module.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        long += [f"{module.name}.{each.name}: {code_lines(each)} lines" for each in functions if code_lines(each) > 60]
+    assert not long, "\n".join(long)
+
+
+def test_no_machine_is_named() -> None:
+    """What notebooks print is looked at in tests/test_tutorials.py."""
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in TEXTS
+        if path not in NOTEBOOKS
+        for name in MACHINE_PATH.findall(path.read_text(encoding="utf-8"))
+    }
+    assert not found
