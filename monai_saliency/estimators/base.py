@@ -20,18 +20,21 @@ __all__ = ["Estimator", "ScoreState", "first_round"]
 class ScoreState:
     """The scores of one case so far.
 
-    Masks come in rounds (:meth:`~monai_saliency.masks.BoundMasks.next_round`). Row i of the scores belongs to mask
-    ``indices[i]``; with one round of all masks, row i is mask i.
+    Masks come in rounds (:meth:`~monai_saliency.masks.base.BoundMasks.next_round`). Row i of the scores belongs to mask
+    ``indices[i]``. Where all masks are one round, row i belongs to mask i.
 
     Args:
-        estimator: makes the map.
-        masks: the case's masks.
-        reference_scores: ``(K,)`` scores of the unperturbed image.
+        estimator: makes the map from the scores.
+        masks: the masks of the case.
+        reference_scores: ``(K,)``, the scores of the unperturbed image.
 
     Attributes:
         indices: the masks of all rounds so far, in order, N of them.
-        scores: ``(N, K)``, zero where a mask is not scored yet.
-        seen: bool ``(N,)``, which masks are scored.
+        scores: ``(N, K)``, one row per mask, in the precision of ``reference_scores``; 0 where a mask has no score yet.
+        seen: bool ``(N,)``, the masks that have a score.
+
+    Raises:
+        ValueError: when the masks have no first round.
 
     Example::
 
@@ -53,10 +56,13 @@ class ScoreState:
         self.seen = torch.zeros(len(self.indices), dtype=torch.bool)
 
     def next_round(self) -> bool:
-        """Begin the next round; False where no round is left.
+        """Begin the next round of masks.
+
+        Returns:
+            False when no round is left.
 
         Raises:
-            ValueError: when the round before is not scored yet, or the masks ask for a mask again.
+            ValueError: when a mask of the current round has no score yet, or when the masks ask for a mask again.
         """
         if not bool(self.seen.all()):
             raise ValueError("a round begins when all masks of the one before are scored")
@@ -70,7 +76,11 @@ class ScoreState:
         return True
 
     def update(self, rows: Sequence[int], scores: torch.Tensor) -> None:
-        """Take the scores ``(n, K)`` of ``rows``.
+        """Add the scores of some rows.
+
+        Args:
+            rows: n rows of :attr:`scores`, in any order.
+            scores: ``(n, K)``.
 
         Raises:
             ValueError: when ``scores`` has another shape.
@@ -99,13 +109,13 @@ class ScoreState:
         self.update(rows, other.scores[rows])
 
     def compute(self) -> torch.Tensor:
-        """Make the map from the scores known so far.
+        """Make the map from the scores so far.
 
         Returns:
             the map, as :meth:`Estimator.compute` returns it.
 
         Raises:
-            ValueError: when no score is known.
+            ValueError: when no mask has a score.
         """
         indices, scores = self.indices, self.scores
         if not bool(self.seen.all()):
@@ -117,10 +127,10 @@ class ScoreState:
 
 
 def first_round(masks: BoundMasks) -> Sequence[int]:
-    """The masks of the first round, which no score decides.
+    """The indices of the first round of masks, which does not depend on scores.
 
     Raises:
-        ValueError: when there is none.
+        ValueError: when it has no masks.
     """
     found = masks.next_round((), torch.zeros(0, 0), torch.zeros(0))
     _check_round(masks, found or (), ())
@@ -128,6 +138,7 @@ def first_round(masks: BoundMasks) -> Sequence[int]:
 
 
 def _check_round(masks: BoundMasks, found: Sequence[int], before: Sequence[int]) -> None:
+    """Refuse a round that is empty or asks for a mask again."""
     if not isinstance(found, range) and len({*found, *before}) < len(found) + len(before):
         raise ValueError(f"{type(masks).__name__} asks for a mask that is scored already")
     if not len(found):
