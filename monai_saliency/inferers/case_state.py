@@ -239,15 +239,15 @@ class CaseState:
         """
         self.check()
         self.begin_round()
-        if not bool(self.state.seen.all()):
-            seen, count = int(self.state.seen.sum()), len(self.state.seen)
-            raise CaseError(self.case.name, f"{seen} of {count} masks have scores: another part is still to be done")
         if not self.complete:
-            raise CaseError(
-                self.case.name,
-                "its next round of masks is still to be scored, for which all parts are needed in one place: score "
-                "whole cases, or let ranks, devices or a store share them",
-            )
+            seen, count = int(self.state.seen.sum()), len(self.state.seen)
+            problem = f"{seen} of {count} masks have scores: another part is still to be done"
+            if self.masks.in_rounds:
+                problem += (
+                    ". Its masks come in rounds, each chosen by all scores before: score whole cases, or let ranks, "
+                    "devices or a store share them"
+                )
+            raise CaseError(self.case.name, problem)
         if self.stored is not None:
             self.stored.finish(self.state.scores)
         with stage("map"):

@@ -88,7 +88,8 @@ explain = ms.PerturbationInferer(
     ms.RegionMasks(40), target, ms.OcclusionScoring(), inferer=inferer, patch_memory=ms.PatchMemory(0, int(sys.argv[1]))
 )
 weights = torch.arange(1.0, 9).reshape(8, 1, 1, 1)
-(explanation,) = explain.explain(torch.rand(1, 1, 96, 96, 96), lambda x: x * weights, cases=[ms.Case("x", labels=labels)])
+cases = [ms.Case("x", labels=labels)]
+(explanation,) = explain.explain(torch.rand(1, 1, 96, 96, 96), lambda x: x * weights, cases=cases)
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(explanation.num_forwards, peak, *explanation.scores[:, 0].tolist())
 """

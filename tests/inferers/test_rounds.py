@@ -1,0 +1,220 @@
+"""Masks in rounds: later masks are chosen by earlier scores, and nothing else decides them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.forked_ranks import on_ranks
+from helpers.two_rounds import TwoRounds, two_rounds
+from monai.inferers import SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.cases import Case
+from monai_saliency.data import PerturbedImages
+from monai_saliency.distributed import MasksOverDevices
+from monai_saliency.distributed.process_group import MasksOverRanks
+from monai_saliency.errors import CaseError
+from monai_saliency.inferers import merged
+from monai_saliency.inferers.patch_plan import plan
+from monai_saliency.masks import ChannelMasks
+from monai_saliency.sharding import Part
+from monai_saliency.storage.score_store import ScoreStore
+
+SHAPE = (12, 12)
+TARGET = ms.ClassScore([0], "none")
+
+
+class Spots(torch.nn.Module):
+    """One logit: the sum over voxel (7, 2), and a little of all others. Counts what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full(SHAPE, 0.01))
+        with torch.no_grad():
+            self.weight[7, 2] = 1.0
+        self.images = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.images += len(x)
+        return (x[:, 0] * self.weight).flatten(1).sum(dim=1, keepdim=True)
+
+
+def images(count: int = 1) -> torch.Tensor:
+    return torch.stack([torch.ones(1, *SHAPE) * (i + 1) for i in range(count)])
+
+
+def by_hand(scale: float = 1.0) -> torch.Tensor:
+    """Windows of 6 x 6, and of 3 x 3 inside rows 6 to 11, columns 0 to 5: the mean drop of those over each voxel."""
+    weight = torch.full(SHAPE, 0.01)
+    weight[7, 2] = 1.0
+    expected = torch.empty(SHAPE)
+    for y in range(12):
+        for x in range(12):
+            boxes = [(y // 6 * 6, x // 6 * 6, 6)]
+            if y >= 6 and x < 6:
+                boxes.append((y // 3 * 3, x // 3 * 3, 3))
+            expected[y, x] = sum(float(weight[a : a + n, b : b + n].sum()) for a, b, n in boxes) / len(boxes)
+    return scale * expected
+
+
+def explain(batch: int = 3, **settings: Any) -> ms.PerturbationInferer:
+    return two_rounds(6, target=TARGET, mask_batch_size=batch, **settings)
+
+
+def test_the_map_is_that_of_both_rounds() -> None:
+    network = Spots()
+    (explanation,) = explain().explain(images(), network)
+    torch.testing.assert_close(explanation.saliency[0], by_hand())
+    assert list(explanation.indices) == [0, 1, 2, 3, 12, 13, 14, 15]
+    assert explanation.num_forwards == 1 + 4 + 4
+    assert network.images == 3 * 2 + 3 * 2  # full batches: five rows, then four
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 16])
+def test_cases_share_batches_in_every_round(batch: int) -> None:
+    together = explain(batch).explain(images(3), Spots())
+    for i, explanation in enumerate(together):
+        torch.testing.assert_close(explanation.saliency[0], by_hand(i + 1))
+        assert explanation.num_forwards == 9
+
+
+def test_remembered_patches() -> None:
+    class Local(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            place = torch.zeros_like(x)
+            place[..., 1, 2] = 1.0  # of each patch another voxel
+            return torch.cat([x * (0.01 + place), 2 * x], 1)
+
+    target = ms.RegionScore(0, "none", region="all")
+    inner = SlidingWindowInferer((4, 4), 3, 0.5)
+    maps = [
+        two_rounds(6, target=target, inferer=inner, patch_memory=memory).explain(images(2).double(), Local())
+        for memory in (True, False, ms.PatchMemory(0, 2000))
+    ]
+    for remembered, whole, forgetful in zip(*maps, strict=True):
+        assert list(remembered.indices) == list(whole.indices)
+        torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-9, atol=1e-12)
+        assert torch.equal(forgetful.scores, remembered.scores)
+        assert 25 < remembered.num_forwards < 9 * 25
+    with pytest.raises(ValueError, match="TwoRounds choose later masks by earlier scores"):
+        plan(TwoRounds(6), inner, images()[0])
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2, 3, 4])
+def test_a_stopped_run_goes_on_in_its_round(stop: int, tmp_path: Path) -> None:
+    class Stops(Spots):
+        batches = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.batches += 1
+            if self.batches > stop:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    def run(network: Spots) -> ms.Explanation:
+        stored = [ScoreStore(tmp_path).open("case", "key")]
+        return explain(2).explain(images(), network, cases=[Case("case")], stored=stored)[0]
+
+    (expected,) = explain(2).explain(images(), Spots())
+    with pytest.raises(KeyboardInterrupt):
+        run(Stops())
+    network = Spots()
+    resumed = run(network)
+    assert torch.equal(resumed.saliency, expected.saliency)
+    assert torch.equal(resumed.scores, expected.scores)
+    # Three batches in the first round and two in the second; the first always runs, one that waited may be lost.
+    assert network.images // 2 <= 1 + 5 - max(0, stop - 1)
+    again = Spots()
+    assert torch.equal(run(again).saliency, expected.saliency)
+    assert again.images == 2
+
+
+def test_parts_meet_in_the_store(tmp_path: Path) -> None:
+    """Each scores its part of the first round; the last one finds it complete, and scores the second."""
+    (expected,) = explain(1).explain(images(), Spots())
+    for number in range(3):
+        stored = [ScoreStore(tmp_path).open("case", "key")]
+        (state,) = explain(1).score(images(), Spots(), stored=stored, part=Part(number, 3))
+        assert state.complete == (number == 2)
+    assert torch.equal(state.explanation().saliency, expected.saliency)
+
+
+def test_parts_without_a_store_end_with_the_first_round() -> None:
+    parts = [explain(1).score(images(), Spots(), part=Part(number, 2)) for number in range(2)]
+    with pytest.raises(CaseError, match="4 of 8 masks have scores.*Its masks come in rounds"):
+        merged(parts)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_ranks_share_every_round(count: int) -> None:
+    (expected,) = explain(1).explain(images(), Spots())
+
+    def rank(number: int) -> Any:
+        network = Spots()
+        (found,) = explain(1, sharing=MasksOverRanks()).explain(images(), network)
+        return found.saliency, found.scores, found.num_forwards, network.images
+
+    results = on_ranks(count, rank)
+    for saliency, scores, forwards, _ in results:
+        assert torch.equal(saliency, expected.saliency)
+        assert torch.equal(scores, expected.scores)
+        assert forwards == 9 + count - 1  # each runs the unperturbed image
+    assert sum(seen for *_, seen in results) == 9 + count - 1
+    assert max(seen for *_, seen in results) < 9
+
+
+def test_a_rank_that_fails_in_the_second_round_ends_all() -> None:
+    class Fails(Spots):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.images >= 3:
+                raise CaseError("brain", "broken")
+            return super().forward(x)
+
+    def rank(number: int) -> Any:
+        with pytest.raises(CaseError, match="brain: broken"):
+            explain(1, sharing=MasksOverRanks())(images(), Fails() if number else Spots())
+        return explain(1, sharing=MasksOverRanks())(images(), Spots())
+
+    for found in on_ranks(2, rank):
+        assert torch.equal(found, explain(1)(images(), Spots()))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_devices_share_every_round(count: int) -> None:
+    (expected,) = explain(1).explain(images(2)[:1], Spots())
+    (found,) = explain(1, sharing=MasksOverDevices(["cpu"] * count)).explain(images(), Spots())
+    assert torch.equal(found.saliency, expected.saliency)
+    assert list(found.indices) == list(expected.indices)
+    assert found.num_forwards == 9 + count - 1
+
+
+def test_scores_that_are_nan_choose_nothing() -> None:
+    with pytest.raises(CaseError, match="network scores are NaN or infinite"):
+        explain()(images(), lambda x: (x.flatten(1).sum(1, keepdim=True) - 143).log())  # only of the whole image
+
+
+def test_where_scores_are_unknown_it_is_refused() -> None:
+    with pytest.raises(CaseError, match="its later masks depend on scores"):
+        next(iter(PerturbedImages([{"image": images()[0]}], explain())))
+    with pytest.raises(ValueError, match="cannot be made channel by channel"):
+        ChannelMasks(TwoRounds(6)).bind(images()[0])
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"), [([3, 4], "asks for a mask that is scored already"), ([], "without masks")]
+)
+def test_rounds_that_repeat_or_are_empty_are_refused(asked: list[int], problem: str, monkeypatch: Any) -> None:
+    masks = TwoRounds(6).bind(images()[0])
+    first = masks.next_round
+    monkeypatch.setattr(
+        type(masks), "next_round", lambda self, indices, *scores: asked if len(indices) else first(indices, *scores)
+    )
+    state = ms.OcclusionScoring().start(masks, torch.ones(1))
+    with pytest.raises(ValueError, match="a round begins when all masks of the one before are scored"):
+        state.next_round()
+    state.update(range(4), torch.zeros(4, 1))
+    with pytest.raises(ValueError, match=problem):
+        state.next_round()
