@@ -22,7 +22,15 @@ __all__ = ["BoundMasks", "Masks"]
 
 
 class Masks(ABC):
-    """Settings of a family of masks."""
+    """Settings of a family of masks.
+
+    Attributes:
+        by_region: whether masks hide whole regions, so that a map is flat in each region.
+        needs_labels: whether these are the regions of the case's label map, which :meth:`bind` needs then.
+    """
+
+    by_region: bool = False
+    needs_labels: bool = False
 
     @abstractmethod
     def bind(

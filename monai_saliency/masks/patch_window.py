@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
@@ -13,9 +11,6 @@ from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.sliding_window import BoundSlidingWindowMasks, SlidingWindowMasks
 from monai_saliency.utils.arguments import whole_numbers
 from monai_saliency.utils.patch_grid import PatchGrid
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["PatchWindowMasks"]
 
@@ -27,12 +22,19 @@ class PatchWindowMasks(Masks):
     overlap each touches two patches along an axis, where windows of that size elsewhere touch up to three.
 
     Args:
-        inferer: the inferer, whose patch size and overlap count.
+        inferer: its patch size and overlap make the grid.
         divide: windows for each step along each axis, for finer maps.
+
+    Raises:
+        ValueError: when the inferer is not a ``SlidingWindowInferer``.
     """
 
     def __init__(self, inferer: SlidingWindowInferer, divide: int = 1) -> None:
         whole_numbers("divide", divide, 1)
+        if not isinstance(inferer, SlidingWindowInferer):
+            raise ValueError(
+                f"`inferer` must be a SlidingWindowInferer, whose patches make the grid, got {type(inferer).__name__}"
+            )
         self.inferer = inferer
         self.divide = int(divide)
 

@@ -30,6 +30,8 @@ class RegionMasks(Masks):
             where they are unknown), as :class:`~monai_saliency.Supervoxels` does; by default it is the case's own.
     """
 
+    by_region = True
+
     def __init__(
         self,
         num_masks: int | None = None,
@@ -46,6 +48,7 @@ class RegionMasks(Masks):
         self.p1 = float(p1)
         self.seed = int(seed)
         self.regions = regions
+        self.needs_labels = regions is None
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
