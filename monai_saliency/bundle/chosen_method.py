@@ -124,9 +124,7 @@ class ChosenMethod:
         self.settings = {id: values[id] for id in own}
         if unused := [f"{prefix}{id}" for id in given if id not in own]:
             has = ", ".join(f"{prefix}{id}" for id in own) or "none"
-            logger.warning(
-                "nothing reads %s: the settings of the method %s are %s", ", ".join(unused), self.name, has
-            )
+            logger.warning("nothing reads %s: the settings of the method %s are %s", ", ".join(unused), self.name, has)
 
     @classmethod
     def from_config(
@@ -134,8 +132,9 @@ class ChosenMethod:
     ) -> ChosenMethod:
         """The method with the settings of the config in which this is called.
 
-        A setting's id is that of the method's parameter, behind the prefix. It need not be listed in a config file: MONAI
-        adds whatever is given on the command line. Given are also plain ids that nothing in the config refers to.
+        A setting's id is the name of the method's parameter, behind the prefix. It need not be listed in a config file,
+        since MONAI adds whatever is given on the command line. Plain ids that nothing in the config refers to, such as
+        misspelt ones, count as given too.
 
         Args:
             name: see :func:`find_method`.

@@ -100,7 +100,7 @@ class BundleConfig:
         ]
 
     def settings(self) -> dict[str, Any]:
-        """What users change, by id: plain top-level values, and expressions of a single one. The overlay's are left out."""
+        """What users change, by id: plain top-level values, and expressions of a single one, without the overlay's."""
         found = {}
         for id, content in self.parser.get().items():
             if id.startswith(("saliency_", "_")) or id == "save_execute_config":
