@@ -12,6 +12,7 @@ import logging
 import pydoc
 import re
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from monai.utils import look_up_option
@@ -122,9 +123,9 @@ class ChosenMethod:
         if missing:
             raise ValueError(f"`{prefix}method` {self.name} needs {', '.join(missing)}")
         self.settings = {id: values[id] for id in own}
-        if unused := [f"{prefix}{id}" for id in given if id not in own]:
+        if unread := [f"{prefix}{id}" for id in given if id not in own]:
             has = ", ".join(f"{prefix}{id}" for id in own) or "none"
-            logger.warning("nothing reads %s: the settings of the method %s are %s", ", ".join(unused), self.name, has)
+            logger.warning("nothing reads %s: the settings of the method %s are %s", ", ".join(unread), self.name, has)
 
     @classmethod
     def from_config(
@@ -133,8 +134,8 @@ class ChosenMethod:
         """The method with the settings of the config in which this is called.
 
         A setting's id is the name of the method's parameter, behind the prefix. It need not be listed in a config file,
-        since MONAI adds whatever is given on the command line. Plain ids that nothing in the config refers to, such as
-        misspelt ones, count as given too.
+        since MONAI adds whatever is given on the command line. Settings of other methods, and misspelt ones, count as
+        given too where nothing in the config refers to them.
 
         Args:
             name: see :func:`find_method`.
@@ -143,8 +144,9 @@ class ChosenMethod:
         """
         bundle = BundleConfig(calling_parser())
         own = own_settings(find_method(name, f"{prefix}method"))
-        unused = [id.removeprefix(prefix) for id in bundle.unused(prefix)]
-        ids = [id for id in dict.fromkeys([*own, *unused]) if f"{prefix}{id}" in bundle.parser]
+        unread = [id.removeprefix(prefix) for id in bundle.unread(prefix)]
+        unread = [id for id in unread if get_close_matches(id, {*own, *all_settings()}, n=1, cutoff=0.8)]
+        ids = [id for id in dict.fromkeys([*own, *unread]) if f"{prefix}{id}" in bundle.parser]
         return cls(name, {id: bundle.get(f"{prefix}{id}") for id in ids}, defaults, prefix)
 
     def recorded(self) -> dict[str, Any]:

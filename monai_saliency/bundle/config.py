@@ -83,11 +83,11 @@ class BundleConfig:
             return Path(folder)
         return Path(self.get("bundle_root") or ".") / "eval"
 
-    def unused(self, prefix: str = "") -> list[str]:
-        """Top-level ids of plain values that nothing in the config refers to, such as misspelt ones.
+    def unread(self, prefix: str = "") -> list[str]:
+        """Top-level ids of plain values that nothing in the config refers to.
 
         Args:
-            prefix: that of the ids in question; without one, ids of the overlay (``saliency_...``) are left out.
+            prefix: of these ids; without one, ids of the overlay (``saliency_...``) are left out.
         """
         used = {id for text in _texts(self.parser.get()) for id in re.findall(r"[@%](\w+)", text)}
         return [
