@@ -21,7 +21,7 @@ from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.inferers.inferer import PerturbationInferer
 
-__all__ = ["ChosenMethod", "all_settings", "describe", "find_method", "own_settings"]
+__all__ = ["ChosenMethod", "all_settings", "describe", "find_method", "given_settings", "own_settings"]
 
 Method = Callable[..., PerturbationInferer]
 logger = logging.getLogger(__name__)
@@ -70,6 +70,25 @@ def own_settings(method: Method) -> dict[str, inspect.Parameter]:
 def all_settings() -> list[str]:
     """The ids of the settings of all methods of :mod:`monai_saliency.methods`."""
     return list(dict.fromkeys(id for name in methods.__all__ for id in own_settings(getattr(methods, name))))
+
+
+def given_settings(name: str | Method, prefix: str = "") -> dict[str, Any]:
+    """The settings that the config in which this is called gives a method, by their names.
+
+    A setting's id is the name of the method's parameter, behind the prefix. It need not be listed in a config file,
+    since MONAI adds whatever is given on the command line. Settings of other methods, and misspelt ones, count as given
+    too where nothing in the config refers to them.
+
+    Args:
+        name: see :func:`find_method`.
+        prefix: what precedes the ids.
+    """
+    bundle = BundleConfig(calling_parser())
+    own = own_settings(find_method(name, f"{prefix}method"))
+    unread = [id.removeprefix(prefix) for id in bundle.unread(prefix)]
+    unread = [id for id in unread if get_close_matches(id, {*own, *all_settings()}, n=1, cutoff=0.8)]
+    ids = [id for id in dict.fromkeys([*own, *unread]) if f"{prefix}{id}" in bundle.parser]
+    return {id: bundle.get(f"{prefix}{id}") for id in ids}
 
 
 def describe(name: str | Method) -> str:
@@ -131,23 +150,14 @@ class ChosenMethod:
     def from_config(
         cls, name: str | Method, defaults: Mapping[str, Any] | None = None, prefix: str = ""
     ) -> ChosenMethod:
-        """The method with the settings of the config in which this is called.
-
-        A setting's id is the name of the method's parameter, behind the prefix. It need not be listed in a config file,
-        since MONAI adds whatever is given on the command line. Settings of other methods, and misspelt ones, count as
-        given too where nothing in the config refers to them.
+        """The method with the settings of the config in which this is called, see :func:`given_settings`.
 
         Args:
             name: see :func:`find_method`.
             defaults: see :class:`ChosenMethod`.
             prefix: what precedes the ids of settings.
         """
-        bundle = BundleConfig(calling_parser())
-        own = own_settings(find_method(name, f"{prefix}method"))
-        unread = [id.removeprefix(prefix) for id in bundle.unread(prefix)]
-        unread = [id for id in unread if get_close_matches(id, {*own, *all_settings()}, n=1, cutoff=0.8)]
-        ids = [id for id in dict.fromkeys([*own, *unread]) if f"{prefix}{id}" in bundle.parser]
-        return cls(name, {id: bundle.get(f"{prefix}{id}") for id in ids}, defaults, prefix)
+        return cls(name, given_settings(name, prefix), defaults, prefix)
 
     def recorded(self) -> dict[str, Any]:
         """What to record of a run of the config in which this is called: all that users change, and the settings."""
