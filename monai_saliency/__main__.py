@@ -1,15 +1,21 @@
 """The command line, ``python -m monai_saliency COMMAND``.
 
-``overlay NAME`` prints the path of a config to add to a bundle's, ``compare A B`` says how two runs' maps differ, and
-``gather SWEEP_DIR`` makes a table and a plot of a sweep.
+``overlay NAME`` prints the path of a config to add to a bundle's, ``methods`` lists the methods and their settings,
+``compare A B`` reports how the maps of two runs differ, and ``gather SWEEP_DIR`` makes a table and a plot of a sweep.
+``command`` prints the command of ``bundle/slurm/explain.sbatch``.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 
+from monai_saliency import methods
+from monai_saliency.bundle.chosen_method import describe
+from monai_saliency.bundle.command import from_environment
 from monai_saliency.bundle.configs import overlay_path, overlays
 from monai_saliency.bundle.sweep import gather
 from monai_saliency.errors import OutputError
@@ -22,11 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command.
 
     Args:
-        arguments: the command's words; those of the command line by default.
+        arguments: the words of the command; those of the command line by default.
 
     Raises:
-        SystemExit: with status 2 when they are not understood, and with status 1 when the command finds what it is to
-            tell of, or cannot be done.
+        SystemExit: with status 2 when the words are wrong, and with status 1 when maps differ, a sweep is not complete,
+            or the command cannot be carried out.
     """
     parser = argparse.ArgumentParser(prog="python -m monai_saliency", description="Saliency maps for MONAI models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -35,9 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command.add_argument("name", choices=overlays(), metavar="NAME", help=f"one of: {', '.join(overlays())}")
     command.set_defaults(run=_overlay)
 
-    command = commands.add_parser("compare", help="say how the maps of two output folders differ")
+    command = commands.add_parser("methods", help="list the methods and their settings, which are flags of a bundle")
+    command.add_argument("names", nargs="*", metavar="NAME", help="a method, or the dotted path of your own")
+    command.set_defaults(run=_methods)
+
+    command = commands.add_parser("compare", help="report how the maps of two output folders differ")
     command.add_argument("first", metavar="A", help="the output folder of a run")
-    command.add_argument("second", metavar="B", help="that of another run over the same cohort")
+    command.add_argument("second", metavar="B", help="the output folder of another run over the same cohort")
     command.add_argument(
         "--tolerance",
         type=float,
@@ -55,6 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     command.set_defaults(run=_gather)
 
+    command = commands.add_parser("command", help="print the command of bundle/slurm/explain.sbatch, which asks for it")
+    command.add_argument("words", nargs="*", metavar="-- --ID VALUE", help="further flags of the bundle")
+    command.set_defaults(run=_command)
+
     parsed = parser.parse_args(arguments)
     try:
         done = parsed.run(parsed)
@@ -66,6 +80,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _overlay(parsed: argparse.Namespace) -> bool:
     print(overlay_path(parsed.name))
+    return True
+
+
+def _methods(parsed: argparse.Namespace) -> bool:
+    print("\n".join(describe(name) for name in parsed.names or methods.__all__))
+    return True
+
+
+def _command(parsed: argparse.Namespace) -> bool:
+    try:
+        words = from_environment(os.environ, parsed.words)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(shlex.join(words))
     return True
 
 

@@ -1,27 +1,35 @@
 """The methods, each named by its four parts: masks, fill, target and estimator. Read them beside the papers.
 
-All take the same further arguments, passed on to :class:`~monai_saliency.inferers.inferer.PerturbationInferer`:
+Each is a function whose own settings come first, then ``*, target, estimator=None, **settings``. Its signature is the
+one place where a method is written: configs, the overlay, the SLURM job and the tracker read its ids, defaults and help
+from there (:mod:`monai_saliency.bundle.chosen_method`). A function of your own with such a signature works wherever
+these do, by its dotted path.
 
-- ``target``: which number is explained (:mod:`monai_saliency.targets`);
+``settings`` are the arguments that all methods share. They are passed on to
+:class:`~monai_saliency.inferers.inferer.PerturbationInferer`:
+
 - ``fill``: what replaces hidden voxels (:mod:`monai_saliency.fills`), zeros by default;
-- ``estimator``: how scores become a map (:mod:`monai_saliency.estimators`), the method's own by default;
 - ``inferer``: the MONAI inferer that runs the network on a batch, ``SimpleInferer`` by default;
-- ``mask_batch_size``: perturbed images in one network batch, at the most;
+- ``mask_batch_size``: perturbed images in one network batch, at most;
 - ``inputs``: how the network takes several inputs, and which are perturbed (:mod:`monai_saliency.networks.inputs`);
 - ``output``: which part of a structured output is read (:mod:`monai_saliency.networks.outputs`);
-- ``progress``: shows a progress bar;
+- ``progress``: whether to show a progress bar;
 - ``patch_memory``: under a ``SlidingWindowInferer``, what is remembered of its patches
-  (:mod:`monai_saliency.inferers.patches`); False to run whole images for every mask.
+  (:mod:`monai_saliency.inferers.patches`); False runs whole images for every mask.
 
-Those with ``per_channel`` make a map for each channel of the image (:mod:`monai_saliency.masks.channel`): which
-modality
-mattered, where.
+Example::
+
+    def my_method(size: int = 5, *, target, estimator=None, **settings):
+        '''Windows beside each other.'''
+        return PerturbationInferer(SlidingWindowMasks(size, size), target, estimator or OcclusionScoring(), **settings)
+
+    # python -m monai.bundle run ... --method my_package.my_method --size 7
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from monai.inferers import SlidingWindowInferer
@@ -36,13 +44,11 @@ from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
-from monai_saliency.masks.supervoxels import whole_image
+from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 from monai_saliency.targets import Target
-from monai_saliency.utils.arguments import check_option
+from monai_saliency.utils.arguments import whole_numbers
 
-__all__ = ["channel_occlusion", "choose", "patch_windows", "region_occlusion", "rise", "sliding_window"]
-
-T = TypeVar("T")
+__all__ = ["rise", "sliding_window", "patch_windows", "region_occlusion", "channel_occlusion"]
 
 
 def rise(
@@ -56,17 +62,17 @@ def rise(
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
-    """RISE (Petsiuk et al., BMVC 2018), debiased unless another estimator is given.
+    """RISE (Petsiuk et al., BMVC 2018): random masks, debiased unless another estimator is given.
 
     Args:
-        num_masks: how many masks. The map's noise falls with its square root.
+        num_masks: how many masks. The map's noise falls with the square root of this number.
         grid_size: cells along each axis, one number or one per axis: finer cells, finer maps, more masks needed.
         p1: probability in [0, 1] that a cell is kept.
-        seed: of the masks.
-        per_channel: whether each channel has masks of its own, drawn independently, and so a map of its own.
+        seed: of the random masks.
+        per_channel: draw masks for each channel independently, and make a map for each channel.
         target: which number is explained.
         estimator: ``RISEScoring(p1)`` by default; ``RISEScoring()`` is the paper's plain form.
-        settings: see this module's page.
+        settings: shared by all methods, see the top of this module.
     """
     masks: Masks = RISEMasks(num_masks, grid_size, p1, seed)
     masks = IndependentChannelMasks(masks) if per_channel else masks
@@ -74,9 +80,9 @@ def rise(
 
 
 def sliding_window(
-    window_size: float | Sequence[float],
+    window_size: float | Sequence[float] | None = None,
     stride: float | Sequence[float] | None = None,
-    unit: str = "voxel",
+    window_unit: str = "voxel",
     per_channel: bool = False,
     *,
     target: Target,
@@ -86,15 +92,20 @@ def sliding_window(
     """Sliding-window occlusion (Zeiler and Fergus, ECCV 2014, section 4.2).
 
     Args:
-        window_size: the hidden box's edge, one number or one per axis.
-        stride: step, one number or one per axis; half of the window by default.
-        unit: of both: ``"voxel"`` or ``"mm"``.
-        per_channel: whether each window hides one channel at a time.
+        window_size: edge of the hidden box, one number or one per axis; an eighth of each axis by default.
+        stride: step from window to window, one number or one per axis; half of the window by default.
+        window_unit: of both: ``"voxel"`` (of the network's input) or ``"mm"``.
+        per_channel: hide one channel at a time, and make a map for each channel.
         target: which number is explained.
         estimator: ``OcclusionScoring()`` by default.
-        settings: see this module's page.
+        settings: shared by all methods, see the top of this module.
+
+    Raises:
+        ValueError: when ``window_unit`` is another word.
     """
-    masks: Masks = SlidingWindowMasks(window_size, stride, unit)
+    if window_unit not in ("voxel", "mm"):
+        raise ValueError(f"`window_unit` must be 'voxel' or 'mm', got {window_unit!r}")
+    masks: Masks = SlidingWindowMasks(window_size, stride, window_unit)
     masks = ChannelMasks(masks) if per_channel else masks
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
 
@@ -110,25 +121,25 @@ def patch_windows(
     """Sliding-window occlusion on the grid of a sliding-window model's patches: the cheapest map of such a model.
 
     Each window touches the fewest patches, and only those are run (:mod:`monai_saliency.inferers.patches`): with half
-    overlap,
-    volumes of 128^3 and patches of 48^3, 6 of 125 on average, against 16 for windows of that size elsewhere.
+    overlap, volumes of 128^3 and patches of 48^3, 6 of 125 on average, against 16 for windows of that size elsewhere.
 
     Args:
-        inferer: runs the network, and says where patches lie.
+        inferer: runs the network, and decides where patches lie.
         divide: windows for each step from patch to patch along each axis: 2 halves their edges, for a finer map.
         target: which number is explained.
         estimator: ``OcclusionScoring()`` by default.
-        settings: see this module's page.
+        settings: shared by all methods, see the top of this module.
     """
     masks = PatchWindowMasks(inferer, divide)
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), inferer=inferer, **settings)
 
 
 def region_occlusion(
-    num_masks: int | None = None,
+    num_coalitions: int | None = None,
     p1: float = 0.5,
     seed: int = 0,
     regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    num_supervoxels: int | None = None,
     per_channel: bool = False,
     *,
     target: Target,
@@ -138,23 +149,36 @@ def region_occlusion(
     """Occlusion of whole regions, organs or supervoxels: which organ?
 
     By default each region is hidden in turn, and its value, the same on all its voxels, is how far the score falls.
-    With ``num_masks`` random coalitions of regions are hidden together, which also finds regions that stand in for
-    each other, and the value is RISE's, debiased.
+    With ``num_coalitions`` random sets of regions are hidden together, which also finds regions that stand in for each
+    other, and the value is RISE's, debiased.
 
     Args:
-        num_masks: how many random coalitions; None to hide each region in turn.
-        p1: probability in [0, 1] that a region is kept in a random coalition.
-        seed: of random coalitions.
-        regions: makes the regions of an image, such as ``Supervoxels(200)``; by default they are the case's label map.
-        per_channel: whether each channel has masks of its own.
+        num_coalitions: how many random sets of regions; each region is hidden in turn by default.
+        p1: probability in [0, 1] that a region is kept in a random set.
+        seed: of random sets.
+        regions: makes the regions of an image, such as ``Supervoxels(200, compactness=0.5)``; by default they are those
+            of the case's label map.
+        num_supervoxels: about how many regions to make of the image itself, as ``regions=Supervoxels(...)`` does.
+        per_channel: hide one channel at a time, and make a map for each channel.
         target: which number is explained.
-        estimator: by default ``OcclusionScoring()``, or ``RISEScoring(p1)`` with ``num_masks``.
-        settings: see this module's page.
+        estimator: by default ``OcclusionScoring()``, or ``RISEScoring(p1)`` with ``num_coalitions``.
+        settings: shared by all methods, see the top of this module.
+
+    Raises:
+        ValueError: when a number is not a whole number of at least 1, or both ``regions`` and ``num_supervoxels`` are
+            given.
     """
-    masks: Masks = RegionMasks(num_masks, p1, seed, regions)
+    if num_coalitions is not None:
+        whole_numbers("num_coalitions", num_coalitions, 1)
+    if num_supervoxels is not None:
+        whole_numbers("num_supervoxels", num_supervoxels, 1)
+        if regions is not None:
+            raise ValueError("give `regions` or `num_supervoxels`, not both: each makes the regions of an image")
+        regions = Supervoxels(num_supervoxels)
+    masks: Masks = RegionMasks(num_coalitions, p1, seed, regions)
     if per_channel:
-        masks = ChannelMasks(masks) if num_masks is None else IndependentChannelMasks(masks)
-    default = OcclusionScoring() if num_masks is None else RISEScoring(p1)
+        masks = ChannelMasks(masks) if num_coalitions is None else IndependentChannelMasks(masks)
+    default = OcclusionScoring() if num_coalitions is None else RISEScoring(p1)
     return PerturbationInferer(masks, target, estimator or default, **settings)
 
 
@@ -163,16 +187,7 @@ def channel_occlusion(*, target: Target, estimator: Estimator | None = None, **s
 
     Args:
         target: which number is explained.
-        estimator: ``OcclusionScoring()`` by default; a channel's map then is flat, its drop everywhere.
-        settings: see this module's page.
+        estimator: ``OcclusionScoring()`` by default. The map of a channel is flat: the score's fall, everywhere.
+        settings: shared by all methods, see the top of this module.
     """
     return region_occlusion(regions=whole_image, per_channel=True, target=target, estimator=estimator, **settings)
-
-
-def choose(name: str, options: Mapping[str, T], what: str = "method") -> T:
-    """What a config names, such as one of its methods.
-
-    Raises:
-        ValueError: when there is none of that name.
-    """
-    return check_option(what, name, options)

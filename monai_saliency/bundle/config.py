@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from monai.bundle import ConfigComponent, ConfigParser
 from monai.engines import EnsembleEvaluator, Evaluator
 
@@ -30,6 +31,17 @@ _GENERATIVE = re.compile(
 def is_generative(kind: str) -> bool:
     """Whether networks or inferers of a class make images, rather than a statement about one, by the class's name."""
     return _GENERATIVE.search(kind) is not None
+
+
+def is_plain(content: Any) -> bool:
+    """Whether it is text, a number, a device, none, or a list or dictionary of these, and not to be evaluated."""
+    if isinstance(content, dict):
+        return "_target_" not in content and all(map(is_plain, content.values()))
+    if isinstance(content, (list, tuple)):
+        return all(map(is_plain, content))
+    if isinstance(content, str):
+        return not content.startswith(("$", "@", "%"))
+    return content is None or isinstance(content, (bool, int, float, Path, torch.device))
 
 
 def calling_parser() -> ConfigParser:
@@ -70,6 +82,34 @@ class BundleConfig:
         if isinstance(folder, (str, Path)) and str(folder):
             return Path(folder)
         return Path(self.get("bundle_root") or ".") / "eval"
+
+    def unread(self, prefix: str = "") -> list[str]:
+        """Top-level ids of plain values that nothing in the config refers to.
+
+        Args:
+            prefix: of these ids; without one, ids of the overlay (``saliency_...``) are left out.
+        """
+        used = {id for text in _texts(self.parser.get()) for id in re.findall(r"[@%](\w+)", text)}
+        return [
+            id
+            for id, content in self.parser.get().items()
+            if id.startswith(prefix or "")
+            and (prefix or not id.startswith(("saliency_", "_")))
+            and id not in used
+            and is_plain(content)
+        ]
+
+    def settings(self) -> dict[str, Any]:
+        """What users change, by id: plain top-level values, and expressions of a single one, without the overlay's."""
+        found = {}
+        for id, content in self.parser.get().items():
+            if id.startswith(("saliency_", "_")) or id == "save_execute_config":
+                continue
+            if is_plain(content):
+                found[id] = content
+            elif isinstance(content, str) and not isinstance(value := self.get(id), (dict, list)) and is_plain(value):
+                found[id] = value
+        return found
 
     def evaluator_id(self) -> str:
         """The id of the evaluator that the bundle runs.
@@ -183,6 +223,15 @@ def _components(config: Any, id: str = "") -> Iterator[tuple[str, dict[str, Any]
     for key, content in pairs:
         if id or not str(key).startswith(("saliency_", "_meta_")):
             yield from _components(content, f"{id}::{key}" if id else str(key))
+
+
+def _texts(config: Any) -> Iterator[str]:
+    """All texts in a config."""
+    if isinstance(config, str):
+        yield config
+    pairs = config.values() if isinstance(config, dict) else config if isinstance(config, (list, tuple)) else ()
+    for content in pairs:
+        yield from _texts(content)
 
 
 def _calls_of_run(text: str) -> set[str]:

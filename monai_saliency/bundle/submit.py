@@ -6,14 +6,10 @@ where nobody else can write. We read no pickle; a job gives back the name of its
 
 from __future__ import annotations
 
-import getpass
-import hashlib
 import os
-import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.bundle.command import BundleRun, scratch
 from monai_saliency.utils.arguments import whole_numbers
 from monai_saliency.utils.optional_imports import require
 
@@ -29,7 +25,7 @@ if TYPE_CHECKING:
     from submitit import Job
     from submitit.helpers import DelayedSubmission
 
-__all__ = ["folder_name", "submit_sweep"]
+__all__ = ["submit_sweep"]
 
 # SLURM gives a task so many seconds to end, and may take its time to say what comes after that.
 _GRACE = 600
@@ -64,8 +60,8 @@ def submit_sweep(
     Args:
         settings: of each run, ids of the config with their values; ``[{}]`` for the bundle as its config says.
         bundle_root: the bundle's folder.
-        sweep_dir: below which each run's output folder is named by its settings (:func:`folder_name`); ``sweep`` in the
-            bundle's folder by default.
+        sweep_dir: below which each run's output folder is named by its settings
+            (:func:`~monai_saliency.bundle.folder_names.folder_name`); ``sweep`` in the bundle's folder by default.
         config_file: the bundle's, one or several; ``configs/inference.yaml`` in the bundle's folder by default. The
             overlays go behind them.
         run_id: ``"run"``, or ``"explain"`` for somebody else's bundle, with the overlay of that name, whose ids
@@ -91,59 +87,34 @@ def submit_sweep(
     """
     submitit = require("submitit", extra="slurm")
     whole_numbers("shards", shards, 1)
-    root, common = Path(bundle_root), dict(common or {})
     if not settings:
         raise ValueError(
             "`settings` must hold the settings of at least one run: [{}] runs the bundle as its config says"
         )
-    sweep = Path(sweep_dir if sweep_dir is not None else root / "sweep").absolute()
-    given = [config_file] if isinstance(config_file, str | Path) else config_file
-    files = [Path(file) for file in given or [root / "configs" / "inference.yaml"]]
-    for file in files:
-        if not file.is_file():
-            raise FileNotFoundError(f"there is no config file {file}: set `bundle_root` or `config_file`")
-    explains = run_id == "explain"
-    files += [overlay_path("explain")] * explains + [overlay_path("slurm")]
-
+    common = dict(common or {})
+    given = [config_file] if isinstance(config_file, str | Path) else config_file or []
+    sweep = Path(sweep_dir if sweep_dir is not None else Path(bundle_root) / "sweep").absolute()
+    bundle = BundleRun(Path(bundle_root), [Path(file) for file in given], run_id, sweep)
     executor = submitit.AutoExecutor(folder=log_dir if log_dir is not None else sweep / "submitit", cluster=cluster)
     executor.update_parameters(**{"name": "explain", "timeout_min": 720} | parameters)
+    threads = parameters.get("cpus_per_task")
     runs: dict[Path, list[_Run]] = {}
     for each in settings:
-        values = {**each, **common}
-        output_id = "saliency_dir" if explains else "output_dir"
-        fixed = {output_id, "saliency_split", "saliency_engine"} & set(values)
-        if fixed or len(values) < len(each) + len(common):
-            twice = sorted(fixed or set(each) & set(common))
-            raise ValueError(f"{', '.join(twice)} cannot be set twice: see `sweep_dir`, `split`, `shards` and `common`")
-        output = sweep / folder_name({name.removeprefix("saliency_" * explains): value for name, value in each.items()})
+        twice = {bundle.output_id, "saliency_split", "saliency_engine"} & {*each, *common} or set(each) & set(common)
+        if twice:
+            raise ValueError(
+                f"{', '.join(sorted(twice))} cannot be set twice: see `sweep_dir`, `split`, `shards` and `common`"
+            )
+        output = bundle.folder(each)
         if output in runs:
             raise ValueError(f"`settings` has {output.name} twice: each run needs settings of its own")
-        arguments = {**values, output_id: str(output), "saliency_split": split}
-        if not explains and values.get("cache", "disk") == "disk":
-            # Scans are preprocessed once for all of a sweep.
-            arguments.setdefault("cache_dir", str(sweep / "cache"))
-        flags = [f"--{name}={value}" for name, value in arguments.items()]
+        command = bundle.command(each, common, split=split, python=sys.executable)
+        values = {**each, **common}
         lmdb = values.get("cache") == "lmdb" and "cache_dir" not in values
-        command = [sys.executable, "-m", "monai.bundle", "run", run_id, "--bundle_root", str(root)]
-        command += ["--config_file", repr([str(file) for file in files]), *flags]
-        threads = parameters.get("cpus_per_task")
         runs[output] = [
             _Run(command, str(output), executor.cluster, shard, shards, threads, lmdb) for shard in range(shards)
         ]
     return {output: executor.submit_array(run) for output, run in runs.items()}
-
-
-def folder_name(settings: Mapping[str, Any]) -> str:
-    """The name of a run's output folder: ``method=rise,num_masks=4000``, ``default`` without settings.
-
-    What cannot stand in a name is a hyphen in it, long names are cut, and a checksum behind tells apart what that made
-    alike; as in ``bundle/slurm/explain.sbatch``.
-    """
-    name = (",".join(f"{key}={value}" for key, value in settings.items()) or "default").encode()
-    folder = re.sub(rb"[^A-Za-z0-9_.,=+-]", b"-", name)[:150]
-    if folder != name:
-        folder += b"-" + hashlib.sha256(name + b"\n").hexdigest()[:8].encode()
-    return folder.decode()
 
 
 @dataclass(frozen=True)
@@ -191,8 +162,7 @@ class _Run:
             if self.threads is not None:
                 environment["OMP_NUM_THREADS"] = str(self.threads)
         if self.lmdb:
-            scratch = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
-            command.append(f"--cache_dir={scratch / f'monai_saliency-{getpass.getuser()}'}")
+            command.append(f"--cache_dir={scratch(os.environ)}")
         print("runs:", *command, flush=True)
         status = _run(command, environment)
         if self.cluster == "slurm" and status in (128 + signal.SIGTERM, -signal.SIGTERM):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from monai_saliency.bundle.folder_names import settings_of
 from monai_saliency.handlers.summary import Summary, figures
 from monai_saliency.metrics.agreement import read_map
 from monai_saliency.storage.failures import Failures
@@ -26,7 +27,6 @@ __all__ = ["Setting", "Sweep", "gather", "plot_sweep"]
 FIGURES = ("cases", "missing", "failures", "forwards", "seconds", "mean_score", "mean_peak_saliency", "hits")
 AGREEMENT = ("agreement", "compared")
 
-_PAIR = re.compile(r"[A-Za-z_]\w*=")
 # So many voxels, drawn at random, give the correlation over all voxels to about 0.002.
 _VOXELS = 2**18
 
@@ -217,12 +217,10 @@ def _settings(sweep_dir: Path) -> list[Setting]:
     settings = []
     for folder in sweep_dir.iterdir():
         home = next((home for home in (folder, folder / "saliency") if (home / "summary.csv").is_file()), None)
-        # A setting without a table yet is a setting whose job has not come so far.
-        if folder.is_dir() and (home is not None or _PAIR.match(folder.name)):
+        values = settings_of(folder.name)
+        # A setting whose job has no table yet counts too.
+        if folder.is_dir() and (home is not None or values):
             home = home or folder
-            # A value may contain commas.
-            pairs = [pair.partition("=") for pair in re.split(rf",(?={_PAIR.pattern})", folder.name)]
-            values = {name: value for name, equals, value in pairs if equals}
             failures = CaseTable(home / "failures.csv", columns=Failures.COLUMNS).read()
             settings.append(Setting(folder.name, home, values, Summary(home / "summary.csv").read(), failures))
     if not settings:

@@ -25,7 +25,14 @@ class Masks(ABC):
     """The settings of a family of masks. A subclass implements :meth:`bind`.
 
     A mask is 1 where the image is kept and 0 where the fill replaces it.
+
+    Attributes:
+        by_region: whether masks hide whole regions, so that a map is flat in each region.
+        needs_labels: whether these are the regions of the case's label map, which :meth:`bind` needs then.
     """
+
+    by_region: bool = False
+    needs_labels: bool = False
 
     @abstractmethod
     def bind(

@@ -46,6 +46,7 @@ class ChannelMasks(Masks):
 
     def __init__(self, masks: Masks) -> None:
         self.masks = masks
+        self.by_region, self.needs_labels = masks.by_region, masks.needs_labels
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
@@ -81,6 +82,7 @@ class IndependentChannelMasks(Masks):
                 "no `num_masks`: use ChannelMasks"
             )
         self.masks = masks
+        self.by_region, self.needs_labels = masks.by_region, masks.needs_labels
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None

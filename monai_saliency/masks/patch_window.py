@@ -27,7 +27,8 @@ class PatchWindowMasks(Masks):
         divide: number of windows per step along each axis, at least 1. More give a finer map.
 
     Raises:
-        ValueError: when ``divide`` is less than 1, or (from ``bind``) when the inferer does not fit the image.
+        ValueError: when ``divide`` is less than 1, the inferer is not a ``SlidingWindowInferer``, or
+            (from ``bind``) when the inferer does not fit the image.
 
     Example::
 
@@ -40,6 +41,10 @@ class PatchWindowMasks(Masks):
 
     def __init__(self, inferer: SlidingWindowInferer, divide: int = 1) -> None:
         whole_numbers("divide", divide, 1)
+        if not isinstance(inferer, SlidingWindowInferer):
+            raise ValueError(
+                f"`inferer` must be a SlidingWindowInferer, whose patches make the grid, got {type(inferer).__name__}"
+            )
         self.inferer = inferer
         self.divide = int(divide)
 

@@ -46,6 +46,8 @@ class RegionMasks(Masks):
         [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
     """
 
+    by_region = True
+
     def __init__(
         self,
         num_masks: int | None = None,
@@ -61,6 +63,7 @@ class RegionMasks(Masks):
         self.p1 = float(p1)
         self.seed = int(seed)
         self.regions = regions
+        self.needs_labels = regions is None
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,8 @@ class SlidingWindowMasks(Masks):
     one: 20 mm become 20 x 20 x 4 voxels of 1 x 1 x 5 mm.
 
     Args:
-        window_size: edge of the hidden box in ``unit``, one number or one per axis.
+        window_size: edge of the hidden box in ``unit``, one number or one per axis; by default an eighth of
+            each axis of the image, in whole voxels, rounded up.
         stride: distance between the starts of two windows in ``unit``, one number or one per axis; by default half of
             the window.
         unit: unit of ``window_size`` and ``stride``, ``"voxel"`` or ``"mm"``.
@@ -49,22 +51,29 @@ class SlidingWindowMasks(Masks):
 
     def __init__(
         self,
-        window_size: float | Sequence[float],
+        window_size: float | Sequence[float] | None = None,
         stride: float | Sequence[float] | None = None,
         unit: str = "voxel",
     ) -> None:
         unit = check_option("unit", unit, ("voxel", "mm"))
-        if unit == "mm":
-            positive_numbers("window_size", window_size)
-            stride = (np.asarray(window_size) / 2).tolist() if stride is None else stride
-            positive_numbers("stride", stride)
-        else:
-            whole_numbers("window_size", window_size, 1)
-            stride = np.maximum(1, np.asarray(window_size) // 2).tolist() if stride is None else stride
-            whole_numbers("stride", stride, 1)
+        if unit == "mm" and window_size is None:
+            raise ValueError("`unit` 'mm' needs a `window_size`: the default, an eighth of each axis, is in voxels")
+        for name, value in {"window_size": window_size, "stride": stride}.items():
+            if value is not None and unit == "mm":
+                positive_numbers(name, value)
+            elif value is not None:
+                whole_numbers(name, value, 1)
         self.window_size = window_size
         self.stride = stride
         self.unit = unit
+
+    def sizes(self, spatial_shape: Sequence[int]) -> tuple[Any, Any]:
+        """The window and the stride for an image of a shape, in the unit: one number or one per axis."""
+        window = [-(-n // 8) for n in spatial_shape] if self.window_size is None else self.window_size
+        if self.stride is not None:
+            return window, self.stride
+        half = np.asarray(window) / 2 if self.unit == "mm" else np.maximum(1, np.asarray(window) // 2)
+        return window, half.tolist()
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
@@ -82,8 +91,9 @@ class BoundSlidingWindowMasks(BoundMasks):
 
     def __init__(self, masks: SlidingWindowMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
         super().__init__(image)
-        window = per_axis("window_size", masks.window_size, self.spatial_shape)
-        strides = per_axis("stride", masks.stride, self.spatial_shape)
+        size, step = masks.sizes(self.spatial_shape)
+        window = per_axis("window_size", size, self.spatial_shape)
+        strides = per_axis("stride", step, self.spatial_shape)
         if masks.unit == "mm":
             window, strides = voxels_of_mm(window, spacing), voxels_of_mm(strides, spacing)
         self.window_shape = window

@@ -337,7 +337,7 @@ def test_key_that_no_batch_has_is_an_error(tmp_path: Path) -> None:
     scan = volume(tmp_path / "scan.nii.gz", (8, 8, 8), AFFINES[1], 0)
     with pytest.raises(RuntimeError) as raised:
         Overlay(tmp_path / "maps", image_key="ct").explain(small_bundle([scan], Brightness()))
-    assert "no key 'ct': --saliency_key must be one of ['image']" in str(root_cause(raised.value))
+    assert "no key 'ct': --saliency_image_key must be one of ['image']" in str(root_cause(raised.value))
 
 
 class TwoInputs(torch.nn.Module):

@@ -21,42 +21,11 @@ from helpers.scans import LPS, write_scan
 
 from monai_saliency.bundle import submit
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.bundle.submit import folder_name, submit_sweep
+from monai_saliency.bundle.submit import submit_sweep
 from monai_saliency.bundle.sweep import gather
 from monai_saliency.metrics.agreement import compare
 
 pytest.importorskip("submitit", reason="needs submitit")
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [
-        ({}, "default"),
-        ({"method": "rise", "num_masks": 4000}, "method=rise,num_masks=4000"),
-        ({"num_masks": 4000, "method": "rise"}, "num_masks=4000,method=rise"),
-        ({"fill": -1.5e3}, "fill=-1500.0"),
-        ({"dataset_dir": "/data/a b"}, "dataset_dir=-data-a-b-"),
-        ({"classes": [1, 2]}, "classes=-1,-2--"),
-        ({"section": "Prüfung"}, "section=Pr--fung-"),
-        ({"checkpoint": "x" * 200}, f"checkpoint={'x' * 139}-"),
-    ],
-)
-def test_names_of_folders(given: dict[str, Any], name: str) -> None:
-    """As the job script makes them, whose own commands are run here."""
-    script = """
-        folder=$(tr -c 'A-Za-z0-9_.,=+\\n-' - <<<"$1" | cut -c -150)
-        if [ "$folder" != "$1" ]; then folder+=-$(sha256sum <<<"$1" | cut -c -8); fi
-        echo "$folder"
-    """
-    words = ",".join(f"{key}={value}" for key, value in given.items()) or "default"
-    made = subprocess.run(["bash", "-c", script, "-", words], capture_output=True, text=True, check=True).stdout.strip()
-    assert folder_name(given) == made
-    assert made.startswith(name)
-    assert len(made) <= len(name) + 8
-
-
-def test_folders_of_what_cannot_stand_in_a_name_keep_apart() -> None:
-    assert folder_name({"classes": [1, 2]}) != folder_name({"classes": (1, 2)})
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_several_inputs(images: torch.Tensor) -> None:
 
 def test_regions_of_label_maps(images: torch.Tensor) -> None:
     labels = [torch.arange(120).reshape(1, 12, 10) // 17, torch.arange(120).reshape(1, 12, 10) // 30]
-    explain = ms.region_occlusion(num_masks=21, target=TARGET, mask_batch_size=4)
+    explain = ms.region_occlusion(num_coalitions=21, target=TARGET, mask_batch_size=4)
     cases = [Case(str(i), labels=each) for i, each in enumerate(labels)]
     plain = explain.explain(images, Network(), cases=cases)
     shared = over_devices(explain, CPUS).explain(images, Network(), cases=cases)

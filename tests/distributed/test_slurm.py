@@ -17,7 +17,6 @@ from typing import Any
 
 import monai.bundle
 import pytest
-import yaml
 from helpers import fork_server
 from helpers.files import voxels
 from helpers.layouts import Bundle
@@ -25,7 +24,6 @@ from helpers.own_bundle import BATCH, BATCHES, forwards, settings
 from helpers.paths import BUNDLE, TESTS
 from helpers.scans import LPS, write_scan
 
-from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.sweep import gather
 
 SCRIPT = BUNDLE / "slurm" / "explain.sbatch"
@@ -37,21 +35,19 @@ def ask(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-# What the script makes of its environment, without SLURM. -------------------------------------------------------------
+# The script without SLURM; what it runs is tested in tests/bundle/test_command.py. -----------------------------------
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the script as SLURM would, between commands that only note what they are given.
 
-    Python, the function's first command, prints a file for each overlay, and ``srun`` ends with ``status``.
+    Python prints ``COMMAND``, as ``monai_saliency command`` would, and ``srun`` ends with ``status``.
     """
     commands = tmp_path / "commands"
     commands.mkdir()
-    (tmp_path / "explain.yaml").touch()
-    (tmp_path / "slurm.yaml").touch()
     for name, text in {
-        "python": f"[ -z \"$BROKEN\" ] && echo '{tmp_path}'/$4.yaml",
+        "python": f'printf \'%s\\0\' "$BUNDLE_ROOT" "$@" >\'{tmp_path}/python\'; echo "$PRINTED"; exit $FAILED',
         "srun": f"printf '%s\\0' \"$OMP_NUM_THREADS\" \"$@\" >'{tmp_path}/srun'; exit $STATUS",
         "scontrol": f'echo "$*" >>\'{tmp_path}/scontrol\'; echo "   Command=$COMMAND"; echo "   $PREEMPTED"',
         "sleep": "exit 0",
@@ -60,9 +56,10 @@ def start(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         (commands / name).chmod(0o755)
 
     def run(*arguments: str, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-        job = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node", "SLURMD_NODENAME": "node", "BROKEN": ""}
+        job = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node", "SLURMD_NODENAME": "node", "FAILED": "0"}
         job |= {"COMMAND": shlex.join([str(SCRIPT)]) + "".join(f" {each}" for each in arguments), "PREEMPTED": ""}
         job |= {"PATH": f"{commands}:{os.environ['PATH']}", "HOME": "/home/user", "STATUS": str(status)}
+        job |= {"PRINTED": "python -m monai.bundle run"}
         return subprocess.run(
             ["bash", str(SCRIPT), *arguments], env=job | environment, capture_output=True, text=True, check=False
         )
@@ -70,129 +67,47 @@ def start(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-def flags(tmp_path: Path) -> dict[str, str]:
-    """What the bundle was given, by its ids; ``threads`` and the ``run`` besides."""
-    threads, *words = (tmp_path / "srun").read_text().split("\0")[:-1]
-    words = words[words.index("monai.bundle") + 2 :]
-    found = {"threads": threads, "run": words.pop(0)}
-    while words:
-        name, equals, value = words.pop(0).removeprefix("--").partition("=")
-        found[name] = value if equals else words.pop(0)
-    return found
+def words(path: Path) -> list[str]:
+    """What one of the commands was given."""
+    return path.read_text().split("\0")[:-1]
 
 
-def listed(name: str) -> set[str]:
-    """The environment variables of one of the script's lists."""
-    found = re.search(rf"^{name}=\(([^)]*)\)", SCRIPT.read_text(), re.MULTILINE)
-    assert found
-    return set(found[1].split())
-
-
-def test_lists_only_ids_of_the_configs() -> None:
-    ids = set(yaml.safe_load((BUNDLE / "configs" / "inference.yaml").read_text()))
-    assert {name.lower() for name in listed("how") | listed("what") | listed("machinery")} <= ids
-    explain = set(yaml.safe_load(overlay_path("explain").read_text()))
-    assert {f"saliency_{name.lower()}" for name in listed("how")} <= explain
-
-
-def test_the_bundle_as_it_is(start: Callable, tmp_path: Path) -> None:
-    """Nothing of the environment leaks in, and SLURM says where the script, and so the bundle, lies."""
-    done = start(SLURM_CPUS_PER_TASK="3")
+def test_asks_for_the_command_and_runs_it(start: Callable, tmp_path: Path) -> None:
+    """SLURM says where the script, and so the bundle, lies; words stay whole, whatever is in them."""
+    printed = ["python", "-m", "monai.bundle", "run", "--classes=[1, 2]", "--dataset_dir=/data/it's $HOME"]
+    done = start("--pixdim", "[1, 1, 1]", SLURM_CPUS_PER_TASK="3", PRINTED=shlex.join(printed))
     assert done.returncode == 0, done.stderr
-    assert flags(tmp_path) == {
-        "threads": "3",
-        "run": "run",
-        "bundle_root": str(BUNDLE),
-        "config_file": f"['{BUNDLE}/configs/inference.yaml','{tmp_path}/slurm.yaml',]",
-        "output_dir": f"{BUNDLE}/sweep/default",
-        "cache_dir": f"{BUNDLE}/sweep/cache",
-    }
-    assert done.stdout.startswith("job 12 on node, start 1: python -m monai.bundle run run --bundle_root ")
+    assert words(tmp_path / "python") == [str(BUNDLE), "-m", "monai_saliency", "command", "--", "--pixdim", "[1, 1, 1]"]
+    assert words(tmp_path / "srun") == [
+        *("3", "--export=ALL", "--cpus-per-task=3", "--kill-on-bad-exit=0"),
+        *printed,
+    ]
+    assert done.stdout == f"job 12 on node, start 1: {shlex.join(printed)}\n"
+    start(BUNDLE_ROOT="/elsewhere")
+    assert words(tmp_path / "python")[0] == "/elsewhere"
+    assert words(tmp_path / "srun")[0] == "1"
 
 
-def test_variables_become_ids(start: Callable, tmp_path: Path) -> None:
-    given = {
-        "METHOD": "rise",
-        "NUM_MASKS": "4000",
-        "FILL": "-1000",
-        "CLASSES": "[1, 2]",
-        "DATASET_DIR": "/data/my scans",
-    }
-    given |= {"CACHE": "lmdb", "CHECKPOINT": "", "SPLIT": "masks", "TMPDIR": "/scratch/12", "OUTPUT_DIR": "/out/maps"}
-    done = start("--pixdim", "[1, 1, 1]", BUNDLE_ROOT=str(BUNDLE), **given)
+@pytest.mark.slow
+def test_with_the_real_python(start: Callable, tmp_path: Path) -> None:
+    """The environment that python sees is that of the job."""
+    environment = {"METHOD": "rise", "NUM_MASKS": "40", "PYTHONPATH": os.pathsep.join(sys.path), "SWEEP_DIR": "/out"}
+    done = start("--pixdim", "[1, 1, 2]", PYTHON=sys.executable, **environment)
     assert done.returncode == 0, done.stderr
-    found = flags(tmp_path)
-    cache_dir = found.pop("cache_dir")
-    assert cache_dir.startswith("/scratch/12/monai_saliency-")
-    assert found.pop("config_file")
-    assert found == {
-        "threads": "1",
-        "run": "run",
-        "bundle_root": str(BUNDLE),
-        "method": "rise",
-        "num_masks": "4000",
-        "fill": "-1000",
-        "classes": "[1, 2]",
-        "dataset_dir": "/data/my scans",
-        "cache": "lmdb",
-        "checkpoint": "",
-        "saliency_split": "masks",
-        "output_dir": "/out/maps",
-        "pixdim": "[1, 1, 1]",
-    }
+    found = words(tmp_path / "srun")
+    assert found[4:9] == [sys.executable, "-m", "monai.bundle", "run", "run"]
+    assert found[-2:] == ["--pixdim", "[1, 1, 2]"]
+    assert {"--method=rise", "--num_masks=40", "--cache_dir=/out/cache"} <= set(found)
+    assert "--output_dir=/out/method=rise,num_masks=40,pixdim=[1,1,2]" in found
 
 
-def test_settings_name_the_folder(start: Callable, tmp_path: Path) -> None:
-    """Others another one, and the same ones the same one, whatever their order and the machine's part in it."""
-
-    def folder(*arguments: str, **given: str) -> str:
-        done = start(*arguments, SWEEP_DIR="/out", **given)
-        assert done.returncode == 0, done.stderr
-        path = Path(flags(tmp_path)["output_dir"])
-        assert path.parent == Path("/out")
-        return path.name
-
-    assert folder(NUM_MASKS="4000", METHOD="rise", NUM_WORKERS="3") == "method=rise,num_masks=4000"
-    assert folder(METHOD="rise", NUM_MASKS="4000", SLURM_RESTART_COUNT="1") == "method=rise,num_masks=4000"
-    assert folder("--pixdim", "[1, 1, 2]", "--section=test", CLASSES="[1]") == "classes=[1],pixdim=[1,1,2],section=test"
-    odd = ["/data/a", "/data-a", "/data a", "/data/" + 300 * "a", "/data/" + 301 * "a"]
-    folders = [folder(DATASET_DIR=each) for each in odd]
-    assert len({*folders}) == len(odd)
-    assert all(re.fullmatch(r"dataset_dir=-data[a-]+-[0-9a-f]{8}", each) and len(each) < 160 for each in folders)
-    assert folder(DATASET_DIR="/data/a") == folders[0]
-
-
-def test_somebody_elses_bundle(start: Callable, tmp_path: Path) -> None:
-    (tmp_path / "a.json").touch()
-    (tmp_path / "b.yaml").touch()
-    files = f"{tmp_path}/a.json:{tmp_path}/b.yaml"
-    given = {"BUNDLE_ROOT": str(tmp_path), "CONFIG_FILES": files, "RUN_ID": "explain"}
-    done = start(**given, METHOD="rise", DATASET_DIR="/data")
-    assert done.returncode == 0, done.stderr
-    expected = [f"{tmp_path}/{name}" for name in ("a.json", "b.yaml", "explain.yaml", "slurm.yaml")]
-    found = flags(tmp_path)
-    folder = found.pop("saliency_dir")
-    assert re.fullmatch(rf"{tmp_path}/sweep/method=rise,dataset_dir=-data-[0-9a-f]{{8}}", folder)
-    assert found == {
-        "threads": "1",
-        "run": "explain",
-        "bundle_root": str(tmp_path),
-        "config_file": "[" + "".join(f"'{file}'," for file in expected) + "]",
-        "saliency_method": "rise",
-        "dataset_dir": "/data",
-    }
-
-
-def test_says_what_is_missing(start: Callable) -> None:
-    done = start(BROKEN="yes")
+def test_says_what_is_missing(start: Callable, tmp_path: Path) -> None:
+    done = start(FAILED="1")
     assert done.returncode == 2
     assert "python cannot run monai_saliency on node" in done.stderr
-    done = start(BUNDLE_ROOT="/nowhere")
-    assert done.returncode == 2
-    assert "no config file /nowhere/configs/inference.yaml" in done.stderr
-    done = start("rise")
-    assert done.returncode == 2
-    assert "expected --id value behind the script, got rise" in done.stderr
+    done = start(FAILED="2")  # python has said why
+    assert (done.returncode, done.stderr) == (2, "")
+    assert not (tmp_path / "srun").exists()
 
 
 @pytest.mark.parametrize("status", [0, 1, 143])

@@ -39,7 +39,7 @@ class TestRegionOcclusion:
 
     def test_random_coalitions_by_a_slow_loop(self) -> None:
         """RISE's debiased average over coalitions, by region; what lies in no region says nothing."""
-        explanation = explained(lambda x: total(x) ** 2, num_masks=40, p1=0.3, seed=6)
+        explanation = explained(lambda x: total(x) ** 2, num_coalitions=40, p1=0.3, seed=6)
         kept = np.random.default_rng(6).random((40, 3)) < 0.3
         scores = [(1 + 24 * a + 6 * b + 32 * c) ** 2 for a, b, c in kept]
         of = {
@@ -56,7 +56,7 @@ class TestRegionOcclusion:
             return torch.maximum(x[:, :, 0, 1] > 0, x[:, :, 1, 0] > 0).float()
 
         assert explained(either).saliency.abs().max() == 0
-        saliency = explained(either, num_masks=1000).saliency[0]
+        saliency = explained(either, num_coalitions=1000).saliency[0]
         # (1 - p1) * (1 - (1 - p1)) by hand, and five standard errors.
         assert float(saliency[0, 1]) == pytest.approx(0.25, abs=0.13)
         assert float(saliency[1, 0]) == pytest.approx(0.25, abs=0.13)

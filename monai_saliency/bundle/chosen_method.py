@@ -1,0 +1,179 @@
+"""A method that a config names, and its settings.
+
+A method is a function like those of :mod:`monai_saliency.methods`. Its signature holds all that configs, the overlay,
+the SLURM job, the command line and the tracker need: the ids of its settings (the names of its parameters), their
+defaults, and with the docstring their help.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import pydoc
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from monai.utils import look_up_option
+
+from monai_saliency import methods
+from monai_saliency.bundle.config import BundleConfig, calling_parser
+from monai_saliency.inferers.inferer import PerturbationInferer
+
+__all__ = ["ChosenMethod", "all_settings", "describe", "find_method", "given_settings", "own_settings"]
+
+Method = Callable[..., PerturbationInferer]
+logger = logging.getLogger(__name__)
+
+# What every method is given by whoever calls it, and so is not a setting of one.
+_SHARED = {"target", "estimator", *inspect.signature(PerturbationInferer).parameters}
+
+
+def find_method(name: str | Method, id: str = "method") -> Method:
+    """A method by its name.
+
+    Args:
+        name: of a function of :mod:`monai_saliency.methods`, or the dotted path of your own function; a function is
+            taken as it is.
+        id: what errors call the name.
+
+    Raises:
+        ValueError: when there is no such function, or it does not have a method's signature.
+    """
+    found = look_up_option(name, {each: getattr(methods, each) for each in methods.__all__}, default=None)
+    if found is not None:
+        return found
+    try:
+        found = pydoc.locate(name) if isinstance(name, str) and "." in name else name
+    except pydoc.ErrorDuringImport as error:
+        raise ValueError(f"`{id}` {name} cannot be imported: {error.value!r}") from error
+    if not callable(found):
+        raise ValueError(
+            f"`{id}` must be one of {sorted(methods.__all__)}, or the dotted path of your own function, got {name!r}"
+        )
+    parameters = inspect.signature(found).parameters
+    if "target" not in parameters or all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+        raise ValueError(
+            f"`{id}` {name} must be a function like those of monai_saliency.methods, with the parameters "
+            f"`(own settings, *, target, estimator=None, **settings)`, got {inspect.signature(found)}"
+        )
+    return found
+
+
+def own_settings(method: Method) -> dict[str, inspect.Parameter]:
+    """The settings that only this method has, by their ids, in the order of its signature."""
+    parameters = inspect.signature(method).parameters.values()
+    return {each.name: each for each in parameters if each.kind is not each.VAR_KEYWORD and each.name not in _SHARED}
+
+
+def all_settings() -> list[str]:
+    """The ids of the settings of all methods of :mod:`monai_saliency.methods`."""
+    return list(dict.fromkeys(id for name in methods.__all__ for id in own_settings(getattr(methods, name))))
+
+
+def given_settings(name: str | Method, prefix: str = "") -> dict[str, Any]:
+    """The settings that the config in which this is called gives a method, by their names.
+
+    A setting's id is the name of the method's parameter, behind the prefix. It need not be listed in a config file,
+    since MONAI adds whatever is given on the command line. Settings of other methods, and misspelt ones, count as given
+    too where nothing in the config refers to them.
+
+    Args:
+        name: see :func:`find_method`.
+        prefix: what precedes the ids.
+    """
+    bundle = BundleConfig(calling_parser())
+    own = own_settings(find_method(name, f"{prefix}method"))
+    unread = [id.removeprefix(prefix) for id in bundle.unread(prefix)]
+    unread = [id for id in unread if get_close_matches(id, {*own, *all_settings()}, n=1, cutoff=0.8)]
+    ids = [id for id in dict.fromkeys([*own, *unread]) if f"{prefix}{id}" in bundle.parser]
+    return {id: bundle.get(f"{prefix}{id}") for id in ids}
+
+
+def describe(name: str | Method) -> str:
+    """The help of a method: a line of what it is, then a line for each of its settings, with its default."""
+    method = find_method(name)
+    text = inspect.getdoc(method) or ""
+    lines = [f"{method.__name__}: {text.partition(chr(10))[0]}"]
+    for id, parameter in own_settings(method).items():
+        found = re.search(rf"^    {id}: (.*(?:\n {{8}}.*)*)", text, re.MULTILINE)
+        needed = parameter.default is parameter.empty
+        default = "(needed)" if needed else f"{'null' if parameter.default is None else parameter.default}"
+        lines.append(f"  --{id} {default}: {' '.join(found[1].split()) if found else ''}".rstrip(": "))
+    return "\n".join(lines)
+
+
+class ChosenMethod:
+    """A method with the settings that it is given.
+
+    Example::
+
+        method = ChosenMethod("rise", {"num_masks": 4000})
+        explain = method(target=ClassScore([1], "softmax"), mask_batch_size=32)
+
+    Args:
+        name: see :func:`find_method`.
+        given: settings by their ids, as the user gave them. Those that the method does not have are named in a warning.
+        defaults: values of settings that the user did not give; those that the method does not have are left out.
+        prefix: what precedes ids in the config, for errors and warnings.
+
+    Attributes:
+        settings: all of the method's own settings, with the values that it is called with.
+
+    Raises:
+        ValueError: when there is no such method, or one of its settings has neither a value nor a default.
+    """
+
+    def __init__(
+        self,
+        name: str | Method,
+        given: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        prefix: str = "",
+    ) -> None:
+        given = given or {}
+        self.method = find_method(name, f"{prefix}method")
+        self.name = name if isinstance(name, str) else self.method.__name__
+        own = own_settings(self.method)
+        values = {id: each.default for id, each in own.items() if each.default is not each.empty}
+        values |= {id: value for id, value in {**(defaults or {}), **given}.items() if id in own}
+        missing = [f"--{prefix}{id}" for id in own if id not in values]
+        if missing:
+            raise ValueError(f"`{prefix}method` {self.name} needs {', '.join(missing)}")
+        self.settings = {id: values[id] for id in own}
+        if unread := [f"{prefix}{id}" for id in given if id not in own]:
+            has = ", ".join(f"{prefix}{id}" for id in own) or "none"
+            logger.warning("nothing reads %s: the settings of the method %s are %s", ", ".join(unread), self.name, has)
+
+    @classmethod
+    def from_config(
+        cls, name: str | Method, defaults: Mapping[str, Any] | None = None, prefix: str = ""
+    ) -> ChosenMethod:
+        """The method with the settings of the config in which this is called, see :func:`given_settings`.
+
+        Args:
+            name: see :func:`find_method`.
+            defaults: see :class:`ChosenMethod`.
+            prefix: what precedes the ids of settings.
+        """
+        return cls(name, given_settings(name, prefix), defaults, prefix)
+
+    def recorded(self) -> dict[str, Any]:
+        """What to record of a run of the config in which this is called: all that users change, and the settings."""
+        return BundleConfig(calling_parser()).settings() | self.settings
+
+    def __call__(self, **shared: Any) -> PerturbationInferer:
+        """What explains.
+
+        Args:
+            shared: arguments that all methods have: ``target``, and those of
+                :class:`~monai_saliency.inferers.inferer.PerturbationInferer`.
+
+        Raises:
+            ValueError: when a setting is wrong, or the method does not return a ``PerturbationInferer``.
+        """
+        explain = self.method(**self.settings, **shared)
+        if not isinstance(explain, PerturbationInferer):
+            raise ValueError(f"the method {self.name} must return a PerturbationInferer, got {type(explain).__name__}")
+        return explain

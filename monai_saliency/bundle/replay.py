@@ -1,0 +1,166 @@
+"""Predicting perturbed images as a bundle's evaluator predicts images: its inferer is recorded, and replayed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from monai.inferers import Inferer, SlidingWindowInferer
+
+from monai_saliency.utils.tensors import plain
+
+__all__ = ["Call", "Recorder", "Replay"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an evaluator gave its inferer.
+
+    Attributes:
+        inputs: a batch of images, or a list of them.
+        args: further inputs of the network.
+        kwargs: further inputs of the network, by name.
+    """
+
+    inputs: Any
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def images(self) -> list[torch.Tensor]:
+        """The images, each ``(C, *spatial)``.
+
+        Raises:
+            ValueError: when there are none.
+        """
+        images = [plain(image) for image in self.inputs]
+        if not images or not all(isinstance(image, torch.Tensor) for image in images):
+            raise ValueError(
+                f"the evaluator gives its inferer a {type(self.inputs).__name__} without images, where a batch or a "
+                "list of them can be explained"
+            )
+        return images
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the images are a list, as a detector takes them."""
+        return isinstance(self.inputs, (list, tuple))
+
+    def groups(self) -> list[list[int]]:
+        """The images that can be explained together: each alone if they are a list, or come with further tensors."""
+        count = len(self.inputs)
+        alone = self.is_list or any(isinstance(value, torch.Tensor) for value in [*self.args, *self.kwargs.values()])
+        return [[i] for i in range(count)] if alone else [list(range(count))]
+
+    def of(self, group: Sequence[int]) -> Call:
+        """The call for a group of the images. Further tensors with a row an image keep the row of a single image."""
+
+        def row(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.ndim and len(value) == len(self.inputs) and len(group) == 1:
+                return value[group[0] : group[0] + 1]
+            return value
+
+        inputs = [self.inputs[i] for i in group]
+        return Call(inputs, tuple(map(row, self.args)), {name: row(value) for name, value in self.kwargs.items()})
+
+
+class Recorder(Inferer):
+    """A bundle's inferer that keeps its last call.
+
+    Args:
+        inferer: the bundle's inferer.
+    """
+
+    def __init__(self, inferer: Any) -> None:
+        super().__init__()
+        self.inferer = inferer
+        self._call: Call | None = None
+
+    def __call__(self, inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._call = Call(inputs, args, kwargs)
+        return self.inferer(inputs, network, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inferer":  # not there yet, as while it is copied
+            raise AttributeError(name)
+        return getattr(self.inferer, name)
+
+    def take(self) -> Call:
+        """The last call, which is then forgotten.
+
+        Raises:
+            ValueError: when there was none.
+        """
+        if self._call is None:
+            raise ValueError(
+                "the bundle's evaluator predicts without its inferer, so nothing is known of how: give it an inferer "
+                "that it calls, such as monai.inferers.SimpleInferer"
+            )
+        call, self._call = self._call, None
+        return call
+
+
+class Replay(Inferer):
+    """Runs a bundle's inferer on perturbed images, with the further inputs of the image that they are made of.
+
+    Args:
+        inferer: the bundle's inferer.
+        call: the evaluator's call for this image, see :meth:`Call.of`.
+    """
+
+    def __init__(self, inferer: Any, call: Call) -> None:
+        super().__init__()
+        self.inferer = inferer
+        self.args = tuple(call.args)
+        self.kwargs = dict(call.kwargs)
+
+    @staticmethod
+    def of(inferer: Any, call: Call, all_boxes: bool = False, whole_images: bool = False) -> Inferer:
+        """The inferer that explains a call: a ``SlidingWindowInferer`` itself if it takes no further inputs, since its
+        patches can be remembered, else a replay.
+
+        Args:
+            inferer: the bundle's inferer.
+            call: the evaluator's call for the images.
+            all_boxes: let a detector report boxes below its own threshold.
+            whole_images: never give the inferer itself.
+        """
+        if getattr(inferer, "progress", False):
+            # One bar for each batch of perturbed images would hide everything else.
+            inferer = copy.copy(inferer)
+            inferer.progress = False
+        inferer = _without_threshold(inferer) if all_boxes else inferer
+        if isinstance(inferer, SlidingWindowInferer) and not (whole_images or call.args or call.kwargs):
+            return inferer
+        return Replay(inferer, call)
+
+    def __call__(self, inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        patches = isinstance(self.inferer, SlidingWindowInferer)
+
+        def repeated(name: str, value: Any) -> Any:
+            # What comes with patches must suit any number of them; but of a condition each image has its own patches.
+            single = isinstance(value, torch.Tensor) and value.ndim and len(value) == 1
+            if single and (not patches or name == "condition"):
+                return value.expand(len(inputs), *value.shape[1:])
+            return value
+
+        args = tuple(repeated("", value) for value in self.args)
+        return self.inferer(
+            inputs, network, *args, **{name: repeated(name, value) for name, value in self.kwargs.items()}
+        )
+
+
+def _without_threshold(inferer: Any) -> Any:
+    """A copy of an inferer that holds a detector, whose boxes may have any score."""
+    detectors = [name for name, part in vars(inferer).items() if hasattr(part, "box_selector")]
+    if not detectors:
+        return inferer
+    detector = copy.copy(getattr(inferer, detectors[0]))
+    detector.box_selector = copy.copy(detector.box_selector)
+    detector.box_selector.score_thresh = 0.0
+    inferer = copy.copy(inferer)
+    setattr(inferer, detectors[0], detector)
+    return inferer

@@ -1,0 +1,187 @@
+"""Methods by their names, and their settings by their signatures."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.files import voxels
+from helpers.own_bundle import SMALL_NET, rank, run
+from helpers.own_method import tiles
+from helpers.paths import BUNDLE
+from helpers.scans import LPS, write_scan
+from monai.bundle import ConfigParser
+from monai.networks.nets import DenseNet
+
+import monai_saliency as ms
+from monai_saliency import methods
+from monai_saliency.__main__ import main
+from monai_saliency.bundle.chosen_method import ChosenMethod, all_settings, describe, find_method, own_settings
+from monai_saliency.errors import root_cause
+
+TARGET = ms.ClassScore([0], "none")
+OWN = "helpers.own_method.tiles"
+
+
+def test_methods_are_found_by_name_or_dotted_path() -> None:
+    for name in methods.__all__:
+        assert find_method(name) is getattr(methods, name)
+    assert find_method("monai_saliency.rise") is ms.rise
+    assert find_method(OWN) is tiles
+    assert find_method(tiles) is tiles
+
+
+def wrong(image, network):
+    """Not a method."""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("slide", r"`how` must be one of \['channel_occlusion', .*\], or the dotted path of your own .*, got 'slide'"),
+        ("helpers.nowhere.tiles", "got 'helpers.nowhere.tiles'"),
+        ("helpers.own_method.nothing", "got 'helpers.own_method.nothing'"),
+        (7, "got 7"),
+        (wrong, r"must be a function like those of monai_saliency.methods.*, got \(image, network\)"),
+    ],
+)
+def test_other_names_are_refused(name: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_method(name, "how")  # type: ignore[arg-type]
+
+
+def test_a_module_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_method.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"`method` broken_method.mine cannot be imported: .*nothing_of_this_name"):
+        find_method("broken_method.mine")
+
+
+def test_settings_are_the_parameters_that_only_a_method_has() -> None:
+    assert list(own_settings(ms.rise)) == ["num_masks", "grid_size", "p1", "seed", "per_channel"]
+    assert list(own_settings(ms.patch_windows)) == ["divide"]
+    assert list(own_settings(ms.channel_occlusion)) == []
+    assert list(own_settings(tiles)) == ["edge"]
+    assert {"num_masks", "window_unit", "num_coalitions", "num_supervoxels"} <= set(all_settings())
+
+
+def test_help_comes_from_the_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every setting of ours has one."""
+    assert describe(tiles) == "tiles: Windows beside each other.\n  --edge 4: of a tile, in voxels."
+    main(["methods"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines if not line.startswith(" ")] == methods.__all__
+    assert all(line.partition(": ")[2] for line in lines)
+    assert "  --window_size null: edge of the hidden box, one number or one per axis" in "\n".join(lines)
+    main(["methods", OWN])
+    assert capsys.readouterr().out.startswith("tiles: ")
+
+
+def test_given_settings_come_before_defaults_before_the_methods_own(caplog: pytest.LogCaptureFixture) -> None:
+    method = ChosenMethod("rise", {"num_masks": 3}, {"num_masks": 5, "grid_size": 2, "window_size": 4})
+    assert method.settings == {"num_masks": 3, "grid_size": 2, "p1": 0.5, "seed": 0, "per_channel": False}
+    masks = method(target=TARGET, mask_batch_size=2).masks
+    assert isinstance(masks, ms.RISEMasks)
+    assert masks.num_masks == 3
+    assert caplog.text == ""  # of defaults that it does not have
+
+
+def test_settings_of_another_method_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    ChosenMethod("sliding_window", {"num_masks": 3, "stride": 2, "grid": 1}, prefix="saliency_")
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert caplog.messages == [
+        "nothing reads saliency_num_masks, saliency_grid: the settings of the method sliding_window are "
+        "saliency_window_size, saliency_stride, saliency_window_unit, saliency_per_channel"
+    ]
+
+
+def needs(size, *, target, **settings):
+    """A setting without a default, and no inferer of ours."""
+
+
+def test_what_a_method_must_be_given_and_give() -> None:
+    with pytest.raises(ValueError, match="`method` needs needs --size"):
+        ChosenMethod(needs)
+    with pytest.raises(ValueError, match="must return a PerturbationInferer, got NoneType"):
+        ChosenMethod(needs, {"size": 1})(target=TARGET)
+
+
+# In our bundle. -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> Path:
+    for seed in range(2):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    return tmp_path / "cohort"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    torch.save(DenseNet(**SMALL_NET).state_dict(), tmp_path / "weights.pt")
+    return tmp_path / "weights.pt"
+
+
+@pytest.mark.parametrize("method", methods.__all__)
+def test_every_method_runs_by_its_name(
+    method: str, cohort: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None is listed in the config."""
+    segments = {
+        "network_def": {"_target_": "torch.nn.Conv3d", "in_channels": 1, "out_channels": 2, "kernel_size": 1},
+        "target": {"_target_": "monai_saliency.RegionScore", "channel": 1, "activation": "none", "region": "all"},
+        "inferer": {"_target_": "SlidingWindowInferer", "roi_size": [8, 8, 8]},
+    }
+    few = {"num_masks": 6, "num_supervoxels": 3}
+    few = {name: value for name, value in few.items() if name in own_settings(getattr(methods, method))}
+    rows = run(cohort, tmp_path / "out", "", method=method, **segments, **few)
+    assert [row["case"] for row in rows] == ["s0", "s1"]
+    unread = [message for message in caplog.messages if message.startswith("nothing reads")]
+    # The helper sets both.
+    assert [message.partition(": ")[0] for message in unread] == (
+        [] if method == "sliding_window" else ["nothing reads window_size, stride"]
+    )
+
+
+def test_patch_windows_say_what_they_need(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        run(cohort, tmp_path / "out", checkpoint, method="patch_windows")
+    assert str(root_cause(caught.value)).startswith("`inferer` must be a SlidingWindowInferer, whose patches make the")
+
+
+def test_ones_own_method_and_its_setting_as_a_flag(
+    cohort: Path, checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    same = {"method": "sliding_window", "window_size": 6, "stride": 6}
+    run(cohort, tmp_path / "same", checkpoint, **same)
+    caplog.clear()
+    run(cohort, tmp_path / "own", checkpoint, method=OWN, edge=6, edges=7)
+    assert "nothing reads window_size, stride, edges: the settings of the method helpers.own_method.tiles are edge" in (
+        caplog.messages
+    )
+    assert voxels(tmp_path / "own") == voxels(tmp_path / "same")
+    run(cohort, tmp_path / "default", checkpoint, method=OWN)
+    assert voxels(tmp_path / "default") != voxels(tmp_path / "own")
+    # Under an engine: two processes, one after the other here, share the masks.
+    for number in range(2):
+        with suppress(FileNotFoundError):  # the first one makes no map, and so no table
+            run(cohort, tmp_path / "shared", checkpoint, method=OWN, edge=6, **rank(number, 2, "masks"))
+    assert voxels(tmp_path / "shared") == voxels(tmp_path / "own")
+
+
+def test_defaults_of_the_demo_are_not_named_under_another_method(caplog: pytest.LogCaptureFixture) -> None:
+    parser = ConfigParser()
+    parser.read_config(BUNDLE / "configs" / "inference.yaml")
+    assert parser.get_parsed_content("chosen_method").settings == {
+        "window_size": 10,
+        "stride": 6,
+        "window_unit": "voxel",
+        "per_channel": False,
+    }
+    parser.update({"method": "rise", "num_masks": 7})
+    assert parser.get_parsed_content("chosen_method").settings["grid_size"] == 5
+    assert not [message for message in caplog.messages if message.startswith("nothing reads")]

@@ -1,0 +1,170 @@
+"""The command of the job script: what becomes of its environment."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.paths import BUNDLE
+
+from monai_saliency.__main__ import main
+from monai_saliency.bundle.chosen_method import all_settings
+from monai_saliency.bundle.command import HOW, MACHINERY, WHAT, from_environment
+from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.bundle.overlay import Overlay
+
+ROOT = {"BUNDLE_ROOT": str(BUNDLE)}
+SCRIPT = BUNDLE / "slurm" / "explain.sbatch"
+
+
+def flags(*words: str, **environment: str) -> dict[str, str]:
+    """What the bundle is given, by its ids, and the ``run``."""
+    python, *command, run = from_environment({**ROOT, **environment}, words)[:5]
+    assert [python, *command] == ["python", "-m", "monai.bundle", "run"]
+    left, found = from_environment({**ROOT, **environment}, words)[5:], {"run": run}
+    while left:
+        name, equals, value = left.pop(0).removeprefix("--").partition("=")
+        found[name] = value if equals else left.pop(0)
+    return found
+
+
+def test_variables_are_ids_of_the_configs() -> None:
+    ids = set(yaml.safe_load((BUNDLE / "configs" / "inference.yaml").read_text()))
+    assert {*HOW, *WHAT, *MACHINERY} <= ids
+    assert set(HOW) <= set(inspect.signature(Overlay).parameters)
+    listed = set(re.findall(r"[A-Z_]{4,}", SCRIPT.read_text().partition("\n# And: OUTPUT_DIR")[0]))
+    assert {name.upper() for name in (*HOW, *WHAT, *MACHINERY)} <= listed
+
+
+def test_the_bundle_as_it_is() -> None:
+    found = flags(HOME="/home/user", SLURM_JOB_ID="12")
+    assert ast.literal_eval(found.pop("config_file")) == [
+        f"{BUNDLE}/configs/inference.yaml",
+        str(overlay_path("slurm")),
+    ]
+    assert found == {
+        "run": "run",
+        "bundle_root": str(BUNDLE),
+        "output_dir": f"{BUNDLE}/sweep/default",
+        "cache_dir": f"{BUNDLE}/sweep/cache",
+    }
+
+
+def test_variables_become_ids() -> None:
+    given = {"METHOD": "rise", "NUM_MASKS": "4000", "FILL": "-1000", "CLASSES": "[1, 2]", "DATASET_DIR": "/my scans"}
+    given |= {"CACHE": "lmdb", "CHECKPOINT": "", "SPLIT": "masks", "TMPDIR": "/scratch/12", "OUTPUT_DIR": "/out/maps"}
+    found = flags("--pixdim", "[1, 1, 1]", **given)
+    assert found.pop("cache_dir").startswith("/scratch/12/monai_saliency-")
+    assert found.pop("config_file")
+    assert found == {
+        "run": "run",
+        "bundle_root": str(BUNDLE),
+        "method": "rise",
+        "num_masks": "4000",
+        "fill": "-1000",
+        "classes": "[1, 2]",
+        "dataset_dir": "/my scans",
+        "cache": "lmdb",
+        "checkpoint": "",
+        "saliency_split": "masks",
+        "output_dir": "/out/maps",
+        "pixdim": "[1, 1, 1]",
+    }
+    assert flags(CACHE="lmdb", CACHE_DIR="/mine")["cache_dir"] == "/mine"
+    assert "cache_dir" not in flags(CACHE="none")
+
+
+def test_every_setting_of_every_method_is_a_variable() -> None:
+    given = {name.upper(): "1" for name in all_settings()}
+    assert {"num_masks", "divide", "num_supervoxels"} < set(all_settings())
+    assert set(all_settings()) <= set(flags(**given, OUTPUT_DIR="/out"))
+
+
+def test_settings_of_ones_own_method(tmp_path: Path) -> None:
+    """A module of the bundle's own folder."""
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "own_rings.py").write_text("def rings(width=3, *, target, **settings): ...\n")
+    config = tmp_path / "configs" / "inference.yaml"
+    config.write_text("method: own_rings.rings\n")
+    found = flags(BUNDLE_ROOT=str(tmp_path), WIDTH="5", NUM_MASKS="4")
+    assert (found["width"], found["num_masks"]) == ("5", "4")
+    assert Path(found["output_dir"]).name == "width=5,num_masks=4"
+    config.write_text("{}")
+    assert "width" not in flags(BUNDLE_ROOT=str(tmp_path), WIDTH="5")
+    assert flags(BUNDLE_ROOT=str(tmp_path), METHOD="own_rings.rings", WIDTH="5")["width"] == "5"
+    assert flags("--method", "own_rings.rings", BUNDLE_ROOT=str(tmp_path), WIDTH="5")["width"] == "5"
+
+
+def test_settings_name_the_folder() -> None:
+    """Others another one, and the same ones the same one, whatever their order and the machine's part in it."""
+
+    def folder(*words: str, **given: str) -> str:
+        path = Path(flags(*words, SWEEP_DIR="/out", **given)["output_dir"])
+        assert path.parent == Path("/out")
+        return path.name
+
+    assert folder(NUM_MASKS="4000", METHOD="rise", NUM_WORKERS="3") == "method=rise,num_masks=4000"
+    assert folder(METHOD="rise", NUM_MASKS="4000", SLURM_RESTART_COUNT="1") == "method=rise,num_masks=4000"
+    assert folder("--pixdim", "[1, 1, 2]", "--section=test", CLASSES="[1]") == "classes=[1],pixdim=[1,1,2],section=test"
+    given = {"PER_CHANNEL": "true", "P1": "0.3", "SEED": "1"}
+    assert folder(METHOD="rise", GRID_SIZE="5", **given) == "method=rise,grid_size=5,p1=0.3,seed=1,per_channel=true"
+    # In the order of the config's own method.
+    assert folder(PER_CHANNEL="true", STRIDE="3") == "stride=3,per_channel=true"
+    odd = ["/data/a", "/data-a", "/data a", "/data/" + 300 * "a", "/data/" + 301 * "a"]
+    folders = [folder(DATASET_DIR=each) for each in odd]
+    assert len({*folders}) == len(odd)
+    assert all(re.fullmatch(r"dataset_dir=-data[a-]+-[0-9a-f]{8}", each) and len(each) < 160 for each in folders)
+    assert folder(DATASET_DIR="/data/a") == folders[0]
+
+
+def test_somebody_elses_bundle(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "b.yaml").write_text("{}")
+    files = f"{tmp_path}/a.json:{tmp_path}/b.yaml"
+    given = {"BUNDLE_ROOT": str(tmp_path), "CONFIG_FILES": files, "RUN_ID": "explain"}
+    given |= {"METHOD": "rise", "DATASET_DIR": "/data", "PICTURE": "false"}
+    found = flags(**given)
+    folder = found.pop("saliency_dir")
+    assert re.fullmatch(rf"{tmp_path}/sweep/method=rise,dataset_dir=-data-[0-9a-f]{{8}}", folder)
+    assert ast.literal_eval(found.pop("config_file")) == [
+        *(f"{tmp_path}/{name}" for name in ("a.json", "b.yaml")),
+        *(str(overlay_path(name)) for name in ("explain", "slurm")),
+    ]
+    assert found == {
+        "run": "explain",
+        "bundle_root": str(tmp_path),
+        "saliency_method": "rise",
+        "dataset_dir": "/data",
+        "saliency_picture": "false",
+    }
+
+
+def test_errors_say_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for environment, words, message in (
+        ({"BUNDLE_ROOT": "/nowhere"}, [], "no config file /nowhere/configs/inference.yaml: set `bundle_root`"),
+        (ROOT, ["rise"], "expected --id value behind the script, got rise"),
+        (ROOT | {"METHOD": "lime"}, [], "`method` must be one of .*, got 'lime'"),
+    ):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as caught:
+            main(["command", "--", *words])
+        assert caught.value.code == 2
+        printed = capsys.readouterr()
+        assert re.search(f"^error: .*{message}", printed.err)
+        assert printed.out == ""
+
+
+def test_the_command_is_printed_in_words_of_a_shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {**ROOT, "CLASSES": "[1, 2]", "OUTPUT_DIR": "/it's"}.items():
+        monkeypatch.setenv(name, value)
+    main(["command", "--", "--pixdim", "[1, 1, 1]"])
+    printed = capsys.readouterr().out
+    assert "'--classes=[1, 2]'" in printed
+    assert printed.endswith("--pixdim '[1, 1, 1]'\n")
