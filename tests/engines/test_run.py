@@ -133,16 +133,16 @@ class Batches:
         folder: Path,
         network: Callable[..., torch.Tensor],
         strict: bool = False,
-        store: ScoreStore | None = None,
-        network_id: str | None = None,
+        kept: dict[str, Any] | None = None,
+        mask_batch_size: int = 16,
         **how: Any,
     ) -> None:
         self.maps: dict[str, torch.Tensor] = {}
         self.outputs: list[Any] = []
         self.failures = Failures(folder / "failures.csv", strict)
-        inferer = ms.sliding_window(3, 3, target=ms.ClassScore([0], activation="none"))
-        kept = {"failures": self.failures, "store": store, "network_id": network_id}
-        self.handler = SaliencyHandler(inferer, network, self._save, **kept)  # type: ignore[arg-type]
+        target = ms.ClassScore([0], activation="none")
+        inferer = ms.sliding_window(3, 3, target=target, mask_batch_size=mask_batch_size)
+        self.handler = SaliencyHandler(inferer, network, self._save, failures=self.failures, **kept or {})
         cases = [
             FLIP({"image": MetaTensor(torch.full((1, 6, 6), float(number))), "case": name})
             for number, name in enumerate(self.NAMES)
@@ -262,23 +262,26 @@ def test_a_handler_that_fails_stops_the_run(tmp_path: Path) -> None:
     assert not batches.rows()
 
 
-@pytest.mark.parametrize("split", ["cases", "masks"])
-def test_processes_share_a_cohort_without_a_config(split: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(("split", "written"), [("cases", [3, 3]), ("masks", [2, 6])])
+def test_processes_share_a_cohort_without_a_config(
+    split: str, written: list[int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     """From Python: only engines that make the cohort anew in other processes need more than this."""
     plain = Batches(tmp_path / "plain", brightness)
     plain.evaluator.run()
     maps: dict[str, torch.Tensor] = {}
-    for number in range(2):
-        store = ScoreStore(tmp_path / "shared" / "scores")
-        share = Batches(tmp_path / "shared", brightness, store=store, network_id="brightness")
+    for number, count in enumerate(written):
+        kept = {"store": ScoreStore(tmp_path / "shared" / "scores"), "network_id": "brightness"}
+        share = Batches(tmp_path / "shared", brightness, kept=kept, mask_batch_size=1)
         engine = RankEngine(number, 2, split)
         run_cohort(share.evaluator, share.failures, handler=share.handler, engine=engine)
-        assert len(share.maps) == (3 if split == "cases" else 6 * number)
+        assert len(share.maps) == count
         assert share.handler.explainer.assignment == Assignment()
         maps |= share.maps
     assert maps.keys() == plain.maps.keys()
     assert all(torch.equal(saliency, plain.maps[name]) for name, saliency in maps.items())
-    assert ("6 cases without a map yet, the first is a: " in capsys.readouterr().out) == (split == "masks")
+    # Of each batch the first process scored all masks of one case, and half of those of another.
+    assert ("4 cases without a map yet, the first is b: " in capsys.readouterr().out) == (split == "masks")
 
 
 def test_a_full_disk_stops_the_run_and_spoils_nothing(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:
