@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from monai.data import Dataset, MetaTensor, get_track_meta
+from monai.data import MetaTensor, get_track_meta
 from monai.transforms import Compose, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
@@ -33,6 +33,7 @@ from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, i
 from monai_saliency.storage.locks import Locks
 from monai_saliency.storage.serialization import DamagedEntry, NotStorable, decode, encode
 from monai_saliency.utils.arguments import check_option, whole_numbers
+from monai_saliency.utils.monai_private import ItemDataset
 
 __all__ = ["CachedDataset", "choose_backend", "cohort_dataset"]
 
@@ -111,7 +112,7 @@ def choose_backend(
     return check_option("cache", cache, backends)()
 
 
-class _CachedItems(Dataset):
+class _CachedItems(ItemDataset):
     """Items whose deterministic preprocessing goes through a cache. See :class:`CachedDataset`."""
 
     # Not MONAI's cached datasets: PersistentDataset and LMDBDataset return plain tensors from a warm cache, do not
@@ -157,7 +158,7 @@ class _CachedItems(Dataset):
                 return number
         return len(steps)
 
-    def _transform(self, index: int) -> Any:
+    def make_item(self, index: int) -> Any:
         return self._finish(self._prepared(self.data[index]), self._steps()[self._num_prepared :])
 
     def _finish(self, item: Any, steps: Sequence[Any]) -> Any:

@@ -11,9 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from monai.data import Dataset
-
 from monai_saliency.errors import CaseError, as_case_error
+from monai_saliency.utils.monai_private import ItemDataset
 
 __all__ = ["CohortDataset", "case_id", "find_cases", "scan_stem"]
 
@@ -168,7 +167,7 @@ def case_id(root: Path | None, image: Path) -> str:
     return (path.relative_to(folder).parent / scan_stem(path)).as_posix()
 
 
-class CohortDataset(Dataset):
+class CohortDataset(ItemDataset):
     """A dataset whose errors name the case.
 
     Args:
@@ -182,10 +181,10 @@ class CohortDataset(Dataset):
     def __init__(self, data: Sequence[dict[str, Any]], transform: Callable[[Any], Any] | None = None) -> None:
         super().__init__(data, transform)
 
-    def _transform(self, index: int) -> Any:
+    def make_item(self, index: int) -> Any:
         case = self.data[index]
         try:
-            return super()._transform(index)
+            return super().make_item(index)
         except Exception as error:
             name = str(case.get("case", index))
             image = case.get("image")

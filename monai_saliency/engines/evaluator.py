@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from monai.data import MetaTensor, decollate_batch, list_data_collate
-from monai.engines import IterationEvents, SupervisedEvaluator
+from monai.engines import IterationEvents
 
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
 from monai_saliency.storage.failures import Failures
+from monai_saliency.utils.monai_private import IterationEvaluator
 from monai_saliency.utils.tensors import with_meta_of
 from monai_saliency.utils.timing import BusyMeter
 
 __all__ = ["CohortEvaluator"]
 
 
-class CohortEvaluator(SupervisedEvaluator):
+class CohortEvaluator(IterationEvaluator):
     """A ``SupervisedEvaluator`` that continues when the network or the postprocessing fails on a case.
 
     If a batch fails, each of its cases is tried alone, so that the others have their predictions and maps.
@@ -57,11 +58,11 @@ class CohortEvaluator(SupervisedEvaluator):
         super().fire_event(IterationEvents.FORWARD_COMPLETED)
         self.state.batch, self.state.output = processed
 
-    def _iteration(self, engine: Any, batchdata: Any) -> Any:
+    def iterate(self, engine: Any, batchdata: Any) -> Any:
         names = [str(name) for name in batchdata.get("case", [])] if isinstance(batchdata, dict) else []
         self._predicted = False
         try:
-            return super()._iteration(engine, batchdata)
+            return super().iterate(engine, batchdata)
         except Exception as error:
             cause = root_cause(error)
             if isinstance(cause, OutputError) or not names:
@@ -82,7 +83,7 @@ class CohortEvaluator(SupervisedEvaluator):
         batches, outputs = [], []
         for item in decollate_batch(batchdata):
             engine.state.batch = list_data_collate([item])
-            if output := self._iteration(engine, engine.state.batch):
+            if output := self.iterate(engine, engine.state.batch):
                 # A dictionary if batches are not decollated.
                 batches += engine.state.batch if isinstance(engine.state.batch, list) else [engine.state.batch]
                 outputs += output if isinstance(output, list) else [output]

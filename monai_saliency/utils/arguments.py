@@ -68,10 +68,14 @@ def positive_numbers(name: str, value: Any) -> None:
 
 
 def probability(name: str, value: float) -> None:
-    """Refuse a number outside of [0, 1].
+    """Check that a number is in [0, 1].
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: the number.
 
     Raises:
-        ValueError: naming the parameter.
+        ValueError: when it is not. It names the parameter.
     """
     if not 0 <= value <= 1:
         raise ValueError(f"`{name}` must be in [0, 1], got {value}")

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from monai.data import Dataset
+from monai.engines import SupervisedEvaluator
 
 # MONAI has no public function for the step from patch to patch, which it rounds in its own way.
 from monai.inferers.utils import _get_scan_interval as scan_interval
@@ -23,6 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from monai_saliency.utils.optional_imports import require
 
 __all__ = [
+    "ItemDataset",
+    "IterationEvaluator",
     "event_handlers",
     "is_compiled",
     "profile_all_threads",
@@ -33,6 +37,38 @@ __all__ = [
     "tree_leaves",
     "tree_map",
 ]
+
+
+class ItemDataset(Dataset):
+    """A MONAI dataset with a public method that makes an item. The method that MONAI's subclasses override is private.
+
+    Args:
+        data: the cases.
+        transform: the preprocessing.
+    """
+
+    def make_item(self, index: int) -> Any:
+        """Transform one case. Subclasses override this."""
+        return super()._transform(index)
+
+    def _transform(self, index: int) -> Any:
+        return self.make_item(index)
+
+
+class IterationEvaluator(SupervisedEvaluator):
+    """A ``SupervisedEvaluator`` with a public method for an iteration. The method that subclasses override is private.
+
+    Args:
+        args: positional arguments of ``SupervisedEvaluator``.
+        kwargs: named arguments of ``SupervisedEvaluator``.
+    """
+
+    def iterate(self, engine: Any, batchdata: Any) -> Any:
+        """Predict one batch. Subclasses override this."""
+        return super()._iteration(engine, batchdata)
+
+    def _iteration(self, engine: Any, batchdata: Any) -> Any:
+        return self.iterate(engine, batchdata)
 
 
 def profile_all_threads() -> Any:

@@ -57,8 +57,8 @@ class Timestamp:
 class BusyMeter:
     """Sums the time in which a network runs.
 
-    Sums the time spent in each call of a watched inferer; on CUDA, the time of the device. If the inferer calls the
-    network several times, as ``SlidingWindowInferer`` does, its own work between these calls counts as well.
+    Sums the time spent in each :meth:`call` and in each call of a watched inferer; on CUDA, the time of the device. If
+    an inferer calls the network several times, as ``SlidingWindowInferer`` does, its own work between counts as well.
 
     Attributes:
         images: how many images went through the network.
@@ -73,7 +73,11 @@ class BusyMeter:
 
     @contextmanager
     def call(self, batch: torch.Tensor) -> Iterator[None]:
-        """Count what runs inside as one call of the network on a batch ``(n, ...)``."""
+        """Time the block as one call of the network.
+
+        Args:
+            batch: the input of the network, ``(n, ...)``.
+        """
         start = Timestamp(batch.device)
         yield
         self.add(start, Timestamp(batch.device), len(batch))
