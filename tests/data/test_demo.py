@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -295,20 +294,27 @@ def test_missing_nilearn_says_what_to_install(monkeypatch: pytest.MonkeyPatch, t
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_demo_end_to_end(tmp_path: Path) -> None:
-    """The README's first command, its second half."""
-    command = [sys.executable, "-m", "monai.bundle", "run", "--bundle_root", "bundle"]
-    command += ["--config_file", "bundle/configs/inference.yaml", "--output_dir", str(tmp_path / "eval")]
-    command += ["--demo_dir", str(tmp_path / "demo"), "--dataset_dir", str(tmp_path / "demo")]
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.fixture
+def demo_run(tmp_path: Path) -> Path:
+    """The folder of the demo's cohort, ``demo``, and of what the README's first command makes of it, ``eval``.
 
-    entries = json.loads((tmp_path / "demo" / "dataset.json").read_text())["test"]
+    ``.ci/run`` has just run that command, in an environment that holds nothing else, and names the folder here.
+    """
+    if "DEMO_RUN" in os.environ:
+        return ROOT / os.environ["DEMO_RUN"]
+    command = ["-m", "monai.bundle", "run", "--bundle_root", "bundle"]
+    command += ["--config_file", "bundle/configs/inference.yaml", "--output_dir", tmp_path / "eval"]
+    command += ["--demo_dir", tmp_path / "demo", "--dataset_dir", tmp_path / "demo"]
+    done = fork_server.run(command, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_demo_end_to_end(demo_run: Path) -> None:
+    entries = json.loads((demo_run / "demo" / "dataset.json").read_text())["test"]
     assert len(entries) == 10
-    with open(tmp_path / "eval" / "summary.csv", newline="", encoding="utf-8") as file:
+    with open(demo_run / "eval" / "summary.csv", newline="", encoding="utf-8") as file:
         rows = {row["case"]: row for row in csv.DictReader(file)}
         assert file.seek(0) == 0
         assert len(file.readlines()) == 1 + len(entries)
@@ -316,8 +322,8 @@ def test_demo_end_to_end(tmp_path: Path) -> None:
     for entry in entries:
         case = entry["image"].removeprefix("./").removesuffix(".nii.gz")
         row = rows.pop(case)
-        scan, label = (nib.load(tmp_path / "demo" / entry[kind]) for kind in ("image", "label"))
-        saliency = nib.load(tmp_path / "eval" / f"{case}_saliency.nii.gz")
+        scan, label = (nib.load(demo_run / "demo" / entry[kind]) for kind in ("image", "label"))
+        saliency = nib.load(demo_run / "eval" / f"{case}_saliency.nii.gz")
         assert saliency.shape == scan.shape
         np.testing.assert_allclose(saliency.affine, scan.affine, rtol=0, atol=1e-4)
         np.testing.assert_allclose(saliency.get_sform(), scan.get_sform(), rtol=0, atol=1e-4)
@@ -331,14 +337,14 @@ def test_demo_end_to_end(tmp_path: Path) -> None:
         right.append(int(row["prediction"]) == entry["lesion"])
         if entry["lesion"] and right[-1]:
             near.append(mm_to_lesion(label)[peak_voxel(data)] <= 10)
-        assert_picture(tmp_path / "eval" / f"{case}_saliency.png")
+        assert_picture(demo_run / "eval" / f"{case}_saliency.png")
     assert not rows
     assert any(map(is_oblique, affines))
     assert any(map(is_anisotropic, affines))
     assert any(is_oblique(affine) and is_anisotropic(affine) for affine in affines)
     assert sum(right) >= 8
     assert np.mean(near) >= 0.8
-    assert not list(tmp_path.rglob(".tmp*"))
+    assert not [*(demo_run / "demo").rglob(".tmp*"), *(demo_run / "eval").rglob(".tmp*")]
 
 
 def assert_picture(path: Path) -> None:
@@ -366,6 +372,6 @@ def test_peak_memory_does_not_grow_with_masks() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["disk", "lmdb", "window", "memory"])
 def test_peak_memory_does_not_grow_with_cases(cache: str) -> None:
-    """200 scans are 200 MiB; the cache that holds all of them shows that their growth would be seen."""
-    ratio = peak("cases", 200, cache, 64) / peak("cases", 20, cache, 64)
-    assert ratio > 1.2 if cache == "memory" else ratio <= 1.1
+    """The cache that holds all scans needs 2 MiB for each and shows that a fifth of this would be seen."""
+    ratio = peak("cases", 100, cache, 64) / peak("cases", 20, cache, 64)
+    assert ratio > 1.2 if cache == "memory" else ratio <= 1.05

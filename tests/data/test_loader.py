@@ -268,6 +268,7 @@ def test_an_interrupt_in_the_consumer_leaves_no_thread() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("CohortLoader")]
 
 
+@pytest.mark.timing
 def test_loading_goes_on_while_the_consumer_works() -> None:
     """Loads of 50 ms behind work of 100 ms: all but the first are hidden, where half of them would do."""
     start, work = time.perf_counter(), 0.0

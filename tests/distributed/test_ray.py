@@ -156,6 +156,7 @@ def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_a_node_that_is_lost_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its actor has no other place than the one of the actor that is left, once that has nothing more to do."""
     from ray.cluster_utils import Cluster
@@ -201,6 +202,7 @@ def of_session(session: int) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
 @pytest.mark.parametrize("sign", [None, "SIGINT", "SIGTERM"])
 def test_a_ray_of_its_own_ends_with_the_run(sign: str | None, tmp_path: Path) -> None:

@@ -284,6 +284,7 @@ def test_shared_case(slurm: Slurm, cohort: Callable[[int], Path], options: tuple
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.parametrize(("way", "kills"), [("killed", 2), ("cancelled", 1), ("requeued", 1), ("preempted", 1)])
 def test_stopped_and_resumed(
     slurm: Slurm, cohort: Callable[[int], Path], way: str, kills: int, partitions: list[str]

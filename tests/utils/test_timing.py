@@ -92,6 +92,7 @@ def test_the_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert 100 * 0.02 * (batches + 3) / (wall + 0.05) <= share <= 100
 
 
+@pytest.mark.timing
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_devices_time_counts() -> None:
     """Not the time that it takes to give it work: a few ms there, against the time of a network that waits."""

@@ -1,0 +1,123 @@
+"""The tests' own machinery: what proves something must itself be right."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import fork_server
+from helpers.all_pairs import all_pairs
+
+ENDS = {
+    "well": "print('out'); sys.stderr.write('err')",
+    "with a status": "sys.exit(7)",
+    "with a message": "sys.exit('why')",
+    "by an error": "1 / 0",
+    "by Ctrl-C": "raise KeyboardInterrupt",
+    "by a signal": "os.kill(os.getpid(), signal.SIGTERM)",
+    "in an exit function": "import atexit; atexit.register(print, 'last'); threading.Timer(0.1, print, ['t']).start()",
+    "knowing its words": "print(sys.argv, os.environ['WORD'], os.getcwd(), sys.path[0])",
+    "in a session of its own": "print(os.getsid(0) == os.getpgid(0) == os.getpid(), len(os.listdir('/proc/self/fd')))",
+    "without input": "print(repr(sys.stdin.read()))",
+    "hearing signals": "print(*(signal.getsignal(getattr(signal, n)) for n in ('SIGINT', 'SIGTERM', 'SIGCHLD')))",
+}
+
+
+@pytest.mark.skipif(not fork_server.AVAILABLE, reason="needs Linux's pidfd_open")
+@pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
+def test_a_forked_command_is_like_a_real_one(code: str, tmp_path: Path) -> None:
+    """As Python starts it: what it finds, what it writes, and how it ends."""
+    found = []
+    for start in (fork_server.start, fork_server.start_python):
+        process = start(
+            ["-c", f"import os, signal, sys, threading; {code}", "a b", "--c"],
+            cwd=tmp_path,
+            env=os.environ | {"WORD": "x"},
+            stdout=subprocess.PIPE,
+        )
+        out, errors = process.communicate(timeout=60)
+        found.append((process.returncode, out, (errors or "").strip().splitlines()[-1:]))
+    assert found[0] == found[1]
+
+
+def test_a_forked_script_and_module(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; print(__name__, sys.argv[1:], sys.modules['__main__'].__file__)")
+    for words in (["script.py", "x"], ["-m", "script", "x"]):
+        done = fork_server.run(words, cwd=tmp_path, check=True)
+        assert done.stdout.split(" ", 2)[:2] == ["__main__", "['x']"]
+        assert Path(done.stdout.split()[-1]).name == "script.py"
+
+
+def test_commands_are_apart(tmp_path: Path) -> None:
+    """What one changes in its modules and its random numbers, no other sees."""
+    code = "import numpy, torch, monai; print(numpy.random.rand(), getattr(monai, 'mark', 0)); monai.mark = 1"
+    lines = [fork_server.run(["-c", code], check=True).stdout.split() for _ in range(3)]
+    assert {mark for _, mark in lines} == {"0"}
+    assert len({number for number, _ in lines}) == 3
+
+
+WAITS = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+
+
+def test_a_forked_command_is_stopped_and_killed() -> None:
+    for stop, code in (
+        (lambda process: process.send_signal(signal.SIGINT), -signal.SIGINT),
+        (lambda process: os.killpg(process.pid, signal.SIGTERM), -signal.SIGTERM),
+        (lambda process: process.kill(), -signal.SIGKILL),
+    ):
+        process = fork_server.start(["-c", WAITS], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) == process.pid
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.01)
+        stop(process)
+        assert process.wait(30) == process.poll() == code
+
+
+def ended(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(not fork_server.AVAILABLE, reason="needs Linux's pidfd_open")
+def test_a_command_that_nobody_waits_for_is_killed() -> None:
+    process = fork_server.start(["-c", WAITS])
+    process._connection.close()  # type: ignore[union-attr]
+    wait_for(lambda: ended(process.pid))
+
+
+@pytest.mark.skipif(not fork_server.AVAILABLE, reason="needs Linux's pidfd_open")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_what_stands_in_for_python_hands_signals_on(number: int) -> None:
+    """To a command that ends in its own time, and with its status."""
+    code = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); {WAITS}"
+    process = subprocess.Popen([fork_server.python(), "-u", "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    assert pid != process.pid
+    process.send_signal(number)
+    assert process.wait(30) == {signal.SIGTERM: 143}.get(number, -number)
+    wait_for(lambda: ended(pid))
+
+
+def test_all_pairs() -> None:
+    axes = ("abcd", (1, 2, 3), (True, False), "xyz")
+    cases = all_pairs(*axes, first=[("b", 2, True, "z")])
+    assert cases[0] == ("b", 2, True, "z")
+    for one, other in itertools.combinations(range(4), 2):
+        assert {(case[one], case[other]) for case in cases} == {*itertools.product(axes[one], axes[other])}
+    assert len(cases) <= 14
+    assert all_pairs(*axes, first=[cases[0]]) == cases
