@@ -1,4 +1,11 @@
-"""Saliency maps for MONAI models: which part of this scan made the network say that?"""
+"""Saliency maps for MONAI models: which part of this scan made the network say that?
+
+The rooms are modules: ``monai_saliency.metrics``, ``monai_saliency.data``, ... Those that need an extra (``handlers``,
+``distributed``, ``engines``, ``bundle``) are imported when they are first used.
+"""
+
+from importlib import import_module
+from types import ModuleType
 
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
@@ -67,3 +74,11 @@ __all__ = [
     "rise",
     "sliding_window",
 ]
+
+_ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,27 @@
-"""Explaining inside a MONAI evaluator. Needs the extra ``bundle``."""
+"""Explaining inside a MONAI evaluator, and the tables of a cohort.
 
-from monai_saliency.handlers.mlflow import Tracker
-from monai_saliency.handlers.saliency_handler import SaliencyHandler
-from monai_saliency.handlers.summary import Summary
+====================  ==================================================================================
+module                what it has
+====================  ==================================================================================
+``saliency_handler``  :class:`SaliencyHandler`, the event hooks; needs the extra ``bundle``
+``background``        saving beside the network
+``summary``           :class:`Summary`, the rows of ``summary.csv`` and ``regions.csv``, the cohort's figures
+``mlflow``            :class:`Tracker`, what ``--tracking mlflow`` records
+====================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_MODULES = {"SaliencyHandler": "saliency_handler", "Summary": "summary", "Tracker": "mlflow"}
 
 __all__ = ["SaliencyHandler", "Summary", "Tracker"]
+
+
+def __getattr__(name: str) -> Any:
+    # Tables are made without ignite, so nothing that needs it is imported before somebody asks for it.
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
