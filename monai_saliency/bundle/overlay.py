@@ -70,7 +70,7 @@ class Overlay:
             bundle's own output folder by default.
         evaluator: the id of the evaluator; found by its class by default.
         image_key: the key of a batch that holds the network's input; found by its values by default.
-        key: the key of the map, and the ending of its files' names.
+        key: the key of the map, and the ending of its files' names; ``saliency`` by default.
         label_key: the key of a batch that holds label maps, for regions and targets that are made of them.
         target: ``"auto"`` (:class:`~monai_saliency.targets.auto.AutoTarget`) or a target.
         output: the part of the network's output that is explained.
@@ -98,7 +98,7 @@ class Overlay:
         dir: str | Path | None = None,
         evaluator: str | None = None,
         image_key: str | None = None,
-        key: str = "saliency",
+        key: str | None = None,
         label_key: str | None = None,
         target: Target | str = "auto",
         output: str | int | Sequence[str | int] | None = None,
@@ -125,7 +125,7 @@ class Overlay:
         self.dir = None if dir is None else Path(dir)
         self.evaluator = evaluator
         self.image_key = image_key
-        self.key = key
+        self.key = key or "saliency"
         self.label_key = label_key
         self.target = target
         self.output = output

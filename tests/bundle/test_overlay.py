@@ -17,18 +17,23 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.files import contents, rows_of
+from helpers.files import contents, rows_of, voxels
 from helpers.layouts import LAYOUTS, Bundle, Layout
-from helpers.paths import BUNDLES, ROOT
-from helpers.scans import AFFINES, volume
+from helpers.own_bundle import SMALL_NET, run
+from helpers.paths import BUNDLE, BUNDLES, ROOT
+from helpers.scans import AFFINES, LPS, volume, write_scan
 from monai.bundle import ConfigParser
+from monai.networks.nets import DenseNet
 from monai.transforms import LoadImage
 from PIL import Image
 
+from monai_saliency import methods
 from monai_saliency.__main__ import main
+from monai_saliency.bundle.chosen_method import own_settings
 from monai_saliency.bundle.config import is_generative
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.overlay import Overlay, _randomness_untouched
+from monai_saliency.distributed import RankEngine
 from monai_saliency.errors import root_cause
 
 
@@ -92,12 +97,118 @@ def test_regions_modalities_and_units(make: Callable[[str], Bundle], tmp_path: P
     assert {row["forwards"] for row in rows} == {"5"}
 
 
+def test_label_maps_of_the_batch(tmp_path: Path) -> None:
+    """Their regions are hidden, with no supervoxels and no further setting."""
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, low=50, high=150) for i in range(2)]
+    organs = np.zeros((8, 8, 8), np.uint8)
+    organs[1:3], organs[4:7, 2:6] = 3, 8
+    nib.save(nib.Nifti1Image(organs, AFFINES[1]), tmp_path / "organs.nii.gz")
+    parser = small_bundle(scans, Brightness())
+    parser["dataset"]["data"] = [{"image": str(s), "organs": str(tmp_path / "organs.nii.gz")} for s in scans]
+    for transform in parser["preprocessing"]["transforms"]:
+        transform["keys"] = ["image", "organs"]
+    Overlay(tmp_path / "maps", method="region_occlusion", label_key="organs", picture=False).explain(parser)
+    assert {row["forwards"] for row in rows_of(tmp_path / "maps" / "summary.csv")} == {"3"}
+    for case in "01":
+        saliency = nib.load(tmp_path / "maps" / f"{case}_saliency.nii.gz").get_fdata()
+        assert np.all(saliency[organs == 0] == 0)
+        assert len(np.unique(saliency[organs == 8])) == 1
+
+
+@pytest.mark.parametrize("method", methods.__all__)
+def test_every_method_runs_by_its_name(
+    method: str, make: Callable[[str], Bundle], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None is listed in the overlay, and settings of another one are named."""
+    bundle = make("spleen_ct_segmentation")
+    few = {"saliency_num_masks": 12, "saliency_grid_size": 4, "saliency_num_supervoxels": 6}
+    bundle.explain(saliency_dir=str(tmp_path), saliency_method=method, saliency_picture=False, **few)
+    assert sorted(path.name for path in tmp_path.glob("*.nii.gz")) == [
+        f"{case}_saliency.nii.gz" for case in bundle.scans
+    ]
+    (unread,) = [message for message in caplog.messages if message.startswith("nothing reads")]
+    own = own_settings(getattr(methods, method))
+    assert unread.partition(":")[0] == f"nothing reads {', '.join(id for id in few if id[9:] not in own)}"
+
+
+def test_ones_own_method_and_its_setting_as_a_flag(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    bundle = make("spleen_ct_segmentation")
+    own = {"saliency_method": "helpers.own_method.tiles", "saliency_edge": 8, "saliency_picture": False}
+    bundle.explain(saliency_dir=str(tmp_path / "own"), **own)
+    same = {"saliency_method": "sliding_window", "saliency_window_size": 8, "saliency_stride": 8}
+    bundle.explain(saliency_dir=str(tmp_path / "same"), saliency_picture=False, **same)
+    assert voxels(tmp_path / "own") == voxels(tmp_path / "same")
+    assert len(voxels(tmp_path / "own")) == 2
+    # Under an engine: two processes, one after the other here, share the masks.
+    for number in range(2):
+        engine = RankEngine(rank=number, world_size=2, split="masks")
+        bundle.explain(saliency_dir=str(tmp_path / "shared"), saliency_engine=engine, **own)
+    assert voxels(tmp_path / "shared") == voxels(tmp_path / "own")
+
+
+def test_our_own_bundle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its own handler, which explains as well, is left out; the maps are those of its own run with these settings."""
+    for seed in range(2):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    torch.manual_seed(0)
+    torch.save(DenseNet(**SMALL_NET).state_dict(), tmp_path / "weights.pt")
+    rise = {"num_masks": 9, "grid_size": 3, "mask_batch_size": 5}
+    rows = run(tmp_path / "cohort", tmp_path / "run", tmp_path / "weights.pt", method="rise", classes=[1], **rise)
+    settings = {
+        "network_def": {"_target_": "DenseNet", **SMALL_NET},
+        "device": "cpu",
+        "checkpoint": tmp_path / "weights.pt",
+    }
+    settings |= {"dataset_dir": str(tmp_path / "cohort"), "output_dir": str(tmp_path / "explained")}
+    settings |= {"spatial_size": [16, 16, 16], "pixdim": [2.5, 2.5, 2.5], "cache": "none"}
+    monai.bundle.run(
+        run_id="explain",
+        bundle_root=str(BUNDLE),
+        config_file=[str(BUNDLE / "configs" / "inference.yaml"), str(overlay_path("explain"))],
+        saliency_classes=[1],
+        **settings,
+        **{f"saliency_{id}": value for id, value in rise.items()},
+    )
+    maps = tmp_path / "explained" / "saliency"
+    assert sorted(path.name for path in (tmp_path / "explained").iterdir()) == ["saliency"]
+    assert voxels(maps) == voxels(tmp_path / "run")
+    assert [row["score"] for row in rows_of(maps / "summary.csv")] == [row["score"] for row in rows]
+    assert "evaluator (CohortEvaluator) runs DenseNet by" in capfd.readouterr().out
+
+
+def test_a_broken_scan_of_our_own_bundle(tmp_path: Path) -> None:
+    write_scan(tmp_path / "cohort" / "a.nii.gz", (13, 12, 14), LPS)
+    (tmp_path / "cohort" / "b.nii.gz").write_bytes(b"no scan")
+    files = [str(BUNDLE / "configs" / "inference.yaml"), str(overlay_path("explain"))]
+    settings = {"dataset_dir": str(tmp_path / "cohort"), "output_dir": str(tmp_path / "out"), "device": "cpu"}
+    settings |= {"network_def": {"_target_": "DenseNet", **SMALL_NET}, "checkpoint": "", "spatial_size": [16, 16, 16]}
+    with pytest.raises(SystemExit, match=r"error: 1 case without a map, see .*; the first is case b: "):
+        monai.bundle.run(run_id="explain", bundle_root=str(BUNDLE), config_file=files, **settings, saliency_num_masks=3)
+    assert list(voxels(tmp_path / "out" / "saliency")) == ["a_saliency.nii.gz"]
+
+
+def test_the_maps_key(tmp_path: Path) -> None:
+    scan = volume(tmp_path / "scan.nii.gz", (8, 8, 8), AFFINES[1], 0, low=0, high=200)
+    Overlay(tmp_path / "maps", key="why", num_masks=4, picture=False, store_dir="").explain(
+        small_bundle([scan], Brightness())
+    )
+    assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == [
+        ".summary.csv.lock",
+        "scan_why.nii.gz",
+        "summary.csv",
+    ]
+    with pytest.raises(RuntimeError) as raised:
+        Overlay(tmp_path / "no", key="image").explain(small_bundle([scan], Brightness()))
+    assert "`saliency_key` 'image' is a key of the batch, and names the map" in str(root_cause(raised.value))
+
+
 def test_a_sliding_window_model_remembers_its_patches(
     make: Callable[[str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same maps from fewer patches of the network, through the bundle's own inferer."""
     bundle = make("spleen_ct_segmentation")
     windows = {"saliency_method": "sliding_window", "saliency_window_size": 8, "saliency_stride": 8}
+    windows |= {"evaluator::amp": False}  # with it, whole images are run
     bundle.explain(saliency_dir=str(tmp_path / "remembered"), **windows)
     monkeypatch.setattr("monai_saliency.inferers.inferer.remember", lambda *args: None)
     bundle.explain(saliency_dir=str(tmp_path / "plain"), **windows)

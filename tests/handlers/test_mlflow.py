@@ -23,6 +23,7 @@ from helpers.scans import LPS, write_scan
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.store.db import utils
+from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_MLFLOW_SETTINGS
 from monai.networks.nets import DenseNet
 
@@ -104,8 +105,10 @@ def test_what_is_recorded(cohort: Path, tmp_path: Path) -> None:
 
     passed = {"method": "sliding_window", "window_size": "8", "stride": "4", "fill": "0.25", "seed": "7"}
     passed |= {"dataset_dir": str(cohort), "output_dir": str(out), "classes": "all", "spatial_size": "[16, 16, 16]"}
-    passed |= {"device": "cpu", "network": "DenseNet", "num_masks": "1000", "cache_dir": f"{out}/cache"}
+    passed |= {"device": "cpu", "network": "DenseNet", "window_unit": "voxel", "cache_dir": f"{out}/cache"}
     assert passed.items() <= recorded.data.params.items()
+    # A setting of another method is recorded where it was given (seed), and else not (num_masks).
+    assert "num_masks" not in recorded.data.params
 
     by_case = {row["case"]: row for row in rows}
     assert figures_of(recorded) == {
@@ -145,13 +148,16 @@ def test_what_is_recorded(cohort: Path, tmp_path: Path) -> None:
     assert {path for path in outside if out not in path.parents} == set()
 
 
-def test_every_setting_is_recorded() -> None:
-    """What stands above the line of dashes in the config is what users change."""
+def test_every_setting_is_recorded(tmp_path: Path) -> None:
+    """What stands above the line of dashes in the config is what users change; all of it, and nothing else."""
     text = (BUNDLE / "configs" / "inference.yaml").read_text()
     changed = set(yaml.safe_load(text.partition("\n# ------")[0]))
-    recorded = yaml.safe_load(text)["tracker"]["settings"]
+    write_scan(tmp_path / "demo" / "a.nii.gz", (12, 13, 14), LPS)
+    parser = ConfigParser(yaml.safe_load(text) | {"bundle_root": str(tmp_path), "method": "helpers.own_method.tiles"})
+    recorded = parser.get_parsed_content("tracker::settings")
     assert changed - set(recorded) == {"imports", "network_def"}
-    assert all(value == f"@{name}" for name, value in recorded.items())
+    assert set(recorded) - changed == {"edge"}
+    assert (recorded["edge"], recorded["output_dir"], recorded["section"]) == (4, f"{tmp_path}/eval", None)
 
 
 def test_each_run_is_recorded_with_its_failures(cohort: Path, tmp_path: Path) -> None:
