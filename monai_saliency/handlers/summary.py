@@ -1,8 +1,8 @@
-"""The rows of the cohort's tables: one for each map of a case, or for each of its regions."""
+"""The summary of a cohort: a row for each map of a case, and figures over all rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,7 @@ from monai_saliency.storage.files import load_scan
 from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
 from monai_saliency.storage.tables import CaseTable as Summary
 
-__all__ = ["COLUMNS", "REGION_COLUMNS", "Summary", "figures", "region_rows", "summarize"]
-
-REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
+__all__ = ["COLUMNS", "Summary", "figures", "summarize"]
 
 
 def summarize(
@@ -102,49 +100,3 @@ def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, floa
         "peak_in_label": [str(row["peak_in_label"]) == "True" for row in rows if str(row["peak_in_label"])],
     }
     return found | {name: float(np.mean(values)) for name, values in means.items() if values}
-
-
-def region_rows(
-    explanation: Explanation, spacing: Sequence[float] | None = None, names: Mapping[Any, str] | None = None
-) -> list[dict[str, Any]]:
-    """The values of the regions in the maps of a case, as rows of a table.
-
-    Args:
-        explanation: the result of the inferer, with masks made of regions.
-        spacing: the voxel sizes of the explained image in mm, for the volumes. None leaves the volumes empty.
-        names: the name of each region, by label.
-
-    Returns:
-        one dictionary for each map and region, with the keys of :data:`REGION_COLUMNS`: the explained class or output
-        channel; the image channel (if each has a map); the label and name of the region; its value in the map, in the
-        unit of the score (with region occlusion, how far the score fell when the region was hidden); and its volume in
-        ml, on the grid that the network sees.
-
-    Raises:
-        ValueError: when the masks are not made of regions.
-    """
-    regions = explanation.masks.regions
-    if regions is None:
-        raise ValueError("the masks are not made of regions, so no region has a value: use RegionMasks")
-    named = {int(label): name for label, name in (names or {}).items()}
-    index = regions.index.flatten().cpu()
-    counts = index.bincount(minlength=len(regions.values) + 1)
-    # A region of a 2D image has no volume.
-    voxel = float(np.prod(spacing)) / 1000 if spacing is not None and len(spacing) == 3 else None
-    rows = []
-    for (label, channel, _), saliency in zip(explanation.explained, explanation.saliency, strict=True):
-        # The map is constant inside a region, so the mean is its value there.
-        values = index.bincount(saliency.flatten().cpu().double(), minlength=len(counts)) / counts
-        for place, region in enumerate(regions.values, start=1):
-            rows.append(
-                {
-                    "case": explanation.name,
-                    "class": label,
-                    "channel": "" if channel is None else channel,
-                    "region": region,
-                    "name": named.get(int(region), ""),
-                    "saliency": float(values[place]),
-                    "volume_ml": "" if voxel is None else round(int(counts[place]) * voxel, 6),
-                }
-            )
-    return rows

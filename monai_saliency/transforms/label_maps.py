@@ -6,15 +6,28 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from monai.config import KeysCollection
 from monai.transforms import EnsureChannelFirst, LoadImage, MapTransform, ResampleToMatch
 from monai.utils import CommonKeys
 
 from monai_saliency.cases import image_spacing
 from monai_saliency.errors import CaseError
-from monai_saliency.handlers.summary import REGION_COLUMNS, Summary, region_rows
+from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.storage.tables import CaseTable
 
-__all__ = ["LoadRegionsD", "LoadRegionsDict", "LoadRegionsd", "SaveRegionsD", "SaveRegionsDict", "SaveRegionsd"]
+__all__ = [
+    "REGION_COLUMNS",
+    "LoadRegionsD",
+    "LoadRegionsDict",
+    "LoadRegionsd",
+    "SaveRegionsD",
+    "SaveRegionsDict",
+    "SaveRegionsd",
+    "region_rows",
+]
+
+REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
 
 
 class LoadRegionsd(MapTransform):
@@ -79,7 +92,7 @@ class LoadRegionsd(MapTransform):
 class SaveRegionsd(MapTransform):
     """Adds a case's regions to a CSV table: the map's value and the volume of each region.
 
-    The columns are described in :func:`~monai_saliency.handlers.summary.region_rows`.
+    The columns are described in :func:`region_rows`.
 
     Args:
         path: the table's file, such as ``regions.csv``.
@@ -103,7 +116,7 @@ class SaveRegionsd(MapTransform):
         allow_missing_keys: bool = False,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
-        self.table = Summary(path, cases, REGION_COLUMNS)
+        self.table = CaseTable(path, cases, REGION_COLUMNS)
         self.names = names
         self.image_key = image_key
 
@@ -111,6 +124,52 @@ class SaveRegionsd(MapTransform):
         for key in self.key_iterator(dict(data)):
             self.table.add(region_rows(data[key], image_spacing(data[self.image_key][None]), self.names))
         return data
+
+
+def region_rows(
+    explanation: Explanation, spacing: Sequence[float] | None = None, names: Mapping[Any, str] | None = None
+) -> list[dict[str, Any]]:
+    """The values of the regions in the maps of a case, as rows of a table.
+
+    Args:
+        explanation: the result of the inferer, with masks made of regions.
+        spacing: the voxel sizes of the explained image in mm, for the volumes. None leaves the volumes empty.
+        names: the name of each region, by label.
+
+    Returns:
+        one dictionary for each map and region, with the keys of :data:`REGION_COLUMNS`: the explained class or output
+        channel; the image channel (if each has a map); the label and name of the region; its value in the map, in the
+        unit of the score (with region occlusion, how far the score fell when the region was hidden); and its volume in
+        ml, on the grid that the network sees.
+
+    Raises:
+        ValueError: when the masks are not made of regions.
+    """
+    regions = explanation.masks.regions
+    if regions is None:
+        raise ValueError("the masks are not made of regions, so no region has a value: use RegionMasks")
+    named = {int(label): name for label, name in (names or {}).items()}
+    index = regions.index.flatten().cpu()
+    counts = index.bincount(minlength=len(regions.values) + 1)
+    # A region of a 2D image has no volume.
+    voxel = float(np.prod(spacing)) / 1000 if spacing is not None and len(spacing) == 3 else None
+    rows = []
+    for (label, channel, _), saliency in zip(explanation.explained, explanation.saliency, strict=True):
+        # The map is constant inside a region, so the mean is its value there.
+        values = index.bincount(saliency.flatten().cpu().double(), minlength=len(counts)) / counts
+        for place, region in enumerate(regions.values, start=1):
+            rows.append(
+                {
+                    "case": explanation.name,
+                    "class": label,
+                    "channel": "" if channel is None else channel,
+                    "region": region,
+                    "name": named.get(int(region), ""),
+                    "saliency": float(values[place]),
+                    "volume_ml": "" if voxel is None else round(int(counts[place]) * voxel, 6),
+                }
+            )
+    return rows
 
 
 LoadRegionsD = LoadRegionsDict = LoadRegionsd

@@ -11,9 +11,9 @@ from skimage.segmentation import slic
 
 from monai_saliency import ClassScore, Explanation, Supervoxels, region_occlusion, rise, sliding_window
 from monai_saliency.cases import Case
-from monai_saliency.handlers.summary import region_rows
 from monai_saliency.masks.supervoxels import whole_image
 from monai_saliency.transforms import SaveRegionsd
+from monai_saliency.transforms.label_maps import region_rows
 
 TARGET = ClassScore([0], "none")
 LABELS = torch.tensor([[[0, 5, 5], [2, 2, 9]]])
