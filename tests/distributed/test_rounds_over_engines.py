@@ -1,0 +1,102 @@
+"""A method of a user's own, in two rounds, under every engine: the plain run's maps, also after a stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import numpy as np
+import pytest
+from helpers.files import maps
+from helpers.own_bundle import BATCH, forwards, rank, settings
+from helpers.scans import LPS, write_scan
+
+METHOD: dict[str, Any] = {"method": "helpers.two_rounds.two_rounds", "window": 6}
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three scans, and their maps in ``plain``."""
+    folder = tmp_path_factory.mktemp("rounds")
+    for seed in range(3):
+        write_scan(folder / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    explain(folder, "plain")
+    assert len(maps(folder / "plain")) == 3
+    # Of 12^3 voxels: the scan and 8 windows of 6^3, then the 8 of 3^3 in one of them; BATCH rows at a time.
+    assert forwards(folder, "plain") == 3 * (-(-9 // BATCH) + 8 // BATCH)
+    return folder
+
+
+def explain(folder: Path, out: str, **overrides: Any) -> None:
+    given = settings(folder, out)
+    for name in ("num_masks", "grid_size"):
+        del given[name]
+    monai.bundle.run(**given | METHOD | overrides)
+
+
+@pytest.mark.parametrize("split", ["cases", "masks"])
+def test_ranks(cohort: Path, split: str) -> None:
+    """Processes of torchrun, SLURM, Lightning and Accelerate, each after the other."""
+    for number in range(2):
+        explain(cohort, f"ranks {split}", **rank(number, 2, split))
+    assert maps(cohort / f"ranks {split}") == maps(cohort / "plain")
+
+
+def test_slurm(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = {"_target_": "monai_saliency.distributed.SlurmEngine", "split": "masks"}
+    for task in range(3):
+        for name, value in {"TASK_ID": task, "TASK_MIN": 0, "TASK_MAX": 2, "TASK_STEP": 1, "TASK_COUNT": 3}.items():
+            monkeypatch.setenv(f"SLURM_ARRAY_{name}", str(value))
+        explain(cohort, "slurm", saliency_engine=engine)
+    assert maps(cohort / "slurm") == maps(cohort / "plain")
+
+
+def test_torchrun_alone(cohort: Path) -> None:
+    explain(cohort, "torchrun", saliency_engine={"_target_": "monai_saliency.distributed.TorchrunEngine"})
+    assert maps(cohort / "torchrun") == maps(cohort / "plain")
+
+
+def test_devices(cohort: Path) -> None:
+    engine = {"_target_": "monai_saliency.distributed.DevicesEngine", "devices": ["cpu", "cpu"]}
+    explain(cohort, "devices", saliency_engine=engine)
+    assert maps(cohort / "devices") == maps(cohort / "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["cases", "masks"])
+def test_ray(cohort: Path, split: str) -> None:
+    engine = {"_target_": "monai_saliency.distributed.RayEngine", "max_workers": 2, "split": split}
+    explain(cohort, f"ray {split}", saliency_engine=engine)
+    assert maps(cohort / f"ray {split}") == maps(cohort / "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["cases", "masks"])
+def test_lightning(cohort: Path, split: str) -> None:
+    target = "monai_saliency.distributed.lightning.LightningEngine"
+    engine = {"_target_": target, "accelerator": "cpu", "devices": 1, "split": split}
+    explain(cohort, f"lightning {split}", saliency_engine=engine)
+    assert maps(cohort / f"lightning {split}") == maps(cohort / "plain")
+
+
+@pytest.mark.slow
+def test_accelerate(cohort: Path) -> None:
+    engine = {"_target_": "monai_saliency.distributed.accelerate.AccelerateEngine", "split": "masks"}
+    explain(cohort, "accelerate", saliency_engine=engine)
+    assert maps(cohort / "accelerate") == maps(cohort / "plain")
+
+
+def test_a_run_that_was_stopped_in_the_second_round(cohort: Path) -> None:
+    """Of each case, all batches but one are found on disk: the one that holds the unperturbed image."""
+    explain(cohort, "resumed")
+    before = forwards(cohort, "resumed")
+    for scores in (cohort / "resumed" / "scores").rglob("0-16.npy"):
+        found = np.load(scores)
+        np.save(scores.with_name("0-11.npy"), found[:11])  # the first round, and 3 of the second
+        scores.unlink()
+    for path in (cohort / "resumed").glob("*.nii.gz"):
+        path.unlink()
+    explain(cohort, "resumed")
+    assert maps(cohort / "resumed") == maps(cohort / "plain")
+    assert forwards(cohort, "resumed") - before == 3 * (1 + 2)
