@@ -1,0 +1,265 @@
+"""A cached dataset whose cache is damaged or full, or whose items cannot be cached."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import resource
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.cached_cohort import Logged, all_once, dataset, digest, expected, in_children, preprocessing
+from helpers.caches import FILED, KINDS, behind
+from helpers.items import assert_same
+from helpers.warned import our_warnings
+from monai.transforms import (
+    Compose,
+    Lambdad,
+    MapTransform,
+)
+
+from monai_saliency.data.cached_dataset import cohort_dataset
+from monai_saliency.data.cohort import find_cases
+from monai_saliency.storage import backends
+from monai_saliency.storage.backends import DiskBackend
+
+
+class Object(MapTransform):
+    def __call__(self, data: Any) -> Any:
+        return {**data, "odd": object()}
+
+
+def plus_one(x: Any) -> Any:
+    return x + 1
+
+
+class Evil:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def poisons(marker: Path) -> list[bytes]:
+    saved = io.BytesIO()
+    torch.save(Evil(marker), saved)
+    old = io.BytesIO()
+    torch.save(Evil(marker), old, _use_new_zipfile_serialization=False)
+    array = io.BytesIO()
+    np.save(array, np.array([Evil(marker)], dtype=object), allow_pickle=True)
+    return [pickle.dumps(Evil(marker)), saved.getvalue(), old.getvalue(), array.getvalue()]
+
+
+@pytest.mark.parametrize("cache", FILED)
+def test_damaged_entries(cohort: Path, cache: str, computed: Any, tmp_path: Path) -> None:
+    """Each is computed again, reported once, repaired, and runs nothing."""
+    uncached = expected(cohort)
+    first = dataset(cohort, cache)
+    list(first)
+    key, other = (first._key(first.data[i]) for i in range(2))
+    good = bytes(behind(first.backend).get(key) or b"")
+    marker = tmp_path / "poisoned"
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 16
+    damaged = [good[:-1], good[: len(good) // 2], bytes(flipped), bytes(len(good)), b"", good + b"x"]
+    damaged += [bytes(behind(first.backend).get(other) or b""), *poisons(marker)]
+    computed()
+    for data in damaged:
+        behind(first.backend).put(key, data)
+        items = dataset(cohort, cache)
+        with pytest.warns(UserWarning, match="is damaged, and is computed again"):
+            assert_same(items[0], uncached[0])
+        assert computed() == {"a": 1}
+        for again in (items, dataset(cohort, cache)):
+            assert_same(again[0], uncached[0])
+        assert computed() == {}
+        assert bytes(behind(first.backend).get(key) or b"") == good
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_damaged_database(cohort: Path, computed: Any, tmp_path: Path, poisoned: bool) -> None:
+    """A file that is no database, or lost its end, is set aside: reading it would end the process."""
+    uncached = expected(cohort)
+    list(dataset(cohort, "lmdb"))
+    file = cohort.parent / "cache" / "cache.lmdb"
+    backends._before_fork()
+    backends._after_fork()
+    whole = file.read_bytes()
+    marker = tmp_path / "poisoned"
+    contents = poisons(marker) if poisoned else [whole[:-4096], whole[:9000], whole[:50], bytes(20000)]
+    for content in contents:
+        with open(file, "r+b") as opened:
+            opened.truncate()
+            opened.write(content)
+        items = dataset(cohort, "lmdb")
+        computed()
+        with pytest.warns(UserWarning, match="is not an LMDB database .*renamed to"):
+            list(items)
+        assert computed() == all_once()
+        for item, reference in zip(dataset(cohort, "lmdb"), uncached, strict=True):
+            assert_same(item, reference)
+        assert computed() == {}
+        backends._before_fork()
+        backends._after_fork()
+    assert not marker.exists()
+
+
+def test_a_database_removed_while_open(cohort: Path, computed: Any) -> None:
+    list(dataset(cohort, "lmdb"))
+    shutil.rmtree(cohort.parent / "cache")
+    items = dataset(cohort, "lmdb")
+    list(items)
+    assert computed() == all_once(2)
+    list(dataset(cohort, "lmdb"))
+    assert computed() == {}
+
+
+@contextmanager
+def as_nobody() -> Iterator[Path]:
+    """A folder that root may not simply write to, as root is not who we are."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    changed = os.geteuid() == 0
+    if changed:
+        os.seteuid(65534)
+    try:
+        yield folder
+    finally:
+        if changed:
+            os.seteuid(0)
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="no user ids here")
+@pytest.mark.parametrize("cache", FILED)
+def test_read_only_cache(cohort: Path, cache: str, computed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said once; every item comes all the same."""
+    uncached = expected(cohort)
+    items = dataset(cohort, cache, transform=Compose([FromMemory("image", [item["image"] for item in uncached])]))
+    with as_nobody() as folder:
+        if os.geteuid() != 65534:
+            folder.chmod(0o555)
+        behind(items.backend).__init__(  # type: ignore[misc]
+            folder / "cache" if cache != "lmdb" else folder / "cache" / "cache.lmdb"
+        )
+        with pytest.warns(UserWarning, match="^preprocessed scans cannot be (read|written) in the cache") as caught:
+            found = list(items) + list(items)
+        assert len(our_warnings(caught)) == 1
+    for item, reference in zip(found, uncached * 2, strict=True):
+        assert_same(item["image"], reference["image"])
+
+
+class FromMemory(MapTransform):
+    """Loads without the file system."""
+
+    def __init__(self, keys: str, images: list[Any]) -> None:
+        super().__init__(keys)
+        self.images = images
+
+    def __call__(self, data: Any) -> Any:
+        return {"image": self.images["abcd".index(data["case"])].clone()}
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="no user ids here")
+def test_unreadable_entry(cohort: Path) -> None:
+    uncached = expected(cohort)
+    items = dataset(cohort, "disk", transform=Compose([FromMemory("image", [item["image"] for item in uncached])]))
+    with as_nobody() as folder:
+        if os.geteuid() == 65534:
+            os.seteuid(0)
+            folder.chmod(0o777)
+            os.seteuid(65534)
+        backend = items.backend = DiskBackend(folder)
+        items[0]
+        (entry,) = (path for path in folder.rglob("*") if path.is_file())
+        assert entry == backend.path(items._key(items.data[0]))
+        entry.chmod(0o000)
+        with pytest.warns(UserWarning, match="cannot be read in the cache, .*Permission denied"):
+            assert_same(items[0]["image"], uncached[0]["image"])
+        # It was replaced.
+        assert os.access(entry, os.R_OK)
+
+
+@pytest.mark.parametrize("cache", FILED)
+def test_full_disk(cohort: Path, cache: str) -> None:
+    """A limit on the size of files, which the kernel enforces as it does a full disk. In a child, where it may stay."""
+    uncached = [digest(item) for item in expected(cohort)]
+
+    def child() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            items = dataset(cohort, cache)
+            assert [digest(item) for item in items] + [digest(item) for item in items] == uncached * 2
+        (warning,) = our_warnings(caught)
+        assert "preprocessed scans cannot be" in warning
+
+    in_children([child])
+    # Nothing half written is left.
+    assert not [path for path in (cohort.parent / "cache").rglob("*") if path.is_file() and "lmdb" not in path.name]
+    assert [digest(item) for item in dataset(cohort, cache)] == uncached
+
+
+def test_cache_dir_is_a_file(cohort: Path) -> None:
+    (cohort.parent / "cache").write_text("x")
+    for cache in FILED:
+        items = dataset(cohort, cache)
+        with pytest.warns(UserWarning, match="cannot be (read|written) .*Make room, .* choose another `cache_dir`"):
+            assert len(list(items)) == 4
+
+
+@pytest.mark.parametrize("cache", KINDS)
+def test_a_lambda_is_not_cached(cohort: Path, cache: str, computed: Any) -> None:
+    """Nor what follows it; what stands before it is."""
+    for number in (1, 2):
+        transform = preprocessing(Lambdad("image", lambda x, n=number: x + n), Lambdad("image", plus_one))
+        with pytest.warns(UserWarning, match=r"transform 9 of 10, Lambdad, is not cached, .*a lambda \(.*<lambda>\)"):
+            items = dataset(cohort, cache, transform)
+        for _ in range(2):
+            for item, reference in zip(items, expected(cohort), strict=True):
+                assert torch.equal(item["image"].as_tensor(), reference["image"].as_tensor() + number + 1)
+        assert computed() == all_once(3 if cache == "memory" or number == 1 else 2)
+
+
+def test_named_functions_are_cached(cohort: Path, computed: Any) -> None:
+    for _ in range(2):
+        list(dataset(cohort, "disk", preprocessing(Lambdad("image", plus_one))))
+    assert computed() == all_once()
+
+
+def test_plain_callables_run_at_each_read(cohort: Path, computed: Any) -> None:
+    with pytest.warns(
+        UserWarning, match="plus_one, is not cached, .* it is not a monai Transform, so it may be random"
+    ):
+        dataset(cohort, "memory", Compose([Logged("image"), plus_one]))
+    assert cohort_dataset(find_cases(cohort), Compose([Lambdad("image", lambda x: x)]), "none")[0]["case"] == "a"
+
+
+def test_items_that_cannot_be_stored(cohort: Path, computed: Any) -> None:
+    items = dataset(cohort, "disk", preprocessing(Object("image")))
+    with pytest.warns(
+        UserWarning, match=r"cannot be stored: item\['odd'\] is of type builtins.object"
+    ) as caught:
+        assert all("odd" in item for item in [*items, *items])
+    assert len(our_warnings(caught)) == 1
+    assert computed() == all_once(2)
+
+
+def test_cases_that_cannot_be_told(cohort: Path) -> None:
+    cases = [{**case, "loader": lambda: 1} for case in find_cases(cohort)]
+    items = cohort_dataset(cases, preprocessing(), "memory")
+    with pytest.warns(UserWarning, match="cases are not cached, since they cannot be identified: a lambda"):
+        assert len(list(items)) == 4

@@ -1,0 +1,219 @@
+"""A cached dataset in several threads and processes at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.cached_cohort import (
+    Logged,
+    WaitsIn,
+    all_once,
+    dataset,
+    digest,
+    expected,
+    in_children,
+    preprocessing,
+    wait_for,
+)
+from helpers.caches import FILED, KINDS, in_threads
+from helpers.paths import ROOT, TESTS
+from monai.transforms import (
+    Compose,
+    RandomizableTransform,
+)
+from torch.utils.data import DataLoader
+
+from monai_saliency.data.cached_dataset import CachedDataset, cohort_dataset
+from monai_saliency.data.cohort import find_cases
+from monai_saliency.storage.backends import LMDBBackend
+
+
+class Draws(RandomizableTransform):
+    """Draws, and looks a moment later what it drew."""
+
+    def __call__(self, data: Any) -> Any:
+        self.drawn = drawn = self.R.random()
+        time.sleep(0.01)
+        return {**data, "drawn": (drawn, self.drawn)}
+
+
+def only(batch: list[Any]) -> Any:
+    return batch[0]
+
+
+class Digests(torch.utils.data.Dataset):
+    """What a worker process reads, as seen there."""
+
+    def __init__(self, items: CachedDataset) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> str:
+        return digest(self.items[index])
+
+
+def test_a_second_python_run(cohort: Path, computed: Any) -> None:
+    uncached = [digest(item) for item in expected(cohort)]
+    for cache in FILED:
+        list(dataset(cohort, cache, cache_dir=cohort.parent / cache))
+    computed()
+    code = f"from helpers.cached_cohort import print_digests; print_digests({str(cohort)!r})"
+    path = os.pathsep.join([str(TESTS), str(ROOT)])
+    run = subprocess.run(
+        [sys.executable, "-W", "error:cached", "-c", code],
+        env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "5"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert [line.split() for line in run.stdout.splitlines()] == [uncached] * 3
+    assert computed() == {}
+
+
+@pytest.mark.parametrize("cache", KINDS)
+def test_two_threads(cohort: Path, cache: str, computed: Any) -> None:
+    """Each case is computed once, whoever comes first."""
+    uncached = [digest(item) for item in expected(cohort)]
+    computed()
+    shared = dataset(cohort, cache)
+    found: list[list[str]] = []
+
+    def read() -> None:
+        loader = DataLoader(shared, batch_size=1, collate_fn=only, num_workers=0)
+        found.append([digest(item) for _ in range(3) for item in loader])
+
+    in_threads([read, read])
+    assert found == [uncached * 3] * 2
+    assert computed() == all_once()
+    assert not shared._locks
+
+
+@pytest.mark.parametrize("cache", KINDS)
+def test_two_worker_processes(cohort: Path, cache: str, computed: Any) -> None:
+    """Started while this process's threads use the cache too."""
+    uncached = [digest(item) for item in expected(cohort)]
+    computed()
+    shared = dataset(cohort, cache)
+    stop = threading.Event()
+
+    def read_on() -> None:
+        while not stop.is_set():
+            shared[3]
+
+    thread = threading.Thread(target=read_on)
+    thread.start()
+    try:
+        for _ in range(2):
+            assert list(DataLoader(Digests(shared), batch_size=None, num_workers=2)) == uncached
+    finally:
+        stop.set()
+        thread.join()
+    assert [digest(item) for item in shared] == uncached
+    if cache in {"disk", "lmdb"}:
+        # Two processes may both be first, but none computes what it finds.
+        assert max(computed().values()) <= 3
+        assert [
+            digest(item) for item in DataLoader(shared, batch_size=None, num_workers=2, collate_fn=None)
+        ] == uncached
+        assert computed() == {}
+
+
+def test_draws_of_two_threads_stay_apart(cohort: Path) -> None:
+    items = cohort_dataset(find_cases(cohort), Compose([Logged("image"), Draws()]), "memory")
+    found: list[tuple[float, float]] = []
+    in_threads([lambda: found.extend(item["drawn"] for item in items)] * 2)
+    assert len({first for first, _ in found}) == 8
+    assert all(first == later for first, later in found)
+
+
+def test_a_fork_while_a_scan_is_computed(cohort: Path) -> None:
+    """The child does not wait for a thread that did not follow it."""
+    signs = [str(cohort.parent / name) for name in ("started", "go_on")]
+    items = dataset(cohort, "memory", preprocessing(WaitsIn(os.getpid(), *signs)))
+    thread = threading.Thread(target=lambda: items[0])
+    thread.start()
+    wait_for(Path(signs[0]).exists)
+    try:
+        in_children([lambda: items[0]])
+    finally:
+        Path(signs[1]).touch()
+        thread.join()
+
+
+@pytest.mark.parametrize("cache", FILED)
+def test_two_processes_on_one_cache(cohort: Path, cache: str, computed: Any) -> None:
+    uncached = [digest(item) for item in expected(cohort)]
+    own = dataset(cohort, cache)
+    computed()
+
+    def child() -> None:
+        items = dataset(cohort, cache)
+        for _ in range(5):
+            assert [digest(item) for item in items] == uncached
+
+    in_children([child, child])
+    assert max(computed().values()) <= 2
+    assert [digest(item) for item in own] == uncached
+    assert computed() == {}
+    assert not list((cohort.parent / "cache").rglob(".tmp-*"))
+
+
+def test_two_datasets_share_a_database(cohort: Path, computed: Any) -> None:
+    """LMDB forbids a process to open it twice; whatever the path is written like, it does not."""
+    one = dataset(cohort, "lmdb")
+    two = dataset(cohort, "lmdb", cache_dir=cohort / ".." / "cache")
+    (cohort.parent / "link").symlink_to(cohort.parent / "cache")
+    three = dataset(cohort, "lmdb", cache_dir=cohort.parent / "link")
+    for items in (one, two, three, one):
+        assert len(list(items)) == 4
+    assert computed() == all_once()
+
+
+def test_database_grows(cohort: Path, computed: Any) -> None:
+    """Beyond its first size, in threads, and in a process that did not make it grow."""
+    database = LMDBBackend(cohort.parent / "cache" / "x.lmdb", map_size=1 << 16)
+    other = LMDBBackend(cohort.parent / "cache" / "x.lmdb")
+    payload = {f"{number:064d}": os.urandom(20000 + number) for number in range(30)}
+
+    started, go_on = (cohort.parent / name for name in ("started", "go_on"))
+
+    def child() -> None:
+        started.touch()
+        wait_for(go_on.exists)
+        for key, data in payload.items():
+            database.put(f"c{key[1:]}", data)
+
+    def write(keys: list[str]) -> None:
+        for key in keys:
+            database.put(key, payload[key])
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    wait_for(started.exists)
+    # Open here while the child makes it grow.
+    database.put("0" * 64, b"first")
+    go_on.touch()
+    process.join()
+    assert process.exitcode == 0
+    assert len(database.get(f"c{'29':0>63}") or b"") == 20029
+    keys = list(payload)
+    in_threads([lambda: write(keys[::2]), lambda: write(keys[1::2])])
+    for key, data in payload.items():
+        assert database.get(key) == data
+        assert other.get(f"c{key[1:]}") == data
+    small = dataset(cohort, "lmdb", map_size=1 << 16)
+    list(small)
+    computed()
+    list(small)
+    assert computed() == {}

@@ -1,0 +1,129 @@
+"""A small cohort, its preprocessing and a cached dataset of it, which count what they compute."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from monai.transforms import (
+    Compose,
+    EnsureChannelFirstd,
+    LoadImaged,
+    MapTransform,
+    NormalizeIntensityd,
+    Orientationd,
+    ResizeWithPadOrCropd,
+    Spacingd,
+)
+
+from helpers.caches import FILED
+from monai_saliency.data.cached_dataset import CachedDataset, cohort_dataset
+from monai_saliency.data.cohort import find_cases
+from monai_saliency.storage.serialization import encode
+from monai_saliency.transforms import CheckScand
+
+AFFINE = np.array([[-1.5, 0.2, 0, 10], [0.1, 2, 0, -20], [0, 0, 2.5, 5], [0, 0, 0, 1]])
+
+
+class Logged(MapTransform):
+    """Writes each case that it sees to a file, so that computations are counted in all processes."""
+
+    def __call__(self, data: Any) -> Any:
+        with open(os.environ["COMPUTED"], "a") as log:
+            log.write(f"{data['case']}\n")
+        return data
+
+
+class Edits(MapTransform):
+    def __call__(self, data: Any) -> Any:
+        data["notes"].append("seen")
+        return data
+
+
+class WaitsIn(MapTransform):
+    """Waits, but only in one process."""
+
+    def __init__(self, process: int, started: str, go_on: str) -> None:
+        super().__init__("image")
+        self.process, self.started, self.go_on = process, Path(started), Path(go_on)
+
+    def __call__(self, data: Any) -> Any:
+        if os.getpid() == self.process:
+            self.started.touch()
+            wait_for(self.go_on.exists)
+        return data
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def preprocessing(*more: Any, pixdim: float = 2.0, load: bool = True) -> Compose:
+    return Compose(
+        [
+            Logged("image"),
+            LoadImaged("image", dtype="float32"),
+            EnsureChannelFirstd("image"),
+            CheckScand("image"),
+            Orientationd("image", axcodes="RAS", labels=None),
+            Spacingd("image", pixdim=[pixdim] * 3, mode="bilinear"),
+            ResizeWithPadOrCropd("image", spatial_size=[12, 14, 12]),
+            NormalizeIntensityd("image", nonzero=True, channel_wise=True),
+            *more,
+        ]
+    )
+
+
+def scan(path: Path, seed: int) -> None:
+    volume = np.random.default_rng(seed).random((11, 12, 13), dtype=np.float32)
+    nib.save(nib.Nifti1Image(volume, AFFINE), path)
+
+
+def dataset(cohort: Path, cache: str, transform: Any = None, **options: Any) -> CachedDataset:
+    options = {"cache_dir": cohort.parent / "cache"} | options
+    # Not `transform or ...`: the length of a Compose seeds the random transforms nested in it anew.
+    transform = preprocessing() if transform is None else transform
+    return cohort_dataset(find_cases(cohort), transform, cache, **options)
+
+
+def digest(item: Any) -> str:
+    return hashlib.sha256(encode(item, "")).hexdigest()
+
+
+def expected(cohort: Path, transform: Any = None) -> list[Any]:
+    return list(dataset(cohort, "none", transform))
+
+
+def all_once(count: int = 1) -> Counter[str]:
+    return Counter(dict.fromkeys("abcd", count))
+
+
+def print_digests(folder: str) -> None:
+    """What each cache on disk gives, in another Python process."""
+    for cache in FILED:
+        print(" ".join(digest(item) for item in dataset(Path(folder), cache, cache_dir=Path(folder).parent / cache)))
+
+
+def in_children(works: list[Callable[[], None]]) -> None:
+    """Run in forked processes at once."""
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=work) for work in works]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(30)
+        if child.is_alive():
+            child.kill()
+            child.join()
+    assert [child.exitcode for child in children] == [0] * len(children)
