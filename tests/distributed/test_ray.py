@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers import fork_server
 from helpers.all_pairs import all_pairs
 from helpers.files import rows_of, voxels
 from helpers.layouts import LAYOUTS, Bundle
@@ -45,14 +46,19 @@ OVERLAY = str(overlay_path("ray"))
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """One Ray for the tests that are not about how it is started."""
+    """One Ray for the tests that are not about how it is started; its workers are forked."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("RAY_worker_niceness", "0")  # or whatever else the machine does comes first
         patch.setenv("PYTHONPATH", os.pathsep.join(entry for entry in sys.path if entry))
         ray.init(
-            address="local", num_cpus=4, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=100 * 2**20,
+            log_to_driver=False,
+            runtime_env={"py_executable": fork_server.python()},
         )
     yield
     ray.shutdown()
@@ -270,7 +276,7 @@ def test_a_case_that_ends_its_process_does_not_go_on_for_ever(tmp_path: Path, mo
 @pytest.mark.usefixtures("cluster")
 def test_a_pool_that_may_grow_does(tmp_path: Path) -> None:
     scans(tmp_path, 8)
-    monai.bundle.run(**shared(tmp_path, "out", 1.0, saliency_min_workers=1, saliency_max_workers=2))
+    monai.bundle.run(**shared(tmp_path, "out", 0.5, saliency_min_workers=1, saliency_max_workers=2))
     locks = [path.read_text() for path in (tmp_path / "out" / "scores").glob("*/lock")]
     assert len(locks) == 8
     assert len(set(locks)) == 2  # each names its process
@@ -312,7 +318,7 @@ def test_a_cohort_that_actors_cannot_make_is_refused() -> None:
         ({"num_cpus": 0}, "`num_cpus` must be a number above 0, got 0"),
         ({"num_gpus": -1}, "`num_gpus` must be a number above 0, got -1"),
         ({"cases_per_call": 0}, "`cases_per_call` must be a whole number of at least 1, got 0"),
-        ({"split": "scans"}, r"`split` must be one of \['auto', 'cases', 'masks'\], got 'scans'"),
+        ({"split": "scans"}, "`split` must be one of ['auto', 'cases', 'masks'], got 'scans'"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], match: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from contextlib import ExitStack
 
 import pytest
+from helpers import fork_server
 
 from monai_saliency.handlers.background import Background
 
@@ -127,7 +125,6 @@ for piece in range(3):
     background.submit(lambda: (time.sleep(0.3), print("piece")), ExitStack())
 raise SystemExit("ended")
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    ended = fork_server.run(["-c", code])
     assert (ended.returncode, ended.stdout) == (1, "piece\n" * 3)
     assert ended.stderr.splitlines()[-1] == "ended"
