@@ -83,7 +83,7 @@ class Side:
     """One side's runs.
 
     Attributes:
-        commit: the revision, or "" for a checkout with changes.
+        commit: the revision; "" for the checkout as it is.
         code: the checkout that made them.
         out: the folder they were written to. Errors and lists in the files name both.
     """
@@ -105,14 +105,8 @@ def make(side: Side, group: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     for part in GROUPS[group]:
-        command = [
-            sys.executable,
-            *LAUNCHERS.get(part.split("-")[0], []),
-            str(RUNS),
-            part,
-            "--renames",
-            json.dumps(RENAMES),
-        ]
+        launcher = LAUNCHERS.get(part.split("-")[0], [])
+        command = [sys.executable, *launcher, str(RUNS), part, "--renames", json.dumps(RENAMES)]
         command += ["--code", side.code, "--out", side.out, "--inputs", str(inputs)]
         _call(command, out / f"{part}.log", ENVIRONMENT | {"PYTHONPATH": side.code})
     (out / f"{group}.json").write_text(json.dumps(asdict(side)))

@@ -82,7 +82,7 @@ class Side:
             name: the run's folder below ``out``; the settings must name it too.
             files: the config files.
             maps: how many maps the folder must hold afterwards; None where other processes must add theirs.
-            ends: ``"done"``, or the name of the exception that the first process must raise.
+            ends: ``"done"``, or the root cause's class where the first process must raise.
             run_id: the config's id to run.
             settings: config ids and their values.
 
@@ -95,9 +95,12 @@ class Side:
         try:
             monai.bundle.run(run_id=run_id, config_file=list(files), **settings)
             ended = "done"
-        except (Exception, SystemExit) as error:
-            ended = type(error).__name__
+        except (Exception, SystemExit) as raised:
+            error: BaseException = raised
             traceback.print_exc()
+            while error.__cause__ is not None:
+                error = error.__cause__
+            ended = type(error).__name__
         print(f"unchanged: {name} took {time.perf_counter() - start:.1f} s, {ended}", flush=True)
         first = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
         # Only the first process reports cases that failed.
@@ -381,7 +384,7 @@ def overlay(side: Side) -> None:
     folder = side.out / "overlay" / f"{REFUSED}.rise"
     files = [str(config), side.overlay("explain")]
     refused = {"bundle_root": str(folder), "saliency_dir": str(folder)}
-    side.run(f"overlay/{REFUSED}.rise", files, 0, "RuntimeError", "explain", **refused)
+    side.run(f"overlay/{REFUSED}.rise", files, 0, "ValueError", "explain", **refused)
 
 
 # Engines --------------------------------------------------------------------------------------------------------------
