@@ -1,6 +1,6 @@
 """Does this checkout make the same maps and tables as another revision, to the byte?
 
-    python tests/benchmarks/unchanged.py BEFORE_REV [--only demo,overlay,engines] [--before-dir DIR]
+    python tests/benchmarks/unchanged.py BEFORE_REV [--only demo,overlay,engines] [--before-dir DIR] [--ignore error]
 
 Runs the demo cohort, every bundle of ``tests/bundles`` with the overlay, and every engine with two workers; first with
 the code of BEFORE_REV (in a temporary git worktree), then with the code of the checkout that this file lies in,
@@ -17,6 +17,7 @@ What is compared, file by file:
 - ``*.csv``: all columns but ``seconds``, and ``forwards`` where several processes share the masks of a case at once:
   whoever makes the map enters its own count there, and that is whoever comes last.
 
+``--ignore`` names further columns, such as ``error`` of ``failures.csv`` where error texts were reworded on purpose.
 Left out are caches, locks, and the entry ``reference`` of the demo cohort's ``dataset.json``, which names a module.
 """
 
@@ -134,9 +135,15 @@ def made(out: Path, group: str) -> Side | None:
     return Side(**json.loads(record.read_text())) if record.exists() else None
 
 
-def contents(folder: Path, side: Side) -> dict[str, bytes]:
-    """What is compared of a run's folder, by the file's path below it. Tables are JSON lists of rows."""
-    ignored = {"seconds", "forwards"} if RACE.match(folder.name) else {"seconds"}
+def contents(folder: Path, side: Side, ignored: Collection[str] = ()) -> dict[str, bytes]:
+    """What is compared of a run's folder, by the file's path below it. Tables are JSON lists of rows.
+
+    Args:
+        folder: the run's.
+        side: who made it.
+        ignored: columns of tables to leave out, beside those that differ from run to run.
+    """
+    ignored = {"seconds", *ignored, *(["forwards"] if RACE.match(folder.name) else [])}
     found = {}
     scores: dict[Path, dict[str, dict[str, bytes]]] = {}
     for path in sorted(folder.rglob("*")):
@@ -213,12 +220,13 @@ def _voxels(name: str, content: bytes) -> np.ndarray:
     return np.asanyarray(nib.Nifti1Image.from_bytes(content).dataobj)
 
 
-def compare(group: str, folders: Sequence[Path]) -> tuple[int, int]:
+def compare(group: str, folders: Sequence[Path], ignored: Collection[str] = ()) -> tuple[int, int]:
     """Compare the runs of a group, and print a line for each.
 
     Args:
         group: its name.
         folders: where each side's files lie now.
+        ignored: columns of tables to leave out.
 
     Returns:
         how many files were compared, and how many differ.
@@ -228,7 +236,7 @@ def compare(group: str, folders: Sequence[Path]) -> tuple[int, int]:
     compared = different = 0
     for name in names:
         before, after = (
-            contents(folder / group / name, side) for folder, side in zip(folders, sides, strict=True) if side
+            contents(folder / group / name, side, ignored) for folder, side in zip(folders, sides, strict=True) if side
         )
         lines = differences(before, after)
         count = len(before.keys() | after.keys())
@@ -261,6 +269,7 @@ def main() -> None:
     parser.add_argument("before", metavar="BEFORE_REV", help="a git revision")
     parser.add_argument("--only", default=",".join(GROUPS), help="groups of runs, with commas between them")
     parser.add_argument("--before-dir", type=Path, help="keeps the files of BEFORE_REV for further calls")
+    parser.add_argument("--ignore", default="", help="columns of tables to leave out, with commas between them")
     args = parser.parse_args()
     groups = args.only.split(",")
     if unknown := set(groups) - GROUPS.keys():
@@ -286,7 +295,7 @@ def main() -> None:
             middle = time.perf_counter()
             make(Side("", str(ROOT), str(folders[1])), group)
             print(f"{group}: {middle - start:.0f} s before, {time.perf_counter() - middle:.0f} s after", flush=True)
-            count, unequal = compare(group, folders)
+            count, unequal = compare(group, folders, args.ignore.split(","))
             compared, different = compared + count, different + unequal
     if different:
         print(f"{different} of {compared} files differ from {args.before}: see {folders[0]} and {folders[1]}")
