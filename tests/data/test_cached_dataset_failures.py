@@ -250,9 +250,7 @@ def test_plain_callables_run_at_each_read(cohort: Path, computed: Any) -> None:
 
 def test_items_that_cannot_be_stored(cohort: Path, computed: Any) -> None:
     items = dataset(cohort, "disk", preprocessing(Object("image")))
-    with pytest.warns(
-        UserWarning, match=r"cannot be stored: item\['odd'\] is of type builtins.object"
-    ) as caught:
+    with pytest.warns(UserWarning, match=r"cannot be stored: item\['odd'\] is of type builtins.object") as caught:
         assert all("odd" in item for item in [*items, *items])
     assert len(our_warnings(caught)) == 1
     assert computed() == all_once(2)
