@@ -11,15 +11,22 @@ import pydoc
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from helpers import fork_server
+from helpers.files import voxels
+from helpers.layouts import Bundle
 from helpers.paths import BUNDLE, ROOT, TESTS
 from helpers.source import Module, code_lines, is_private, modules
-from monai.bundle import ComponentLocator
+from monai.bundle import ComponentLocator, ConfigParser
+
+from monai_saliency import PerturbationInferer, methods
+from monai_saliency.__main__ import main
+from monai_saliency.bundle.command import from_environment
 
 #: From bottom to top: a room imports only from rooms to the left of it.
 ROOMS = (
@@ -244,6 +251,41 @@ def test_imports_where_unix_is_missing() -> None:
 
 
 # Methods are written in one place. ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A method that stands in ``methods.py`` alone, and so is listed nowhere else; its name."""
+
+    def probe(edge: int = 3, *, target: Any, estimator: Any = None, **settings: Any) -> PerturbationInferer:
+        return methods.sliding_window(edge, edge, target=target, estimator=estimator, **settings)
+
+    monkeypatch.setattr(methods, "probe", probe, raising=False)
+    monkeypatch.setattr(methods, "__all__", [*methods.__all__, "probe"])
+    return "probe"
+
+
+def test_a_method_is_found_by_its_name(
+    probe: str, make: Callable[[str], Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In our own bundle, the overlay, the SLURM job and the command line, with its own setting; no file lists it."""
+    config = ConfigParser(ConfigParser.load_config_file(BUNDLE / "configs" / "inference.yaml"))
+    config.update({"method": probe, "edge": 5})
+    config.get_parsed_content("imports")
+    assert config.get_parsed_content("saliency_inferer").masks.window_size == 5
+
+    bundle = make("spleen_ct_segmentation")
+    for folder, chosen in (("probe", {"method": probe, "edge": 8}), ("same", {"window_size": 8, "stride": 8})):
+        chosen = {"method": "sliding_window", "picture": False, "dir": str(tmp_path / folder)} | chosen
+        bundle.explain(**{f"saliency_{name}": value for name, value in chosen.items()})
+    assert voxels(tmp_path / "probe") == voxels(tmp_path / "same") != {}
+
+    given = {"METHOD": probe, "EDGE": "5", "BUNDLE_ROOT": str(BUNDLE)}
+    assert {"--method=probe", "--edge=5"} < {*from_environment(given)}
+    assert {"--saliency_method=probe", "--saliency_edge=5"} < {*from_environment(given | {"RUN_ID": "explain"})}
+
+    main(["methods"])
+    assert "\nprobe: " in capsys.readouterr().out
 
 
 # How long a text may be, and what it may not name. --------------------------------------------------------------------
