@@ -1,4 +1,4 @@
-"""Perturbed images as an iterable dataset, for those who run the network themselves."""
+"""Perturbed images as an iterable dataset, for programs that run the network themselves."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ __all__ = ["PerturbedImages"]
 
 
 class PerturbedImages(IterableDataset):
-    """The images that a network sees while a cohort is explained, one by one, to the bit those of the inferer.
+    """The perturbed images of a cohort, one by one, equal to the bit to the images that the inferer makes.
 
-    Every (case, mask) is given exactly once over all ranks and all loader workers, whatever their numbers: they share
-    the units of work that all engines share (:mod:`monai_saliency.sharding`). Masks of a case are shared by the
-    inferer's
-    network batches (``mask_batch_size``), since that is how they are rendered.
+    Each pair of a case and a mask appears exactly once over all ranks and all workers of a loader. They share the units
+    of work in the same way as all engines (:mod:`monai_saliency.sharding`). The masks of a case are divided between
+    network batches of the inferer (``mask_batch_size``), since masks are rendered batch by batch.
 
-    It needs no process group, and finds one that is there when the iteration begins, or when a loader starts its
-    workers; each rank must have the same number of these. A loader of it must not be sharded once more: do not hand it
-    to ``Accelerator.prepare``. Lightning leaves it alone.
+    A process group is not needed. If there is one when the iteration begins, or when a loader starts its workers, it is
+    used. Each rank must have the same number of workers. Do not shard a loader of this dataset again: never give it to
+    ``Accelerator.prepare``. Lightning does not shard it.
 
     Example::
 
@@ -37,23 +36,25 @@ class PerturbedImages(IterableDataset):
             outputs = network(batch["image"])  # of batch["case"], batch["mask"]
 
     Args:
-        dataset: the cohort, with a length: images ``(C, *spatial)``, or dictionaries with them.
-        inferer: what perturbs them.
-        image_key: the image that is perturbed, in dictionaries.
-        case_key: the case's name; its file's name where it has none, or its place.
-        label_key: its label map ``(1, *spatial)``, for masks that are made of regions.
-        held_keys: other inputs of the network, which are given as they are with each perturbed image.
-        split: what ranks and workers share: ``"cases"``, ``"masks"``, or ``"auto"``; see
-            :func:`monai_saliency.sharding.units`. A case whose masks are shared is loaded by each that has some.
-        rank: of this process; the process group's by default.
-        world_size: how many processes there are; as many as the process group has by default.
+        dataset: the cohort, with a length. Its items are images ``(C, *spatial)``, or dictionaries with an image.
+        inferer: the inferer that perturbs the images.
+        image_key: the key of the image.
+        case_key: the key of the case's name. Without a name the case has the name of its file, or its index.
+        label_key: the key of the label map ``(1, *spatial)``, for masks made of regions.
+        held_keys: the keys of the network's other inputs, which are added unchanged to each perturbed image.
+        split: how ranks and workers share the cohort: ``"cases"``, ``"masks"`` or ``"auto"``, see
+            :func:`monai_saliency.sharding.units`. If they share the masks of a case, each of them loads the case.
+        rank: the rank of this process. Default: its rank in the process group.
+        world_size: the number of processes. Default: the size of the process group.
 
     Yields:
-        dictionaries with the perturbed image ``(C, *spatial)`` under ``image_key``, ``case``, its name; ``index``, its
-        place in the cohort; ``mask``, the index of the mask, -1 for the unperturbed image; and the held inputs.
+        dictionaries with the perturbed image ``(C, *spatial)`` under ``image_key``; the name of the case under
+        ``case``; its index in the cohort under ``index``; the index of the mask under ``mask``, -1 for the unperturbed
+        image; and the inputs of ``held_keys``.
 
     Raises:
-        ValueError: when ``split`` is none of these, or ``rank`` or ``world_size`` is given alone or out of its range.
+        ValueError: when there is no such ``split``, or ``rank`` or ``world_size`` is given alone or out of its range.
+        CaseError: on iterating, when the masks of a case depend on earlier scores.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class PerturbedImages(IterableDataset):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        units(0, 1, split)  # refuses what is no split
+        units(0, 1, split)  # checks `split`
         if (rank is None) != (world_size is None):
             raise ValueError(f"give `rank` and `world_size`, or neither: got {rank} and {world_size}")
         if rank is not None and world_size is not None:
@@ -84,7 +85,7 @@ class PerturbedImages(IterableDataset):
         self._place_when_sent = (0, 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker that is spawned has no process group: it is told here, by the process that has.
+        # A spawned worker has no process group, so the rank is sent with the dataset.
         return {**self.__dict__, "_place_when_sent": self._rank_of()}
 
     def _rank_of(self) -> tuple[int, int]:
@@ -94,12 +95,12 @@ class PerturbedImages(IterableDataset):
         return found if found[1] > 1 else self._place_when_sent
 
     def units(self) -> list[Unit]:
-        """What is given here: the share of this rank, and of this worker of it."""
+        """The units of work of this rank and of this worker of a loader."""
         rank, world_size = self._rank_of()
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         shares = world_size * workers
-        # Neighbouring units go to different ranks first, so that none has all of the work.
+        # Neighbouring units go to different ranks first, so that no rank has all the work.
         return units(len(self.dataset), shares, self.split)[number * world_size + rank :: shares]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -122,6 +123,6 @@ class PerturbedImages(IterableDataset):
                 with torch.no_grad():
                     state.perturb(start, stop, out=batch)
                 for row, perturbed in enumerate(batch, start):
-                    # A copy, so that who keeps one image keeps no batch of them.
+                    # A copy, so that keeping one image does not keep the memory of its batch.
                     found = {self.image_key: perturbed.clone(), "case": case.name, "index": unit.index}
                     yield {**{key: values[key] for key in self.held_keys}, **found, "mask": row - 1}

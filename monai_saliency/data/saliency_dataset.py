@@ -1,4 +1,4 @@
-"""Image and saliency together, for those who train or audit with maps."""
+"""A dataset of images with their saliency maps, for training and audits with maps."""
 
 from __future__ import annotations
 
@@ -23,59 +23,61 @@ from monai_saliency.transforms import Saliencyd
 
 __all__ = ["SaliencyDataset"]
 
-# Of all datasets: two that share a network must not change its mode under each other.
+# For all datasets: two datasets of one network must not switch its mode at the same time.
 _networks = Locks()
-# What changes no map.
+# Settings that change no map.
 _SPEED = {"mask_batch_size", "meter", "progress", "sharing"}
 
 
 class SaliencyDataset(CachedDataset):
-    """A cohort whose items hold the saliency map of their image, computed at the first read and cached.
+    """A cohort whose items hold the saliency map of their image, which is computed at the first read and cached.
 
-    The map is made of what stands before the first random transform, which is what the network must be given. Random
-    transforms, and all that follows the first, see both, so that naming both keys augments them alike::
+    The image is explained after the last transform before the first random one: the network must accept it there.
+    The first random transform and all transforms after it see both the image and the map, so that naming both keys
+    augments both in the same way::
 
         Compose([LoadImaged("image"), ..., RandFlipd(["image", "saliency"], prob=0.5)])
 
-    Preprocessed scans are cached as in :class:`monai_saliency.data.cached_dataset.CachedDataset`, which shares them
-    where it has the
-    same transforms. Maps are entries of their own beside them, so that another network or another way of explaining
-    reads the scans and computes maps alone. A map is used for the same scan (its files, transforms and library
-    versions), the same network, and the same inferer, as it was when the dataset was made, but for its batch size.
+    Preprocessed scans are cached as in :class:`monai_saliency.data.cached_dataset.CachedDataset`, and shared with a
+    dataset of that class with the same transforms. Maps are separate entries, so that for another network or another
+    inferer only the maps are computed again. A cached map is used for the same scan (its files, transforms and library
+    versions), the same network and the same inferer, as they were when the dataset was made. The batch size may differ.
 
     A module is identified by its weights and buffers, its parts with their printed settings, the files that define
     their classes, and their plain attributes (see
-    :func:`monai_saliency.networks.identity.strict_network_fingerprint`). All of it is looked at in each read, so that a
-    change is noticed; a ``network_id`` saves that time. Maps of a module that holds a lambda, or that changes as it
-    predicts, such as by counting its calls, are not cached without one, as a warning says. Explaining puts a module
-    into evaluation mode for a while: do not give the very one that is trained meanwhile, but a copy.
+    :func:`monai_saliency.networks.identity.strict_network_fingerprint`). They are compared at each read, so that a
+    change is noticed; a ``network_id`` saves this time. Without a ``network_id``, maps of a module that holds a lambda,
+    or that changes when it predicts (it counts its calls, for example), are not cached, with a warning. Explaining
+    switches a module to evaluation mode for a while. So give a copy of a module that is trained at the same time.
 
-    Any number of threads may read; a network explains for one at a time, and each map is computed once. With worker
-    processes use the ``"disk"`` or ``"lmdb"`` cache, as each process has its own memory.
+    Any number of threads may read. A network explains one case at a time, and each map is computed once. With worker
+    processes use the ``"disk"`` or ``"lmdb"`` cache, since each process has its own memory.
 
     Args:
-        data: cases, as :func:`monai_saliency.data.cohort.find_cases` gives them.
+        data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
         transform: the preprocessing, then the random transforms.
         network: any callable on batches ``(B, C, *spatial)``.
-        inferer: what explains, as made by :func:`monai_saliency.rise` and its like.
-        cache: ``"none"``, ``"memory"``, ``"disk"``, ``"lmdb"`` or ``"window"``, see
+        inferer: the inferer, as made by :func:`monai_saliency.rise` and the other methods.
+        cache: where scans and maps are kept: ``"none"``, ``"memory"``, ``"disk"``, ``"lmdb"`` or ``"window"``, see
             :func:`monai_saliency.data.cached_dataset.cohort_dataset`.
-        cache_dir: see there.
-        network_id: the caller's own word for the network, which must change with it. Without one, maps of a network
-            that cannot be told from others, such as one that is no module, are not cached.
-        image_key: the image to explain, floating point, ``(C, *spatial)``.
-        saliency_key: where its map goes, ``(K, *spatial)``: a MetaTensor with the image's affine and
-            ``applied_operations``, on the image's device, in the score's unit; float32, or float64 for such an image.
-        label_key: where an item holds its label map, for masks and targets that are made of regions.
-        held_keys: where an item holds the network's other inputs, see :class:`monai_saliency.Saliencyd`.
-        device: where to explain; the image's own device by default.
-        checksum: see there.
-        window: see there.
-        map_size: see there.
+        cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
+        network_id: a name chosen by the caller, which must change whenever the network does. Without it, maps of a
+            network that cannot be identified, such as one that is not a module, are not cached.
+        image_key: the key of the image to explain: floating point, ``(C, *spatial)``.
+        saliency_key: the key of its map ``(K, *spatial)``: a MetaTensor with the image's affine and
+            ``applied_operations``, on the image's device, in the unit of the score. Its type is float32, or float64 if
+            the image has this type.
+        label_key: the key of the label map, for masks and targets made of regions.
+        held_keys: the keys of the network's other inputs, see :class:`monai_saliency.Saliencyd`.
+        device: the device to explain on. Default: the device of the image.
+        checksum: recognize scans by their content instead of their size and modification time.
+        window: the number of scans, with their maps, in memory for ``"window"``, at least 1.
+        map_size: the first size of the LMDB database in bytes. It grows as needed.
 
     Raises:
-        ValueError: when a transform before the first random one names ``saliency_key``, or for the cache's arguments.
-        CaseError: on reading a case that cannot be loaded or explained. Others are not affected.
+        ValueError: when a transform before the first random one names ``saliency_key``, or when an argument of the
+            cache is missing or out of its range.
+        CaseError: on reading a case that cannot be loaded or explained. Other cases are not affected.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class SaliencyDataset(CachedDataset):
         window: int = 32,
         map_size: int = 1 << 30,
     ) -> None:
-        # Two entries a scan: itself, and its map.
+        # Two entries for each scan: the scan and its map.
         super().__init__(data, transform, choose_backend(cache, cache_dir, window, map_size, entries=2), checksum)
         self.network_id = network_id
         self.image_key = image_key
@@ -125,10 +127,10 @@ class SaliencyDataset(CachedDataset):
             )
 
     def _fingerprint_explaining(self, steps: Sequence[Any]) -> str | None:
-        """What tells how maps are made from others' ways; None, with a warning, where it cannot be told."""
+        """A hash of how maps are made. None, with a warning, when it cannot be identified."""
         if self._num_cached < self._num_prepared:
             name = type(steps[self._num_cached]).__name__
-            self._warn_uncached(f"what {name}, before the first random transform, does cannot be told")
+            self._warn_uncached(f"{name}, before the first random transform, cannot be identified")
             return None
         inferer = self._to_map.saliency.inferer
         settings = {name: value for name, value in inferer.settings.items() if name not in _SPEED}
@@ -137,11 +139,11 @@ class SaliencyDataset(CachedDataset):
                 [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
             )
         except Unfingerprintable as error:
-            self._warn_uncached(f"how they are made cannot be told: {error}")
+            self._warn_uncached(f"how they are made cannot be identified: {error}")
             return None
 
     def _fingerprint_network(self) -> str | None:
-        """What tells the network from others; None, with a warning, where it cannot be told."""
+        """A hash of the network. None, with a warning, when it cannot be identified."""
         if self._explaining is None:
             return None
         network: Any = self._to_map.saliency.network
@@ -149,7 +151,7 @@ class SaliencyDataset(CachedDataset):
             known = strict_network_fingerprint(network, self.network_id)
             if known is not None:
                 return known
-            reason = "is no module"
+            reason = "is not a module"
         except Unfingerprintable as error:
             reason = f"holds {error}"
         self._warn_uncached(f"the network {reason}; give it a network_id")
@@ -162,7 +164,7 @@ class SaliencyDataset(CachedDataset):
         name = str(case.get("case", "without a name"))
         if not self.network_id:
             self._check_process(name)
-        # All told before the scan is read, so that no map is kept for a scan or a network that is not the one it shows.
+        # The keys are computed before the scan is read, so that no map is cached for another scan or network.
         key = self._case_key(case)
         network = self._fingerprint_network()
         item = self._preprocessed(case, key if self._num_cached else None)
@@ -179,8 +181,8 @@ class SaliencyDataset(CachedDataset):
             )
             return False
 
-        told = None if key is None or network is None else fingerprint([key, self._explaining, network])
-        saliency = self._cached("saliency maps", told, lambda: self._explain(name, item), is_current)
+        map_key = None if key is None or network is None else fingerprint([key, self._explaining, network])
+        saliency = self._cached("saliency maps", map_key, lambda: self._explain(name, item), is_current)
         return {**item, self.saliency_key: saliency}
 
     def _check_item(self, name: str, item: Any) -> None:
@@ -193,7 +195,7 @@ class SaliencyDataset(CachedDataset):
         if self.image_key not in item:
             raise CaseError(name, f"it has no image_key {self.image_key!r} to explain, but {sorted(map(str, item))}")
         if self.saliency_key in item:
-            raise CaseError(name, f"it holds a {self.saliency_key!r} of its own: choose another saliency_key")
+            raise CaseError(name, f"it already holds a {self.saliency_key!r}: choose another saliency_key")
 
     def _explain(self, name: str, item: Mapping[Any, Any]) -> Any:
         self._check_process(name)
@@ -225,7 +227,7 @@ def _is_random(step: Any) -> bool:
 
 
 def _keys(step: Any) -> Iterator[Any]:
-    """The keys that a transform, or one inside it, names."""
+    """The keys of a transform and of the transforms inside it."""
     if isinstance(step, MapTransform):
         yield from step.keys
     for part in getattr(step, "transforms", ()):

@@ -599,8 +599,8 @@ def test_what_cannot_be_told_is_not_cached(cohort: Path, notes: Any) -> None:
 
     not_cached = "^saliency maps are not cached, but computed at each read: "
     cases: list[tuple[str, dict[str, Any]]] = [
-        (f"{not_cached}the network is no module; give it a network_id", {"network": box_sum}),
-        (f"{not_cached}how they are made cannot be told: the local class .*LocalFill", {"fill": LocalFill(0.0)}),
+        (f"{not_cached}the network is not a module; give it a network_id", {"network": box_sum}),
+        (f"{not_cached}how they are made cannot be identified: the local class .*LocalFill", {"fill": LocalFill(0.0)}),
         (f"{not_cached}the network holds a tensor of layout .*sparse", {"sparse": True}),
     ]
     for match, options in cases:
@@ -625,7 +625,7 @@ def test_a_lambda_before_the_map(cohort: Path, notes: Any) -> None:
         with pytest.warns(UserWarning, match="^transform 5 of 6, Lambdad, is not cached") as caught:
             items = dataset(cohort, "disk", transform)
         _, second = our_warnings(caught)
-        assert "saliency maps are not cached, but computed at each read: what Lambdad, " in second
+        assert "saliency maps are not cached, but computed at each read: Lambdad, " in second
         for item in [*items, *items]:
             assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
             assert item["image"].max() in (number, 2 * number, 3 * number)
@@ -660,7 +660,7 @@ def test_errors_name_the_case(cohort: Path) -> None:
             dataset(cohort, transform=transform, **options)[0]
 
     twice = preprocessing(CopyItemsd("image", names="saliency"))
-    first("it holds a 'saliency' of its own: choose another saliency_key", twice)
+    first("it already holds a 'saliency': choose another saliency_key", twice)
     first(r"it has no image_key 'scan' to explain, but \['case', 'channels', 'image', 'label'\]", image_key="scan")
     first("the transforms before the first random one gave a list; .* one dictionary", preprocessing(Copies()))
     first(
