@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from monai.bundle import ConfigParser
 from monai.data import MetaTensor, decollate_batch
@@ -26,7 +24,7 @@ from monai.utils import CommonKeys
 from monai_saliency.bundle.chosen_method import ChosenMethod, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser, is_generative
 from monai_saliency.bundle.placement import Placement, input_file
-from monai_saliency.bundle.replay import Recorder, Replay
+from monai_saliency.bundle.replay import Recorder, Replay, randomness_untouched
 from monai_saliency.bundle.run import run as run_cohort
 from monai_saliency.cases import Case, image_spacing
 from monai_saliency.distributed.base import Engine as SharingEngine
@@ -43,6 +41,7 @@ from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget, finds_nothing, read_postprocessing
 from monai_saliency.utils.monai_private import event_handlers
 from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.timing import WatchedInferer
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
@@ -205,6 +204,10 @@ class Overlay:
             run_id="explain",
             parser=bundle.parser,
         )
+        # Our own bundle lists cases that fail before they can be explained.
+        failures = getattr(evaluator, "failures", None)
+        if isinstance(failures, Failures) and failures.rows and self.engine is None:
+            sys.exit(f"error: {failures.summary(failures.rows)}")
 
     def inferer(self, evaluator: Any, postprocessing: Any) -> PerturbationInferer:
         """Explains what an evaluator predicts, but for what is known only at its first case: the fill in the scan's own
@@ -217,7 +220,7 @@ class Overlay:
         return self.method(
             target=target,
             fill=fill_in_unit(self.fill) if self.fill_unit == "network" else None,
-            inferer=evaluator.inferer,
+            inferer=own_inferer(evaluator),
             mask_batch_size=self.mask_batch_size or 1,
             progress=True,
             output=output,
@@ -230,6 +233,12 @@ class Overlay:
         if self.store_dir is None:
             return ScoreStore(folder / "scores")
         return ScoreStore(self.store_dir) if str(self.store_dir) else None
+
+
+def own_inferer(evaluator: Any) -> Any:
+    """The bundle's inferer, without the meter that our own evaluator puts around it."""
+    inferer = evaluator.inferer
+    return inferer.inferer if isinstance(inferer, WatchedInferer) else inferer
 
 
 def _detach_others(evaluator: Any) -> None:
@@ -282,11 +291,12 @@ class OverlayHandler(SaliencyHandler):
         self.last_case = "none"
         self._placement: Placement | None = None
         self._explains = self.inferer
+        self._own = own_inferer(evaluator)
         self._recorder = Recorder(evaluator.inferer)
         evaluator.inferer = self._recorder
 
     def __call__(self, engine: Engine) -> None:
-        with _randomness_untouched():
+        with randomness_untouched():
             super().__call__(engine)
 
     def batches(self, engine: Engine) -> Iterator[Batch]:
@@ -304,7 +314,7 @@ class OverlayHandler(SaliencyHandler):
             unsure = call.is_list and finds_nothing(engine.state.output[CommonKeys.PRED][group[0]])  # type: ignore[index]
             changes: dict[str, Any] = {"inputs": ListInput() if call.is_list else TensorInput()}
             changes["inferer"] = Replay.of(
-                self._recorder.inferer, call.of(group), unsure, whole_images=self.inferer.autocast is not None
+                self._own, call.of(group), unsure, whole_images=self.inferer.autocast is not None
             )
             if self.overlay.mask_batch_size is None:
                 changes["mask_batch_size"] = max(1, min(16, _BATCH_VALUES // images[group[0]].numel()))
@@ -344,7 +354,7 @@ class OverlayHandler(SaliencyHandler):
         found = "the network's input is no entry of the batch" if key is None else f"image {key!r}"
         print(
             f"monai_saliency: {self.evaluator_id} ({type(engine).__name__}) runs {type(engine.network).__name__} by "
-            f"{type(self._recorder.inferer).__name__} on {found} {tuple(image.shape)}; "
+            f"{type(self._own).__name__} on {found} {tuple(image.shape)}; "
             f"{self._words(engine, item, image)}; maps go to {self.folder}",
             flush=True,
         )
@@ -384,7 +394,10 @@ class OverlayHandler(SaliencyHandler):
     def _place(self, case: dict[Any, Any]) -> dict[Any, Any]:
         assert self._placement is not None
         explanation = case["explanation"]
-        span = explanation.scores.amax(dim=0) - explanation.scores.amin(dim=0)
+        scores = explanation.scores
+        if len(scores) == 1:  # one region or channel, which is the whole image
+            scores = torch.cat([scores, explanation.reference_scores[None]])
+        span = scores.amax(dim=0) - scores.amin(dim=0)
         flat = [label for label, width in zip(explanation.target.labels, span.tolist(), strict=True) if width == 0]
         if len(flat) == len(span):
             raise CaseError(
@@ -425,17 +438,3 @@ def _same(value: Any, image: torch.Tensor) -> bool:
     if not isinstance(value, torch.Tensor) or value.shape != image.shape:
         return False
     return torch.equal(plain(value).to(image), image)
-
-
-@contextmanager
-def _randomness_untouched() -> Iterator[None]:
-    """Leave the global random generators as they were: a bundle's later predictions may draw from them."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002, the global one is meant
-    # Where CUDA has not begun, it has no generators, and need not begin.
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from monai.inferers import Inferer, SlidingWindowInferer
 
@@ -164,3 +167,17 @@ def _without_threshold(inferer: Any) -> Any:
     inferer = copy.copy(inferer)
     setattr(inferer, detectors[0], detector)
     return inferer
+
+
+@contextmanager
+def randomness_untouched() -> Iterator[None]:
+    """Leave the global random generators as they were: a bundle's later predictions may draw from them."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002, the global one is meant
+    # Where CUDA has not begun, it has no generators, and need not begin.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002

@@ -25,7 +25,8 @@ def scan_stem(path: str | Path) -> str:
 
     Example::
 
-        scan_stem("scans/sub-01.nii.gz")  # "sub-01"
+        >>> scan_stem("scans/sub-01.nii.gz")
+        'sub-01'
     """
     name = Path(path).name
     return next((name[: -len(suffix)] for suffix in _SUFFIXES if name.lower().endswith(suffix)), Path(path).stem)

@@ -54,14 +54,14 @@ def _template() -> _Template:
 def make_scan(seed: int, lesion: bool) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
     """Make one skull-stripped T1 scan of the template brain, and the mask of its lesion.
 
-    Of one seed, the scans with and without lesion show the same head, pose and noise: they differ in the lesion and
-    its soft edge (3 mm) only, but for a few voxels elsewhere that are rounded to the other one of two neighbouring
-    integers, since the lesion is added in double precision.
+    With one seed, the scans with and without a lesion show the same head, pose and noise. They differ only in the
+    lesion and its soft edge (3 mm), and in a few other voxels that are rounded to the next integer, since the lesion is
+    added in double precision.
 
     Args:
         seed: decides everything else, to the bit; at least 0.
-        lesion: whether to add a hyperintense lesion: an irregular blob with semi-axes of about 6 to 14 mm, textured,
-            about 1.2 to 1.6 times as bright as white matter (as a subacute bleed is), wholly inside the brain.
+        lesion: add a hyperintense lesion: an irregular, textured blob with semi-axes of about 6 to 14 mm, about 1.2 to
+            1.6 times as bright as white matter (like a subacute bleed), completely inside the brain.
 
     Returns:
         The scan (int16, about 100 voxels a side, arbitrary intensity units, background 0) and its label (uint8, same
@@ -115,20 +115,23 @@ def make_scan(seed: int, lesion: bool) -> tuple[nibabel.Nifti1Image, nibabel.Nif
 def make_cohort(
     dataset_dir: str | os.PathLike, num_scans: int, seed: int = 0, section: str = "test", paired: bool = False
 ) -> Path:
-    """Make sure that a cohort exists: write it as a Medical Segmentation Decathlon folder, unless it is there already.
+    """Write a cohort as a Medical Segmentation Decathlon folder, unless it exists already.
 
-    Every second scan has a lesion. The folder is built under a temporary name beside its own and then renamed, so an
-    interrupted run leaves nothing under ``dataset_dir``. A folder that already holds a ``dataset.json`` is left as it
-    is, whatever its seed; remove it to make another.
+    Every second scan has a lesion. The folder is built under a temporary name and then renamed, so that an interrupted
+    run leaves nothing under ``dataset_dir``. A folder that already holds a ``dataset.json`` is not changed, whatever
+    its seed; remove it to make another one.
+
+    Example::
+
+        datalist = make_cohort("demo", num_scans=8)
 
     Args:
         dataset_dir: the folder to make.
-        num_scans: how many scans, at most 100,000.
+        num_scans: the number of scans, at most 100,000.
         seed: cohorts of different seeds share no scan; scan ``i`` is ``make_scan(seed * 100_000 + i, i % 2 == 1)``.
         section: ``"training"`` (``imagesTr``, ``labelsTr``) or ``"test"`` (``imagesTs``, ``labelsTs``).
-        paired: whether scans 0 and 1, 2 and 3, ... show the same head, first without and then with its lesion; scan
-            ``i`` is then ``make_scan(seed * 100_000 + i // 2, i % 2 == 1)``. Such twins teach a network the lesion
-            alone.
+        paired: scans 0 and 1, 2 and 3, ... show the same head, first without and then with a lesion; scan ``i`` is
+            ``make_scan(seed * 100_000 + i // 2, i % 2 == 1)``. Such pairs teach a network only the lesion.
 
     Returns:
         The path of ``dataset.json``. Its list named ``section`` has for each scan the ``image`` and ``label`` files,

@@ -42,8 +42,9 @@ def encode(item: Any, key: str) -> bytearray:
 
     Example::
 
-        data = encode({"image": torch.zeros(1, 8, 8)}, key="scan 3")
-        item = decode(data, key="scan 3")
+        >>> data = encode({"image": torch.zeros(2), "name": "s3"}, key="scan 3")
+        >>> decode(data, key="scan 3")
+        {'image': tensor([0., 0.]), 'name': 's3'}
 
     Args:
         item: tensors, MetaTensors, arrays, numbers, text, paths, MONAI's enumerations, and containers of these.

@@ -16,8 +16,10 @@ def check_option(name: str, value: Any, options: Collection[str]) -> Any:
 
     Example::
 
-        check_option("split", "cases", ["auto", "cases", "masks"])  # "cases"
-        check_option("measure", "cosine", {"cosine": cosine})  # the function
+        >>> check_option("split", "cases", ["auto", "cases", "masks"])
+        'cases'
+        >>> check_option("power", "square", {"square": 2, "cube": 3})
+        2
 
     Args:
         name: the name of the parameter, for the error.
@@ -86,7 +88,8 @@ def per_axis(name: str, value: Any, spatial_shape: Sequence[int]) -> tuple[Any, 
 
     Example::
 
-        per_axis("window_size", 8, (64, 64, 32))  # (8, 8, 8)
+        >>> per_axis("window_size", 8, (64, 64, 32))
+        (8, 8, 8)
 
     Args:
         name: the name of the parameter, for the error.
@@ -112,7 +115,8 @@ def voxels_of_mm(sizes: Sequence[float], spacing: Sequence[float] | None) -> tup
 
     Example::
 
-        voxels_of_mm((10, 10, 10), spacing=(1.0, 2.0, 4.0))  # (10, 5, 3)
+        >>> voxels_of_mm((10, 10, 10), spacing=(1.0, 2.0, 4.0))
+        (10, 5, 3)
 
     Args:
         sizes: one size in mm for each axis.

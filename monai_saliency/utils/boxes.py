@@ -13,7 +13,8 @@ def within(box: Box, frame: Box) -> Box:
 
     Example::
 
-        within((slice(5, 8),), (slice(4, 10),))  # (slice(1, 4),)
+        >>> within((slice(5, 8),), (slice(4, 10),))
+        (slice(1, 4, None),)
 
     Args:
         box: a box inside ``frame``.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from monai.inferers import Inferer
 
-__all__ = ["BusyMeter", "Timestamp"]
+__all__ = ["BusyMeter", "Timestamp", "WatchedInferer"]
 
 
 class Timestamp:
@@ -82,9 +82,9 @@ class BusyMeter:
         yield
         self.add(start, Timestamp(batch.device), len(batch))
 
-    def watch(self, inferer: Inferer) -> Inferer:
+    def watch(self, inferer: Inferer) -> WatchedInferer:
         """An inferer with the same results, whose calls are timed."""
-        return _Watched(inferer, self)
+        return WatchedInferer(inferer, self)
 
     def add(self, start: Timestamp, end: Timestamp, images: int) -> None:
         """Add one call. Calls must be added in the order of their times.
@@ -124,7 +124,14 @@ class BusyMeter:
         )
 
 
-class _Watched(Inferer):
+class WatchedInferer(Inferer):
+    """An inferer whose calls are timed, see :meth:`BusyMeter.watch`.
+
+    Args:
+        inferer: the inferer.
+        meter: counts the time of its calls.
+    """
+
     def __init__(self, inferer: Inferer, meter: BusyMeter) -> None:
         super().__init__()
         self.inferer = inferer
