@@ -120,7 +120,7 @@ class Cohort:
         if self._explainer.store is None and any(unit.part.count > 1 for unit in units):
             raise ValueError(
                 "no scores are kept, so the parts of a case cannot come together: keep them (--store_dir, "
-                "--saliency_resume), or let workers share cases (--saliency_split cases)"
+                "--saliency_store_dir), or let workers share cases (--saliency_split cases)"
             )
         written, failed = len(self.explained), len(self._failed)
         try:

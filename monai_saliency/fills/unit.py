@@ -8,6 +8,7 @@ from typing import Any
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.fills.scan_unit import ScanUnitFill
+from monai_saliency.utils.arguments import check_option
 
 __all__ = ["fill_in_unit"]
 
@@ -31,8 +32,7 @@ def fill_in_unit(
     Raises:
         ValueError: when the unit is another one, or does not suit the fill.
     """
-    if unit not in ("network", "scan"):
-        raise ValueError(f"`{id}_unit` must be one of ['network', 'scan'], got {unit!r}")
+    check_option(f"{id}_unit", unit, ["network", "scan"])
     if isinstance(fill, CaseFill) or callable(fill):
         if unit == "scan":
             raise ValueError(f"`{id}_unit` scan needs a `{id}` that is a number, got a {type(fill).__name__}")

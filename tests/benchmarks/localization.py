@@ -50,8 +50,7 @@ class Rates:
     """Hits of one network, by its maps' peaks."""
 
     def __init__(self, parser: ConfigParser, network: torch.nn.Module) -> None:
-        self.explain = parser.get_parsed_content("explain")
-        self.explain.progress = False
+        self.explain = parser.get_parsed_content("saliency_inferer").replace(progress=False)
         self.preprocessing = parser.get_parsed_content("preprocessing")
         self.invert = Invertd("saliency", self.preprocessing, orig_keys="image", nearest_interp=False)
         self.network = network
