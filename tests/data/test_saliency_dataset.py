@@ -1,12 +1,9 @@
+"""A cohort with its saliency maps: image and map together, the same to the bit wherever it comes from."""
+
 from __future__ import annotations
 
-import functools
-import os
 import pickle
 import time
-from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +11,31 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.caches import FILED, KINDS, behind, in_threads
+from helpers.caches import FILED, KINDS, in_threads
 from helpers.items import assert_same
+from helpers.mapped_cohort import (
+    AFFINE,
+    BOTH,
+    BOX,
+    SHAPE,
+    TURN,
+    BoxSum,
+    box_sum,
+    dataset,
+    expected_map,
+    explain,
+    preprocessing,
+    write_cohort,
+)
 from helpers.paths import ROOT
-from helpers.warned import our_warnings
 from monai.data import Dataset, MetaTensor, ThreadDataLoader, list_data_collate
 from monai.transforms import (
     CastToTyped,
     Compose,
     CopyItemsd,
-    EnsureChannelFirstd,
     EnsureTyped,
     Invertd,
-    Lambdad,
-    LoadImaged,
-    MapTransform,
     OneOf,
-    Orientationd,
     RandFlipd,
     RandRotate90d,
     RandSpatialCropd,
@@ -42,110 +47,15 @@ from monai.transforms import (
 from torch.utils.data import DataLoader
 
 import monai_saliency as ms
-from monai_saliency.data.cached_dataset import cohort_dataset
-from monai_saliency.data.cohort import find_cases
 from monai_saliency.data.loader import CohortLoader
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.errors import CaseError
 from monai_saliency.storage.failures import Failures
-from monai_saliency.utils.timing import BusyMeter
-
-BOTH = ("image", "saliency")
-SHAPE = (8, 12, 8)
-BOX = (slice(0, 4), slice(4, 8), slice(4, 8))
-# Windows of 4 voxels tile the volume, and one of them is the box.
-NUM_MASKS = 12
-TURN = RandRotate90d(BOTH, prob=1.0, max_k=1, spatial_axes=(1, 2))
-AFFINE = np.diag([-2.0, 2.0, 3.0, 1.0])
-
-
-def note(what: str, times: int = 1) -> None:
-    with open(os.environ["NOTES"], "a") as log:
-        log.write(f"{what}\n" * times)
-
-
-class Logged(MapTransform):
-    """Notes each scan that is preprocessed, in any process."""
-
-    def __call__(self, data: Any) -> Any:
-        note("scan")
-        return data
-
-
-def box_sum(x: torch.Tensor) -> torch.Tensor:
-    """``(B, 1)``. Notes each image."""
-    note("forward", len(x))
-    return x[(slice(None), slice(None), *BOX)].sum(dim=(1, 2, 3, 4))[:, None]
-
-
-class BoxSum(torch.nn.Module):
-    def __init__(self, weight: float = 1.0) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.tensor([weight]))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return box_sum(x) * self.weight.to(x.dtype)
-
-
-def scan(path: Path, value: float) -> None:
-    """The box is bright, all else -1. Its first axis runs from right to left, so that preprocessing turns it."""
-    volume = np.full(SHAPE, -1, np.float32)
-    volume[BOX] = value
-    nib.save(nib.Nifti1Image(volume[::-1], AFFINE), path)
-
-
-def expected_map(image: torch.Tensor) -> torch.Tensor:
-    """What hiding a voxel's window takes from the sum of the box."""
-    return 64 * image.clamp(min=0)
-
-
-@pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, int]]:
-    """Scans preprocessed and scans explained since the last question."""
-    log = tmp_path / "notes.txt"
-    monkeypatch.setenv("NOTES", str(log))
-
-    def read() -> dict[str, int]:
-        found = Counter(log.read_text().split() if log.exists() else [])
-        log.unlink(missing_ok=True)
-        return {"scans": found["scan"], "maps": found["forward"] // (NUM_MASKS + 1)}
-
-    return read
 
 
 @pytest.fixture
 def cohort(tmp_path: Path, notes: Any) -> Path:
-    (tmp_path / "cohort").mkdir()
-    for number, name in enumerate("abc"):
-        scan(tmp_path / "cohort" / f"{name}.nii.gz", number + 1)
-    return tmp_path / "cohort"
-
-
-def preprocessing(*more: Any) -> Compose:
-    steps = [Logged("image"), LoadImaged("image"), EnsureChannelFirstd("image")]
-    return Compose([*steps, Orientationd("image", axcodes="RAS", labels=None), *more])
-
-
-def explain(window: int = 4, classes: Any = "all", **settings: Any) -> ms.PerturbationInferer:
-    # One forward an image, so that forwards are counted without those that fill the last batch up.
-    settings = {"mask_batch_size": 1} | settings
-    return ms.sliding_window(window, window, target=ms.ClassScore(classes, activation="none"), **settings)
-
-
-def dataset(
-    cohort: Path, cache: str = "memory", transform: Any = None, network: Any = None, inferer: Any = None, **options: Any
-) -> SaliencyDataset:
-    return SaliencyDataset(
-        find_cases(cohort),
-        preprocessing() if transform is None else transform,
-        BoxSum() if network is None else network,
-        explain() if inferer is None else inferer,
-        cache,
-        **{"cache_dir": cohort.parent / "cache"} | options,
-    )
-
-
-# -- image and map together --
+    return write_cohort(tmp_path / "cohort")
 
 
 @pytest.mark.parametrize(
@@ -283,9 +193,6 @@ def test_a_network_with_another_input(notes: Any) -> None:
     assert notes()["maps"] == 2
 
 
-# -- the same to the bit, wherever it comes from --
-
-
 def worker_reads(items: SaliencyDataset, workers: str) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     loader: Any
     if workers == "torch":
@@ -368,201 +275,6 @@ def test_one_item_is_explained_once_and_one_at_a_time(cohort: Path, notes: Any) 
     assert not first._locks
 
 
-# -- nothing stale, nothing computed in vain --
-
-
-@pytest.mark.parametrize("cache", FILED)
-def test_what_changed_is_computed(cohort: Path, cache: str, notes: Any) -> None:
-    list(dataset(cohort, cache))
-    assert notes() == {"scans": 3, "maps": 3}
-    list(dataset(cohort, cache))
-    assert notes() == {"scans": 0, "maps": 0}
-
-    def changed(scans: int, maps: int, *more: Any, **options: Any) -> None:
-        for expected in ({"scans": scans, "maps": maps}, {"scans": 0, "maps": 0}):
-            found = [item["saliency"].as_tensor() for item in dataset(cohort, cache, preprocessing(*more), **options)]
-            assert notes() == expected
-        reference = [item["saliency"].as_tensor() for item in dataset(cohort, "none", preprocessing(*more), **options)]
-        assert all(torch.equal(*maps) for maps in zip(found, reference, strict=True))
-        notes()
-
-    # The network and how it is explained: maps alone.
-    changed(0, 3, network=BoxSum(2.0))
-    changed(0, 3, network=torch.nn.Sequential(BoxSum(), torch.nn.Identity()))
-    changed(0, 3, network=box_sum, network_id="v1")
-    changed(0, 3, network=box_sum, network_id="v2")
-    changed(0, 3, inferer=explain(fill=ms.ConstantFill(1.0)))
-    changed(0, 3, inferer=explain(fill=ms.MeanFill()))
-    changed(0, 3, inferer=explain(classes=[0]))
-    changed(0, 3, inferer=explain(estimator=ms.RISEScoring()))
-    changed(0, 3, inferer=explain((4, 4, 4)))
-    # What changes no map.
-    changed(0, 0, inferer=explain(mask_batch_size=NUM_MASKS + 1))
-    changed(0, 0, inferer=explain(meter=BusyMeter()))
-    changed(0, 0, RandFlipd(BOTH, prob=0.0))
-    # The scans: all of it.
-    changed(3, 3, ScaleIntensityd("image"))
-    os.utime(cohort / "b.nii.gz", ns=(1, 1))
-    changed(1, 1)
-    scan(cohort / "c.nii.gz", 9)
-    changed(1, 1)
-
-
-def test_scans_are_shared_with_a_dataset_without_maps(cohort: Path, notes: Any) -> None:
-    list(cohort_dataset(find_cases(cohort), preprocessing(), "disk", cohort.parent / "cache"))
-    list(dataset(cohort, "disk"))
-    assert notes() == {"scans": 3, "maps": 3}
-
-
-@pytest.mark.parametrize("how", ["in place", "behind autograd's back", "replaced", "loaded"])
-def test_weights_changed_under_a_running_dataset(cohort: Path, notes: Any, how: str) -> None:
-    network = BoxSum()
-    items = dataset(cohort, network=network)
-    list(items)
-    if how == "in place":
-        with torch.no_grad():
-            network.weight.add_(2)
-    elif how == "behind autograd's back":
-        network.weight.data.mul_(3)
-    elif how == "replaced":
-        network.weight = torch.nn.Parameter(torch.tensor([3.0]))
-    else:
-        network.load_state_dict({"weight": torch.tensor([3.0])})
-    for _ in range(2):
-        for item in items:
-            assert torch.equal(item["saliency"].as_tensor(), 3 * expected_map(item["image"].as_tensor()))
-    assert notes() == {"scans": 3, "maps": 6}
-
-
-@pytest.mark.parametrize("what", ["scan", "weights"])
-def test_changed_while_it_is_explained(cohort: Path, notes: Any, what: str) -> None:
-    """The map that comes of it is given, and not kept for what is there afterwards."""
-    network = BoxSum()
-
-    class Interrupted(ms.PerturbationInferer):
-        def explain(self, *args: Any, **options: Any) -> Any:
-            found = super().explain(*args, **options)
-            if not changes:
-                changes.append(what)
-                if what == "scan":
-                    scan(cohort / "a.nii.gz", 7)
-                else:
-                    network.weight.data.fill_(7)
-            return found
-
-    changes: list[str] = []
-    parts = ms.SlidingWindowMasks(4, 4), ms.ClassScore("all", "none"), ms.OcclusionScoring()
-    inferer = Interrupted(*parts, mask_batch_size=1)
-    items = dataset(cohort, network=network, network_id="one" if what == "scan" else None, inferer=explain())
-    items._to_map.saliency.inferer = inferer
-    with pytest.warns(UserWarning, match="changed while") if what == "weights" else nullcontext():
-        assert items[0]["saliency"].max() == 64
-    assert changes
-    notes()
-    for _ in range(2):
-        assert items[0]["saliency"].max() == 7 * 64
-    assert notes() == {"scans": int(what == "scan"), "maps": 1}
-
-
-def test_a_stride_is_no_weight(cohort: Path, notes: Any) -> None:
-    """What a part is made with counts too, though it is no parameter."""
-    for stride in (1, 2):
-        pool = [torch.nn.MaxPool3d(1, stride), torch.nn.Flatten()]
-        list(dataset(cohort, "disk", network=torch.nn.Sequential(BoxSum(), torch.nn.Unflatten(1, (1, 1, 1, 1)), *pool)))
-        assert notes()["maps"] == 3
-
-
-class Holding(BoxSum):
-    """Holds something beside its weights."""
-
-    def __init__(self, held: Any) -> None:
-        super().__init__()
-        self._held = held
-
-
-def test_what_a_network_holds_tells_it_from_others(cohort: Path, notes: Any) -> None:
-    """Equal weights, equal print, another map: functions, whole numbers and containers of them count too."""
-    relu, gelu = torch.nn.functional.relu, torch.nn.functional.gelu
-    for held in (relu, gelu, torch.relu, 1, 3, True, 1.0, None, (1, 3), [1, 3], {"act": relu}, {"act": (gelu, 1)}):
-        for maps in (3, 0):
-            list(dataset(cohort, "disk", network=Holding(held)))
-            assert notes()["maps"] == maps
-    for slope in (0.1, 0.2):
-        list(dataset(cohort, "disk", network=Holding(functools.partial(torch.nn.functional.leaky_relu, slope))))
-        assert notes()["maps"] == 3
-    # It is noticed while a dataset is in use, in place too.
-    network = Holding([1, 3])
-    items = dataset(cohort, "disk", network=network)
-    for number, maps in ((3, 0), (4, 3), (4, 0)):
-        network._held[1] = number
-        list(items)
-        assert notes()["maps"] == maps
-    # What is no setting does not count.
-    for held in (torch.rand(2), [torch.rand(2)], object(), [lambda: 1, object()]):
-        list(dataset(cohort, "disk", network=Holding(held)))
-    assert notes()["maps"] == 3
-    # Nor does a wrapper around the module, such as a compiler makes.
-    list(dataset(cohort, "disk", network=torch.compile(Holding(relu), backend="eager")))
-    notes()
-    list(dataset(cohort, "disk", network=torch.compile(Holding(relu), backend="eager")))
-    assert notes()["maps"] == 0
-
-
-def test_a_network_that_holds_a_lambda_is_not_cached(cohort: Path, notes: Any) -> None:
-    items = dataset(cohort, network=Holding(lambda x: x))
-    with pytest.warns(UserWarning, match="computed at each read: the network holds a lambda .* give it a network_id"):
-        assert torch.equal(items[0]["saliency"].as_tensor(), items[0]["saliency"].as_tensor())
-    assert notes()["maps"] == 2
-    items = dataset(cohort, network=Holding(lambda x: x), network_id="one")
-    assert torch.equal(items[0]["saliency"].as_tensor(), items[0]["saliency"].as_tensor())
-    assert notes()["maps"] == 1
-
-
-def test_a_network_that_counts_its_calls_is_not_cached(cohort: Path, notes: Any) -> None:
-    class Counting(BoxSum):
-        calls = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return super().forward(x)
-
-    items = dataset(cohort, network=Counting())
-    with pytest.warns(UserWarning, match="the network changed while it explained: .* network_id") as caught:
-        found = [items[0], items[0]]
-    for item in found:
-        assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
-    assert len(our_warnings(caught)) == 1
-    assert notes()["maps"] == 2
-    items = dataset(cohort, network=Counting(), network_id="one")
-    items[0], items[0]
-    assert notes()["maps"] == 1
-
-
-# -- damage, copies --
-
-
-@pytest.mark.parametrize("cache", FILED)
-def test_damaged_entries(cohort: Path, cache: str, notes: Any) -> None:
-    reference = list(dataset(cohort, "none"))
-    list(dataset(cohort, cache))
-    notes()
-    items = dataset(cohort, cache)
-    backend = behind(items.backend)
-    keys: list[str] = []
-    stored = items._stored
-    items._stored = lambda backend, key, what: keys.append(key) or stored(backend, key, what)  # type: ignore
-    items[1]
-    scan_key, map_key = keys
-    entry, other = (bytes(backend.get(key) or b"") for key in (map_key, scan_key))
-    for damage in (entry[:-9], entry[:-1] + bytes([entry[-1] ^ 1]), b"", other):
-        backend.put(map_key, damage)
-        items = dataset(cohort, cache)
-        with pytest.warns(UserWarning, match="of the saliency maps is damaged, and is computed again"):
-            assert_same(items[1], reference[1])
-        assert_same(dataset(cohort, cache)[1], reference[1])
-        assert notes() == {"scans": 0, "maps": 1}
-
-
 @pytest.mark.parametrize("cache", ["none", *KINDS])
 def test_edits_in_place(cohort: Path, cache: str) -> None:
     reference = dataset(cohort, "none")[0]
@@ -588,48 +300,6 @@ def test_window(cohort: Path, notes: Any) -> None:
     for index in (2, 0):
         items[index]
     assert notes() == {"scans": 2, "maps": 2}
-
-
-# -- what cannot be cached, or is wrong --
-
-
-def test_what_cannot_be_told_is_not_cached(cohort: Path, notes: Any) -> None:
-    class LocalFill(ms.ConstantFill):
-        pass
-
-    not_cached = "^saliency maps are not cached, but computed at each read: "
-    cases: list[tuple[str, dict[str, Any]]] = [
-        (f"{not_cached}the network is not a module; give it a network_id", {"network": box_sum}),
-        (f"{not_cached}how they are made cannot be identified: the local class .*LocalFill", {"fill": LocalFill(0.0)}),
-        (f"{not_cached}the network holds a tensor of layout .*sparse", {"sparse": True}),
-    ]
-    for match, options in cases:
-        network = options.get("network") or BoxSum()
-        if options.get("sparse"):
-            network.register_buffer("odd", torch.eye(2).to_sparse())
-        inferer = explain(fill=options.get("fill"))
-        with pytest.warns(UserWarning, match=match) as caught:
-            found = [item for items in [dataset(cohort, network=network, inferer=inferer)] for item in [*items, *items]]
-        assert len(our_warnings(caught)) == 1
-        for item in found:
-            assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
-        assert notes() == {"scans": 3, "maps": 6}
-    # Nothing is to be said where nothing is to be kept.
-    assert len(list(dataset(cohort, "none", network=box_sum))) == 3
-
-
-def test_a_lambda_before_the_map(cohort: Path, notes: Any) -> None:
-    """The network is given what it changed, and the map made of that is not kept."""
-    for number in (1, 2):
-        transform = preprocessing(Lambdad("image", lambda x, n=number: x * n), RandFlipd(BOTH, prob=0.5))
-        with pytest.warns(UserWarning, match="^transform 5 of 6, Lambdad, is not cached") as caught:
-            items = dataset(cohort, "disk", transform)
-        _, second = our_warnings(caught)
-        assert "saliency maps are not cached, but computed at each read: Lambdad, " in second
-        for item in [*items, *items]:
-            assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
-            assert item["image"].max() in (number, 2 * number, 3 * number)
-    assert notes() == {"scans": 3, "maps": 12}
 
 
 class Copies(Transform):
