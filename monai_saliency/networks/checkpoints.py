@@ -58,7 +58,7 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | None) -> torch.
         raise ValueError(
             f"checkpoint {path} does not fit the network {type(network).__name__}. Set network_def to the network that "
             f"the checkpoint was trained with. {error}"
-        ) from error
+        ) from None  # the cause is in the message, and whoever shows the cause alone shows the hint too
     return network
 
 

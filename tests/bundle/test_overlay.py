@@ -32,7 +32,8 @@ from monai_saliency.__main__ import main
 from monai_saliency.bundle.chosen_method import own_settings
 from monai_saliency.bundle.config import is_generative
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.bundle.overlay import Overlay, _randomness_untouched
+from monai_saliency.bundle.overlay import Overlay
+from monai_saliency.bundle.replay import randomness_untouched
 from monai_saliency.distributed import RankEngine
 from monai_saliency.errors import root_cause
 
@@ -479,7 +480,7 @@ def test_global_random_generators_are_left_as_they_were() -> None:
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    with _randomness_untouched():
+    with randomness_untouched():
         torch.rand(7)
         np.random.rand(3)  # noqa: NPY002
     assert torch.equal(torch.rand(3), expected)
