@@ -117,7 +117,7 @@ class Side:
 
     def _spelled(self, files: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings under the names that this side's config files know."""
-        known = ConfigParser.load_config_files(list(files)).keys()
+        known = {*ConfigParser.load_config_files(list(files)), *_settings_of_methods()}
         text = "".join(Path(file).read_text(encoding="utf-8") for file in files)
         spelled = {}
         for name, value in settings.items():
@@ -128,6 +128,14 @@ class Side:
                 raise ValueError(f"no id {' or '.join(names)} in {', '.join(files)}: add its new name to RENAMES")
             spelled[found[0]] = value
         return spelled
+
+
+def _settings_of_methods() -> set[str]:
+    """The ids that no config lists, since they are read from the methods' signatures; none in earlier revisions."""
+    with contextlib.suppress(ModuleNotFoundError):
+        settings = importlib.import_module("monai_saliency.bundle.chosen_method").all_settings()
+        return {*settings, *(f"saliency_{name}" for name in settings)}
+    return set()
 
 
 def _seed() -> None:
