@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import fork_server
 from helpers.own_bundle import forwards, launch, settings
 from helpers.paths import BUNDLE, TESTS
 from helpers.scans import LPS, write_scan
@@ -207,7 +206,6 @@ def cohort(tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> dict[
     for seed in range(count):
         write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *sys.path]))
-    monkeypatch.setattr(sys, "executable", fork_server.python())
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
     own = {"bundle_root", "config_file", "output_dir", "method", "num_masks"}
     return {name: value for name, value in settings(tmp_path, "shared").items() if name not in own}
