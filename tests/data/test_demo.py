@@ -364,7 +364,7 @@ def peak(*arguments: object) -> float:
     return float((fork_server.run([script, "--inside", json.dumps(arguments)], check=True).stdout or "").split()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.timing  # what the allocator keeps depends on when its threads run
 def test_peak_memory_does_not_grow_with_masks() -> None:
     assert peak("masks", 2000, 64) / peak("masks", 200, 64) < 1.05
 
