@@ -540,7 +540,7 @@ def test_wheel_holds_the_overlay(tmp_path: Path) -> None:
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert "monai_saliency/configs/explain.yaml" in archive.namelist()
+        assert "monai_saliency/bundle/configs/explain.yaml" in archive.namelist()
         archive.extractall(tmp_path / "installed")
     env = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     words = [sys.executable, "-m", "monai_saliency", "overlay", "explain"]
