@@ -545,4 +545,4 @@ def test_wheel_holds_the_overlay(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     words = [sys.executable, "-m", "monai_saliency", "overlay", "explain"]
     printed = subprocess.run(words, capture_output=True, text=True, env=env, cwd=tmp_path, check=True).stdout
-    assert printed == f"{tmp_path / 'installed' / 'monai_saliency' / 'configs' / 'explain.yaml'}\n"
+    assert printed == f"{tmp_path / 'installed' / 'monai_saliency' / 'bundle' / 'configs' / 'explain.yaml'}\n"
