@@ -34,8 +34,9 @@ def check_option(name: str, value: Any, options: Collection[str]) -> Any:
     """
     try:
         return look_up_option(value, options)
-    except ValueError as error:
-        raise ValueError(f"`{name}` must be one of {sorted(options)}, got {value!r}") from error
+    except ValueError:
+        # MONAI's own error does not name the parameter, and must not be the one that a user is shown as the cause.
+        raise ValueError(f"`{name}` must be one of {sorted(options)}, got {value!r}") from None
 
 
 def whole_numbers(name: str, value: Any, least: int) -> None:

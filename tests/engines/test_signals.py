@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,18 @@ WORKERS = {"no workers": {"num_workers": 0}, "threads": {"num_workers": 2}}
 
 
 WORKERS["processes"] = {"num_workers": 2, "processes": True}
+
+
+@pytest.fixture(autouse=True)
+def _nobodys_handlers() -> Iterator[None]:
+    """Signals as Python starts with them: Ray, for one, leaves a handler of its own in the process of other tests."""
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
