@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.layouts import LAYOUTS, Bundle
+from helpers.threads import left
+
+__all__ = ["left"]
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and processes pass that on to their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

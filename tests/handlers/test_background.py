@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -19,11 +20,7 @@ def held(log: list, name: object) -> ExitStack:
     return stack
 
 
-def left() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("Background")]
-
-
-def test_pieces_run_in_order_and_close_what_they_hold() -> None:
+def test_pieces_run_in_order_and_close_what_they_hold(left: Callable[[], list[str]]) -> None:
     log: list = []
     background = Background(limit=3)
     for i in range(20):
@@ -33,7 +30,7 @@ def test_pieces_run_in_order_and_close_what_they_hold() -> None:
     assert not left()
 
 
-def test_submitting_waits_for_room() -> None:
+def test_submitting_waits_for_room(left: Callable[[], list[str]]) -> None:
     go, log = threading.Event(), []
     background = Background(limit=2)
 
@@ -55,7 +52,7 @@ def test_submitting_waits_for_room() -> None:
     assert log == ["first", "second", "third"]
 
 
-def test_an_error_is_raised_once_and_what_waits_behind_it_is_not_done() -> None:
+def test_an_error_is_raised_once_and_what_waits_behind_it_is_not_done(left: Callable[[], list[str]]) -> None:
     go, log = threading.Event(), []
     background = Background(limit=3)
 
@@ -78,7 +75,7 @@ def test_an_error_is_raised_once_and_what_waits_behind_it_is_not_done() -> None:
     assert not left()
 
 
-def test_cancelling_completes_what_is_at_work_only() -> None:
+def test_cancelling_completes_what_is_at_work_only(left: Callable[[], list[str]]) -> None:
     started, go, log = threading.Event(), threading.Event(), []
     background = Background(limit=2)
 

@@ -73,11 +73,7 @@ class _Masks(ms.RISEMasks):
         return bound
 
 
-def left() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("Background")]
-
-
-def test_a_map_is_written_while_the_network_explains_the_next_case() -> None:
+def test_a_map_is_written_while_the_network_explains_the_next_case(left: Callable[[], list[str]]) -> None:
     """Each case's postprocessing waits for the network to be at the next case: without an overlap it waits forever."""
     reached = [threading.Event() for _ in CASES]
     written, threads = [], set()
@@ -153,7 +149,7 @@ def test_a_case_that_cannot_be_written_is_listed_under_its_own_name(kind: type, 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("strict", [False, True, None])
 def test_a_run_that_stops_writes_nothing_behind_the_failure(
-    kind: type, last: bool, strict: bool | None, tmp_path: Path
+    left: Callable[[], list[str]], kind: type, last: bool, strict: bool | None, tmp_path: Path
 ) -> None:
     """Strict stops at the first failure, one without a list of failures as well, and any at a full disk."""
     number = len(CASES) - 1 if last else 2
@@ -175,7 +171,7 @@ def test_a_run_that_stops_writes_nothing_behind_the_failure(
 @pytest.mark.parametrize("error", [RuntimeError("out of paper"), KeyboardInterrupt()])
 @pytest.mark.parametrize("in_the_way", [False, True])
 def test_what_stops_the_network_leaves_no_thread_and_no_claim(
-    error: BaseException, in_the_way: bool, tmp_path: Path
+    left: Callable[[], list[str]], error: BaseException, in_the_way: bool, tmp_path: Path
 ) -> None:
     """Also where another handler raises before ours is asked to stop."""
     written, saving = [], threading.Event()
@@ -216,7 +212,7 @@ def test_what_stops_the_network_leaves_no_thread_and_no_claim(
             assert holder is None
 
 
-def test_an_evaluator_that_is_told_to_stop_writes_what_it_explained() -> None:
+def test_an_evaluator_that_is_told_to_stop_writes_what_it_explained(left: Callable[[], list[str]]) -> None:
     written = []
 
     def postprocessing(case: dict) -> dict:
