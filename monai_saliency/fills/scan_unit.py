@@ -6,14 +6,14 @@ import copy
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from monai.data import MetaTensor
-from monai.transforms import Compose, MapTransform, RandomizableTrait
-from monai.transforms.traits import LazyTrait
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImage, MapTransform, RandomizableTrait
 
 from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
+from monai_saliency.fills.value_after_step import LOADERS, value_after_step
 from monai_saliency.utils.tensors import plain
 
 __all__ = ["ScanUnitFill"]
@@ -22,17 +22,22 @@ __all__ = ["ScanUnitFill"]
 class ScanUnitFill(CaseFill):
     """One value in the scan's own unit (such as air at -1000 HU), converted to the network's input space.
 
-    For each case, the preprocessing runs once more on the case's file, and the value is converted step by step:
+    The fill is what the network would see if the hidden voxels of the scan truly held the value, while the
+    preprocessing does what it did to this scan: its statistics (mean, minimum, percentiles) stay those of the
+    unperturbed scan, and its crop stays where it was. For each case the preprocessing runs once more on the case's
+    file, and the value is converted step by step (:mod:`monai_saliency.fills.value_after_step`):
 
-    - Steps that only move voxels (resampling, cropping, padding) leave the value unchanged.
+    - MONAI's steps that only move voxels (resampling, cropping, padding) leave the value unchanged.
     - Steps that treat each voxel alone (``ScaleIntensityRanged``, ``ThresholdIntensityd``, most ``Lambdad``) are run on
-      the value, beside some of the scan's voxels.
-    - Steps that use statistics of the scan (``NormalizeIntensityd``, ``ScaleIntensityd``) are not run on the value,
-      which would change the statistics. The new value is read from voxels that had the value before, or from the
-      straight line on which the step puts the scan's voxels (without voxels of 0, which ``nonzero=True`` leaves
-      unchanged).
+      the value. They may make several channels of one, such as two CT windows.
+    - MONAI's linear steps with statistics of the scan (``NormalizeIntensityd``, ``ScaleIntensityd``,
+      ``ScaleIntensityRangePercentilesd``) put the value on the straight line of the scan's voxels.
+    - Other steps with statistics convert a value that the scan holds, or one on the scan's straight line between its
+      minimum and maximum.
 
-    Other steps are refused.
+    Where the value is not known exactly there is an error: after a filter that mixes voxels, after a step that changes
+    places and intensities in one, after ``HistogramNormalized`` where no voxel holds the value. Write such a fill in
+    the network's input space (:class:`~monai_saliency.ConstantFill`).
 
     Args:
         value: one number for all channels, or one per channel, in the unit of the file (after its slope and
@@ -94,8 +99,12 @@ class ScanUnitFill(CaseFill):
                     f"units needs: {type(step).__name__} failed ({type(error).__name__}: {error}); give the fill in "
                     "the network's input space (ConstantFill)"
                 ) from error
-            if isinstance(before, torch.Tensor) and not _is_geometry(step, before, after):
+            if _is_array(before):
                 values = self._follow(step, before, after, values)
+            elif _is_array(after) and type(step) not in LOADERS:
+                self._check_unit(step, after, case.file)
+        if not _is_array(item[self.key]):
+            raise ValueError(f"`transform` does not load {case.file}: give a dictionary pipeline with LoadImaged")
         image = torch.as_tensor(item[self.key]).to(case.image)
         if image.shape != case.image.shape or not torch.allclose(
             image, case.image, rtol=0, atol=1e-3 * float(case.image.abs().max())
@@ -104,7 +113,42 @@ class ScanUnitFill(CaseFill):
                 f"`transform` of {case.file} does not give the image that is explained: give the preprocessing that "
                 "made it"
             )
+        self._check_count(values, len(case.image))
         return ConstantFill(values.expand(len(case.image)).tolist())
+
+    def _check_count(self, values: torch.Tensor, channels: int) -> None:
+        if len(values) not in (1, channels):
+            raise ValueError(
+                f"`value` must be one number or one per channel, got {len(values)} for {channels} channels"
+            )
+
+    def _follow(self, step: Any, before: Any, after: Any, values: torch.Tensor) -> torch.Tensor:
+        """The values after a step that made ``after`` of ``before``."""
+        if type(step) is not EnsureChannelFirstd:
+            self._check_count(values, len(before))
+
+        def run(image: Any) -> Any:
+            return self._run(step, {self.key: image})[self.key]
+
+        found = value_after_step(step, run, before, after, values)
+        if found is None:
+            raise ValueError(
+                f"the value of {self.value} after {type(step).__name__} is not known exactly: it does not fit the new "
+                "type, or the step mixes voxels, changes places and intensities in one, or uses statistics of the "
+                "scan, is not linear and no voxel of the scan has this value; give the fill in the network's input "
+                "space (ConstantFill)"
+            )
+        return found
+
+    def _check_unit(self, step: Any, loaded: Any, file: str) -> None:
+        """Whether a loader other than MONAI's gives the scan as MONAI's does, up to the order of voxels."""
+        image, own = (plain(torch.as_tensor(each)).double() for each in (loaded, LoadImage(image_only=True)(file)))
+        ours, monais = (torch.stack([each.min(), each.max(), each.mean(), each.std()]) for each in (image, own))
+        if image.numel() != own.numel() or not torch.allclose(ours, monais, rtol=1e-6, atol=0):
+            raise ValueError(
+                f"{type(step).__name__} does not load {file} in the file's unit, as LoadImaged does, so the value of "
+                f"{self.value} after it is not known exactly; give the fill in the network's input space (ConstantFill)"
+            )
 
     def _run(self, step: Any, item: dict[Hashable, Any]) -> dict[Hashable, Any]:
         """Run one step on the image alone. The step gets a copy, so that it cannot change the image in place."""
@@ -112,87 +156,8 @@ class ScanUnitFill(CaseFill):
         if isinstance(step, MapTransform):
             step = copy.copy(step)
             step.allow_missing_keys = True
-        return step({self.key: image.clone() if isinstance(image, torch.Tensor) else image})
-
-    def _follow(self, step: Any, before: torch.Tensor, after: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """The values ``(C,)`` after a step that changed intensities ``before`` to ``after``, both ``(C, *spatial)``."""
-        if len(values) not in (1, len(before)):
-            raise ValueError(
-                f"`value` must be one number or one per channel, got {len(values)} for {len(before)} channels"
-            )
-        values = values.expand(len(before))
-        x, y = (plain(torch.as_tensor(image)).flatten(1) for image in (before, after))
-        alone = self._of_few_voxels(step, x, y, values, before.ndim)
-        if alone is not None:
-            return alone
-        changed = before.clone()
-        changed.flatten(1)[:, 0] = 0
-        zero = self._run(step, {self.key: changed})[self.key].flatten(1)[:, 0] == 0
-        followed = [
-            0.0 if v == 0 and keeps_zero else _on_scan(x[c].double(), y[c].double(), v)
-            for c, (v, keeps_zero) in enumerate(zip(values.tolist(), zero.tolist(), strict=True))
-        ]
-        if None in followed:
-            raise ValueError(
-                f"the value of {self.value} after {type(step).__name__} is not known exactly: no voxel of the scan has "
-                "this value, and the step is neither linear nor computed voxel by voxel; give the fill in the "
-                "network's input space (ConstantFill)"
-            )
-        return torch.tensor(followed, dtype=torch.float64)
-
-    def _of_few_voxels(
-        self, step: Any, x: torch.Tensor, y: torch.Tensor, values: torch.Tensor, ndim: int
-    ) -> torch.Tensor | None:
-        """The values ``(C,)`` after a step that treats each voxel alone.
-
-        None for other steps: those that turn some voxels of the scan, given alone, into something else than in ``y``.
-
-        Args:
-            step: the step.
-            x: ``(C, voxels)``, the scan before the step.
-            y: ``(C, voxels)``, the scan after it.
-            values: ``(C,)``, the values before it.
-            ndim: number of axes of the image with its channel axis.
-        """
-        picks = torch.cat([torch.linspace(0, x.shape[1] - 1, 62).long(), x.argmin(dim=1), x.argmax(dim=1)])
-        kind = x.dtype if x.is_floating_point() else torch.float32
-        few = torch.cat([x[:, picks].to(kind), values[:, None].to(kind)], dim=1)
-        few = few.reshape(*few.shape, *[1] * (ndim - 2))
-        try:
-            out = torch.as_tensor(self._run(step, {self.key: MetaTensor(few)})[self.key])
-        except Exception:  # a step that needs a whole scan may fail on a few voxels, with any exception
-            return None
-        expected = y[:, picks].double()
-        if out.shape != few.shape or not _close(out.flatten(1)[:, :-1].double(), expected):
-            return None
-        return plain(out.flatten(1)[:, -1].double())
+        return step({self.key: image.clone() if isinstance(image, torch.Tensor) else copy.copy(image)})
 
 
-def _is_geometry(step: Any, before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether a step changed no intensities: it moved voxels or did nothing."""
-    if isinstance(step, LazyTrait) or before.shape != after.shape:
-        return True
-    affines = [image.affine for image in (before, after) if isinstance(image, MetaTensor)]
-    return (len(affines) == 2 and not torch.equal(*affines)) or torch.equal(before.double(), after.double())
-
-
-def _on_scan(x: torch.Tensor, y: torch.Tensor, value: float) -> float | None:
-    """A value after a step that turned a channel's voxels ``x`` into ``y``; None if the voxels do not determine it."""
-    same = x == value
-    if bool(same.any()):
-        found = y[same]
-        return float(found[0]) if _close(found, found[:1]) else None
-    for inside in (torch.ones_like(same), x != 0):
-        x, y = x[inside], y[inside]
-        if not len(x) or not bool(x.max() > x.min()):
-            return None
-        low, high = x.argmin(), x.argmax()
-        slope = (y[high] - y[low]) / (x[high] - x[low])
-        if _close(y[low] + slope * (x - x[low]), y):
-            return float(y[low] + slope * (value - x[low]))
-    return None
-
-
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors agree up to the float32 rounding of a line through numbers of this size."""
-    return bool((a - b).abs().max() <= 1e-5 * b.abs().max())
+def _is_array(image: Any) -> bool:
+    return isinstance(image, (torch.Tensor, np.ndarray))

@@ -13,6 +13,7 @@ from monai.transforms import (
     EnsureChannelFirstd,
     EnsureTyped,
     GaussianSmoothd,
+    HistogramNormalized,
     Lambdad,
     LoadImaged,
     NormalizeIntensityd,
@@ -108,14 +109,19 @@ class TestScanUnitFill:
 
 class TestScanUnitFillOfCases:
     def test_a_value_that_the_scan_holds_needs_no_rule(self, ct: str) -> None:
-        """Percentiles with clipping are neither voxel by voxel nor linear, but air is in the scan."""
-        step = ScaleIntensityRangePercentilesd("image", 1, 99, 0, 1, clip=True)
+        """A histogram's curve is neither voxel by voxel nor linear, but air is in the scan."""
+        step = HistogramNormalized("image", num_bins=64)
         fill, _ = in_network_units(-1000, ct, step)
-        assert fill == 0.0
-        with pytest.raises(
-            ValueError, match=r"the value of -777\.25 after ScaleIntensityRangePercentilesd is not known exactly"
-        ):
+        scan = loading(step)({"image": ct})["image"].as_tensor()
+        assert fill == float(scan[loading()({"image": ct})["image"].as_tensor() == -1000][0])
+        with pytest.raises(ValueError, match=r"the value of -777\.25 after HistogramNormalized is not known exactly"):
             in_network_units(-777.25, ct, step)
+
+    @pytest.mark.parametrize("value", VALUES)
+    def test_percentiles_with_a_clip(self, ct: str, value: float) -> None:
+        fill, scan = in_network_units(value, ct, ScaleIntensityRangePercentilesd("image", 1, 99, -1, 1, clip=True))
+        low, high = np.percentile(scan, 1), np.percentile(scan, 99)
+        assert fill == pytest.approx(min(max(2 * (value - low) / (high - low) - 1, -1), 1), abs=1e-5)
 
     def test_steps_that_mix_voxels_are_refused(self, ct: str) -> None:
         with pytest.raises(ValueError, match="the value of -1000 after GaussianSmoothd is not known exactly"):
