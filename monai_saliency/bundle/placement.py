@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from monai.data import MetaTensor
 from monai.transforms import Compose, Invertd, InvertibleTransform
 from monai.utils import ImageMetaKey, WSIPatchKeys
 
-from monai_saliency.data.cohort import case_id
+from monai_saliency.data.cohort import case_id, scan_stem
 from monai_saliency.errors import CaseError
 from monai_saliency.transforms import SaveSaliencyd
 
@@ -64,6 +67,10 @@ class Placement:
         self.on_input = SaveSaliencyd(saliency_key, output_dir, picture, grid_key=image_key)
         self._files = _files(self.dataset, image_key)
         self._root = None if self._files is None else _common_folder(self._files)
+        listed = Counter(map(os.path.abspath, self._files or []))
+        self._twice = {file for file, count in listed.items() if count > 1}
+        self._names = Counter(case_id(self._root, Path(file)) for file in listed)
+        self._met: dict[str, str] = {}
         self._said: set[str] = set()
 
     def name(self, case: dict[Hashable, Any], place: str) -> str:
@@ -74,24 +81,36 @@ class Placement:
             place: in the cohort, which tells cases apart that come from no file.
 
         Returns:
-            its file's path below the cohort's common folder, with the corner where it is a patch.
+            its file's path below the cohort's common folder: without its suffix, unless two files differ in nothing
+            else. Then the corner where it is a patch, and the place where the file gives several cases.
         """
         image = case[self.image_key]
         file = input_file(image)
         if file is None:
             return f"{case.get('case', 'case')}-{place}"
-        name = case_id(self._root, file)
+        name = self._name(file)
         corner = image.meta.get(WSIPatchKeys.LOCATION)
-        if corner is None:
+        twice = corner is None and os.path.abspath(file) in self._twice
+        if corner is not None:
+            name = f"{name}_patch-{'-'.join(map(str, np.atleast_1d(np.asarray(corner)).astype(int).tolist()))}"
+        again = self._met.setdefault(name, place) != place
+        return f"{name}-{place}" if again or twice else name
+
+    def _name(self, file: Path) -> str:
+        """What a file's case is called: without the suffix, unless another file's case is called so too."""
+        name = case_id(self._root, file)
+        if self._names[name] < 2:
             return name
-        return f"{name}_patch-{'-'.join(map(str, np.atleast_1d(np.asarray(corner)).astype(int).tolist()))}"
+        whole = f"{name}{file.name.removeprefix(scan_stem(file))}"
+        # frame.png beside frame.jpg and frame.png.nii
+        return f"{whole}-{sha256(os.fsencode(file.name)).hexdigest()[:8]}" if whole in self._names else whole
 
     def names(self, case: dict[Hashable, Any]) -> list[str] | None:
         """What all cases are called, if they are like this one; None where the dataset does not tell."""
         image = case[self.image_key]
-        if self._files is None or input_file(image) is None or WSIPatchKeys.LOCATION in image.meta:
+        if self._files is None or self._twice or input_file(image) is None or WSIPatchKeys.LOCATION in image.meta:
             return None
-        return [case_id(self._root, file) for file in self._files]
+        return [self._name(file) for file in self._files]
 
     def __call__(self, case: dict[Hashable, Any]) -> dict[Hashable, Any]:
         """Invert and save a case's map.

@@ -16,7 +16,7 @@ from monai_saliency.handlers.summary import Summary, figures
 from monai_saliency.metrics.agreement import read_map
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import atomic_path
-from monai_saliency.storage.tables import CaseTable
+from monai_saliency.storage.tables import CaseTable, cell
 from monai_saliency.utils.optional_imports import require
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Sweep:
         for name, table in (("sweep.csv", rows), ("sweep_agreement.csv", matrix)):
             written.append(folder / name)
             with atomic_path(written[-1]) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows(table)
+                csv.writer(file).writerows(map(cell, row) for row in table)
         written.append(folder / "sweep.png")
         with atomic_path(written[-1]) as temporary:
             plot_sweep(self).savefig(temporary, dpi=100)

@@ -18,6 +18,7 @@ __all__ = ["CohortDataset", "case_id", "find_cases", "scan_stem"]
 
 SECTIONS = ("test", "training", "validation")
 _SUFFIXES = (".nii.gz", ".nii")
+_LONGEST_NAME = 200  # bytes
 
 
 def scan_stem(path: str | Path) -> str:
@@ -60,7 +61,8 @@ def find_cases(
 
     Raises:
         FileNotFoundError: when the folder does not exist, or none of its scans does.
-        ValueError: when the folder holds no scan, or ``dataset.json`` cannot be read.
+        ValueError: when the folder holds no scan, when it has no ``dataset.json`` and lies in ``exclude``, or when
+            ``dataset.json`` cannot be read.
     """
     root = Path(dataset_dir)
     if not root.is_dir():
@@ -73,6 +75,12 @@ def find_cases(
         found = _decathlon_scans(listing, section)
     else:
         skipped = Path(exclude).resolve() if exclude is not None else None
+        if skipped is not None and skipped in (root.resolve(), *root.resolve().parents):
+            word = "is" if skipped == root.resolve() else "holds"
+            raise ValueError(
+                f"the output folder {exclude} {word} `dataset_dir` {root}, so "
+                "scans cannot be told from maps: choose an `output_dir` beside or below `dataset_dir`"
+            )
         found = [
             (path, None, 1)
             for path in map(Path, _files_below(str(root)))
@@ -154,7 +162,9 @@ def _decathlon_scans(listing: Path, section: str | None) -> list[tuple[Path, Pat
 def case_id(root: Path | None, image: Path) -> str:
     """The name of a case: the path of its scan below a folder, without its suffix.
 
-    The name of a scan outside of the folder is its file name with a hash of its own folder.
+    The name of a scan outside of the folder is its file name with a hash of its own folder, and of its suffix where
+    this is not ``.nii.gz``. A file or folder name of more than 200 bytes is cut, and a hash of all of it follows: the
+    names of a case's files are longer, and a file system takes 255.
 
     Args:
         root: the folder of the cohort. None if there is none.
@@ -164,8 +174,25 @@ def case_id(root: Path | None, image: Path) -> str:
     path, folder = Path(os.path.abspath(image)), None if root is None else Path(os.path.abspath(root))
     if folder is None or folder not in path.parents:
         # Its outputs lie in the output folder all the same. The hash keeps equal file names apart.
-        return f"{scan_stem(path)}-{sha256(os.fsencode(path.parent)).hexdigest()[:8]}"
-    return (path.relative_to(folder).parent / scan_stem(path)).as_posix()
+        suffix = path.name[len(scan_stem(path)) :]
+        source = path.parent if suffix.lower() == _SUFFIXES[0] else path.parent / suffix
+        return _short(f"{scan_stem(path)}-{_hash(str(source))}")
+    parts = (*path.relative_to(folder).parent.parts, scan_stem(path))
+    return "/".join(map(_short, parts))
+
+
+def _short(name: str) -> str:
+    """A file name that leaves room for the endings of a case's files."""
+    if len(os.fsencode(name)) <= _LONGEST_NAME:
+        return name
+    cut = name
+    while len(os.fsencode(cut)) > _LONGEST_NAME - 9:
+        cut = cut[:-1]
+    return f"{cut}-{_hash(name)}"
+
+
+def _hash(name: str) -> str:
+    return sha256(os.fsencode(name)).hexdigest()[:8]
 
 
 class CohortDataset(ItemDataset):

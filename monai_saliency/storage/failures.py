@@ -15,6 +15,8 @@ __all__ = ["Failures"]
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_ERROR = 2000  # characters
+
 
 class Failures:
     """``failures.csv``: one row for each failed case, with the stage in which it failed and the error in one line.
@@ -65,8 +67,11 @@ class Failures:
         if self.strict:
             raise cause from error
         logger.error("%s (%s)\n%s", cause, stage, trace, exc_info=None if trace else error)
+        problem = cause.problem
+        if len(problem) > _LONGEST_ERROR:
+            problem = f"{problem[:_LONGEST_ERROR]} ... ({len(problem):,} characters, all of them in the log)"
         with self._lock:
-            self.rows.append({"case": case, "stage": stage, "error": cause.problem})
+            self.rows.append({"case": case, "stage": stage, "error": problem})
             self._table.add(self.rows[-1:])
 
     def keep(self, cases: Collection[str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
@@ -23,7 +25,11 @@ __all__ = ["atomic_path", "is_running", "load_scan", "locked", "remove_stale", "
 
 logger = logging.getLogger(__name__)
 
-_PROCESS = re.compile(r"\d+(\.\d+)?")
+_PROCESS = re.compile(r"\d+(\.\d+){0,2}")
+_LONGEST_NAME = 255  # bytes, of file systems in use
+# What the file system says of one name. Other names may do.
+_BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EISDIR}
+_FORGOTTEN = 24 * 3600  # seconds
 
 
 @contextmanager
@@ -40,6 +46,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
     Raises:
         OutputError: when the file cannot be written. No part of it is left.
+        ValueError: when the file system does not take the file's name.
     """
     path = Path(path)
     temporary = temporary_path(path)
@@ -59,6 +66,10 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in _BAD_NAME:  # a matter of this one case
+            raise ValueError(
+                f"cannot write {path}: {error.strerror or error}. Rename the scan, or choose another folder"
+            ) from error
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}. What was written before is whole; free space, mend the "
             "permissions or choose another folder, and run again"
@@ -69,9 +80,12 @@ def temporary_path(path: Path) -> Path:
     """A name beside ``path`` that no other thread, process or machine uses.
 
     The name starts with a dot and keeps the suffixes, by which writers choose the format. :func:`remove_stale` finds
-    such names.
+    such names. Of a long name the beginning is cut off.
     """
-    return path.with_name(f"{_temporary_prefix(this_process())}{uuid4().hex[:8]}-{path.name}")
+    prefix, name = f"{_temporary_prefix(this_process())}{uuid4().hex[:8]}-", path.name
+    while len(os.fsencode(prefix + name)) > _LONGEST_NAME:
+        name = name[1:]
+    return path.with_name(prefix + name)
 
 
 def _temporary_prefix(process: str) -> str:
@@ -81,32 +95,55 @@ def _temporary_prefix(process: str) -> str:
 def remove_stale(folder: str | Path, below: str = "**") -> None:
     """Remove the temporary files of processes of this machine that were killed. (On Windows none are removed.)
 
+    Of processes in other containers under the name of this machine nobody here can say whether they run. Their files
+    are removed a day after they were last written.
+
     Args:
         folder: where to look. Links to other folders are not followed.
         below: a pattern of the folders below ``folder`` that can hold temporary files. Default: all folders.
     """
     for path in Path(folder).glob(f"{below}/{_temporary_prefix('*')}*"):
         process = path.name.split("-")[2]
-        if _PROCESS.fullmatch(process) and not is_running(process):
-            with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
+        with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
+            if _PROCESS.fullmatch(process) and (
+                not is_running(process) or (_is_elsewhere(process) and time.time() - path.stat().st_mtime > _FORGOTTEN)
+            ):
                 path.unlink(missing_ok=True)
 
 
 def this_process() -> str:
-    """The number of this process and, on Linux, its start time, since numbers are used again (in a container, soon)."""
+    """The number of this process and, on Linux, its start time, since numbers are used again (in a container, soon),
+    and its process namespace, since containers count processes on their own.
+    """
     started = _started(os.getpid())
-    return f"{os.getpid()}.{started}" if started else str(os.getpid())
+    return ".".join(filter(None, [str(os.getpid()), started, started and _namespace()]))
+
+
+@functools.cache
+def _namespace() -> str:
+    """The number of this process's namespace of processes; "" on systems without."""
+    try:
+        return re.sub(r"\D", "", os.readlink("/proc/self/ns/pid"))
+    except OSError:
+        return ""
+
+
+def _is_elsewhere(process: str) -> bool:
+    """Whether a process, as :func:`this_process` names it, is numbered in another namespace."""
+    return process.count(".") > 1 and process.rpartition(".")[2] != _namespace()
 
 
 def is_running(process: str) -> bool:
-    """Whether this machine still runs a process. On Windows always True, since Python cannot ask there.
+    """Whether this machine still runs a process. Always True where nobody can ask: on Windows from Python, and of a
+    process in another container.
 
     Args:
         process: as :func:`this_process` names it.
     """
-    if os.name == "nt":  # there `os.kill` with 0 sends Ctrl-C
+    if os.name == "nt" or _is_elsewhere(process):  # on Windows `os.kill` with 0 sends Ctrl-C
         return True
-    number, _, started = process.partition(".")
+    number, _, rest = process.partition(".")
+    started = rest.partition(".")[0]
     try:
         os.kill(int(number), 0)
     except ProcessLookupError:
@@ -153,6 +190,7 @@ def locked(path: str | Path, wait: bool = True) -> Iterator[str | None]:
 
     Raises:
         OutputError: when the file cannot be made or opened.
+        ValueError: when the file system does not take the file's name.
     """
     path = Path(path)
     with ExitStack() as stack:

@@ -55,7 +55,8 @@ class ScoreStore:
         Yields:
             None when this run holds the lock, otherwise who holds it.
         """
-        name = "lock" if part is None or part.count == 1 else f"lock-{part.index}-of-{part.count}"
+        # Hidden, so that no case below a folder of this name, such as "a/lock" beside "a", has its folder there.
+        name = ".lock" if part is None or part.count == 1 else f".lock-{part.index}-of-{part.count}"
         return locked(self.root / case / name, wait=False)
 
     def open(self, case: str, key: str) -> CaseScores:

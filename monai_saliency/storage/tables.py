@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from monai_saliency.storage.files import atomic_path, locked
 
-__all__ = ["SUMMARY_COLUMNS", "CaseTable"]
+__all__ = ["SUMMARY_COLUMNS", "CaseTable", "cell"]
 
 #: the columns of ``summary.csv``, see :func:`monai_saliency.handlers.summary.summarize`
 SUMMARY_COLUMNS = (
@@ -29,11 +30,21 @@ SUMMARY_COLUMNS = (
 )
 
 
+_LONGEST_CELL = 32_000  # characters; a spreadsheet takes 32,767, and Python's reader 131,072
+# What spreadsheets take for a formula, behind the apostrophes that make it text.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_NO_LIMIT = 2**31 - 1
+_UNENCODABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+
+
 class CaseTable:
     """A CSV file with a column ``case``: ``summary.csv``, or a table with other columns.
 
     The file is whole after every change, and sorted by case. Rows of other cases stay, so that a resumed run, or two
     runs on one folder, complete one table.
+
+    A text that a spreadsheet would run as a formula, such as ``=1+1``, stands in the file with an apostrophe before it,
+    which :meth:`read` takes away. A text of more than 32,000 characters is cut.
 
     Example::
 
@@ -51,7 +62,7 @@ class CaseTable:
     ) -> None:
         self.path = Path(path)
         self.columns = tuple(columns)
-        self.cases = None if cases is None else set(cases)
+        self.cases = None if cases is None else set(map(_kept, cases))
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Replace all rows of some cases.
@@ -69,7 +80,7 @@ class CaseTable:
             rows: the rows to add.
         """
         with locked(self.path.with_name(f".{self.path.name}.lock")):
-            found = self.read()
+            found, cases = self.read(), set(map(_kept, cases))
             kept = [
                 row for row in found if row["case"] not in cases and (self.cases is None or row["case"] in self.cases)
             ]
@@ -82,16 +93,62 @@ class CaseTable:
                 writer = csv.DictWriter(file, self.columns)
                 writer.writeheader()
                 # A stable sort keeps the order of the rows of one case.
-                writer.writerows(sorted([*kept, *rows], key=lambda row: row["case"]))
+                rows = sorted([*kept, *rows], key=lambda row: row["case"])
+                writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
 
     def read(self) -> list[dict[str, str]]:
-        """The rows of the file, sorted by case. Empty when there is no file, or one with other columns."""
+        """The rows of the file, sorted by case. Empty when there is no file, or one of another table.
+
+        Columns that an earlier version did not write are empty.
+        """
         try:
-            with _open(self.path, "r") as file:
-                reader = csv.DictReader(file)
-                return list(reader) if tuple(reader.fieldnames or ()) == self.columns else []
+            header, *lines = self._lines() or [[]]
         except FileNotFoundError:
             return []
+        if "case" not in header or not set(header) <= set(self.columns):
+            return []
+        found = [dict(zip(header, map(_text, line), strict=False)) for line in lines]
+        return [{name: row.get(name, "") for name in self.columns} for row in found]
+
+    def _lines(self) -> list[list[str]]:
+        while True:
+            with _open(self.path, "r") as file:
+                try:
+                    return [line for line in csv.reader(file) if line]
+                except csv.Error:
+                    # An earlier version wrote cells of any length.
+                    if csv.field_size_limit() == _NO_LIMIT:
+                        raise
+                    csv.field_size_limit(_NO_LIMIT)
+
+
+def cell(value: Any) -> Any:
+    """A value as it stands in a table's file: a text that a spreadsheet would run has an apostrophe before it."""
+    if not isinstance(value, str):
+        return value
+    text = _kept(value)
+    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+
+
+def _kept(text: str) -> str:
+    """What a table keeps of a text: all but what its file cannot hold."""
+    text = _UNENCODABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).replace("\0", "\\x00")
+    if len(text) > _LONGEST_CELL + 50:  # what was cut before is not cut again
+        text = f"{text[:_LONGEST_CELL]} ... ({len(text):,} characters)"
+    return text
+
+
+def _text(cell: str) -> str:
+    """The text that a cell stands for."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _open(path: Path, mode: str) -> IO[str]:

@@ -55,6 +55,48 @@ def test_files_of_one_name_elsewhere_get_names_of_their_own(tmp_path: Path) -> N
     assert len(set(names)) == 1
 
 
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["scan.nii", "scan.nii.gz", "other.nii"], ["scan.nii", "scan.nii.gz", "other"]),
+        (["frame.png", "frame.jpg"], ["frame.png", "frame.jpg"]),
+        # Folders of DICOM slices, whose last number looks like a suffix.
+        (["1.2.113", "1.2.114"], ["1.2.113", "1.2.114"]),
+        (["frame.png", "frame.jpg", "frame.png.nii"], ["frame.png-1870aaba", "frame.jpg", "frame.png"]),
+    ],
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_files_that_differ_in_their_suffix_have_names_of_their_own(
+    files: list[str], names: list[str], listed: bool, tmp_path: Path
+) -> None:
+    """Or the second one's map would replace the first one's."""
+    paths = [tmp_path / file for file in files]
+    for path in paths:
+        path.touch()
+    dataset = Dataset([{"image": str(path)} for path in paths]) if listed else None
+    placement = Placement(tmp_path / "maps", None if dataset is None else DataLoader(dataset), "image")
+    images = [MetaTensor(torch.rand(1, 4, 3), meta={"filename_or_obj": str(path)}) for path in paths]
+    found = [placement.name({"image": image}, str(i)) for i, image in enumerate(images)]
+    assert len(set(found)) == len(files)
+    # Whichever of them a process meets, and in which order.
+    again = Placement(tmp_path / "maps", None if dataset is None else DataLoader(dataset), "image")
+    assert again.name({"image": images[-1]}, "9") == found[-1]
+    if listed:
+        assert found == names
+        assert placement.names({"image": images[0]}) == names
+
+
+def test_a_file_that_gives_several_cases(tmp_path: Path) -> None:
+    """Listed twice, with other prompts perhaps, or cut into pieces by the loader."""
+    file = scan(tmp_path / "ct.nii.gz")
+    image = LoadImage()(file)
+    listed = Placement(tmp_path, DataLoader(Dataset([{"image": str(file), "prompt": i} for i in range(2)])), "image")
+    assert [listed.name({"image": image}, place) for place in "011"] == ["ct-0", "ct-1", "ct-1"]
+    assert listed.names({"image": image}) is None
+    pieces = Placement(tmp_path, DataLoader(Dataset([{"image": str(file)}])), "image")
+    assert [pieces.name({"image": image}, place) for place in "0121"] == ["ct", "ct-1", "ct-2", "ct-1"]
+
+
 def test_cases_from_no_file_are_called_by_their_place(tmp_path: Path) -> None:
     placement = Placement(tmp_path / "maps", None, "image")
     image = MetaTensor(torch.rand(1, 4, 3, 2))

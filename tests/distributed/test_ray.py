@@ -134,7 +134,7 @@ def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
         seen: set[Path] = set()
         deadline = time.monotonic() + 120
         while not killed and time.monotonic() < deadline:
-            for path in (tmp_path / "out" / "scores").glob("*/lock"):
+            for path in (tmp_path / "out" / "scores").glob("*/.lock"):
                 match = re.match(r"process (\d+) on ", path.read_text())
                 if match and path not in seen:
                     seen.add(path)
@@ -277,7 +277,7 @@ def test_a_case_that_ends_its_process_does_not_go_on_for_ever(tmp_path: Path, mo
 def test_a_pool_that_may_grow_does(tmp_path: Path) -> None:
     scans(tmp_path, 8)
     monai.bundle.run(**shared(tmp_path, "out", 0.5, saliency_min_workers=1, saliency_max_workers=2))
-    locks = [path.read_text() for path in (tmp_path / "out" / "scores").glob("*/lock")]
+    locks = [path.read_text() for path in (tmp_path / "out" / "scores").glob("*/.lock")]
     assert len(locks) == 8
     assert len(set(locks)) == 2  # each names its process
     assert cases(tmp_path / "out") == [f"s{i}" for i in range(8)]

@@ -84,7 +84,7 @@ def test_what_a_killed_run_left_half_written_goes_wherever_it_is(cohort: Path) -
     places = {"output_dir": "out", "cache_dir": "elsewhere/cache", "store_dir": "elsewhere/scores"}
     run(cohort, **{key: str(cohort / place) for key, place in places.items()})
     written = [*(cohort / "out").glob("*.nii.gz"), *(cohort / "elsewhere").rglob("*")]
-    whole = [path for path in written if path.is_file() and path.name != "lock"]
+    whole = [path for path in written if path.is_file() and path.name != ".lock"]
     assert len(whole) == 3 * 4
     dead = f"{os.getpid()}.1-{'0' * 8}"
     for path in whole:

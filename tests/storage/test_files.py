@@ -162,3 +162,41 @@ def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
         locked(tmp_path / "file" / "lock"),
     ):
         pass
+
+
+def test_the_longest_names(tmp_path: Path) -> None:
+    """Beside them there is room for a temporary file; longer ones are refused as a matter of one case."""
+    for name in ("x" * 248 + ".nii.gz", "ü" * 124 + ".nii.gz"):
+        with atomic_path(tmp_path / name) as temporary:
+            assert temporary.name.endswith(".nii.gz")
+            temporary.write_bytes(b"whole")
+    assert len(list(tmp_path.iterdir())) == 2
+    for use in (atomic_path, locked):
+        with (
+            pytest.raises(ValueError, match=r"cannot write .*: File name too long\. Rename the scan"),
+            use(tmp_path / ("x" * 250 + ".nii.gz")) as opened,
+        ):
+            Path(opened).write_bytes(b"")  # type: ignore[arg-type]
+
+
+def test_temporary_files_of_another_container_under_our_name_stay_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts its processes on its own, so that ours say nothing about them."""
+    monkeypatch.setattr(files, "_namespace", lambda: "4026539999")
+    theirs = this_process()
+    with atomic_path(tmp_path / "x.npy") as temporary:
+        temporary.write_bytes(b"theirs, and still at work")
+        monkeypatch.undo()
+        _, started, _ = theirs.split(".")
+        dead = temporary.with_name(temporary.name.replace(theirs, f"{DEAD}.{started}.4026539999"))
+        dead.write_bytes(b"nobody here can say")
+        assert is_running(theirs)
+        assert is_running(f"{DEAD}.{started}.4026539999")
+        assert not is_running(f"{DEAD}.{started}.{files._namespace()}")
+        remove_stale(tmp_path)
+        assert sorted(tmp_path.iterdir()) == sorted([temporary, dead])
+        long_ago = time.time() - 25 * 3600
+        os.utime(dead, (long_ago, long_ago))
+        remove_stale(tmp_path)
+        assert list(tmp_path.iterdir()) == [temporary]

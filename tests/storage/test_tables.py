@@ -1,0 +1,101 @@
+"""Tables of cases: every text that a program meets can be written, read back unchanged, and opened by a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.tables import CaseTable
+
+COLUMNS = ("case", "error")
+
+
+def written(path: Path) -> list[str]:
+    """The second cell of each row, as a spreadsheet reads it."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return [line[1] for line in list(csv.reader(file))[1:]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["=1+1", "+cmd|' /C calc'!A0", "-x", "@SUM(A1)", "\tx", "\r=1", "\n=1", "'=1", "''-x", "\uff1d1", "-", "--0.5"],
+)
+def test_what_a_spreadsheet_would_run_is_text_in_the_file(text: str, tmp_path: Path) -> None:
+    table = CaseTable(tmp_path / "t.csv", columns=COLUMNS)
+    table.add([{"case": "a", "error": text}])
+    table.add([{"case": "b", "error": "other"}])  # which writes the first row again
+    assert written(table.path) == [f"'{text}", "other"]
+    assert [row["error"] for row in table.read()] == [text, "other"]
+
+
+@pytest.mark.parametrize("value", [-0.5, "-0.5", "+3", "-1e-7", "-inf", "it's", "'quoted'", "a=b", "", "0", "nan"])
+def test_other_cells_stay_as_they_are(value: str | float, tmp_path: Path) -> None:
+    table = CaseTable(tmp_path / "t.csv", columns=COLUMNS)
+    table.add([{"case": "a", "error": value}])
+    assert written(table.path) == [str(value)]
+    assert [row["error"] for row in table.read()] == [str(value)]
+
+
+def test_a_name_that_looks_like_a_formula_has_one_row(tmp_path: Path) -> None:
+    table = CaseTable(tmp_path / "t.csv", ["=a", "b"], COLUMNS)
+    for error in ("first", "second"):
+        table.add([{"case": "=a", "error": error}])
+    assert table.read() == [{"case": "=a", "error": "second"}]
+    table.replace(["=a"])
+    assert not table.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("\ud800 and \udfff", "\\ud800 and \\udfff"),
+        ("M\udcfcller", "M\udcfcller"),  # a byte that is not UTF-8, as in file names
+        ("nul\0", "nul\\x00"),
+        ("x" * 200_000, "x" * 32_000 + " ... (200,000 characters)"),
+    ],
+)
+def test_texts_that_a_file_cannot_hold(text: str, kept: str, tmp_path: Path) -> None:
+    table = CaseTable(tmp_path / "t.csv", columns=COLUMNS)
+    for case in "ab":
+        table.add([{"case": case, "error": text}])
+    assert [row["error"] for row in table.read()] == [kept, kept]
+
+
+def test_a_name_that_a_file_cannot_hold_has_one_row(tmp_path: Path) -> None:
+    table = CaseTable(tmp_path / "t.csv", ["\ud800"], COLUMNS)
+    for error in ("first", "second"):
+        table.add([{"case": "\ud800", "error": error}])
+    assert [row["error"] for row in table.read()] == ["second"]
+
+
+def test_a_table_of_an_earlier_version(tmp_path: Path) -> None:
+    """With a cell that Python's reader refuses, and without a column that is new: no row is lost."""
+    path = tmp_path / "t.csv"
+    path.write_text(f"case,error\na,{'x' * 200_000}\n")
+    limit = csv.field_size_limit()
+    try:
+        table = CaseTable(path, columns=(*COLUMNS, "new"))
+        table.add([{"case": "b", "error": "y", "new": 1}])
+        assert [(row["case"], len(row["error"]), row["new"]) for row in table.read()] == [
+            ("a", 32_025, ""),
+            ("b", 1, "1"),
+        ]
+    finally:
+        csv.field_size_limit(limit)
+
+
+def test_a_table_of_something_else_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("case,weight\na,1\n")
+    assert CaseTable(tmp_path / "t.csv", columns=COLUMNS).read() == []
+
+
+def test_a_long_error_of_a_failed_case(tmp_path: Path) -> None:
+    failures = Failures(tmp_path / "failures.csv")
+    failures.add("a", "load", ValueError("x" * 200_000))
+    (row,) = Failures(tmp_path / "failures.csv", cases=["a"]).read()
+    assert row["error"].startswith("ValueError: xxx")
+    assert row["error"].endswith("x ... (200,012 characters, all of them in the log)")
+    assert len(failures.summary()) < 2200
