@@ -18,6 +18,7 @@ from helpers.files import maps
 from helpers.own_bundle import BATCHES, forwards, rank, settings
 from helpers.own_pipeline import MASKS, Network, from_file, inferer, loader, plain_maps, run_page, scans
 from helpers.paths import TESTS
+from helpers.ports import own_port
 from helpers.scans import LPS, write_scan
 from lightning.pytorch import LightningModule, Trainer
 from monai.data import DataLoader
@@ -56,7 +57,8 @@ def save(path: Path, module: LightningModule) -> Path:
 
 def environment(tmp_path: Path) -> dict[str, str]:
     path = os.pathsep.join([str(TESTS), *sys.path])
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
+    return os.environ | own | {"MASTER_PORT": own_port()}
 
 
 def by_case(predictions: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -180,7 +182,6 @@ def launch(tmp_path: Path, devices: int) -> list[dict[str, Any]]:
     return [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(devices)]
 
 
-@pytest.mark.timing  # another process may take the port that Lightning has found free
 def test_ddp(tmp_path: Path) -> None:
     """Real processes that Lightning starts: the plain maps to the bit, each case once, and nothing written besides."""
     devices = 3  # which five cases do not divide
