@@ -209,9 +209,15 @@ class LMDBBackend:
         _open[name] = _Open(environment, _files(self.path))
 
     def _environment(self) -> lmdb.Environment:
+        _reserve(Path(f"{self.path}-lock"))
         # Without `metasync` a power failure may lose the last entries, but never damages the database.
         environment = lmdb.open(
-            str(self.path), subdir=False, map_size=self.map_size, max_readers=1024, metasync=False, readahead=False
+            str(self.path),
+            subdir=False,
+            map_size=self.map_size,
+            max_readers=_MOST_READERS,
+            metasync=False,
+            readahead=False,
         )
         # Readers of killed processes would keep space from being used again.
         environment.reader_check()
@@ -225,6 +231,25 @@ class LMDBBackend:
         for path in (self.path, Path(f"{self.path}-lock")):
             with contextlib.suppress(FileNotFoundError):
                 path.rename(f"{path}{suffix}")
+
+
+def _reserve(lock: Path) -> None:
+    """Make room for all of a lock file on the disk. LMDB writes to it through memory, and on a full disk a write to a
+    part without room would end the process by SIGBUS. (Entries themselves are written by system calls, which raise.)
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o755)
+    try:
+        status = os.fstat(file)
+        size = max(_LOCK_SIZE, status.st_size)
+        if status.st_size < size or status.st_blocks * 512 < size:
+            os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # the file system cannot reserve
+            raise
+    finally:
+        os.close(file)
 
 
 class _Gate:
@@ -301,6 +326,9 @@ _gate = _Gate()
 _PAGES = 1 << 16  # bytes, a multiple of every machine's page size
 # Pages that were read stay mapped, and count as memory of this process, until the database is closed.
 _MOST_MAPPED = 1 << 24  # bytes
+
+_MOST_READERS = 1024
+_LOCK_SIZE = 64 * _MOST_READERS + 128  # bytes, as LMDB makes the lock file for so many readers
 
 # For short operations on dictionaries of this package.
 guard = threading.Lock()

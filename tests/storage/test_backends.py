@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +81,48 @@ def test_lmdb_keeps_few_pages_mapped(tmp_path: Path) -> None:
     start = next(i for i, line in enumerate(lines) if line.endswith("cache.lmdb"))
     resident = next(line for line in lines[start:] if line.startswith("Rss:"))
     assert int(resident.split()[1]) <= 17 * 1024  # kB
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("left", [0, 4096, 8192, 69632])
+def test_lmdb_on_a_full_disk_is_an_error_and_not_the_end_of_the_process(left: int, small_disk: Path) -> None:
+    """Without room for the whole lock file, LMDB is ended by SIGBUS when it writes to it."""
+    with open(small_disk / "full", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            file.truncate(file.tell() - left)
+    code = """
+import sys
+from monai_saliency.storage.backends import LMDBBackend
+try:
+    LMDBBackend(sys.argv[1]).put("key", bytes(100))
+except OSError as error:
+    print(error.strerror)
+"""
+    done = fork_server.run(["-c", code, small_disk / "x.lmdb"])
+    assert done.returncode == 0
+    assert "No space left on device" in done.stdout
+
+
+def test_lmdbs_lock_file_lies_on_the_disk_whole(tmp_path: Path) -> None:
+    """Also one that an earlier version has made."""
+    lock = tmp_path / "x.lmdb-lock"
+    environment = lmdb.open(str(tmp_path / "x.lmdb"), subdir=False, max_readers=1024)
+    size = lock.stat().st_size
+    environment.close()
+    LMDBBackend(tmp_path / "x.lmdb").put("key", b"data")
+    assert lock.stat().st_size == size
+    assert lock.stat().st_blocks * 512 >= size
