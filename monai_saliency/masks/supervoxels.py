@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,8 @@ from monai_saliency.utils.arguments import whole_numbers
 from monai_saliency.utils.optional_imports import require
 
 __all__ = ["Supervoxels", "whole_image"]
+
+logger = logging.getLogger(__name__)
 
 
 class Supervoxels:
@@ -25,6 +28,8 @@ class Supervoxels:
         compactness: weight of distance against brightness. With higher values the regions become more alike in shape.
         sigma: standard deviation of the Gaussian blur before SLIC, in mm where voxel sizes are known, otherwise in
             voxels.
+
+    The log warns when one region holds more than half of the voxels.
 
     Raises:
         OptionalImportError: when scikit-image is not installed.
@@ -68,7 +73,20 @@ class Supervoxels:
             start_label=1,
             channel_axis=-1,
         )
+        self._warn_if_one_holds_most(labels)
         return torch.from_numpy(labels.astype(np.int64))[None].to(image.device)
+
+    def _warn_if_one_holds_most(self, labels: np.ndarray) -> None:
+        """Warn of a partition that can hardly tell places apart. Of two regions one may well be the larger one."""
+        share = np.bincount(labels.ravel()).max() / labels.size
+        if self.num_regions > 2 and share > 0.5:
+            logger.warning(
+                "one supervoxel holds %.0f %% of the voxels, where %d were asked for, so a map of them says little: "
+                "raise `compactness` (%g) for regions of more equal size, or clip the brightest voxels",
+                100 * share,
+                self.num_regions,
+                self.compactness,
+            )
 
 
 def whole_image(image: torch.Tensor, spacing: Sequence[float] | None = None) -> torch.Tensor:

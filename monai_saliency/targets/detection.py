@@ -47,8 +47,9 @@ class DetectionScore(Target):
     """How well a perturbed image's detections match a reference box: D-RISE (Petsiuk et al., CVPR 2021, section 3).
 
     For a reference box t, the score is the maximum, over the detections j of the perturbed image, of
-    ``IoU(t, j) * class_similarity(t, j) * objectness(j)``. It lies in [0, 1], and is 0 where nothing is detected. Each
-    reference box gets its own map. With :func:`monai_saliency.rise` this is D-RISE.
+    ``IoU(t, j) * class_similarity(t, j) * objectness(j)``. It lies in [0, 1], and is 0 where nothing is detected. A
+    negative match, as logits of the classes may give, counts as none. Each reference box gets its own map. With
+    :func:`monai_saliency.rise` this is D-RISE.
 
     The network's output is a list with one dictionary per image. It holds boxes ``(N, 4 or 6)`` as corners (MONAI's
     ``StandardMode``), class labels ``(N,)``, and scores, ``(N,)`` of these labels or ``(N, classes)`` of all classes.
@@ -261,7 +262,9 @@ class _BoundDetectionScore(BoundTarget):
             return found.objectness.new_zeros(count, len(self.boxes))
         overlap = torch.as_tensor(box_iou(found.boxes.flatten(0, 1), self.boxes)).to(found.objectness)
         overlap = overlap.reshape(count, most, -1)
-        return (overlap * self._similarity(found) * found.objectness[..., None]).amax(dim=1)
+        matches = (overlap * self._similarity(found) * found.objectness[..., None]).amax(dim=1)
+        # Logits may match less than nothing does, which the padding to other images' numbers of boxes would hide.
+        return matches.clamp_min(0)
 
     def _similarity(self, found: _Detections) -> torch.Tensor | float:
         """Similarity ``(B, N, M)`` in [0, 1] between the classes of detections and of reference boxes."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
 from monai.transforms import MapTransform
+from monai.utils import MetaKeys
+from nibabel.spatialimages import SpatialImage
 
 from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError
@@ -30,8 +34,10 @@ class CheckScand(MapTransform):
         allow_missing_keys: whether items may lack a key.
 
     Raises:
-        CaseError: when called, for another number of spatial axes or channels, an empty axis, NaN or infinite voxels,
-            or an affine that is singular or not finite.
+        CaseError: when called, for another number of spatial axes or channels, an empty axis, complex, NaN or infinite
+            voxels, an affine that is singular or not finite, or a NIfTI header whose sform and qform name the same
+            space (their codes are equal) and place the voxels differently. Where they name two spaces, as after a
+            registration, the sform counts, unless MONAI has read the other one.
 
     Example::
 
@@ -82,29 +88,64 @@ class CheckScand(MapTransform):
             )
         if 0 in shape:
             return f"the scan's shape {shape} holds no voxel"
+        scan = _file(image)
+        if image.is_complex() or (scan is not None and scan.get_data_dtype().kind == "c"):
+            return (
+                "its voxels are complex numbers: save their magnitude, or the part that the network is for, as a scan"
+            )
         if not bool(torch.isfinite(image).all()):
             count = int((~torch.isfinite(image)).sum())
             return (
                 f"{count} of its voxels are NaN or infinite: replace them in the file (for example by the background's "
                 "value)"
             )
-        affine = _file_affine(image)
+        affine = _file_affine(image, scan)
         if affine is not None and (not np.isfinite(affine).all() or _singular(affine[:-1, :dims])):
             return (
                 f"its affine {np.round(affine, 4).tolist()} is singular or not finite, so its voxels have no place in "
                 "the scanner: correct the file's header"
             )
-        return None
+        return None if scan is None else _two_places(image, scan)
 
 
-def _file_affine(image: torch.Tensor) -> np.ndarray | None:
+def _file(image: torch.Tensor) -> SpatialImage | None:
+    """The NIfTI file that an image was loaded from; None where there is none."""
+    path = Path(case_name(image))
+    return load_scan(path) if path.name.lower().endswith((".nii", ".nii.gz")) and path.is_file() else None
+
+
+def _file_affine(image: torch.Tensor, scan: SpatialImage | None) -> np.ndarray | None:
     """The affine in the file. MONAI's reader replaces affines that it does not accept."""
     if not isinstance(image, MetaTensor):
         return None
-    path = Path(case_name(image))
-    if path.is_file() and path.name.lower().endswith((".nii", ".nii.gz")):
-        return np.asarray(load_scan(path).affine)
-    return np.asarray(image.affine)
+    return np.asarray(image.affine if scan is None else scan.affine)
+
+
+def _two_places(image: torch.Tensor, scan: SpatialImage) -> str | None:
+    """How a NIfTI header contradicts itself about the place of the voxels, in words; None if it does not."""
+    if not isinstance(scan, nib.Nifti1Image):
+        return None
+    sform, sform_code = scan.get_sform(coded=True)
+    qform, qform_code = scan.get_qform(coded=True)
+    read = image.meta.get(MetaKeys.ORIGINAL_AFFINE) if isinstance(image, MetaTensor) else None
+    if sform is not None and sform_code == qform_code:
+        apart = _apart(sform, qform, scan.shape)
+    elif read is not None and np.shape(read) == (4, 4):
+        apart = _apart(scan.affine, np.asarray(read), scan.shape)
+    else:
+        return None
+    if apart <= 0.1 * min(nib.affines.voxel_sizes(scan.affine)[: len(scan.shape)]):
+        return None
+    return (
+        f"its sform (code {sform_code}) and qform (code {qform_code}) put voxels up to {apart:.3g} mm apart, so its "
+        "place in the scanner is not known: correct the file's header, such as by setting the wrong one's code to 0"
+    )
+
+
+def _apart(one: np.ndarray, other: np.ndarray, shape: Sequence[int]) -> float:
+    """How far two affines ``(4, 4)`` put the same voxel apart at most, in mm: that is at a corner."""
+    corners = np.array([[*corner, 1] for corner in product(*([0, size - 1] for size in (*shape[:3], 1, 1)[:3]))])
+    return float(np.linalg.norm(corners @ (one - other)[:3].T, axis=1).max())
 
 
 def _singular(axes: np.ndarray) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,17 @@ class TestRegionOcclusion:
 
 
 class TestSupervoxels:
+    def test_one_that_holds_most_voxels_is_a_warning(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A metal artefact takes the range of brightness, and all else is one region."""
+        image = torch.randn(1, 24, 24, 24, generator=torch.Generator().manual_seed(0))
+        image[0, 10:14, 10:14, 10:14] += 5
+        for settings in ({"num_regions": 20, "compactness": 10.0}, {"num_regions": 1}, {"num_regions": 2}):
+            Supervoxels(**settings)(image)  # type: ignore[arg-type]
+        assert not caplog.messages
+        Supervoxels(20, compactness=1e-4)(image)
+        (message,) = caplog.messages
+        assert re.match(r"one supervoxel holds \d+ % of the voxels, where 20 were asked for", message)
+
     def test_blocks_are_found(self) -> None:
         """Four cubes of different brightness, each a whole number of supervoxels."""
         image = torch.zeros(1, 12, 12, 12)

@@ -96,6 +96,28 @@ def test_a_dictionary_for_the_whole_batch_reads_the_same(dims: int) -> None:
     assert torch.equal(target.bind(first, CASES[dims])(batch), expected)
 
 
+@pytest.mark.parametrize("kind", ["class logits", "label logits", "objectness logits"])
+def test_scores_do_not_depend_on_the_batch(kind: str) -> None:
+    """Images with fewer boxes are padded, and no match must not beat a negative one only there."""
+    (reference,) = detections([2], 2, classes=3, seed=1)
+    perturbed = detections([1, 5, 0, 3], 2, classes=3, seed=2)
+    for image in perturbed:
+        image["boxes"] = reference["boxes"][:1].expand(len(image["boxes"]), -1)  # which all overlap
+        image["labels"] = torch.zeros(len(image["boxes"]), dtype=torch.long)
+        image["labels_scores"] = image["labels_scores"] - (0.0 if kind == "objectness logits" else 2.0)
+        image["objectness"] = image["objectness"] - (2.0 if kind == "objectness logits" else 0.0)
+        if kind == "label logits":
+            image["labels_scores"] = image["labels_scores"].amax(dim=1)
+    if kind == "label logits":
+        reference = {"boxes": reference["boxes"], "labels": torch.zeros(2).long(), "labels_scores": torch.ones(2)}
+    objectness = "objectness" if kind == "objectness logits" else None
+    bound = DetectionScore(-100.0, objectness_key=objectness).bind([reference], CASES[2])
+    together = bound(perturbed)
+    alone = torch.cat([bound([image]) for image in perturbed])
+    assert torch.equal(together, alone)
+    assert together.min() >= 0
+
+
 def test_agrees_with_xaitk_saliency() -> None:
     """Its boxes end at their last voxel, and it scales each map to a magnitude of 1; one-voxel masks show scores."""
     (reference,) = detections([3], 2, classes=4, seed=5)

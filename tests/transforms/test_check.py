@@ -1,0 +1,83 @@
+"""Scans that would give a wrong map, or none after much work, are refused at once."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged
+
+from monai_saliency.errors import CaseError, root_cause
+from monai_saliency.transforms import CheckScand
+
+ONE = np.array([[-1.5, 0, 0, 20], [0, 1.5, 0, -30], [0, 0, 2.0, 10], [0, 0, 0, 1]])
+SHIFTED = ONE + np.array([[0, 0, 0, 5.0]] + [[0.0] * 4] * 3)
+WIDER = ONE @ np.diag([2.0, 1, 1, 1])
+TILTED = ONE @ np.array([[1, 0, 0.2, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]])
+ROUNDED = ONE + 1e-4
+
+
+def check(path: Path, sform: tuple[np.ndarray, int], qform: tuple[np.ndarray, int], dims: int = 3) -> None:
+    """Check a scan with such a header as our bundle does."""
+    shape = (6, 5, 4)[:dims]
+    image = nib.Nifti1Image(np.random.default_rng(0).uniform(0, 1, shape).astype(np.float32), None)
+    image.set_qform(qform[0], qform[1])
+    image.set_sform(sform[0], sform[1], update_affine=True)
+    nib.save(image, path)
+    load(path, dims)
+
+
+def load(path: Path, dims: int = 3) -> None:
+    steps = [LoadImaged("image"), EnsureChannelFirstd("image"), CheckScand("image", spatial_dims=dims)]
+    try:
+        Compose(steps)({"image": str(path), "case": "ct"})
+    except RuntimeError as error:
+        raise root_cause(error) from None
+
+
+@pytest.mark.parametrize(
+    ("sform", "qform", "apart"),
+    [
+        ((SHIFTED, 1), (ONE, 1), "5"),
+        ((TILTED, 2), (ONE, 2), "0.9"),
+        # MONAI reads the form that agrees with the voxel sizes, nibabel and the saved map the sform.
+        ((WIDER, 2), (ONE, 1), "7.5"),
+        ((WIDER, 1), (ONE, 1), "7.5"),
+    ],
+)
+def test_a_header_that_contradicts_itself(
+    sform: tuple[np.ndarray, int], qform: tuple[np.ndarray, int], apart: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        CaseError, match=rf"sform .* and qform .* put voxels up to {apart} mm apart.*correct the file's"
+    ):
+        check(tmp_path / "ct.nii.gz", sform, qform)
+
+
+@pytest.mark.parametrize(
+    ("sform", "qform"),
+    [
+        ((ONE, 1), (ONE, 1)),
+        ((ONE, 1), (ROUNDED, 1)),
+        ((ONE, 2), (SHIFTED, 0)),
+        ((SHIFTED, 0), (ONE, 1)),
+        # Two spaces: the scanner's, and that of the scan to which it was registered, in which the map lies.
+        ((SHIFTED, 2), (ONE, 1)),
+    ],
+)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_header_that_does_not(
+    sform: tuple[np.ndarray, int], qform: tuple[np.ndarray, int], dims: int, tmp_path: Path
+) -> None:
+    check(tmp_path / "ct.nii.gz", sform, qform, dims)
+
+
+def test_complex_voxels(tmp_path: Path) -> None:
+    nib.save(nib.Nifti1Image(np.full((6, 5, 4), 1 + 2j, np.complex64), ONE), tmp_path / "mr.nii.gz")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy's, which drops one half
+        with pytest.raises(CaseError, match="complex numbers: save their magnitude"):
+            load(tmp_path / "mr.nii.gz")
