@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from monai.bundle import ConfigParser
-from monai.data import MetaTensor, decollate_batch
+from monai.data import MetaTensor
 from monai.inferers import DiffusionInferer
 from monai.transforms import Compose
 from monai.utils import CommonKeys
 
+from monai_saliency.bundle.batches import is_input, items_of, keys_of
 from monai_saliency.bundle.chosen_method import ChosenMethod, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser, is_generative
 from monai_saliency.bundle.placement import Placement, input_file
@@ -30,6 +31,7 @@ from monai_saliency.cases import Case, image_spacing
 from monai_saliency.distributed.base import Engine as SharingEngine
 from monai_saliency.errors import CaseError, repeat_cause_last
 from monai_saliency.fills.unit import fill_in_unit
+from monai_saliency.handlers.made_by import warn_of_others
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler
 from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -39,8 +41,8 @@ from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget, finds_nothing, read_postprocessing
+from monai_saliency.transforms import SaveSaliencyd
 from monai_saliency.utils.monai_private import event_handlers
-from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import WatchedInferer
 
 if TYPE_CHECKING:
@@ -294,6 +296,19 @@ class OverlayHandler(SaliencyHandler):
         self._own = own_inferer(evaluator)
         self._recorder = Recorder(evaluator.inferer)
         evaluator.inferer = self._recorder
+        # Our own bundle lists cases that cannot be loaded.
+        if isinstance(failures := getattr(evaluator, "failures", None), Failures):
+            failures.withdraw_by(self.withdraw)
+
+    @property
+    def whole_inferer(self) -> PerturbationInferer:
+        """The inferer with its fill, and with the bundle's own inner inferer."""
+        return self._explains.replace(inferer=self._own)
+
+    def withdraw(self, case: str) -> None:
+        """Remove the row, map and picture of a case that has failed now."""
+        super().withdraw(case)
+        SaveSaliencyd(self.saliency_key, self.folder).withdraw(case)
 
     def __call__(self, engine: Engine) -> None:
         with randomness_untouched():
@@ -303,7 +318,7 @@ class OverlayHandler(SaliencyHandler):
         """The images of one iteration, in the groups that can be explained together."""
         call = self._recorder.take()
         images = call.images
-        items = _items(engine.state.batch, len(images))
+        items = items_of(engine.state.batch, len(images))
         if self._placement is None:
             self._start(engine, items[0], images[0])
         batch = self.explainer.assignment.place(engine.state.iteration - 1)
@@ -327,14 +342,14 @@ class OverlayHandler(SaliencyHandler):
         """Find the image among what the loader gives, and print what will be explained."""
         key = self.overlay.image_key
         if key is not None and key not in item:
-            raise ValueError(f"the batch has no key {key!r}: --saliency_image_key must be one of {_keys(item)}")
+            raise ValueError(f"the batch has no key {key!r}: --saliency_image_key must be one of {keys_of(item)}")
         if self.saliency_key != "saliency" and self.saliency_key in item:
             raise ValueError(
                 f"`saliency_key` {self.saliency_key!r} is a key of the batch, and names the map: choose another one "
                 "(--saliency_image_key names the network's input)"
             )
         if key is None:
-            key = next((name for name, value in item.items() if _same(value, image)), None)
+            key = next((name for name, value in item.items() if is_input(value, image)), None)
         self.image_key = "network_input" if key is None else key
         self._placement = placement = Placement(
             self.folder,
@@ -345,8 +360,9 @@ class OverlayHandler(SaliencyHandler):
             nearest=self.inferer.masks.by_region,
         )
         names = None if key is None else placement.names(item)
-        if names is not None and self.failures is not None:
+        if names is not None and self.failures is not None and self.summary is not None:
             self.failures.keep(names)
+            warn_of_others(self.summary, names)
         fill = fill_in_unit(
             self.overlay.fill, self.overlay.fill_unit, placement.transform, self.image_key, "saliency_fill"
         )
@@ -383,7 +399,7 @@ class OverlayHandler(SaliencyHandler):
             if not isinstance(item.get(self.overlay.label_key), torch.Tensor):
                 raise ValueError(
                     f"the batch has no label map under `saliency_label_key` {self.overlay.label_key!r}, but "
-                    f"{_keys(item)}"
+                    f"{keys_of(item)}"
                 )
             item[_REGIONS] = item[self.overlay.label_key]
         # The summary reads a label from its file.
@@ -414,27 +430,3 @@ class OverlayHandler(SaliencyHandler):
                 ", ".join(map(str, flat)),
             )
         return self._placement(case)
-
-
-def _keys(item: dict[Any, Any]) -> list[str]:
-    return sorted(map(str, item))
-
-
-def _items(batch: Any, count: int) -> list[dict[Any, Any]]:
-    """A batch's cases as dictionaries of their own; of batches that are no dictionaries by position."""
-    if isinstance(batch, (list, tuple)) and len(batch) == count and all(isinstance(item, dict) for item in batch):
-        return [dict(item) for item in batch]
-    items = decollate_batch(batch)
-    if len(items) != count:
-        raise ValueError(f"a batch of {len(items)} cases gave the network {count} images, so which is whose is unknown")
-    return [
-        dict(item) if isinstance(item, dict) else dict(enumerate(item if isinstance(item, (list, tuple)) else [item]))
-        for item in items
-    ]
-
-
-def _same(value: Any, image: torch.Tensor) -> bool:
-    """Whether an entry of a case is the network's input."""
-    if not isinstance(value, torch.Tensor) or value.shape != image.shape:
-        return False
-    return torch.equal(plain(value).to(image), image)

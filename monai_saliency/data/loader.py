@@ -46,7 +46,7 @@ class _Guarded(Dataset):
     def __getitem__(self, index: int) -> Any:
         try:
             return self.dataset[index]
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # no signal ends the program in a worker's thread
             return _Failed(as_case_error(error, self.names[index]), "".join(traceback.format_exception(error)))
 
 

@@ -47,7 +47,8 @@ def run(
     Raises:
         ValueError: when an engine is to share what is tracked.
         SystemExit: with one line that sums up the failures, where there are any, or the cases whose parts do not fit
-            each other: the program ends with status 1. Of several processes, in those that speak.
+            each other or that another run held: the program ends with status 1. Of several processes, in those that
+            speak.
         KeyboardInterrupt, SystemExit: when it is stopped, see :func:`monai_saliency.engines.signals.stoppable`.
     """
     if engine is not None and getattr(tracker, "handlers", None):
@@ -72,7 +73,7 @@ def run(
         return
     if failures is not None and (rows := failures.read() if engine is not None and engine.waits else failures.rows):
         sys.exit(f"error: {failures.summary(rows)}")
-    if engine is not None and handler is not None:
+    if handler is not None:
         _report_incomplete(handler, engine)
 
 
@@ -95,16 +96,21 @@ def _print_figures(evaluator: SupervisedEvaluator, speaks: bool) -> None:
         print(meter, flush=True)
 
 
-def _report_incomplete(handler: SaliencyHandler, engine: Engine) -> None:
+def _report_incomplete(handler: SaliencyHandler, engine: Engine | None) -> None:
     """Report cases that ended with neither a map nor a failure.
 
     Raises:
-        SystemExit: when all processes are done.
+        SystemExit: when all processes of this run are done.
     """
-    waiting = handler.incomplete()
+    waiting = handler.incomplete(alike=engine is None)
     if not waiting:
         return
     words = f"{len(waiting)} case{'s' * (len(waiting) > 1)} without a map yet, the first is {waiting[0]}"
+    if engine is None:
+        sys.exit(
+            f"error: {words}: another run on this folder held it, and writes its map unless it is stopped. The same "
+            "command again explains what is missing"
+        )
     if engine.waits:
         sys.exit(
             f"error: {words}: all processes are done, and either another run held it, or its parts do not make a "

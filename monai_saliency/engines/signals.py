@@ -40,9 +40,15 @@ def stoppable(evaluator: Evaluator, handler: SaliencyHandler | None = None) -> I
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, with one line that says how far the run came.
-        SystemExit: with status 143, as shells give it, after SIGTERM; the line is printed.
+        SystemExit: with status 143, as shells give it, after SIGTERM; the line is printed. With status 1 and the line
+            where something else asks for status 0 before the evaluator has come to its end.
     """
     done = 0
+    complete = False
+
+    def completed(engine: Any) -> None:
+        nonlocal complete
+        complete = True
 
     def count(engine: Any) -> None:
         nonlocal done
@@ -66,13 +72,21 @@ def stoppable(evaluator: Evaluator, handler: SaliencyHandler | None = None) -> I
     if ours:
         signal.signal(signal.SIGTERM, terminate)
     try:
-        with evaluator.add_event_handler(Events.ITERATION_COMPLETED, count):
+        with (
+            evaluator.add_event_handler(Events.ITERATION_COMPLETED, count),
+            evaluator.add_event_handler(Events.COMPLETED, completed),
+        ):
             yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(stopped("Ctrl-C")) from None
     except _Terminated:
         print(stopped("SIGTERM"), file=sys.stderr)
         raise
+    except SystemExit as error:
+        if error.code or complete:
+            raise
+        # The bundle's own code may call this, or a library's. A status of 0 would pass for a whole cohort.
+        raise SystemExit(f"error: {stopped('sys.exit')}") from error
     finally:
         if ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

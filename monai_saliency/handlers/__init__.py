@@ -6,6 +6,7 @@ module                what it has
 ``saliency_handler``  :class:`SaliencyHandler`, the event hooks; needs the extra ``bundle``
 ``background``        saving beside the network
 ``summary``           :class:`Summary`, the rows of ``summary.csv`` and ``regions.csv``, the cohort's figures
+``made_by``           which settings made a row, and a word where rows of others stand beside it
 ``mlflow``            :class:`Tracker`, what ``--tracking mlflow`` records
 ====================  ==================================================================================
 """

@@ -16,6 +16,7 @@ from monai.utils import CommonKeys
 from monai_saliency.cases import Case, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.handlers.background import Background
+from monai_saliency.handlers.made_by import MadeBy, described
 from monai_saliency.handlers.summary import Summary, figures, summarize
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.case_state import Explanation
@@ -99,11 +100,20 @@ class SaliencyHandler:
         self.saliency_key = saliency_key
         self.label_key = label_key
         self._background = Background(limit=2)
+        self._made_by: MadeBy | None = None
+        self._loader: Any = None
+        if failures is not None:
+            failures.withdraw_by(self.withdraw)
 
     @property
     def inferer(self) -> PerturbationInferer:
         """Explains images, unless a batch brings its own."""
         return self.explainer.inferer
+
+    @property
+    def whole_inferer(self) -> PerturbationInferer:
+        """The inferer with all that is known only at the first case, for the description of what made the maps."""
+        return self.inferer
 
     @property
     def store(self) -> ScoreStore | None:
@@ -146,6 +156,7 @@ class SaliencyHandler:
         raise error
 
     def __call__(self, engine: Engine) -> None:
+        self._loader = getattr(engine, "data_loader", None)
         for batch in self.batches(engine):
             cases = [self._case_of(item) for item in batch.items]
             write = partial(self._write_later, batch.items)
@@ -169,6 +180,10 @@ class SaliencyHandler:
         )
 
     def _write_later(self, items: Sequence[dict[Any, Any]], explained: Explained) -> None:
+        if self._made_by is None and self.summary is not None:
+            network = self.explainer.network, self.explainer.network_id
+            self._made_by = MadeBy(self.summary, described(self.whole_inferer, *network, self._loader))
+            self._made_by.note()
         work = partial(self._write, _OnHost(items[explained.index], explained))
         self._background.submit(work, explained.claim)
 
@@ -178,7 +193,7 @@ class SaliencyHandler:
             # Each thread has its own mode, and this one never needs gradients.
             with torch.no_grad(), stage("save"):
                 self._save(*case.read())
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # in this thread no signal ends the program
             if self.failures is not None:
                 self.failures.add(case.name, "explain", error)
                 return
@@ -194,25 +209,41 @@ class SaliencyHandler:
         if self.summary is not None:
             maps = done[self.saliency_key]
             arrays = maps.numpy(force=True), maps.affine.numpy()
-            self.summary.add(summarize(explanation.name, explanation, *arrays, item.get("label"), seconds))
+            mark = self._made_by.mark if self._made_by is not None else ""
+            self.summary.add(summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark))
         if self.failures is not None:
             self.failures.remove(explanation.name)
         self.explainer.written(explanation.name)
 
+    def withdraw(self, case: str) -> None:
+        """Remove the row of a case, its map and its picture, which an earlier run may have written of another scan.
+
+        Args:
+            case: the case, which has failed now. What is removed beside its row is what the steps of the postprocessing
+                with a method ``withdraw`` remove.
+        """
+        if self.summary is not None:
+            self.summary.replace({case})
+        for step in _steps(self.postprocessing):
+            if hasattr(step, "withdraw"):
+                step.withdraw(case)
+
     def _report(self, engine: Engine) -> None:
         """Put the cohort's figures among the engine's metrics."""
-        if self.summary is not None:
-            if self.failures is not None:
-                # Drop rows that an earlier run wrote of a scan that is broken now, but not what a run beside this one
-                # wrote.
-                failed = {row["case"] for row in self.failures.rows}
-                self.summary.replace(failed & {row["case"] for row in self.failures.read()})
-            engine.state.metrics.update(self.figures())
+        if self._made_by is not None:
+            self._made_by.warn("they stay, and the figures count them")
+        engine.state.metrics.update(self.figures())
 
-    def incomplete(self) -> list[str]:
-        """The waiting cases that have neither a map nor a failure by now."""
+    def incomplete(self, alike: bool = False) -> list[str]:
+        """The waiting cases that have neither a map nor a failure by now.
+
+        Args:
+            alike: count only maps that were made with this run's settings.
+        """
         ended = set(self.explained)
-        ended |= set() if self.summary is None else {row["case"] for row in self.summary.read()}
+        mark = self._made_by.mark if alike and self._made_by is not None else None
+        rows = [] if self.summary is None else self.summary.read()
+        ended |= {row["case"] for row in rows if mark is None or row["settings"] == mark}
         ended |= set() if self.failures is None else {row["case"] for row in self.failures.read()}
         return [case for case in dict.fromkeys(self.explainer.waiting) if case not in ended]
 
@@ -220,6 +251,13 @@ class SaliencyHandler:
         """The cohort's figures, over all runs on the folder so far; none without a summary."""
         failed = [] if self.failures is None else self.failures.read()
         return {} if self.summary is None else figures(self.summary.read(), len(failed))
+
+
+def _steps(transform: Any) -> Iterator[Any]:
+    """A transform, or the steps of a ``Compose`` one by one."""
+    for step in getattr(transform, "transforms", ()):
+        yield from _steps(step)
+    yield transform
 
 
 class _OnHost:

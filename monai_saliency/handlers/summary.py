@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from monai_saliency.storage.tables import CaseTable as Summary
 
 __all__ = ["COLUMNS", "Summary", "figures", "summarize"]
 
+logger = logging.getLogger(__name__)
+
 
 def summarize(
     case: str,
@@ -25,6 +28,7 @@ def summarize(
     affine: np.ndarray,
     label: str | Path | None = None,
     seconds: float = float("nan"),
+    settings: str = "",
 ) -> list[dict[str, Any]]:
     """Rows of the summary for one case, one for each explained value.
 
@@ -35,12 +39,13 @@ def summarize(
         affine: the affine ``(4, 4)`` of the scan, from voxels to scanner mm.
         label: the file of the label map, on any grid. None if the case has no label map.
         seconds: how long explaining took.
+        settings: the mark of the settings that made the maps, see :class:`monai_saliency.handlers.made_by.MadeBy`.
 
     Returns:
         dictionaries with the keys of :data:`COLUMNS`: the prediction of the network and its probability, the explained
         class or output channel, the image channel (if each has a map), the score of the unperturbed image, the highest
         value of the map, its position (scanner mm), and whether it lies inside the label (``""`` without a label, or
-        with an empty one).
+        with an empty one, or with one that cannot be read, which the log says).
     """
     rows = []
     for (label_index, channel, score), saliency in zip(explanation.explained, maps, strict=True):
@@ -57,16 +62,26 @@ def summarize(
                 "score": score,
                 **dict(zip(("peak_x_mm", "peak_y_mm", "peak_z_mm"), mm.round(2).tolist(), strict=True)),
                 "peak_saliency": float(saliency[peak]),
-                "peak_in_label": _in_label(mm, label) if label else "",
+                "peak_in_label": _in_label(case, mm, label) if label else "",
                 "forwards": explanation.num_forwards,
                 "seconds": round(seconds, 3),
+                "settings": settings,
             }
             | explanation.target.describe()
         )
     return rows
 
 
-def _in_label(mm: np.ndarray, path: str | Path) -> bool | str:
+def _in_label(case: str, mm: np.ndarray, path: str | Path) -> bool | str:
+    """Whether a place lies in a label. A label that cannot be read must not cost a finished map its row."""
+    try:
+        return _inside(mm, path)
+    except Exception as error:
+        logger.warning("case %s: its label %s cannot be read, so `peak_in_label` is empty: %s", case, path, error)
+        return ""
+
+
+def _inside(mm: np.ndarray, path: str | Path) -> bool | str:
     label = load_scan(path)
     inside = np.asanyarray(label.dataobj) != 0
     if not inside.any():

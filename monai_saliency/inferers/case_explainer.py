@@ -170,12 +170,22 @@ class CaseExplainer:
             claimed = [
                 _Claimed(index, case, claim)
                 for index, (case, claim) in enumerate(zip(cases, claims, strict=True))
-                if self._claim(case.name, self.assignment.part, claim)
+                if self._claim_or_fail(case.name, claim)
             ]
             if claimed:
                 # Plain tensors from here on: the cases hold what their meta data says.
                 free = plain(images)[[each.index for each in claimed]]
                 self._explain(free, claimed, write, inferer or self.inferer)
+
+    def _claim_or_fail(self, case: str, claim: ExitStack) -> bool:
+        """Claim this run's part of a case. A case that cannot be claimed for its name is a failure."""
+        try:
+            return self._claim(case, self.assignment.part, claim)
+        except Exception as error:
+            if self.failures is None:
+                raise
+            self.failures.add(case, "explain", error)
+            return False
 
     def _claim(self, case: str, part: Part, claim: ExitStack) -> bool:
         holder = claim.enter_context(self.store.claim(case, part)) if self.store is not None else None

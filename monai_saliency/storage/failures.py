@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -41,12 +41,21 @@ class Failures:
         self.strict = strict
         self.rows: list[dict[str, str]] = []
         self._table = CaseTable(self.path, columns=self.COLUMNS)
+        self._withdraws: list[Callable[[str], None]] = []
         self._lock = Lock()  # cases are explained in one thread and written in another
         with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
             if cases is None and not shared:
                 self.path.unlink(missing_ok=True)
             elif cases is not None and self.path.exists():
                 self.keep(cases)
+
+    def withdraw_by(self, withdraw: Callable[[str], None]) -> None:
+        """Have what an earlier run made of a case removed as soon as the case fails, since it would pass for a result.
+
+        Args:
+            withdraw: removes what there is of the case of a name.
+        """
+        self._withdraws.append(withdraw)
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
         """Add the row of a failed case.
@@ -64,6 +73,8 @@ class Failures:
         if isinstance(output_error := root_cause(error), OutputError):
             raise output_error
         cause = as_case_error(error, case)
+        for withdraw in self._withdraws:
+            withdraw(case)
         if self.strict:
             raise cause from error
         logger.error("%s (%s)\n%s", cause, stage, trace, exc_info=None if trace else error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import IO, Any
 from monai_saliency.storage.files import atomic_path, locked
 
 __all__ = ["SUMMARY_COLUMNS", "CaseTable", "cell"]
+
+logger = logging.getLogger(__name__)
 
 #: the columns of ``summary.csv``, see :func:`monai_saliency.handlers.summary.summarize`
 SUMMARY_COLUMNS = (
@@ -27,12 +30,14 @@ SUMMARY_COLUMNS = (
     "peak_in_label",
     "forwards",
     "seconds",
+    "settings",
 )
 
 
 _LONGEST_CELL = 32_000  # characters; a spreadsheet takes 32,767, and Python's reader 131,072
 # What spreadsheets take for a formula, behind the apostrophes that make it text.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_STARTS = {"'", "=", "+", "-", "@", "\t", "\r", "\n"}
 _NO_LIMIT = 2**31 - 1
 _UNENCODABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
@@ -53,7 +58,8 @@ class CaseTable:
 
     Args:
         path: the file.
-        cases: the names of the cohort's cases. Rows of other cases are removed at the next change. None keeps all.
+        cases: the names of the cohort's cases. Rows of other cases are removed at the next change, and the log says so.
+            None keeps all.
         columns: the names of the columns, with ``case`` among them. Default: the columns of ``summary.csv``.
     """
 
@@ -81,6 +87,7 @@ class CaseTable:
         """
         with locked(self.path.with_name(f".{self.path.name}.lock")):
             found, cases = self.read(), set(map(_kept, cases))
+            self._warn_of_others(found)
             kept = [
                 row for row in found if row["case"] not in cases and (self.cases is None or row["case"] in self.cases)
             ]
@@ -110,6 +117,20 @@ class CaseTable:
         found = [dict(zip(header, map(_text, line), strict=False)) for line in lines]
         return [{name: row.get(name, "") for name in self.columns} for row in found]
 
+    def _warn_of_others(self, rows: Sequence[dict[str, str]]) -> None:
+        others = list(
+            dict.fromkeys(row["case"] for row in rows if self.cases is not None and row["case"] not in self.cases)
+        )
+        if others:
+            logger.warning(
+                "%s held rows of %d case%s that this cohort does not have (the first is %s): they are removed, and "
+                "what else was written of such cases stays. Choose another folder to keep both",
+                self.path,
+                len(others),
+                "s" * (len(others) > 1),
+                others[0],
+            )
+
     def _lines(self) -> list[list[str]]:
         while True:
             with _open(self.path, "r") as file:
@@ -124,10 +145,15 @@ class CaseTable:
 
 def cell(value: Any) -> Any:
     """A value as it stands in a table's file: a text that a spreadsheet would run has an apostrophe before it."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or _is_simple(value):
         return value
     text = _kept(value)
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+
+
+def _is_simple(text: str) -> bool:
+    """Whether a text stands in a file as it is, as almost all do: a table is written anew for each case."""
+    return text.isascii() and len(text) <= _LONGEST_CELL and text[:1] not in _STARTS and "\0" not in text
 
 
 def _kept(text: str) -> str:

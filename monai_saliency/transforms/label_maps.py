@@ -125,6 +125,10 @@ class SaveRegionsd(MapTransform):
             self.table.add(region_rows(data[key], image_spacing(data[self.image_key][None]), self.names))
         return data
 
+    def withdraw(self, case: str) -> None:
+        """Remove the rows of a case, which an earlier run may have written."""
+        self.table.replace({case})
+
 
 def region_rows(
     explanation: Explanation, spacing: Sequence[float] | None = None, names: Mapping[Any, str] | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from monai_saliency.storage.files import atomic_path, load_scan
 from monai_saliency.visualize.pictures import plot_saliency
 
 __all__ = ["SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -167,11 +171,11 @@ class SaveSaliencyd(MapTransform):
                     "nearest_interp=False) first",
                 )
             maps = saliency.detach().cpu().numpy().astype(np.float32)
-            path = self.output_dir / f"{case}_{key}.nii.gz"
+            path, picture = self._files(case, key)
             with atomic_path(path) as temporary:
                 nib.save(_on_grid(grid, maps), temporary)
             if self.picture:
-                with atomic_path(path.with_name(f"{Path(case).name}_{key}.png")) as temporary:
+                with atomic_path(picture) as temporary:
                     plot_saliency(
                         _gray(grid.voxels(), maps.ndim - 1, grid.header is None),
                         maps,
@@ -181,6 +185,22 @@ class SaveSaliencyd(MapTransform):
                     ).savefig(temporary, dpi=100)
             d[f"{key}_path"] = str(path)
         return d
+
+    def withdraw(self, case: str) -> None:
+        """Remove a case's maps and pictures, which an earlier run may have written."""
+        for key in self.keys:
+            for path in self._files(case, key):
+                if not os.path.exists(path):  # which takes any name, also one that no file can have
+                    continue
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    logger.warning("case %s has failed, and its earlier %s cannot be removed: %s", case, path, error)
+
+    def _files(self, case: str, key: Hashable) -> tuple[Path, Path]:
+        """The map and the picture."""
+        path = self.output_dir / f"{case}_{key}.nii.gz"
+        return path, path.with_name(f"{Path(case).name}_{key}.png")
 
     def lies_on_scan(self, saliency: torch.Tensor) -> bool:
         """Whether a map ``(K, *spatial)`` lies on the grid of the scan's file in its meta data."""

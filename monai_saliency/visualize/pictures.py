@@ -88,8 +88,8 @@ def plot_saliency(
     figure = figure_type(
         figsize=(3.2 * len(views[0]) + 1.2, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white"
     )
-    # Fonts have no character for the bytes of a file name that is not UTF-8.
-    figure.suptitle(title.encode(errors="replace").decode(), fontsize=10)
+    # Fonts have no character for the bytes of a file name that is not UTF-8, and a name with dollars is not a formula.
+    figure.suptitle(title.encode(errors="replace").decode(), fontsize=10, parse_math=False)
     widths = [plane.extent[1] for plane in views[0]]
     axes = figure.subplots(len(views), len(views[0]), squeeze=False, width_ratios=widths)
     # A small lesion can be the brightest part of the scan, so almost nothing is clipped at the upper end.
@@ -101,7 +101,7 @@ def plot_saliency(
         bar = figure.colorbar(drawn, ax=axes[row].tolist(), shrink=0.8)
         # Without this the bar would be as transparent as the map.
         bar.solids.set_alpha(1)
-        bar.set_label(labels[row] if labels else "saliency (change of the score)", fontsize=8)
+        bar.set_label(labels[row] if labels else "saliency (change of the score)", fontsize=8, parse_math=False)
     return figure
 
 

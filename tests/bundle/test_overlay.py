@@ -200,7 +200,7 @@ def test_the_maps_key(tmp_path: Path) -> None:
         small_bundle([scan], Brightness())
     )
     found = {path.name for path in (tmp_path / "maps").iterdir() if not path.name.startswith(".")}
-    assert found == {"scan_why.nii.gz", "summary.csv"}
+    assert found == {"scan_why.nii.gz", "summary.csv", "summary.settings.json"}
     with pytest.raises(RuntimeError) as raised:
         Overlay(tmp_path / "no", key="image").explain(small_bundle([scan], Brightness()))
     assert "`saliency_key` 'image' is a key of the batch, and names the map" in str(root_cause(raised.value))
@@ -348,6 +348,29 @@ def test_network_that_ignores_the_image_gets_an_error_and_no_map(tmp_path: Path)
     assert [row["case"] for row in rows] == ["0", "1"]
     assert all("none of 5 perturbed images changed" in row["error"] for row in rows)
     assert not list((tmp_path / "maps").rglob("*.nii.gz"))
+
+
+def test_the_map_of_a_case_that_fails_now_goes(tmp_path: Path) -> None:
+    """It is an earlier run's, of another network here. Rows of another cohort stay, and are named."""
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=900 - 800 * i) for i in range(2)]
+    Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle(scans, Brightness()))
+    assert sorted(path.name[0] for path in (tmp_path / "maps").glob("*_saliency.*")) == ["0", "0", "1", "1"]
+    with pytest.raises(SystemExit, match="1 case without a map"):
+        Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle(scans, Broken()))
+    assert sorted(path.name[0] for path in (tmp_path / "maps").glob("*_saliency.*")) == ["1", "1"]
+    assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["1"]
+
+
+def test_files_of_one_stem_and_a_second_cohort_in_one_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = ("a.nii", "a.nii.gz", "b.nii.gz")
+    scans = [volume(tmp_path / name, (8, 8, 8), AFFINES[1], i, low=0, high=200) for i, name in enumerate(names)]
+    Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(small_bundle(scans[:2], Brightness()))
+    assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["a.nii", "a.nii.gz"]
+    assert len(voxels(tmp_path / "maps")) == 2
+    assert not caplog.messages
+    Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(small_bundle(scans[2:], Brightness()))
+    assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["a.nii", "a.nii.gz", "b"]
+    assert "holds 2 cases that this cohort does not have (the first is a.nii). They stay" in caplog.text
 
 
 class Broken(torch.nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from helpers.all_pairs import all_pairs
 from helpers.files import voxels
 from helpers.own_bundle import launch, settings
 from helpers.scans import LPS, write_scan
+from ignite.engine import Engine
 
 from monai_saliency.engines.signals import stoppable
 
@@ -39,6 +41,25 @@ def _nobodys_handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("code", "ended", "expected"),
+    [(None, False, "error: stopped by sys.exit after 0 cases"), (0, False, "error: "), (3, False, 3), (0, True, 0)],
+)
+def test_a_status_of_0_is_for_a_whole_cohort(code: int | None, ended: bool, expected: str | int) -> None:
+    """A library that calls ``sys.exit()`` in a forward must not make a success of it."""
+    engine = Engine(lambda engine, batch: None if ended else sys.exit(code))
+    engine.data_loader = []  # type: ignore[attr-defined]
+
+    def run() -> None:
+        with stoppable(engine):
+            engine.run([0], 1)
+            sys.exit(code)
+
+    with pytest.raises(SystemExit) as caught:
+        run()
+    assert str(caught.value.code).startswith(str(expected))
 
 
 @pytest.fixture

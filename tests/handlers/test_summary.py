@@ -58,6 +58,7 @@ class TestSummarize:
             "peak_in_label": "",
             "forwards": 6,
             "seconds": 1.235,
+            "settings": "",
         }
         assert (second["class"], second["score"], second["peak_saliency"]) == (0, pytest.approx(0.05), -0.5)
         assert (second["peak_x_mm"], second["peak_y_mm"], second["peak_z_mm"]) == (10.0, -20.0, 30.0)

@@ -1,0 +1,45 @@
+"""The cases of a batch of somebody else's loader, whatever it is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from monai.data import decollate_batch
+
+from monai_saliency.utils.tensors import plain
+
+__all__ = ["is_input", "items_of", "keys_of"]
+
+
+def keys_of(item: dict[Any, Any]) -> list[str]:
+    """The keys of a case in words, for messages."""
+    return sorted(map(str, item))
+
+
+def items_of(batch: Any, count: int) -> list[dict[Any, Any]]:
+    """A batch's cases as dictionaries of their own; of batches that are no dictionaries by position.
+
+    Args:
+        batch: what the loader gave.
+        count: how many images the network got of it.
+
+    Raises:
+        ValueError: when there is not one case for each image.
+    """
+    if isinstance(batch, (list, tuple)) and len(batch) == count and all(isinstance(item, dict) for item in batch):
+        return [dict(item) for item in batch]
+    items = decollate_batch(batch)
+    if len(items) != count:
+        raise ValueError(f"a batch of {len(items)} cases gave the network {count} images, so which is whose is unknown")
+    return [
+        dict(item) if isinstance(item, dict) else dict(enumerate(item if isinstance(item, (list, tuple)) else [item]))
+        for item in items
+    ]
+
+
+def is_input(value: Any, image: torch.Tensor) -> bool:
+    """Whether an entry of a case is the network's input."""
+    if not isinstance(value, torch.Tensor) or value.shape != image.shape:
+        return False
+    return torch.equal(plain(value).to(image), image)

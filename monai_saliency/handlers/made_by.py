@@ -1,0 +1,182 @@
+"""What the rows of a table were made by: method, target and network in words, by which other settings are noticed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.networks.identity import network_fingerprint
+from monai_saliency.storage.files import atomic_path, locked
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
+from monai_saliency.storage.tables import CaseTable
+
+__all__ = ["MadeBy", "described", "warn_of_others"]
+
+logger = logging.getLogger(__name__)
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, np.generic)
+# How fast an inferer is, and where.
+_NO_MATTER = {"sw_batch_size", "progress", "cpu_thresh", "cache_roi_weight_map", "buffer_steps", "buffer_dim"}
+_NO_MATTER |= {"device", "sw_device"}
+_DEEPEST, _MOST, _SHOWN = 5, 20, 5
+
+
+def described(
+    inferer: PerturbationInferer, network: Callable[..., Any], network_id: str | None = None, loader: Any = None
+) -> dict[str, str]:
+    """What decides a map besides the image: values in words by their place, such as ``masks.seed``.
+
+    Args:
+        inferer: explains images.
+        network: the network.
+        network_id: names the network where it is not a module.
+        loader: the loader, whose dataset's transform is the preprocessing; None where there is none to describe.
+    """
+    found: dict[str, str] = {}
+    _describe(_preprocessing(loader), "preprocessing", found, ())
+    for name in ("masks", "fill", "target", "estimator", "inferer", "inputs", "output", "autocast"):
+        _describe(getattr(inferer, name), name, found, ())
+    try:
+        known = network_fingerprint(network, network_id)
+    except Unfingerprintable:
+        known = None
+    return found | {"network": type(network).__name__, "weights": known[:8] if known else "unknown"}
+
+
+def _preprocessing(loader: Any) -> Any:
+    """What the dataset of a loader, or the one that it wraps, applies."""
+    dataset = getattr(loader, "dataset", None)
+    while dataset is not None and getattr(dataset, "transform", None) is None:
+        dataset = getattr(dataset, "dataset", None)
+    return getattr(dataset, "transform", None)
+
+
+def _describe(value: Any, name: str, found: dict[str, str], above: tuple[int, ...]) -> None:
+    """Add the words for a value, and for what it holds."""
+    if isinstance(value, _PLAIN):
+        found[name] = str(value)
+    elif isinstance(value, torch.device) or id(value) in above or len(above) == _DEEPEST:
+        return
+    elif isinstance(value, set | frozenset):
+        found[name] = str(sorted(map(str, value)))
+    elif isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) <= _MOST:
+        found[name] = str(value.tolist())
+    elif isinstance(value, torch.Tensor | np.ndarray):
+        try:
+            found[name] = f"{type(value).__name__} {tuple(value.shape)} {fingerprint(value)[:8]}"
+        except Unfingerprintable:
+            found[name] = f"{type(value).__name__} {tuple(value.shape)}"
+    elif isinstance(value, functools.partial):
+        _describe([value.func, value.args, value.keywords], name, found, above)
+    elif isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str)):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, each in [*items][:_MOST]:
+            _describe(each, f"{name}.{key}", found, (*above, id(value)))
+        found.setdefault(name, f"{len(value)} values")
+    elif hasattr(value, "__qualname__"):
+        found[name] = f"{value.__module__}.{value.__qualname__}"
+    else:
+        found[name] = type(value).__qualname__
+        for key, each in sorted(getattr(value, "__dict__", {}).items()):
+            if not key.startswith("_") and key not in _NO_MATTER and not isinstance(value, torch.nn.Module):
+                _describe(each, f"{name}.{key}", found, (*above, id(value)))
+
+
+class MadeBy:
+    """Marks the rows of a table by the settings that made them, and reports rows of others.
+
+    The mark is a short hash. A file beside the table, such as ``summary.settings.json``, says what it stands for.
+
+    Args:
+        table: has a column ``settings``.
+        description: the settings of this run, see :func:`described`.
+
+    Attributes:
+        mark: eight hexadecimal digits.
+    """
+
+    def __init__(self, table: CaseTable, description: Mapping[str, str]) -> None:
+        self.table = table
+        self.description = dict(description)
+        self.mark = sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()[:8]
+        self.path = table.path.with_suffix(".settings.json")
+
+    def note(self) -> None:
+        """Write down what the mark stands for, and warn of rows with another one."""
+        with locked(self.path.with_name(f".{self.path.name}.lock")):
+            known = self._known()
+            if known.get(self.mark) != self.description:
+                with atomic_path(self.path) as temporary:
+                    temporary.write_text(json.dumps(known | {self.mark: self.description}, indent=1) + "\n")
+        self.warn("those of cases that this run explains are replaced")
+
+    def warn(self, what: str) -> None:
+        """Warn of rows that other settings have made.
+
+        Args:
+            what: what becomes of them, in words.
+        """
+        others = {row["case"]: row["settings"] for row in self.table.read() if row["settings"] != self.mark}
+        if not others:
+            return
+        case, mark = next(iter(others.items()))
+        logger.warning(
+            "%s holds %d case%s explained with other settings (%s; the first is %s): %s. The column `settings` tells "
+            "them apart, and %s says what its values mean",
+            self.table.path,
+            len(others),
+            "s" * (len(others) > 1),
+            self._difference(self._known().get(mark)),
+            case,
+            what,
+            self.path.name,
+        )
+
+    def _known(self) -> dict[str, dict[str, str]]:
+        try:
+            known = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
+    def _difference(self, other: dict[str, str] | None) -> str:
+        """Where other settings differ from those of this run, in words."""
+        if other is None:
+            return "which are not known"
+        names = [*self.description, *(name for name in other if name not in self.description)]
+        found = [
+            f"{name} {other.get(name, 'nothing')} there, {self.description.get(name, 'nothing')} here"
+            for name in names
+            if other.get(name) != self.description.get(name)
+        ]
+        return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+
+
+def warn_of_others(table: CaseTable, cases: Collection[str]) -> None:
+    """Report rows of cases that a cohort does not have. They stay: a run beside this one may be writing them.
+
+    Args:
+        table: the table.
+        cases: the names of the cohort's cases.
+    """
+    known = set(cases)
+    others = list(dict.fromkeys(row["case"] for row in table.read() if row["case"] not in known))
+    if others:
+        logger.warning(
+            "%s holds %d case%s that this cohort does not have (the first is %s). They stay, and the figures count "
+            "them: choose another output folder to keep cohorts apart",
+            table.path,
+            len(others),
+            "s" * (len(others) > 1),
+            others[0],
+        )

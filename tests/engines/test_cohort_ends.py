@@ -1,0 +1,134 @@
+"""How each case of a cohort ends: with a map and its row, or in the list of failures, and never in both or neither."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.files import rows_of
+from helpers.own_bundle import settings
+from helpers.scans import LPS, write_scan
+from monai.transforms import MapTransform
+
+from monai_saliency.storage.score_store import ScoreStore
+
+
+@pytest.fixture
+def cohort(tmp_path: Path) -> Path:
+    for seed in range(3):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    return tmp_path
+
+
+def run(tmp_path: Path, out: str = "out", **overrides: Any) -> None:
+    monai.bundle.run(**settings(tmp_path, out, **overrides))
+
+
+def found(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """The cases that have a map, a row, and a failure."""
+    maps = [path.relative_to(folder).as_posix().removesuffix("_saliency.nii.gz") for path in folder.rglob("*.nii.gz")]
+    rows = rows_of(folder / "summary.csv") if (folder / "summary.csv").exists() else []
+    failures = rows_of(folder / "failures.csv") if (folder / "failures.csv").exists() else []
+    return sorted(maps), [row["case"] for row in rows], [row["case"] for row in failures]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_map_of_a_scan_that_fails_now_goes(strict: bool, cohort: Path) -> None:
+    """An earlier run has made it of another scan, and nobody could tell it from a result."""
+    run(cohort, picture=True)
+    assert found(cohort / "out") == (["s0", "s1", "s2"], ["s0", "s1", "s2"], [])
+    (cohort / "cohort" / "s1.nii.gz").write_bytes(b"no scan")
+    with pytest.raises((SystemExit, RuntimeError)):
+        run(cohort, picture=True, strict=strict)
+    assert found(cohort / "out") == (["s0", "s2"], ["s0", "s2"], [] if strict else ["s1"])
+    assert not (cohort / "out" / "s1_saliency.png").exists()
+
+
+def test_regions_of_a_scan_that_fails_now_go(cohort: Path) -> None:
+    how = {"method": "region_occlusion", "num_supervoxels": 5, "cache": "none", "grid_size": None, "num_masks": None}
+    run(cohort, **how)
+    (cohort / "cohort" / "s1.nii.gz").write_bytes(b"no scan")
+    with pytest.raises(SystemExit):
+        run(cohort, **how)
+    assert {row["case"] for row in rows_of(cohort / "out" / "regions.csv")} == {"s0", "s2"}
+
+
+@pytest.mark.parametrize("broken", ["no label", "cut off"])
+def test_a_broken_label_costs_no_case_its_row(broken: str, cohort: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is only read for one cell."""
+    (cohort / "cohort" / "labels").mkdir()
+    label = cohort / "cohort" / "labels" / "s1.nii.gz"
+    if broken == "no label":
+        label.write_bytes(b"no label")
+    else:
+        nib.save(nib.Nifti1Image(np.random.default_rng(0).integers(0, 9, (20, 20, 20), np.uint8), LPS), label)
+        label.write_bytes(label.read_bytes()[:2000])
+    listing = [{"image": f"s{i}.nii.gz", "label": f"labels/s{i}.nii.gz"} for i in range(3)]
+    (cohort / "cohort" / "dataset.json").write_text(str({"test": listing}).replace("'", '"'))
+    with caplog.at_level(logging.WARNING):
+        run(cohort)
+    assert found(cohort / "out") == (["s0", "s1", "s2"], ["s0", "s1", "s2"], [])
+    assert "case s1: its label" in caplog.text
+    assert rows_of(cohort / "out" / "summary.csv")[1]["peak_in_label"] == ""
+
+
+def test_a_case_that_another_run_holds_is_no_success(cohort: Path) -> None:
+    with (
+        ScoreStore(cohort / "out" / "scores").claim("s1"),
+        pytest.raises(SystemExit, match=r"error: 1 case without a map yet, the first is s1: another run .* held it"),
+    ):
+        run(cohort)
+    assert found(cohort / "out") == (["s0", "s2"], ["s0", "s2"], [])
+    run(cohort)
+    assert found(cohort / "out") == (["s0", "s1", "s2"], ["s0", "s1", "s2"], [])
+
+
+def test_names_that_are_in_the_way(cohort: Path) -> None:
+    """Of locks, of maps' file names, and of pictures' titles, which matplotlib would read as a formula."""
+    scans = cohort / "cohort"
+    (scans / "s1").mkdir()
+    (scans / "s0.nii.gz").rename(scans / "s1" / "lock.nii.gz")
+    (scans / "s2.nii.gz").rename(scans / ("$_^$" + "x" * 236 + ".nii.gz"))
+    run(cohort, picture=True)
+    maps, rows, failures = found(cohort / "out")
+    assert len(maps) == 3
+    assert maps[1:] == ["s1", "s1/lock"]
+    assert maps[0].startswith("$_^$xxx")
+    assert rows == maps
+    assert not failures
+    assert len(list((cohort / "out").rglob("*.png"))) == 3
+
+
+class Leaves(MapTransform):
+    """Ends the program at a scan, as a library may that finds a licence missing."""
+
+    def __call__(self, data: Any) -> Any:
+        if data["case"] == "s1":
+            sys.exit()
+        return data
+
+
+@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 1, "processes": True}])
+@pytest.mark.parametrize("where", ["loading", "saving"])
+def test_a_transform_that_ends_the_program_fails_its_case(where: str, workers: dict[str, Any], cohort: Path) -> None:
+    if where == "saving" and workers != {"num_workers": 0}:
+        pytest.skip("workers only load")
+    leaves = {"_target_": "test_cohort_ends.Leaves", "keys": "image"}
+    save = {"_target_": "monai_saliency.transforms.SaveSaliencyd", "keys": "saliency", "output_dir": "@output_dir"}
+    steps = [
+        {"_target_": "LoadImaged", "keys": "image"},
+        {"_target_": "EnsureChannelFirstd", "keys": "image"},
+        *([leaves] if where == "loading" else []),
+    ]
+    changes = {"preprocessing::transforms": steps, "cache": "none"}
+    changes["saliency_postprocessing::transforms"] = [*([leaves] if where == "saving" else []), save]
+    with pytest.raises(SystemExit, match="error: 1 case without a map"):
+        run(cohort, **changes, **workers)
+    assert found(cohort / "out") == (["s0", "s2"], ["s0", "s2"], ["s1"])
+    assert rows_of(cohort / "out" / "failures.csv")[0]["error"].startswith("SystemExit")

@@ -1,0 +1,160 @@
+"""Which settings made a row, and what is said where rows of others stand beside it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import monai.bundle
+import pytest
+import torch
+from helpers.files import rows_of
+from helpers.own_bundle import rank, settings
+from helpers.scans import LPS, write_scan
+from monai.inferers import SlidingWindowInferer
+from monai.transforms import Compose, ScaleIntensityRanged, Spacingd
+
+import monai_saliency as ms
+from monai_saliency.handlers.made_by import MadeBy, described, warn_of_others
+from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.storage.tables import CaseTable
+
+
+def network(value: float = 1.0) -> torch.nn.Module:
+    torch.manual_seed(0)
+    found = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    with torch.no_grad():
+        found[1].weight[0, 0] = value
+    return found
+
+
+def explain(**changes: Any) -> ms.PerturbationInferer:
+    given = {"num_masks": 50, "grid_size": 3, "seed": 0, "target": ms.ClassScore([1], "softmax"), "fill": 0.0}
+    return ms.rise(**given | changes)
+
+
+def loader(*steps: Any) -> Any:
+    return SimpleNamespace(dataset=SimpleNamespace(dataset=SimpleNamespace(transform=Compose(steps))))
+
+
+PLAIN = Spacingd("image", (1, 1, 2))
+
+OTHERS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
+    "seed": ("masks.seed 0 there, 1 here", lambda: described(explain(seed=1), network(), loader=loader(PLAIN))),
+    "masks": (
+        "masks.num_masks 50 there, 60",
+        lambda: described(explain(num_masks=60), network(), loader=loader(PLAIN)),
+    ),
+    "classes": (
+        "target.classes",
+        lambda: described(explain(target=ms.ClassScore([0], "softmax")), network(), loader=loader(PLAIN)),
+    ),
+    "fill": ("fill", lambda: described(explain(fill=-1.0), network(), loader=loader(PLAIN))),
+    "method": (
+        "masks RISEMasks there, SlidingWindowMasks here",
+        lambda: described(ms.sliding_window(2, target=ms.ClassScore([1], "softmax")), network(), loader=loader(PLAIN)),
+    ),
+    "inferer": (
+        "inferer SimpleInferer there, SlidingWindowInferer here",
+        lambda: described(explain(inferer=SlidingWindowInferer((2, 2))), network(), loader=loader(PLAIN)),
+    ),
+    "weights": ("weights ", lambda: described(explain(), network(2.0), loader=loader(PLAIN))),
+    "voxel sizes": (
+        "preprocessing.transforms.0",
+        lambda: described(explain(), network(), loader=loader(Spacingd("image", (1, 1, 3)))),
+    ),
+    "step": (
+        "preprocessing.transforms.1 nothing there, ScaleIntensityRanged here",
+        lambda: described(explain(), network(), loader=loader(PLAIN, ScaleIntensityRanged("image", 0, 1, 0, 1))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_settings_are_named(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    words, other = OTHERS[name]
+    table = CaseTable(tmp_path / "summary.csv", columns=("case", "settings"))
+    first = MadeBy(table, described(explain(), network(), loader=loader(PLAIN)))
+    first.note()
+    table.add([{"case": "a", "settings": first.mark}])
+    second = MadeBy(table, other())
+    assert second.mark != first.mark
+    assert not caplog.messages
+    second.note()
+    (message,) = caplog.messages
+    assert f"holds 1 case explained with other settings ({words}" in message
+    assert "the first is a" in message
+
+
+def test_what_changes_no_map_changes_no_mark(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = CaseTable(tmp_path / "summary.csv", columns=("case", "settings"))
+    inferer = SlidingWindowInferer((2, 2), sw_batch_size=1)
+    first = MadeBy(table, described(explain(inferer=inferer), network(), loader=loader(PLAIN)))
+    first.note()
+    table.add([{"case": "a", "settings": first.mark}])
+    inferer = SlidingWindowInferer((2, 2), sw_batch_size=4, sw_device="cpu", progress=True)
+    how = {"mask_batch_size": 3, "progress": True, "inferer": inferer}
+    again = MadeBy(table, described(explain(**how), network(), loader=loader(Spacingd("image", (1, 1, 2)))))
+    assert again.description == first.description
+    again.note()
+    again.warn("they stay")
+    assert not caplog.messages
+
+
+def test_rows_of_an_earlier_version_are_of_unknown_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = CaseTable(tmp_path / "summary.csv", columns=("case", "settings"))
+    table.path.write_text("case\na\nb\n")
+    MadeBy(table, {"masks": "RISEMasks"}).note()
+    assert "holds 2 cases explained with other settings (which are not known; the first is a)" in caplog.text
+
+
+def test_a_network_that_nobody_can_identify() -> None:
+    assert described(explain(), lambda x: x)["weights"] == "unknown"
+    assert described(explain(), lambda x: x, "v1") != described(explain(), lambda x: x, "v2")
+
+
+def test_cases_of_another_cohort_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = CaseTable(tmp_path / "summary.csv", columns=("case", "settings"))
+    table.add([{"case": case, "settings": ""} for case in "abc"])
+    warn_of_others(table, ["a", "b", "c", "d"])
+    assert not caplog.messages
+    warn_of_others(table, ["a"])
+    assert "holds 2 cases that this cohort does not have (the first is b). They stay" in caplog.text
+    # A table that knows its cohort drops them, and says so too.
+    caplog.clear()
+    CaseTable(table.path, ["a"], table.columns).add([{"case": "a", "settings": "x"}])
+    assert "held rows of 2 cases that this cohort does not have (the first is b): they are removed" in caplog.text
+    assert [row["case"] for row in table.read()] == ["a"]
+
+
+def test_runs_on_one_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A second run with the same settings says nothing; one with another seed, which leaves a case, names it."""
+    for seed in range(3):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+
+    def run(**changes: Any) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            monai.bundle.run(**settings(tmp_path, "out", **changes))
+        return [message for message in caplog.messages if "other settings" in message]
+
+    def marks() -> list[str]:
+        return [row["settings"] for row in rows_of(tmp_path / "out" / "summary.csv")]
+
+    assert run(**rank(0, 2)) == []
+    assert run(**rank(1, 2)) == []
+    assert run() == []
+    first = marks()
+    assert len(first) == 3
+    assert len(set(first)) == 1
+    with ScoreStore(tmp_path / "out" / "scores").claim("s1"), pytest.raises(SystemExit):
+        run(seed=5)
+    said = [message for message in caplog.messages if "other settings" in message]
+    assert "holds 3 cases explained with other settings (masks.seed 0 there, 5 here; the first is s0)" in said[0]
+    assert "holds 1 case explained with other settings (masks.seed 0 there, 5 here; the first is s1)" in said[1]
+    mixed = marks()
+    assert mixed[1] == first[1]
+    assert mixed[0] == mixed[2] != first[0]
