@@ -57,26 +57,29 @@ def rise(
     p1: float = 0.5,
     seed: int = 0,
     per_channel: bool = False,
+    form: str = "centred",
     *,
     target: Target,
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
-    """RISE (Petsiuk et al., BMVC 2018): random masks, debiased unless another estimator is given.
+    """RISE (Petsiuk et al., BMVC 2018): random masks, and how far keeping a voxel raises the score.
 
     Args:
         num_masks: how many masks. The map's noise falls with the square root of this number.
         grid_size: cells along each axis, one number or one per axis: finer cells, finer maps, more masks needed.
-        p1: probability in [0, 1] that a cell is kept.
+        p1: probability in (0, 1] that a cell is kept.
         seed: of the random masks.
         per_channel: draw masks for each channel independently, and make a map for each channel.
+        form: ``"centred"``, or a published form for comparison: ``"debiased"`` or ``"plain"``
+            (:class:`~monai_saliency.RISEScoring`).
         target: which number is explained.
-        estimator: ``RISEScoring(p1)`` by default; ``RISEScoring()`` is the paper's plain form.
+        estimator: ``RISEScoring(p1, form)`` by default.
         settings: shared by all methods, see the top of this module.
     """
     masks: Masks = RISEMasks(num_masks, grid_size, p1, seed)
     masks = IndependentChannelMasks(masks) if per_channel else masks
-    return PerturbationInferer(masks, target, estimator or RISEScoring(p1), **settings)
+    return PerturbationInferer(masks, target, estimator or RISEScoring(p1, form), **settings)
 
 
 def sliding_window(
@@ -150,11 +153,11 @@ def region_occlusion(
 
     By default each region is hidden in turn, and its value, the same on all its voxels, is how far the score falls.
     With ``num_coalitions`` random sets of regions are hidden together, which also finds regions that stand in for each
-    other, and the value is RISE's, debiased.
+    other, and the value is RISE's, centred.
 
     Args:
         num_coalitions: how many random sets of regions; each region is hidden in turn by default.
-        p1: probability in [0, 1] that a region is kept in a random set.
+        p1: probability in (0, 1] that a region is kept in a random set.
         seed: of random sets.
         regions: makes the regions of an image, such as ``Supervoxels(200, compactness=0.5)``; by default they are those
             of the case's label map.

@@ -14,7 +14,7 @@ import torch
 
 from monai_saliency.masks.base import BoundMasks
 
-__all__ = ["Estimator", "ScoreState", "first_round"]
+__all__ = ["Estimator", "ScoreState", "first_round", "rounding_of", "split_coverage", "with_ones"]
 
 
 class ScoreState:
@@ -117,13 +117,25 @@ class ScoreState:
         Raises:
             ValueError: when no mask has a score.
         """
+        return self.estimator.compute(self.masks, *self._scored(), self.reference_scores)
+
+    def noise(self) -> torch.Tensor | None:
+        """How large a value of the map can be by chance, as :meth:`Estimator.noise` returns it.
+
+        Raises:
+            ValueError: when no mask has a score.
+        """
+        return self.estimator.noise(self.masks, *self._scored(), self.reference_scores)
+
+    def _scored(self) -> tuple[Sequence[int], torch.Tensor]:
+        """The masks that have scores, and these."""
         indices, scores = self.indices, self.scores
         if not bool(self.seen.all()):
             rows = self.seen.nonzero().flatten().tolist()
             indices, scores = [indices[row] for row in rows], scores[rows]
         if not len(indices):
             raise ValueError("no map without scores: `update` the state first")
-        return self.estimator.compute(self.masks, indices, scores, self.reference_scores)
+        return indices, scores
 
 
 def first_round(masks: BoundMasks) -> Sequence[int]:
@@ -173,6 +185,41 @@ class Estimator(ABC):
             precision and on their device. It is in the score's unit and not normalised. Positive values mean that the
             image supports the score there.
         """
+
+    def noise(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor | None:
+        """How large a value of the map can be by chance, from the scores: no mask is scored or weighted again.
+
+        It is the standard error that is left by sampling, where masks are random, and the scores' own rounding. Values
+        of the map that are not several times larger mean nothing.
+
+        Args:
+            masks: as for :meth:`compute`.
+            indices: as for :meth:`compute`.
+            scores: as for :meth:`compute`.
+            reference_scores: as for :meth:`compute`.
+
+        Returns:
+            ``(K,)``, in the score's unit; None, the default, where it is not known.
+        """
+        return None
+
+
+def rounding_of(scores: torch.Tensor, reference_scores: torch.Tensor) -> torch.Tensor:
+    """How far scores of one image may differ by rounding alone: eight units in the last place of the largest score.
+
+    That is one millionth of the score in float32, within which scores agree between batch sizes and devices.
+
+    Args:
+        scores: ``(n, K)``.
+        reference_scores: ``(K,)``.
+
+    Returns:
+        ``(K,)``.
+    """
+    largest = torch.cat([reference_scores[None], scores]).abs().amax(dim=0)
+    return 8 * torch.finfo(scores.dtype).eps * largest
 
 
 def with_ones(weights: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monai_saliency.estimators.base import Estimator, split_coverage, with_ones
+from monai_saliency.estimators.base import Estimator, rounding_of, split_coverage, with_ones
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.utils.precision import exact_arithmetic
 
@@ -36,6 +36,12 @@ class OcclusionScoring(Estimator):
     ) -> torch.Tensor:
         drop, coverage = split_coverage(_sum_of_hidden(masks, indices, with_ones(reference_scores - scores)))
         return torch.where(coverage > 0, drop / coverage, 0.0).flatten(0, 1).to(masks.dtype)
+
+    def noise(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """The rounding of the scores: windows and regions are all hidden in turn, so nothing is left to chance."""
+        return rounding_of(scores, reference_scores)
 
 
 def _sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:

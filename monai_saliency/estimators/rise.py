@@ -1,4 +1,4 @@
-"""RISE: the average score while a voxel is kept."""
+"""RISE: how far keeping a voxel raises the score."""
 
 from __future__ import annotations
 
@@ -6,32 +6,42 @@ from collections.abc import Sequence
 
 import torch
 
-from monai_saliency.estimators.base import Estimator, split_coverage, with_ones
+from monai_saliency.estimators.base import Estimator, rounding_of, split_coverage, with_ones
 from monai_saliency.masks.base import BoundMasks
-from monai_saliency.utils.arguments import probability
+from monai_saliency.utils.arguments import check_option, probability
+from monai_saliency.utils.precision import accumulation_dtype
 
 __all__ = ["RISEScoring"]
 
+_FORMS = ["centred", "debiased", "plain"]
+# Masks from which the spread of a voxel is read: 16 grids of 4 x 4 cells are 256 draws.
+_SPREAD_MASKS = 16
+
 
 class RISEScoring(Estimator):
-    """The average score while a voxel is kept (RISE: Petsiuk et al., BMVC 2018, equation 6).
+    """How far keeping a voxel raises the score (RISE: Petsiuk et al., BMVC 2018, equation 6).
 
-    f is the score of a mask M, and there are n masks.
+    f is the score of a mask M, there are n masks, and each keeps a voxel with probability p1.
 
-    - Plain form (``p1=0``): ``sum(f * M) / (n * E[M])``, where E[M] is the mean value of the masks. Read such a map
-      relative to its own mean.
-    - Debiased form (``p1`` above 0; Hatakeyama et al., ACCV 2020): ``sum(f * (M - p1)) / (n * p1)``. It is centred at
-      zero, and says how far keeping a voxel raises the score above the average perturbed score. Voxels in no region,
-      which no mask hides, are 0.
+    - ``"centred"``: ``sum((f - mean f) * (M - p1)) / ((n - 1) * p1)``, how far keeping a voxel raises the score above
+      the average perturbed score. A constant in all scores changes nothing, and a network that ignores the image gets a
+      map of zeros. With one mask the map is zero. Voxels in no region, which no mask hides, are 0.
+    - ``"debiased"`` (Hatakeyama et al., ACCV 2020): ``sum(f * (M - p1)) / (n * p1)``. Its expectation is the same,
+      since both are ``Cov(f, M) / p1``: a sample covariance is unbiased, and ``E[M] = p1``. But it adds the average
+      score times ``mean(M) / p1 - 1``: how often chance kept a voxel, which is the same in every case, and hides the
+      map where scores vary little.
+    - ``"plain"``, the paper's: ``sum(f * M) / (n * E[M])``, where E[M] is the mean value of the masks. It has the same
+      addition, and the average score itself. Read such a map relative to its own mean.
 
-    Both are in the score's unit. xaitk-saliency's ``RISEScoring`` gives the same maps, scaled to [-1, 1].
+    All are in the score's unit. xaitk-saliency's ``RISEScoring`` gives the debiased and the plain map, scaled to
+    [-1, 1].
 
     Args:
-        p1: probability in [0, 1] with which the masks keep a cell or region, for the debiased form; 0 for the plain
-            form.
+        p1: probability in (0, 1] with which the masks keep a cell or region. The plain form does not read it.
+        form: ``"centred"``, ``"debiased"`` or ``"plain"``.
 
     Raises:
-        ValueError: when ``p1`` is not in [0, 1].
+        ValueError: when ``p1`` is not in (0, 1], or for another form.
 
     Example::
 
@@ -45,24 +55,71 @@ class RISEScoring(Estimator):
         (torch.Size([1, 16, 16]), (2, 2))
     """
 
-    def __init__(self, p1: float = 0.0) -> None:
+    def __init__(self, p1: float = 0.5, form: str = "centred") -> None:
         probability("p1", p1)
+        self.form = check_option("form", form, _FORMS)
+        if p1 == 0 and form != "plain":
+            raise ValueError(
+                "`p1` must be above 0, got 0: masks that keep nothing explain nothing, and the paper's plain form is "
+                "RISEScoring(form='plain')"
+            )
         self.p1 = float(p1)
 
     def compute(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        if self.p1:
+        if self.form == "plain":
+            weighted, coverage = split_coverage(masks.weighted_sum(indices, with_ones(scores)))
+            kept = coverage.mean(dim=tuple(range(1, coverage.ndim)), keepdim=True)
+            # Masks that keep nothing say nothing about any voxel.
+            return torch.where(kept > 0, weighted / kept, weighted).flatten(0, 1).to(masks.dtype)
+        if self.form == "centred":
+            # The weights sum to 0, so that masks stand for `M - p1`.
+            weighted = masks.weighted_sum(indices, _centred(scores))
+            weighted /= self.p1 * max(1, len(indices) - 1)
+        else:
             weighted = masks.weighted_sum(indices, scores)
             total = scores.to(weighted).sum(dim=0)
             weighted -= self.p1 * total.reshape(-1, *[1] * (weighted.ndim - 1))
             weighted /= self.p1 * len(indices)
-            if masks.regions is not None:
-                # All masks keep the voxels in no region, not a fraction p1 of them, so nothing is known about these.
-                weighted[..., masks.regions.index == 0] = 0
-        else:
-            weighted, coverage = split_coverage(masks.weighted_sum(indices, with_ones(scores)))
-            kept = coverage.mean(dim=tuple(range(1, coverage.ndim)), keepdim=True)
-            # Masks that keep nothing say nothing about any voxel.
-            weighted = torch.where(kept > 0, weighted / kept, weighted)
+        if masks.regions is not None:
+            # All masks keep the voxels in no region, not a fraction p1 of them, so nothing is known about these.
+            weighted[..., masks.regions.index == 0] = 0
         return weighted.flatten(0, 1).to(masks.dtype)
+
+    def noise(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The standard error of a voxel of the centred and debiased maps; None for the plain one, which is read
+        relative to its own mean.
+
+        Where the scores do not depend on a voxel, its value has this standard deviation over other random masks:
+        ``spread(f) * spread(M) / (p1 * sqrt(n))``, with the standard deviation of the scores as ``spread(f)`` in the
+        centred form, and their root mean square in the debiased one. It falls with the square root of the number of
+        masks. ``spread(M)``, of a voxel of the masks, is read from a few of them.
+        """
+        if self.form == "plain":
+            return None
+        deviations = _centred(scores) if self.form == "centred" else _long(scores)
+        spread = deviations.square().mean(dim=0).sqrt() * self._spread_of_masks(masks, indices[:_SPREAD_MASKS])
+        return torch.hypot(spread / (self.p1 * len(indices) ** 0.5), rounding_of(scores, reference_scores).to(spread))
+
+    def _spread_of_masks(self, masks: BoundMasks, indices: Sequence[int]) -> torch.Tensor:
+        """The standard deviation of a voxel over masks, a mean over the voxels that masks hide."""
+        squares = sum((rendered - self.p1).square().sum(dim=(0, 1)) for _, rendered in masks.stream(indices))
+        squares = _long(torch.as_tensor(squares)) / (len(indices) * (masks.channels or 1))
+        if masks.regions is None:
+            return squares.mean().sqrt()
+        hidden = masks.regions.index > 0
+        return ((squares * hidden).sum() / hidden.sum()).sqrt()
+
+
+def _long(scores: torch.Tensor) -> torch.Tensor:
+    return scores.to(accumulation_dtype(scores.device))
+
+
+def _centred(scores: torch.Tensor) -> torch.Tensor:
+    """Scores less their mean, in double precision. Equal scores give zeros exactly, however large they are."""
+    shifted = _long(scores)
+    shifted = shifted - shifted[:1]
+    return shifted - shifted.mean(dim=0)

@@ -37,6 +37,8 @@ class Explanation:
         num_forwards: what went through the network for this case. Images: the masks and the unperturbed image, less
             the masks whose scores were stored; or patches of images, where their outputs are remembered
             (:mod:`monai_saliency.inferers.patches`).
+        noise: ``(K,)``, how large a value of each map can be by chance, see
+            :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Explanation:
     target: BoundTarget
     masks: BoundMasks
     num_forwards: int
+    noise: torch.Tensor | None = None
 
     @property
     def explained(self) -> list[tuple[Any, int | None, float]]:
@@ -260,6 +263,7 @@ class CaseState:
                 target=self.target,
                 masks=self.masks,
                 num_forwards=self.num_forwards,
+                noise=self.state.noise(),
             )
 
 

@@ -61,7 +61,7 @@ def test_a_module_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_settings_are_the_parameters_that_only_a_method_has() -> None:
-    assert list(own_settings(ms.rise)) == ["num_masks", "grid_size", "p1", "seed", "per_channel"]
+    assert list(own_settings(ms.rise)) == ["num_masks", "grid_size", "p1", "seed", "per_channel", "form"]
     assert list(own_settings(ms.patch_windows)) == ["divide"]
     assert list(own_settings(ms.channel_occlusion)) == []
     assert list(own_settings(tiles)) == ["edge"]
@@ -82,7 +82,14 @@ def test_help_comes_from_the_docstring(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_given_settings_come_before_defaults_before_the_methods_own(caplog: pytest.LogCaptureFixture) -> None:
     method = ChosenMethod("rise", {"num_masks": 3}, {"num_masks": 5, "grid_size": 2, "window_size": 4})
-    assert method.settings == {"num_masks": 3, "grid_size": 2, "p1": 0.5, "seed": 0, "per_channel": False}
+    assert method.settings == {
+        "num_masks": 3,
+        "grid_size": 2,
+        "p1": 0.5,
+        "seed": 0,
+        "per_channel": False,
+        "form": "centred",
+    }
     masks = method(target=TARGET, mask_batch_size=2).masks
     assert isinstance(masks, ms.RISEMasks)
     assert masks.num_masks == 3

@@ -65,7 +65,7 @@ def test_what_changed_is_computed(cohort: Path, cache: str, notes: Any) -> None:
     changed(0, 3, inferer=explain(fill=ms.ConstantFill(1.0)))
     changed(0, 3, inferer=explain(fill=ms.MeanFill()))
     changed(0, 3, inferer=explain(classes=[0]))
-    changed(0, 3, inferer=explain(estimator=ms.RISEScoring()))
+    changed(0, 3, inferer=explain(estimator=ms.RISEScoring(form="plain")))
     changed(0, 3, inferer=explain((4, 4, 4)))
     # What changes no map.
     changed(0, 0, inferer=explain(mask_batch_size=NUM_MASKS + 1))

@@ -17,7 +17,8 @@ from monai_saliency.masks.sliding_window import SlidingWindowMasks
 
 ESTIMATORS = [
     (RISEScoring(), RISEMasks(10, 3, seed=1)),
-    (RISEScoring(0.5), RISEMasks(10, 3, seed=1)),
+    (RISEScoring(form="debiased"), RISEMasks(10, 3, seed=1)),
+    (RISEScoring(form="plain"), RISEMasks(10, 3, seed=1)),
     (OcclusionScoring(), SlidingWindowMasks(3, 2)),
 ]
 
@@ -58,7 +59,7 @@ class TestStates:
         rendered = bound.render(sorted(some))[:, 0].numpy()
         picked = scores[sorted(some)].numpy()
         if isinstance(estimator, RISEScoring):
-            expected = slow_rise(rendered, picked, estimator.p1 or None)
+            expected = slow_rise(rendered, picked, estimator.p1, estimator.form)
         else:
             expected = slow_occlusion(rendered, picked, reference.numpy())
         np.testing.assert_allclose(state.compute(), expected, rtol=0, atol=1e-12)

@@ -15,14 +15,15 @@ from monai_saliency.masks.sliding_window import SlidingWindowMasks
 SHAPES = [(9, 7), (5, 6, 4)]
 
 
-def slow_rise(masks: np.ndarray, scores: np.ndarray, p1: float | None) -> np.ndarray:
-    """RISE, equation 6, or with `p1` its debiased form: one voxel and one mask at a time."""
+def slow_rise(masks: np.ndarray, scores: np.ndarray, p1: float, form: str) -> np.ndarray:
+    """RISE, equation 6 of the paper ("plain"), or another form of it: one voxel and one mask at a time."""
     n, k = scores.shape
     maps = np.zeros((k, *masks.shape[1:]))
-    expectation = masks.mean() if p1 is None else p1
+    divisor = {"centred": (n - 1) * p1, "debiased": n * p1, "plain": n * masks.mean()}[form]
     for j, voxel in itertools.product(range(k), itertools.product(*map(range, masks.shape[1:]))):
         for i in range(n):
-            maps[(j, *voxel)] += scores[i, j] * (masks[(i, *voxel)] - (p1 or 0)) / (n * expectation)
+            score = scores[i, j] - (scores[:, j].mean() if form == "centred" else 0)
+            maps[(j, *voxel)] += score * (masks[(i, *voxel)] - (0 if form == "plain" else p1)) / divisor
     return maps
 
 

@@ -83,7 +83,7 @@ def tiny_unet_case(dims: int) -> tuple[UNet, torch.Tensor]:
 SHAPES = [(13, 10), (7, 9, 6)]
 METHODS: list[Callable[..., PerturbationInferer]] = [
     lambda **settings: rise(17, 3, 0.5, seed=2, **settings),
-    lambda **settings: rise(17, 3, 0.5, seed=2, estimator=RISEScoring(), **settings),
+    lambda **settings: rise(17, 3, 0.5, seed=2, form="plain", **settings),
     lambda **settings: sliding_window(4, 3, **settings),
 ]
 
@@ -102,7 +102,7 @@ class TestWhatTheNetworkSees:
     def test_law_1_all_zeros_masks_are_the_fill(self, shape: tuple[int, ...]) -> None:
         image = images(1, 1, *shape)
         network = Recorder(Classifier(len(shape)).eval())
-        rise(5, 3, p1=0.0, target=LOGIT, fill=BlurFill(1.0))(image, network)
+        rise(5, 3, p1=0.0, form="plain", target=LOGIT, fill=BlurFill(1.0))(image, network)
         assert torch.equal(network.rows(6)[1:], BlurFill(1.0)(image).expand(5, *image.shape[1:]))
 
     @pytest.mark.parametrize("shape", SHAPES)
@@ -279,10 +279,10 @@ class TestPlantedTruth:
             assert bool((maps[window] == overlap).all()), corner
 
     @pytest.mark.parametrize("dims", [2, 3])
-    @pytest.mark.parametrize("estimator", [None, RISEScoring()], ids=["debiased", "plain"])
-    def test_rise_finds_the_box(self, dims: int, estimator: RISEScoring | None) -> None:
+    @pytest.mark.parametrize("form", ["centred", "debiased", "plain"])
+    def test_rise_finds_the_box(self, dims: int, form: str) -> None:
         shape, box, network = self.box(dims)
-        explain = rise(1000, 5, seed=1, target=ClassScore([0], "none"), estimator=estimator, mask_batch_size=200)
+        explain = rise(1000, 5, seed=1, form=form, target=ClassScore([0], "none"), mask_batch_size=200)
         maps = explain(torch.ones(1, 1, *shape), network)[0, 0]
         inside = torch.zeros(shape, dtype=torch.bool)
         inside[box] = True
@@ -410,9 +410,9 @@ class TestExplain:
         """Scores and settings are the whole explanation: any estimator's map is made of them."""
         network, inputs = Classifier().eval(), images(1, 1, 9, 8)
         (explanation,) = rise(6, 3, target=LOGIT).explain(inputs, network)
-        state = RISEScoring().start(RISEMasks(6, 3).bind(inputs[0]), explanation.reference_scores)
+        state = RISEScoring(form="plain").start(RISEMasks(6, 3).bind(inputs[0]), explanation.reference_scores)
         state.update(range(6), explanation.scores)
-        assert torch.equal(state.compute()[None], rise(6, 3, target=LOGIT, estimator=RISEScoring())(inputs, network))
+        assert torch.equal(state.compute()[None], rise(6, 3, form="plain", target=LOGIT)(inputs, network))
 
     def test_different_numbers_of_maps(self) -> None:
         class Growing(Target):

@@ -86,7 +86,7 @@ def test_rise_equals_xaitk(shape: tuple[int, ...], fill: Any, debiased: bool, s:
         p1,
         seed,
         target=ClassScore("all", "none"),
-        estimator=RISEScoring(p1 if debiased else 0.0),
+        estimator=RISEScoring(p1, "debiased" if debiased else "plain"),
         fill=ConstantFill(0.0 if fill is None else fill),
         mask_batch_size=7,
     )

@@ -39,12 +39,12 @@ class TestRegionOcclusion:
         assert explanation.num_forwards == 4
 
     def test_random_coalitions_by_a_slow_loop(self) -> None:
-        """RISE's debiased average over coalitions, by region; what lies in no region says nothing."""
+        """RISE's centred average over coalitions, by region; what lies in no region says nothing."""
         explanation = explained(lambda x: total(x) ** 2, num_coalitions=40, p1=0.3, seed=6)
         kept = np.random.default_rng(6).random((40, 3)) < 0.3
         scores = [(1 + 24 * a + 6 * b + 32 * c) ** 2 for a, b, c in kept]
         of = {
-            value: sum(f * (k[r] - 0.3) for f, k in zip(scores, kept, strict=True)) / (40 * 0.3)
+            value: sum((f - np.mean(scores)) * (k[r] - 0.3) for f, k in zip(scores, kept, strict=True)) / (39 * 0.3)
             for r, value in enumerate([2, 5, 9])
         }
         expected = [[0.0, of[5], of[5]], [of[2], of[2], of[9]]]

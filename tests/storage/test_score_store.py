@@ -226,7 +226,7 @@ def test_any_estimator_from_the_store_alone(image: torch.Tensor, tmp_path: Path)
     reference = scores.reference()
     assert reference is not None
     masks = ms.RISEMasks(NUM_MASKS, 3).bind(image[0])
-    for estimator in (ms.RISEScoring(0.5), ms.RISEScoring(), ms.OcclusionScoring()):
+    for estimator in (ms.RISEScoring(), ms.RISEScoring(form="plain"), ms.OcclusionScoring()):
         rebuilt = estimator.compute(masks, range(start, stop), torch.from_numpy(values), torch.from_numpy(reference))
         inferer = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH, estimator=estimator)
         assert torch.equal(rebuilt, inferer.explain(image, Network())[0].saliency)
