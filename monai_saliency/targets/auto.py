@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +25,11 @@ from monai_saliency.targets import (
     RegressionScore,
     Target,
 )
-from monai_saliency.targets.base import in_unit_interval, sums_to_one
+from monai_saliency.targets.base import Quantity, in_unit_interval
 
 __all__ = ["AutoTarget", "Choice", "Reading", "finds_nothing", "read_postprocessing"]
+
+logger = logging.getLogger(__name__)
 
 _MAX_MAPS = 10
 # Names of outputs that hold a prediction, among outputs that hold features or other intermediate results.
@@ -124,16 +127,29 @@ class AutoTarget(Target):
     any other tensor              up to 4 numbers: each of them; more: how close they stay to the unperturbed ones
     ============================  ===================================================================================
 
+    What a score means (a probability or the network's own number, one class of several or several at once) is the same
+    for all cases of a cohort, whoever explains them: it follows from these settings, the postprocessing and the
+    output's shape, never from the values of a case. In this order:
+
+    1. ``activation``, where it is given. With ``"none"`` scores are the network's own numbers. Where the postprocessing
+       applies a threshold and no activation, these are taken for probabilities, several at once.
+    2. The activation of the postprocessing.
+    3. One channel that no postprocessing makes a class of: its own value.
+    4. Otherwise the network is taken to end in logits, as those of MONAI do: several channels are one class of several
+       (softmax), unless the postprocessing applies a threshold, and one channel is a sigmoid's. A case whose output
+       lies in [0, 1] may hold probabilities already, and fails with an error that asks for ``activation``.
+
     Args:
         readings: what the bundle's postprocessing does with its predictions, from :func:`read_postprocessing`.
         classes: ``"predicted"``, ``"all"``, or a list of classes, channels or numbers, to choose what is explained.
         activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``. By default the activation of the postprocessing; without
-            one it is guessed from the output's values.
+            one see above.
         output: the part of the output to explain: a key, an index, or several from the outside in. By default it is
             found automatically.
 
     Raises:
-        ValueError: for another string as ``classes``, and (from ``bind``) when the output has nothing to explain.
+        ValueError: for another string as ``classes``, and (from ``bind``) when the output has nothing to explain, or
+            when it may hold probabilities or logits and nothing says which.
     """
 
     def __init__(
@@ -152,10 +168,7 @@ class AutoTarget(Target):
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         choice = self.choose(reference_output, case)
-        with warnings.catch_warnings():
-            # The activation was taken from the postprocessing or chosen from the output's values.
-            warnings.filterwarnings("ignore", message=".*already looks like probabilities")
-            return _BoundChoice(choice, choice.target.bind(choice.read(reference_output), case))
+        return _BoundChoice(choice, choice.target.bind(choice.read(reference_output), case))
 
     def choose(self, output: Any, case: Case) -> Choice:
         """Choose the target of a case.
@@ -188,43 +201,56 @@ class AutoTarget(Target):
             )
         spatial = values.ndim == case.image.ndim + 1
         one_channel = values.shape[1:2] == (1,)
-        bare = self.activation is None and reading is None and one_channel and not in_unit_interval(values)
+        bare = self.activation is None and reading is None and one_channel
         if (values.ndim != 2 and not spatial) or (values.ndim == 2 and bare):
             return self._regression(values, path, where)
-        if spatial and bare:
-            words = f"image regression: mean of output channel 0{where}, whose values are not probabilities"
+        activation, prepare, reason = self._activation(values, reading, case)
+        if spatial and one_channel and (bare or activation == "none"):
+            words = f"image regression: mean of output channel 0{where}, as the network gives it"
             return Choice(RegionScore(0, "none", "all"), words, path)
-        activation, prepare, reason = self._activation(values, reading)
         scores = values if prepare is None else prepare(values)
         choose = self._segmentation if spatial else self._classification
         target, words = choose(scores, activation)
-        if self.activation is None and _saturated(target, scores, case):
-            # Half of the evidence could be hidden without a measurable change of the probability.
-            target, words = choose(scores, "none")
-            activation, prepare = "none", None
-            reason = "its probability is 1 to six digits and would not change"
+        _warn_if_saturated(target, scores, case)
         name = "probability" if prepare is not None else {"none": "score"}.get(activation, f"{activation} probability")
         return Choice(target, words.format(name=name) + f"{where} ({reason})", path, prepare)
 
     def _activation(
-        self, values: torch.Tensor, reading: Reading | None
+        self, values: torch.Tensor, reading: Reading | None, case: Case
     ) -> tuple[str, Callable[[torch.Tensor], torch.Tensor] | None, str]:
-        """The activation, a function applied to the output before it (or None), and the reason in words."""
+        """The activation, a function applied to the output before it (or None), and the reason in words.
+
+        The values only decide whether the case is refused.
+        """
+        nothing_read, reading = reading is None, reading or Reading()
+        threshold = reading.discrete == "threshold"
+        if self.activation == "none" and threshold and reading.activation is None:
+            if not in_unit_interval(values):
+                raise CaseError(
+                    case.name,
+                    f"with activation='none' {_range(values)} is read as probabilities, since the postprocessing "
+                    "applies a threshold to it; for logits say activation='sigmoid' (--saliency_activation sigmoid)",
+                )
+            return "sigmoid", _logit, "the bundle's postprocessing applies a threshold to it"
         if self.activation is not None:
             return self.activation, None, "as asked for"
-        if reading is not None and reading.activation:
+        if reading.activation:
             return reading.activation, None, "as the bundle's postprocessing does"
+        if nothing_read and values.shape[1] == 1:
+            return "none", None, "nothing makes a class of it"
+        found = "sigmoid" if threshold or values.shape[1] == 1 else "softmax"
         if in_unit_interval(values):
-            if values.shape[1] > 1 and sums_to_one(values):
-                return "none", None, "the output holds probabilities that sum to one"
-            return "sigmoid", _logit, "the output holds values between 0 and 1"
-        if reading is not None and reading.discrete == "threshold":
-            return "sigmoid", None, "the bundle's postprocessing applies a threshold"
-        if values.shape[1] == 1:
-            return "sigmoid", None, "one channel that is not a probability"
-        if reading is not None and reading.discrete == "argmax":
-            return "softmax", None, "the bundle's postprocessing takes the highest"
-        return "softmax", None, "the default for several channels"
+            raise CaseError(
+                case.name,
+                f"{_range(values)} may hold probabilities or logits, and the bundle's postprocessing does not say "
+                "which: for the whole cohort say activation='none' (--saliency_activation none) where the network ends "
+                f"in a softmax or sigmoid, or activation={found!r} where it gives logits",
+            )
+        if threshold:
+            return found, None, "the bundle's postprocessing applies a threshold"
+        if reading.discrete == "argmax":
+            return found, None, "the bundle's postprocessing takes the highest"
+        return found, None, f"the default for {'one channel' if values.shape[1] == 1 else 'several channels'}"
 
     def _classification(self, values: torch.Tensor, activation: str) -> tuple[Target, str]:
         classes: Any = self.classes
@@ -296,6 +322,12 @@ class _BoundChoice(BoundTarget):
     def describe(self) -> dict[str, Any]:
         return self.bound.describe()
 
+    def quantity(self) -> Quantity:
+        found = self.bound.quantity()
+        if self.choice.prepare is None:
+            return found
+        return found._replace(words=found.words.replace("sigmoid probability", "probability"))
+
 
 def _first(output: Any) -> tuple[Any, ...] | None:
     """The path of the first part that can be explained, if possible one named like a prediction; None for all."""
@@ -324,14 +356,26 @@ def _detections(output: Any) -> bool:
     )
 
 
-def _saturated(target: Target, values: torch.Tensor, case: Case) -> bool:
-    """Whether all explained scores come from a softmax and are 1 to six digits."""
+def _warn_if_saturated(target: Target, values: torch.Tensor, case: Case) -> None:
+    """Warn where all explained scores come from a softmax and are 1 to six digits.
+
+    Half of the evidence could be hidden without a measurable change.
+    """
     if getattr(target, "activation", None) != "softmax":
-        return False
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*already looks like probabilities")
         scores = target.bind(values, case)(values)
-    return bool((scores > 1 - 1e-6).all())
+    if bool((scores > 1 - 1e-6).all()):
+        logger.warning(
+            "case %s: the explained probability is 1 to six digits, so its map shows only what changes it by more; to "
+            "explain logits instead, say activation='none' (--saliency_activation none) for the whole cohort",
+            case.name,
+        )
+
+
+def _range(values: torch.Tensor) -> str:
+    return f"the network's output {shape(values)}, in [{float(values.min()):.3g}, {float(values.max()):.3g}],"
 
 
 def finds_nothing(output: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,7 @@ from monai_saliency.utils.precision import exact_arithmetic
 __all__ = [
     "ACTIVATIONS",
     "BoundTarget",
+    "Quantity",
     "Target",
     "check_activation",
     "check_finite",
@@ -27,6 +28,7 @@ __all__ = [
     "cosine",
     "in_unit_interval",
     "label_name",
+    "quantity_after",
     "sums_to_one",
     "to_float",
 ]
@@ -37,6 +39,28 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
     "none": lambda output: output,
 }
+
+
+class Quantity(NamedTuple):
+    """What a score is.
+
+    Attributes:
+        words: such as ``"mean softmax probability in the predicted region"``.
+        unit: such as ``"probability"``, or ``"network output"`` for numbers as the network gives them.
+    """
+
+    words: str
+    unit: str
+
+
+def quantity_after(activation: str) -> Quantity:
+    """What an activation of :data:`ACTIVATIONS` makes of the network's output.
+
+    Whether a network without one ends in logits, probabilities or anything else, only its author knows.
+    """
+    if activation == "none":
+        return Quantity("network output", "network output")
+    return Quantity(f"{activation} probability", "probability")
 
 
 class BoundTarget(ABC):
@@ -84,6 +108,10 @@ class BoundTarget(ABC):
         A key is missing where the target does not know it.
         """
         return {}
+
+    def quantity(self) -> Quantity:
+        """What the scores are, and in which unit, for tables. A target's settings decide it, not a case's numbers."""
+        return Quantity(f"score of {type(self).__name__.removeprefix('_')}", "")
 
 
 class Target(ABC):

@@ -14,12 +14,15 @@ from monai_saliency.networks.outputs import shape
 from monai_saliency.targets.base import (
     ACTIVATIONS,
     BoundTarget,
+    Quantity,
     Target,
     check_activation,
     check_finite,
     check_indices,
     check_tensor,
     in_unit_interval,
+    quantity_after,
+    sums_to_one,
     to_float,
 )
 from monai_saliency.utils.arguments import check_option
@@ -123,12 +126,16 @@ class _BoundClassScore(BoundTarget):
         return ACTIVATIONS[self.activation](to_float(output))[:, self.labels]
 
     def describe(self) -> dict[str, Any]:
-        # Without an activation the scores may be logits: then only their order is known.
-        probable = self.activation != "none" or in_unit_interval(self.reference)
+        score = float(self.reference.max())
         if len(self.reference) == 1:
-            score = float(self.reference)
-            if not probable:
-                return {"prediction": int(score > 0)}
-            return {"prediction": int(score > 0.5), "probability": max(score, 1 - score)}
-        predicted = int(self.reference.argmax())
-        return {"prediction": predicted} | ({"probability": float(self.reference[predicted])} if probable else {})
+            if self.activation != "none":
+                return {"prediction": int(score > 0.5), "probability": max(score, 1 - score)}
+            # A logit or a probability: between 0 and one half they disagree.
+            return {} if 0 < score <= 0.5 else {"prediction": int(score > 0)}
+        # Without an activation the scores may be logits, of which only the order is known.
+        probable = self.activation != "none" or (in_unit_interval(self.reference) and sums_to_one(self.reference[None]))
+        return {"prediction": int(self.reference.argmax())} | ({"probability": score} if probable else {})
+
+    def quantity(self) -> Quantity:
+        found = quantity_after(self.activation)
+        return found._replace(words=f"{found.words} of the class")

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.targets.base import BoundTarget, Target, check_indices, cosine, to_float
+from monai_saliency.targets.base import BoundTarget, Quantity, Target, check_indices, cosine, to_float
 
 __all__ = ["DetectionScore"]
 
@@ -283,3 +283,6 @@ class _BoundDetectionScore(BoundTarget):
             return {}
         best = int(scores.argmax())
         return {"prediction": int(self.found.classes[0, best]), "probability": float(scores[best])}
+
+    def quantity(self) -> Quantity:
+        return Quantity("overlap x class similarity x objectness of the best box", "0 to 1")

@@ -10,7 +10,7 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.networks.outputs import num_rows
-from monai_saliency.targets.base import BoundTarget, Target, to_float
+from monai_saliency.targets.base import BoundTarget, Quantity, Target, to_float
 
 __all__ = ["FunctionScore"]
 
@@ -70,6 +70,9 @@ class _BoundFunctionScore(BoundTarget):
                 f"`function` gave {scores.shape[1]} scores per image, and {len(self.labels)} for the unperturbed image",
             )
         return scores
+
+    def quantity(self) -> Quantity:
+        return Quantity("score of a function", "as the function gives it")
 
 
 def _scores(function: Callable[[Any], torch.Tensor], output: Any, case: Case) -> torch.Tensor:

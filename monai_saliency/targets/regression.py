@@ -10,7 +10,15 @@ import torch
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.targets.base import BoundTarget, Target, check_finite, check_indices, check_tensor, to_float
+from monai_saliency.targets.base import (
+    BoundTarget,
+    Quantity,
+    Target,
+    check_finite,
+    check_indices,
+    check_tensor,
+    to_float,
+)
 
 __all__ = ["RegressionScore"]
 
@@ -70,3 +78,6 @@ class _BoundRegressionScore(BoundTarget):
 
     def describe(self) -> dict[str, Any]:
         return {"prediction": " ".join(f"{value:.6g}" for value in self.reference[self.values].tolist())}
+
+    def quantity(self) -> Quantity:
+        return Quantity("predicted value", "network output")

@@ -15,10 +15,12 @@ from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import (
     ACTIVATIONS,
     BoundTarget,
+    Quantity,
     Target,
     check_activation,
     check_indices,
     check_volume,
+    quantity_after,
     to_float,
 )
 from monai_saliency.targets.regions import Prediction, components, given_region, label_region
@@ -34,6 +36,15 @@ class _Part(NamedTuple):
     label: int | str
     channel: int
     voxels: torch.Tensor | None
+
+
+_WHERE = {
+    "predicted": "the predicted region",
+    "label": "the label's region",
+    "false_positive": "the region predicted outside the label",
+    "all": "the image",
+    "given": "the given region",
+}
 
 
 def _voxels(region: torch.Tensor) -> torch.Tensor:
@@ -86,15 +97,15 @@ class _SegmentationTarget(Target):
                     + (", or use region='all'" if "all" in self.regions else ""),
                 )
             parts += self._parts(channel, region)
-        return self._bound(parts, output, case)
+        return self._bound(parts, output, case, _WHERE[self.region if isinstance(self.region, str) else "given"])
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
         """The values that are explained for a channel and its region, bool ``(*spatial)``."""
         return [_Part(channel, channel, _voxels(region))]
 
     @abstractmethod
-    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case) -> BoundTarget:
-        """The bound target of the explained values."""
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case, where: str) -> BoundTarget:
+        """The bound target of the explained values, with the words for their regions."""
 
     def _channels(self, output: torch.Tensor, prediction: Prediction, case: Case) -> Sequence[int]:
         if not isinstance(self.channels, str):
@@ -203,18 +214,21 @@ class RegionScore(_SegmentationTarget):
         found = components(region, self.components, self.min_size)
         return [_Part(f"component {i} of class {channel}", channel, _voxels(part)) for i, part in enumerate(found, 1)]
 
-    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case) -> BoundTarget:
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case, where: str) -> BoundTarget:
         if not parts:
             raise CaseError(
                 case.name, f"no component has {self.min_size} voxels, so there is no score to explain; lower `min_size`"
             )
-        return _BoundRegionScore(parts, self.activation, output)
+        if self.components is not None:
+            where = f"a component of {where}"
+        return _BoundRegionScore(parts, self.activation, output, where)
 
 
 class _BoundRegionScore(BoundTarget):
     additive = True
 
-    def __init__(self, parts: Sequence[_Part], activation: str, reference: torch.Tensor) -> None:
+    def __init__(self, parts: Sequence[_Part], activation: str, reference: torch.Tensor, where: str) -> None:
+        self.where = where
         self.labels = [part.label for part in parts]
         self.channels = [part.channel for part in parts]
         self.voxels = [part.voxels for part in parts]
@@ -232,6 +246,10 @@ class _BoundRegionScore(BoundTarget):
             inside = flat if voxels is None else flat[:, :, voxels]
             scores.append(ACTIVATIONS[self.activation](inside)[:, channel].mean(dim=1))
         return torch.stack(scores, dim=1)
+
+    def quantity(self) -> Quantity:
+        found = quantity_after(self.activation)
+        return found._replace(words=f"mean {found.words} in {self.where}")
 
     def reach(self) -> torch.Tensor | None:
         reach = torch.zeros(self.shape, dtype=torch.bool, device=self.reference.device)
@@ -320,14 +338,17 @@ class DiceScore(_SegmentationTarget):
             raise ValueError(f"`smooth` must be at least 0, got {smooth}")
         self.smooth = float(smooth)
 
-    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case) -> BoundTarget:
-        return _BoundDiceScore(parts, self.activation, self.smooth, output)
+    def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case, where: str) -> BoundTarget:
+        return _BoundDiceScore(parts, self.activation, self.smooth, output, where)
 
 
 class _BoundDiceScore(BoundTarget):
     labels: list[int]
 
-    def __init__(self, parts: Sequence[_Part], activation: str, smooth: float, reference: torch.Tensor) -> None:
+    def __init__(
+        self, parts: Sequence[_Part], activation: str, smooth: float, reference: torch.Tensor, where: str
+    ) -> None:
+        self.where = where
         self.labels = [part.channel for part in parts]
         self.voxels = [part.voxels for part in parts if part.voxels is not None]
         self.activation = activation
@@ -342,3 +363,6 @@ class _BoundDiceScore(BoundTarget):
             total = probabilities[:, channel].sum(dim=1) + len(voxels)
             scores.append((2 * inside + self.smooth) / (total + self.smooth))
         return torch.stack(scores, dim=1)
+
+    def quantity(self) -> Quantity:
+        return Quantity(f"Dice score of the {quantity_after(self.activation).words} with {self.where}", "0 to 1")

@@ -11,6 +11,7 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import (
     BoundTarget,
+    Quantity,
     Target,
     check_finite,
     check_tensor,
@@ -92,6 +93,11 @@ class _BoundEmbeddingSimilarity(BoundTarget):
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         return _MEASURES[self.measure](to_float(output).reshape(len(output), -1), self.references)
 
+    def quantity(self) -> Quantity:
+        if self.measure == "cosine":
+            return Quantity("cosine similarity of embeddings", "-1 to 1")
+        return Quantity("negative distance of embeddings", "network output")
+
 
 class FieldSimilarity(Target):
     """How far a registration network's displacement field changes. The output is ``(B, axes, *spatial)``.
@@ -151,3 +157,6 @@ class _BoundFieldSimilarity(BoundTarget):
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         return -(self._inside(output) - self.reference).norm(dim=1).mean(dim=1, keepdim=True)
+
+    def quantity(self) -> Quantity:
+        return Quantity("negative mean change of the displacement", "network output")

@@ -44,24 +44,89 @@ LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
 @pytest.mark.parametrize(
     ("output", "reading", "labels", "score"),
     [
-        # Single-label: the predicted class, by softmax unless the output is probabilities.
+        # Single-label: the predicted class, by softmax.
         (LOGITS, {"activation": "softmax"}, [1], LOGITS.softmax(1)[0, 1]),
         (LOGITS, {"discrete": "argmax"}, [1], LOGITS.softmax(1)[0, 1]),
         (LOGITS, {}, [1], LOGITS.softmax(1)[0, 1]),
-        (LOGITS.softmax(1), {"discrete": "argmax"}, [1], LOGITS.softmax(1)[0, 1]),
         # Several labels: all above one half, else the likeliest.
         (LOGITS, {"activation": "sigmoid"}, [0, 1], torch.tensor([1.0, 3.0]).sigmoid()),
         (LOGITS, {"discrete": "threshold"}, [0, 1], torch.tensor([1.0, 3.0]).sigmoid()),
         (LOGITS - 9, {"activation": "sigmoid"}, [1], torch.tensor(-6.0).sigmoid()),
-        (torch.tensor([[0.9, 0.8, 0.1]]), {}, [0, 1], torch.tensor([0.9, 0.8])),
-        # Saturated: the logit.
-        (LOGITS * 20, {"activation": "softmax"}, [1], torch.tensor(60.0)),
+        # Saturated: the probability, as of all other cases.
+        (LOGITS * 20, {"activation": "softmax"}, [1], torch.tensor(1.0)),
     ],
 )
 def test_classification(output: torch.Tensor, reading: dict[str, Any], labels: list[int], score: torch.Tensor) -> None:
     bound = AutoTarget(readings(**reading) if reading else None).bind(output, FLAT)
     assert list(bound.labels) == labels
     torch.testing.assert_close(bound(output)[0], torch.atleast_1d(score), rtol=1e-5, atol=1e-6)
+
+
+PROBABILITIES = torch.tensor([[0.9, 0.8, 0.1]])
+ONE = torch.tensor([[[[0.2, 0.9, 0.7, 0.1]]]]).expand(1, 1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("output", "reading", "activation", "labels", "score"),
+    [
+        (LOGITS.softmax(1), {"discrete": "argmax"}, "none", [1], LOGITS.softmax(1)[0, 1]),
+        (LOGITS.softmax(1), {}, "none", [1], LOGITS.softmax(1)[0, 1]),
+        (PROBABILITIES, {"discrete": "threshold"}, "none", [0, 1], PROBABILITIES[0, :2]),
+        (ONE, {"discrete": "threshold"}, "none", [0], torch.tensor(0.8)),  # the mean of what is above one half
+        (LOGITS, {"activation": "softmax", "discrete": "argmax"}, "none", [1], torch.tensor(3.0)),
+    ],
+)
+def test_a_network_that_ends_in_probabilities_or_logits_that_are_asked_for(
+    output: torch.Tensor, reading: dict[str, Any], activation: str, labels: list[int], score: torch.Tensor
+) -> None:
+    bound = AutoTarget(readings(**reading) if reading else None, activation=activation).bind(output, FLAT)
+    assert list(bound.labels) == labels
+    torch.testing.assert_close(bound(output)[0], torch.atleast_1d(score), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reading", [{}, {"discrete": "argmax"}, {"discrete": "threshold"}])
+@pytest.mark.parametrize("output", [LOGITS.softmax(1), PROBABILITIES, torch.rand(1, 2, 4, 4)])
+def test_what_may_be_probabilities_or_logits_is_asked_for(output: torch.Tensor, reading: dict[str, Any]) -> None:
+    """Nothing but this case's numbers could say which, and the next case's might say another."""
+    with pytest.raises(CaseError, match=r"case flat: .* may hold probabilities or logits.*--saliency_activation none"):
+        AutoTarget(readings(**reading) if reading else None).bind(output, FLAT)
+    with pytest.raises(CaseError, match=r"read as probabilities, since .* threshold.*activation='sigmoid'"):
+        AutoTarget(readings(discrete="threshold"), activation="none").bind(LOGITS, FLAT)
+
+
+#: outputs of one network for several cases, as different as they can be
+CASES = {
+    "several channels": [LOGITS, LOGITS * 20, LOGITS / 100 + 0.3, LOGITS - 9, PROBABILITIES, LOGITS.softmax(1)],
+    "one number": [torch.tensor([[each]]) for each in (61.5, 0.7, -3.0, 0.0, 1.0)],
+    "an image": [ONE, ONE * 90, ONE - 5, torch.zeros(1, 1, 4, 4)],
+    "a volume of classes": [torch.randn(1, 3, 4, 4) * scale for scale in (0.01, 1, 50)] + [torch.rand(1, 3, 4, 4)],
+}
+
+
+@pytest.mark.parametrize("reading", [None, *({"activation": a, "discrete": d} for a in (None, "softmax", "sigmoid")
+                                            for d in (None, "argmax", "threshold"))])  # fmt: skip
+@pytest.mark.parametrize("activation", [None, "none"])
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.filterwarnings("ignore:.*already looks like probabilities")
+def test_one_meaning_a_cohort(kind: str, reading: dict[str, Any] | None, activation: str | None) -> None:
+    """Whatever the first case is, and whoever explains it: a case means the same as all others, or is refused."""
+    meanings = set()
+    for output in CASES[kind]:
+        # Each as by a worker that met no other case.
+        target = AutoTarget(None if reading is None else readings(**reading), activation=activation)
+        try:
+            found = target.bind(output, FLAT).quantity()
+        except CaseError:
+            continue
+        # Where no voxel is predicted the mean is that of the image.
+        meanings.add((found.words.removesuffix("in the image").removesuffix("in the predicted region"), found.unit))
+    assert len(meanings) <= 1
+
+
+def test_saturation_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    AutoTarget(readings(activation="softmax")).bind(LOGITS * 20, FLAT)
+    assert "case flat: the explained probability is 1 to six digits" in caplog.text
+    assert "--saliency_activation none" in caplog.text
 
 
 def test_number_that_nothing_reads_as_a_class_is_explained_by_its_value() -> None:
@@ -92,9 +157,10 @@ def test_segmentation_explains_each_predicted_channel_in_its_region() -> None:
 def test_overlapping_channels_are_each_above_one_half() -> None:
     output = segmentation() - 1.5
     assert list(AutoTarget(readings(activation="sigmoid")).bind(output, FLAT).labels) == [1, 2]
-    bound = AutoTarget().bind(output.sigmoid(), FLAT)
+    bound = AutoTarget(readings(discrete="threshold"), activation="none").bind(output.sigmoid(), FLAT)
     assert list(bound.labels) == [1, 2]
     assert bound(output.sigmoid())[0, 1] == pytest.approx(float(torch.tensor(1.5).sigmoid()), rel=1e-5)
+    assert bound.quantity() == ("mean probability in the predicted region", "probability")
 
 
 def test_empty_segmentation_is_explained_by_its_likeliest_channel() -> None:
@@ -118,7 +184,7 @@ def test_at_most_ten_channels_are_explained_and_the_words_say_so() -> None:
 
 
 def test_first_part_that_is_named_like_a_prediction_is_explained() -> None:
-    output = {"edges": torch.rand(1, 2, 4, 4), "class_map": segmentation(), "features": [torch.rand(1, 8, 2, 2)]}
+    output = {"edges": torch.randn(1, 2, 4, 4), "class_map": segmentation(), "features": [torch.rand(1, 8, 2, 2)]}
     choice = AutoTarget({"class_map": Reading("sigmoid")}).choose(output, FLAT)
     assert choice.path == ("class_map",)
     assert choice.target.activation == "sigmoid"  # type: ignore[attr-defined]

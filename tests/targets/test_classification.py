@@ -56,6 +56,12 @@ class TestClassScore:
     def test_logits_are_no_probabilities(self) -> None:
         assert ClassScore([0], "none").bind(torch.tensor([[1.5, -2.0]]), FLAT).describe() == {"prediction": 0}
         assert ClassScore([0], "none").bind(torch.tensor([[-0.5]]), FLAT).describe() == {"prediction": 0}
+        assert ClassScore([0], "none").bind(torch.tensor([[0.3, 0.4]]), FLAT).describe() == {"prediction": 1}
+
+    @pytest.mark.parametrize(("score", "expected"), [(0.7, {"prediction": 1}), (0.3, {}), (3.0, {"prediction": 1})])
+    def test_one_number_that_may_be_a_logit_or_a_probability(self, score: float, expected: dict[str, int]) -> None:
+        """A logit of 0.3 is class 1, a probability of 0.3 class 0."""
+        assert ClassScore([0], "none").bind(torch.tensor([[score]]), FLAT).describe() == expected
 
     @pytest.mark.parametrize(("logit", "prediction"), [(math.log(3.0), 1), (-math.log(3.0), 0)])
     def test_describe_one_logit(self, logit: float, prediction: int) -> None:

@@ -1,0 +1,56 @@
+"""Every target says what its scores are, and in which unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.examples import target_examples
+
+from monai_saliency.cases import Case
+from monai_saliency.targets import BoundTarget, ClassScore, RegionScore, Target
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize(("kind", "target", "output"), target_examples())
+def test_every_target_names_its_scores(
+    kind: str, target: Target | None, output: Callable[[int], Any] | None, dims: int
+) -> None:
+    if target is None or output is None:
+        pytest.fail(f"The target {kind.partition(' ')[0]} has no example in TARGETS of tests/helpers/examples.py")
+    bound = target.bind(output(dims), Case("ct_7", torch.zeros(1, *[8] * dims)))
+    assert type(bound).quantity is not BoundTarget.quantity
+    assert all(bound.quantity())
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (ClassScore([1], "softmax"), ("softmax probability of the class", "probability")),
+        (ClassScore([1], "none"), ("network output of the class", "network output")),
+    ],
+)
+def test_in_words(target: Target, expected: tuple[str, str]) -> None:
+    assert target.bind(torch.tensor([[0.3, 2.1]]), Case("ct_7", torch.zeros(1, 8, 8))).quantity() == expected
+
+
+@pytest.mark.parametrize(
+    ("region", "words"),
+    [
+        ("predicted", "in the predicted region"),
+        ("all", "in the image"),
+        ("label", "in the label's region"),
+        ("false_positive", "in the region predicted outside the label"),
+        (torch.eye(8), "in the given region"),
+    ],
+)
+def test_regions_in_words(region: Any, words: str) -> None:
+    output = torch.zeros(1, 2, 8, 8)
+    output[:, 1, :4] = 3
+    labels = torch.zeros(1, 8, 8)
+    labels[:, :2] = 1
+    case = Case("ct_7", torch.zeros(1, 8, 8), labels=labels)
+    bound = RegionScore(1, "sigmoid", region).bind(output, case)
+    assert bound.quantity() == (f"mean sigmoid probability {words}", "probability")
