@@ -17,7 +17,7 @@ from monai_saliency.cases import Case, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.handlers.background import Background
 from monai_saliency.handlers.made_by import MadeBy, described
-from monai_saliency.handlers.summary import Summary, figures, summarize
+from monai_saliency.handlers.summary import TIMES_NOISE, Summary, figures, is_noise, summarize
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -210,7 +210,16 @@ class SaliencyHandler:
             maps = done[self.saliency_key]
             arrays = maps.numpy(force=True), maps.affine.numpy()
             mark = self._made_by.mark if self._made_by is not None else ""
-            self.summary.add(summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark))
+            rows = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark)
+            if noisy := [label_name(row["class"]) for row in rows if is_noise(row)]:
+                logger.warning(
+                    "case %s: the map of %s cannot be told from chance: its highest value is below %d times its noise; "
+                    "the network hardly looks at what was hidden, or more masks are needed",
+                    explanation.name,
+                    ", ".join(dict.fromkeys(noisy)),
+                    TIMES_NOISE,
+                )
+            self.summary.add(rows)
         if self.failures is not None:
             self.failures.remove(explanation.name)
         self.explainer.written(explanation.name)
@@ -279,6 +288,7 @@ class _OnHost:
             saliency=to_host(explanation.saliency),
             scores=to_host(explanation.scores),
             reference_scores=to_host(explanation.reference_scores),
+            noise=None if explanation.noise is None else to_host(explanation.noise),
         )
         self._end = Timestamp(explanation.saliency.device)
 

@@ -16,7 +16,10 @@ from monai_saliency.storage.files import load_scan
 from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
 from monai_saliency.storage.tables import CaseTable as Summary
 
-__all__ = ["COLUMNS", "Summary", "figures", "summarize"]
+__all__ = ["COLUMNS", "TIMES_NOISE", "Summary", "figures", "is_noise", "summarize"]
+
+# How often the noise a peak must be, so that of a thousand voxels at once none gets there by chance.
+TIMES_NOISE = 5
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +46,14 @@ def summarize(
 
     Returns:
         dictionaries with the keys of :data:`COLUMNS`: the prediction of the network and its probability, the explained
-        class or output channel, the image channel (if each has a map), the score of the unperturbed image, the highest
-        value of the map, its position (scanner mm), and whether it lies inside the label (``""`` without a label, or
-        with an empty one, or with one that cannot be read, which the log says).
+        class or output channel, the image channel (if each has a map), the score of the unperturbed image, what this
+        score is and its unit, the highest value of the map, its position (scanner mm), how large a value can be by
+        chance (``""`` where that is not known), and whether the highest lies inside the label (``""`` without a label,
+        or with an empty one, or with one that cannot be read, which the log says).
     """
     rows = []
-    for (label_index, channel, score), saliency in zip(explanation.explained, maps, strict=True):
+    quantity, noise = explanation.target.quantity(), _noise(explanation)
+    for (label_index, channel, score), saliency, chance in zip(explanation.explained, maps, noise, strict=True):
         peak = peak_voxel(saliency)
         # The voxels of a 2D scan have z = 0 in its affine.
         mm = (affine @ [*peak, *[0] * (3 - len(peak)), 1])[:3]
@@ -60,8 +65,11 @@ def summarize(
                 "class": label_index,
                 "channel": "" if channel is None else channel,
                 "score": score,
+                "quantity": quantity.words,
+                "unit": quantity.unit,
                 **dict(zip(("peak_x_mm", "peak_y_mm", "peak_z_mm"), mm.round(2).tolist(), strict=True)),
                 "peak_saliency": float(saliency[peak]),
+                "noise": chance,
                 "peak_in_label": _in_label(case, mm, label) if label else "",
                 "forwards": explanation.num_forwards,
                 "seconds": round(seconds, 3),
@@ -70,6 +78,24 @@ def summarize(
             | explanation.target.describe()
         )
     return rows
+
+
+def _noise(explanation: Explanation) -> list[float | str]:
+    """The noise of each map, ``""`` where it is not known."""
+    maps = len(explanation.explained)
+    if explanation.noise is None:
+        return [""] * maps
+    return explanation.noise.repeat_interleave(maps // len(explanation.noise)).tolist()
+
+
+def is_noise(row: dict[str, Any]) -> bool:
+    """Whether the highest value of a row's map is below five times its noise, as chance alone can make it.
+
+    A map of a constant score, which is zero, counts as well. Where the noise is not known, nothing does.
+    """
+    if row.get("noise", "") == "":
+        return False
+    return float(row["peak_saliency"]) <= TIMES_NOISE * float(row["noise"])
 
 
 def _in_label(case: str, mm: np.ndarray, path: str | Path) -> bool | str:
@@ -103,6 +129,7 @@ def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, floa
         ``cases``: the number of cases in the table; ``failures``; ``forwards`` and ``seconds``: the sums of these
         columns over the cases; ``mean_score`` and ``mean_peak_saliency``: means over the rows; ``peak_in_label``: the
         fraction of peaks inside the label, in [0, 1], over the rows with a label. Means without any row are left out.
+        ``maps_of_noise``: the number of rows that :func:`is_noise` finds, left out where there are none.
     """
     # All rows of a case have the same forwards and seconds.
     by_case = {row["case"]: row for row in rows}
@@ -114,4 +141,6 @@ def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, floa
         "mean_peak_saliency": [float(row["peak_saliency"]) for row in rows],
         "peak_in_label": [str(row["peak_in_label"]) == "True" for row in rows if str(row["peak_in_label"])],
     }
-    return found | {name: float(np.mean(values)) for name, values in means.items() if values}
+    found |= {name: float(np.mean(values)) for name, values in means.items() if values}
+    noise = sum(map(is_noise, rows))
+    return found | ({"maps_of_noise": noise} if noise else {})

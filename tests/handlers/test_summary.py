@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from helpers.maps import LEFTWARD, PEAK, SHAPE, peaked
 
 from monai_saliency.cases import Case
-from monai_saliency.handlers.summary import COLUMNS, Summary, figures, summarize
+from monai_saliency.handlers.summary import COLUMNS, Summary, figures, is_noise, summarize
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.targets import ClassScore, RegressionScore
@@ -50,11 +51,14 @@ class TestSummarize:
             "class": 2,
             "channel": "",
             "score": pytest.approx(0.2),
+            "quantity": "network output of the class",
+            "unit": "network output",
             # (10 - 2 * 5, -20 + 2, 30 + 3 * 1)
             "peak_x_mm": 0.0,
             "peak_y_mm": -18.0,
             "peak_z_mm": 33.0,
             "peak_saliency": 4.0,
+            "noise": "",
             "peak_in_label": "",
             "forwards": 6,
             "seconds": 1.235,
@@ -81,6 +85,18 @@ class TestSummarize:
             "",
             61.5,
         ]
+
+    def test_noise_of_each_map(self) -> None:
+        """A noise for each explained value, repeated for each channel; a peak is read beside it."""
+        maps = np.stack([peaked(), np.full(SHAPE, 0.5, np.float32)])
+        with_noise = replace(explanation(maps), noise=torch.tensor([0.5, 0.25]))
+        rows = summarize("ct_7", with_noise, maps, LEFTWARD)
+        assert [row["noise"] for row in rows] == [0.5, 0.25]
+        assert [is_noise(row) for row in rows] == [False, True]
+        assert figures(rows)["maps_of_noise"] == 1
+        assert not any(is_noise(row) for row in summarize("ct_7", explanation(maps), maps, LEFTWARD))
+        flat = replace(explanation(maps), noise=torch.zeros(2))
+        assert [is_noise(row) for row in summarize("ct_7", flat, 0 * maps, LEFTWARD)] == [True, True]
 
     def test_2d_scan(self) -> None:
         maps = peaked()[None, :, :, 1]

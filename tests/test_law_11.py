@@ -1,0 +1,123 @@
+"""Law 11: an estimate does not depend on what carries no information.
+
+Methods, targets and estimators are found by themselves. One without an example here fails until it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from helpers.estimators import map_of
+from helpers.examples import found_in_package, repeated, target_examples
+from monai.inferers import SlidingWindowInferer
+
+from monai_saliency import methods
+from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.masks.base import Masks
+from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.targets import RegressionScore, Target
+
+
+class WholeImages(SlidingWindowInferer):
+    """Says where patches lie, and runs the network on whole images, whatever its output is."""
+
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return network(inputs, *args, **kwargs)
+
+
+def quarters(image: torch.Tensor, spacing: Sequence[float] | None) -> torch.Tensor:
+    labels = torch.zeros(1, *image.shape[1:], dtype=torch.long)
+    labels[:, :4, :4], labels[:, :4, 4:], labels[:, 4:, 4:] = 1, 2, 3
+    return labels
+
+
+#: settings of each method, some of each
+METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
+    "rise": [
+        lambda dims: {"num_masks": 12, "grid_size": 3},
+        lambda dims: {"num_masks": 12, "grid_size": 3, "p1": 0.3, "per_channel": True},
+    ],
+    "sliding_window": [
+        lambda dims: {"window_size": 4, "stride": 3},
+        lambda dims: {"window_size": 4, "stride": 4, "per_channel": True},
+    ],
+    "patch_windows": [lambda dims: {"inferer": WholeImages([4] * dims), "patch_memory": False}],
+    "region_occlusion": [
+        lambda dims: {"regions": quarters},
+        lambda dims: {"regions": quarters, "num_coalitions": 12, "p1": 0.4},
+        lambda dims: {"regions": quarters, "num_coalitions": 12, "per_channel": True},
+    ],
+    "channel_occlusion": [lambda dims: {}],
+}
+ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
+    RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
+    OcclusionScoring: (OcclusionScoring(), SlidingWindowMasks(3, 2)),
+}
+MISSING = "{} has no example in {}: add one, so that law 11 holds for it too"
+NAMES = [f"{name} {i}" for name in methods.__all__ for i in range(max(1, len(METHODS.get(name, ()))))]
+
+
+def explain(name: str, dims: int, target: Target, image: torch.Tensor, network: Callable[..., Any]) -> torch.Tensor:
+    method, _, place = name.partition(" ")
+    if method not in METHODS:
+        pytest.fail(MISSING.format(f"The method {method}", "METHODS of tests/test_law_11.py"))
+    settings = METHODS[method][int(place)](dims)
+    inferer = getattr(methods, method)(**settings, target=target, mask_batch_size=5)
+    return inferer.explain(image, network)[0].saliency
+
+
+def images(dims: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.rand(1, 2, *[8] * dims, dtype=dtype, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("kind", "target", "output"), target_examples())
+@pytest.mark.filterwarnings("ignore:.*already looks like probabilities")
+def test_a_network_that_ignores_the_image_gets_a_map_of_zeros(
+    name: str, dims: int, kind: str, target: Target | None, output: Callable[[int], Any] | None
+) -> None:
+    if target is None or output is None:
+        pytest.fail(MISSING.format(f"The target {kind.partition(' ')[0]}", "TARGETS of tests/helpers/examples.py"))
+    said = output(dims)
+    maps = explain(name, dims, target, images(dims), lambda x: repeated(said, len(x)))
+    assert maps.shape[1:] == (8,) * dims
+    # Zeros but for the last digit of a score, which may depend on where it stands in its batch.
+    assert float(maps.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_constant_in_every_score_changes_no_map(name: str, dims: int) -> None:
+    weight = torch.randn(2, *[8] * dims, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh((x * weight).flatten(1).sum(dim=1, keepdim=True))
+
+    image = images(dims, torch.float64)
+    maps = explain(name, dims, RegressionScore(), image, network)
+    assert float(maps.abs().max()) > 1e-3
+    moved = explain(name, dims, RegressionScore(), image, lambda x: network(x) + 1000)
+    torch.testing.assert_close(moved, maps, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [(9, 8), (7, 6, 8)])
+@pytest.mark.parametrize("kind", found_in_package(Estimator))  # type: ignore[type-abstract]
+def test_a_constant_in_every_score_changes_no_estimate(kind: type[Estimator], shape: tuple[int, ...]) -> None:
+    if kind not in ESTIMATORS:
+        pytest.fail(MISSING.format(f"The estimator {kind.__name__}", "ESTIMATORS of tests/test_law_11.py"))
+    estimator, masks = ESTIMATORS[kind]
+    bound = masks.bind(torch.zeros(1, *shape))
+    # So few digits that adding 64 rounds nothing.
+    drawn = torch.randn(len(bound) + 1, 2, generator=torch.Generator().manual_seed(0)).mul(1024).round() / 1024
+    scores, reference = drawn[:-1], drawn[-1]
+    maps = map_of(estimator, bound, scores, reference)
+    assert torch.equal(map_of(estimator, bound, scores + 64, reference + 64), maps)
+    zeros = map_of(estimator, bound, torch.full_like(scores, 70.1), torch.full_like(reference, 70.1))
+    assert torch.equal(zeros, torch.zeros_like(maps))
