@@ -373,11 +373,37 @@ def test_files_of_one_stem_and_a_second_cohort_in_one_folder(tmp_path: Path, cap
     assert "holds 2 cases that this cohort does not have (the first is a.nii). They stay" in caplog.text
 
 
+def test_saturated_probability_gets_the_flag_to_give_and_no_other_meaning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One case's probability is 1 whatever is hidden, the other's is not: both are asked for one thing."""
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=90000 - 89800 * i) for i in range(2)]
+    with pytest.raises(SystemExit, match="1 case without a map"):
+        Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle(scans, Hundredths()))
+    (row,) = rows_of(tmp_path / "maps" / "failures.csv")
+    assert row["case"] == "0"
+    assert "try --saliency_activation none" in row["error"]
+    assert "case 0: the explained probability is 1 to six digits" in caplog.text
+    (row,) = rows_of(tmp_path / "maps" / "summary.csv")
+    assert (row["case"], row["unit"], row["quantity"]) == ("1", "probability", "softmax probability of the class")
+    assert float(row["noise"]) > 0
+    Overlay(tmp_path / "logits", num_masks=5, activation="none").explain(small_bundle(scans, Hundredths()))
+    assert {row["unit"] for row in rows_of(tmp_path / "logits" / "summary.csv")} == {"network output"}
+
+
+class Hundredths(torch.nn.Module):
+    """A hundredth of the mean against its opposite."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        score = image.mean(dim=(1, 2, 3, 4)) / 100
+        return torch.stack([score, -score], dim=1)
+
+
 class Broken(torch.nn.Module):
     """Gives NaN for the first image of a batch."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        score = image.mean(dim=(1, 2, 3, 4))
+        score = image.mean(dim=(1, 2, 3, 4)) / 100  # no saturated probability
         score = torch.where(image.amax(dim=(1, 2, 3, 4)) > 500, torch.nan, score)
         return torch.stack([score, -score], dim=1)
 
