@@ -129,7 +129,10 @@ def _two_places(image: torch.Tensor, scan: SpatialImage) -> str | None:
     qform, qform_code = scan.get_qform(coded=True)
     read = image.meta.get(MetaKeys.ORIGINAL_AFFINE) if isinstance(image, MetaTensor) else None
     if sform is not None and sform_code == qform_code:
-        apart = _apart(sform, qform, scan.shape)
+        # A qform cannot hold shear: writers put the nearest one there that it can hold.
+        nearest = scan.header.copy()
+        nearest.set_qform(sform)
+        apart = min(_apart(each, qform, scan.shape) for each in (sform, nearest.get_qform()))
     elif read is not None and np.shape(read) == (4, 4):
         apart = _apart(scan.affine, np.asarray(read), scan.shape)
     else:
