@@ -191,6 +191,8 @@ class Overlay:
                 raise
             if not steps:
                 evaluator.run()
+            if self.engine is None and getattr(evaluator, "failures", None) is None:  # our own bundle loses none
+                handler.warn_of_unmet()
             if not handler.num_cases and self.engine is None:
                 raise ValueError(
                     f"{evaluator_id} met no case, so nothing was explained: check the bundle's data settings, such as "
@@ -292,6 +294,7 @@ class OverlayHandler(SaliencyHandler):
         self.num_cases = 0
         self.last_case = "none"
         self._placement: Placement | None = None
+        self._names: list[str] | None = None
         self._explains = self.inferer
         self._own = own_inferer(evaluator)
         self._recorder = Recorder(evaluator.inferer)
@@ -299,6 +302,21 @@ class OverlayHandler(SaliencyHandler):
         # Our own bundle lists cases that cannot be loaded.
         if isinstance(failures := getattr(evaluator, "failures", None), Failures):
             failures.withdraw_by(self.withdraw)
+
+    def warn_of_unmet(self) -> None:
+        """Report cases that the loader's dataset lists and the evaluator has not met."""
+        # MONAI's `ThreadDataLoader`, for one, ends early without an error where a scan is broken.
+        failed = [] if self.failures is None else [row["case"] for row in self.failures.rows]
+        ended = {*self.explained, *self.explainer.waiting, *failed}
+        unmet = [name for name in self._names or [] if name not in ended]
+        if unmet:
+            logger.warning(
+                "%s has not met %d of the cases that its loader's dataset lists (the first is %s): the loader ended "
+                "early, or was asked for fewer. They have neither a map nor a failure",
+                self.evaluator_id,
+                len(unmet),
+                unmet[0],
+            )
 
     @property
     def whole_inferer(self) -> PerturbationInferer:
@@ -359,7 +377,7 @@ class OverlayHandler(SaliencyHandler):
             self.overlay.picture,
             nearest=self.inferer.masks.by_region,
         )
-        names = None if key is None else placement.names(item)
+        self._names = names = None if key is None else placement.names(item)
         if names is not None and self.failures is not None and self.summary is not None:
             self.failures.keep(names)
             warn_of_others(self.summary, names)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from monai.transforms import Compose
+from monai.transforms.traits import RandomizableTrait
 
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.identity import network_fingerprint
@@ -43,14 +45,15 @@ def described(
         loader: the loader, whose dataset's transform is the preprocessing; None where there is none to describe.
     """
     found: dict[str, str] = {}
-    _describe(_preprocessing(loader), "preprocessing", found, ())
     for name in ("masks", "fill", "target", "estimator", "inferer", "inputs", "output", "autocast"):
-        _describe(getattr(inferer, name), name, found, ())
+        _describe(getattr(inferer, name), name, found)
     try:
         known = network_fingerprint(network, network_id)
     except Unfingerprintable:
         known = None
-    return found | {"network": type(network).__name__, "weights": known[:8] if known else "unknown"}
+    found |= {"network": type(network).__name__, "weights": known[:8] if known else "unknown"}
+    _describe(_preprocessing(loader), "preprocessing", found)
+    return found
 
 
 def _preprocessing(loader: Any) -> Any:
@@ -61,12 +64,21 @@ def _preprocessing(loader: Any) -> Any:
     return getattr(dataset, "transform", None)
 
 
-def _describe(value: Any, name: str, found: dict[str, str], above: tuple[int, ...]) -> None:
+def _describe(value: Any, name: str, found: dict[str, str], above: tuple[int, ...] = ()) -> None:
     """Add the words for a value, and for what it holds."""
+    try:
+        _add_words(value, name, found, above)
+    except Exception:  # of somebody's own object, or of a tensor without values: a mark must not cost a map
+        found[name] = type(value).__qualname__
+
+
+def _add_words(value: Any, name: str, found: dict[str, str], above: tuple[int, ...]) -> None:
     if isinstance(value, _PLAIN):
         found[name] = str(value)
     elif isinstance(value, torch.device) or id(value) in above or len(above) == _DEEPEST:
         return
+    elif isinstance(value, RandomizableTrait) and not isinstance(value, Compose):
+        found[name] = type(value).__qualname__  # its attributes are what it drew last
     elif isinstance(value, set | frozenset):
         found[name] = str(sorted(map(str, value)))
     elif isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) <= _MOST:

@@ -143,11 +143,14 @@ def contents(folder: Path, side: Side, ignored: Collection[str] = ()) -> dict[st
         side: who made it.
         ignored: columns of tables to leave out, beside those that differ from run to run.
     """
-    ignored = {"seconds", *ignored, *(["forwards"] if RACE.match(folder.name) else [])}
+    # Marks stand for all attributes of what made a row, and so for the code.
+    ignored = {"seconds", "settings", *ignored, *(["forwards"] if RACE.match(folder.name) else [])}
     found = {}
     scores: dict[Path, dict[str, dict[str, bytes]]] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
+        if path.name.endswith(".settings.json"):
+            continue
         if not path.is_file() or any(part.startswith((".", "lock")) or part == "cache" for part in name.parts):
             continue
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

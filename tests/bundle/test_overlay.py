@@ -399,6 +399,14 @@ class Hundredths(torch.nn.Module):
         return torch.stack([score, -score], dim=1)
 
 
+def test_cases_that_the_loader_leaves_out_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, low=0, high=200) for i in range(3)]
+    parser = small_bundle(scans, Brightness())
+    parser["evaluator"]["epoch_length"] = 2
+    Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(parser)
+    assert "evaluator has not met 1 of the cases that its loader's dataset lists (the first is 2)" in caplog.text
+
+
 class Broken(torch.nn.Module):
     """Gives NaN for the first image of a batch."""
 

@@ -15,7 +15,7 @@ from helpers.files import rows_of
 from helpers.own_bundle import rank, settings
 from helpers.scans import LPS, write_scan
 from monai.inferers import SlidingWindowInferer
-from monai.transforms import Compose, ScaleIntensityRanged, Spacingd
+from monai.transforms import Compose, RandScaleIntensity, ScaleIntensityRanged, Spacingd
 
 import monai_saliency as ms
 from monai_saliency.handlers.made_by import MadeBy, described, warn_of_others
@@ -109,6 +109,28 @@ def test_rows_of_an_earlier_version_are_of_unknown_settings(tmp_path: Path, capl
     table.path.write_text("case\na\nb\n")
     MadeBy(table, {"masks": "RISEMasks"}).note()
     assert "holds 2 cases explained with other settings (which are not known; the first is a)" in caplog.text
+
+
+def test_what_a_random_transform_drew_is_no_setting() -> None:
+    step = RandScaleIntensity(0.5, prob=1.0)
+    before = described(explain(), network(), loader=loader(step))
+    step(torch.ones(1, 2, 2))
+    assert described(explain(), network(), loader=loader(step)) == before
+
+
+def test_settings_that_cannot_be_read_cost_nothing() -> None:
+    """They are called by their class."""
+
+    class Odd(list):
+        def __len__(self) -> int:
+            raise RuntimeError("not now")
+
+    fill = ms.ConstantFill(0.0)
+    fill.odd = Odd()  # type: ignore[attr-defined]
+    fill.nowhere = torch.empty(3, device="meta")  # type: ignore[attr-defined]
+    words = described(explain(fill=fill), network())
+    assert words["fill.odd"].endswith("Odd")
+    assert words["fill.nowhere"] == "Tensor"
 
 
 def test_a_network_that_nobody_can_identify() -> None:
