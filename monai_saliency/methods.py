@@ -46,7 +46,7 @@ from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 from monai_saliency.targets import Target
-from monai_saliency.utils.arguments import whole_numbers
+from monai_saliency.utils.arguments import flag, whole_number
 
 __all__ = ["rise", "sliding_window", "patch_windows", "region_occlusion", "channel_occlusion"]
 
@@ -78,7 +78,7 @@ def rise(
         settings: shared by all methods, see the top of this module.
     """
     masks: Masks = RISEMasks(num_masks, grid_size, p1, seed)
-    masks = IndependentChannelMasks(masks) if per_channel else masks
+    masks = IndependentChannelMasks(masks) if flag("per_channel", per_channel) else masks
     return PerturbationInferer(masks, target, estimator or RISEScoring(p1, form), **settings)
 
 
@@ -109,7 +109,7 @@ def sliding_window(
     if window_unit not in ("voxel", "mm"):
         raise ValueError(f"`window_unit` must be 'voxel' or 'mm', got {window_unit!r}")
     masks: Masks = SlidingWindowMasks(window_size, stride, window_unit)
-    masks = ChannelMasks(masks) if per_channel else masks
+    masks = ChannelMasks(masks) if flag("per_channel", per_channel) else masks
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
 
 
@@ -172,14 +172,14 @@ def region_occlusion(
             given.
     """
     if num_coalitions is not None:
-        whole_numbers("num_coalitions", num_coalitions, 1)
+        whole_number("num_coalitions", num_coalitions, 1)
     if num_supervoxels is not None:
-        whole_numbers("num_supervoxels", num_supervoxels, 1)
+        whole_number("num_supervoxels", num_supervoxels, 1)
         if regions is not None:
             raise ValueError("give `regions` or `num_supervoxels`, not both: each makes the regions of an image")
         regions = Supervoxels(num_supervoxels)
     masks: Masks = RegionMasks(num_coalitions, p1, seed, regions)
-    if per_channel:
+    if flag("per_channel", per_channel):
         masks = ChannelMasks(masks) if num_coalitions is None else IndependentChannelMasks(masks)
     default = OcclusionScoring() if num_coalitions is None else RISEScoring(p1)
     return PerturbationInferer(masks, target, estimator or default, **settings)

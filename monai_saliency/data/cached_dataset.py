@@ -32,7 +32,7 @@ from monai_saliency.storage.backends import Backend, DiskBackend, LMDBBackend, M
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, input_files, library_versions
 from monai_saliency.storage.locks import Locks
 from monai_saliency.storage.serialization import DamagedEntry, NotStorable, decode, encode
-from monai_saliency.utils.arguments import check_option, whole_numbers
+from monai_saliency.utils.arguments import check_option, flag, instance, whole_numbers
 from monai_saliency.utils.monai_private import ItemDataset
 
 __all__ = ["CachedDataset", "choose_backend", "cohort_dataset"]
@@ -299,8 +299,9 @@ class CachedDataset(CohortDataset, _CachedItems):
         backend: Backend | None = None,
         checksum: bool = False,
     ) -> None:
-        self.backend = backend
-        self.checksum = checksum
+        words = "a backend such as MemoryBackend()"
+        self.backend = instance("backend", backend, Backend, words, none=True)
+        self.checksum = flag("checksum", checksum)
         # CohortDataset adds the case to errors of _CachedItems, which is the next base class.
         super().__init__(data, transform)  # type: ignore[arg-type]
 

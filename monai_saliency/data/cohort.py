@@ -6,12 +6,13 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from monai_saliency.errors import CaseError, as_case_error
+from monai_saliency.utils.arguments import a_path, instance
 from monai_saliency.utils.monai_private import ItemDataset
 
 __all__ = ["CohortDataset", "case_id", "find_cases", "scan_stem"]
@@ -64,7 +65,7 @@ def find_cases(
         ValueError: when the folder holds no scan, when it has no ``dataset.json`` and lies in ``exclude``, or when
             ``dataset.json`` cannot be read.
     """
-    root = Path(dataset_dir)
+    root = a_path("dataset_dir", dataset_dir)
     if not root.is_dir():
         raise FileNotFoundError(
             f"`dataset_dir` {root} is not a folder: pass --dataset_dir with a folder of *.nii.gz scans, or a Medical "
@@ -207,6 +208,13 @@ class CohortDataset(ItemDataset):
     """
 
     def __init__(self, data: Sequence[dict[str, Any]], transform: Callable[[Any], Any] | None = None) -> None:
+        if isinstance(data, (str, os.PathLike)) or not isinstance(data, Sequence):
+            raise ValueError(f"`data` must be a list of cases such as find_cases(folder), got {data!r}")
+        if data and not isinstance(data[0], Mapping):
+            raise ValueError(f"`data` must be a list of dictionaries such as find_cases(folder), got {data[0]!r} in it")
+        if not isinstance(transform, (list, tuple)):
+            words = "the preprocessing, such as Compose([LoadImaged(...), ...]), or a list of transforms"
+            instance("transform", transform, (), words, function=True, none=True)
         super().__init__(data, transform)
 
     def make_item(self, index: int) -> Any:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.storage.failures import Failures
-from monai_saliency.utils.arguments import whole_numbers
+from monai_saliency.utils.arguments import flag, instance, torch_device, whole_number
 
 __all__ = ["CohortLoader"]
 
@@ -107,17 +107,20 @@ class CohortLoader:
         device: torch.device | str | None = None,
         image_key: str = CommonKeys.IMAGE,
     ) -> None:
-        whole_numbers("batch_size", batch_size, 1)
+        batch_size = whole_number("batch_size", batch_size, 1)
         if max_waiting is not None:
-            whole_numbers("max_waiting", max_waiting, 0)
+            max_waiting = whole_number("max_waiting", max_waiting, 0)
+        if not isinstance(getattr(dataset, "data", None), Sequence):
+            words = "a dataset of cases such as cohort_dataset(find_cases(folder), transform)"
+            instance("dataset", dataset, (), words)
         self.dataset = dataset
-        self.failures = failures
+        self.failures = instance("failures", failures, Failures, "Failures(path)", none=True)
         self.batch_size = batch_size
         self.max_waiting = max_waiting if max_waiting is not None else 4 * batch_size
-        self.num_workers = num_workers
-        self.processes = processes
-        self.prefetch = prefetch
-        self.device = torch.device(device) if device is not None else None
+        self.num_workers = whole_number("num_workers", num_workers, 0)
+        self.processes = flag("processes", processes)
+        self.prefetch = whole_number("prefetch", prefetch, 0)
+        self.device = torch_device("device", device)
         self.image_key = image_key
         self.names = [str(case["case"]) for case in dataset.data]
 

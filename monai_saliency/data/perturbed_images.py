@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from monai_saliency.cases import Case, image_file
 from monai_saliency.errors import CaseError
-from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.sharding import Unit, check_rank, units
 from monai_saliency.utils.ranks import rank_of
 
@@ -75,7 +75,7 @@ class PerturbedImages(IterableDataset):
         if rank is not None and world_size is not None:
             check_rank(rank, world_size)
         self.dataset = dataset
-        self.inferer = inferer
+        self.inferer = explaining(inferer)
         self.image_key = image_key
         self.case_key = case_key
         self.label_key = label_key

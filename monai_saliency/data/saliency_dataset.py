@@ -15,11 +15,12 @@ from monai.utils import CommonKeys
 
 from monai_saliency.data.cached_dataset import CachedDataset, choose_backend
 from monai_saliency.errors import CaseError, as_case_error
-from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.networks.identity import strict_network_fingerprint
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.storage.locks import Locks
 from monai_saliency.transforms import Saliencyd
+from monai_saliency.utils.arguments import callable_network
 
 __all__ = ["SaliencyDataset"]
 
@@ -98,6 +99,8 @@ class SaliencyDataset(CachedDataset):
         window: int = 32,
         map_size: int = 1 << 30,
     ) -> None:
+        explaining(inferer)
+        callable_network(network)
         # Two entries for each scan: the scan and its map.
         super().__init__(data, transform, choose_backend(cache, cache_dir, window, map_size, entries=2), checksum)
         self.network_id = network_id

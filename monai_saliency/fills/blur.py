@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from monai.networks.layers import separable_filtering
 
+from monai_saliency.utils.arguments import positive_numbers
 from monai_saliency.utils.precision import exact_arithmetic
 
 __all__ = ["BlurFill"]
@@ -37,8 +38,7 @@ class BlurFill:
     """
 
     def __init__(self, sigma: float | Sequence[float] = 5.0) -> None:
-        if np.min(sigma) <= 0:
-            raise ValueError(f"`sigma` must be positive, got {sigma}")
+        positive_numbers("sigma", sigma)
         self.sigma = sigma
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:

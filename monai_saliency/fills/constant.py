@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from monai_saliency.utils.arguments import finite_numbers
+
 __all__ = ["ConstantFill", "MeanFill"]
 
 
@@ -19,7 +21,8 @@ class ConstantFill:
         value: one number for all channels, or one per channel.
 
     Raises:
-        ValueError: when called, if there is not one value per channel.
+        ValueError: when ``value`` is not a finite number or several, and (when called) if there is not one value per
+            channel.
 
     Example::
 
@@ -30,6 +33,7 @@ class ConstantFill:
     """
 
     def __init__(self, value: float | Sequence[float] = 0.0) -> None:
+        finite_numbers("value", value)
         self.value = value
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.fills.value_after_step import LOADERS, value_after_step
+from monai_saliency.utils.arguments import finite_numbers, instance
 from monai_saliency.utils.tensors import plain
 
 __all__ = ["ScanUnitFill"]
@@ -68,6 +69,11 @@ class ScanUnitFill(CaseFill):
     def __init__(
         self, value: float | Sequence[float], transform: Callable[[Any], Any], key: Hashable = "image"
     ) -> None:
+        finite_numbers("value", value)
+        if not isinstance(transform, (list, tuple)):
+            instance(
+                "transform", transform, (), "the preprocessing, such as Compose([LoadImaged(...), ...])", function=True
+            )
         self.value = value
         self.transform = transform
         self.key = key

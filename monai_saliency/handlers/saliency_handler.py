@@ -24,6 +24,7 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets.base import label_name
+from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import plain, to_host
@@ -93,8 +94,12 @@ class SaliencyHandler:
         label_key: str | None = None,
     ) -> None:
         self.explainer = CaseExplainer(inferer, network, store, failures, network_id)
-        self.postprocessing = postprocessing
-        self.summary = summary
+        words = "a transform of one case's dictionary, such as Compose([...])"
+        # A class such as `dict` is a transform too.
+        self.postprocessing = (
+            postprocessing if callable(postprocessing) else instance("postprocessing", postprocessing, (), words)
+        )
+        self.summary = instance("summary", summary, Summary, "Summary(path)", none=True)
         self.failures = failures
         self.image_key = image_key
         self.saliency_key = saliency_key

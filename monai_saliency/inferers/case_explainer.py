@@ -15,12 +15,13 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.case_state import CaseState, Explanation
-from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
+from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
 from monai_saliency.networks.identity import network_fingerprint, scores_key
 from monai_saliency.sharding import Part
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.storage.score_store import CaseScores, ScoreStore
+from monai_saliency.utils.arguments import callable_network, instance
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import Timestamp
 
@@ -110,11 +111,11 @@ class CaseExplainer:
         failures: Failures | None = None,
         network_id: str | None = None,
     ) -> None:
-        self.inferer = inferer
-        self.network = network
-        self.store = store
-        self.failures = failures
-        self.network_id = network_id
+        self.inferer = explaining(inferer)
+        self.network = callable_network(network)
+        self.store = instance("store", store, ScoreStore, "ScoreStore(folder)", none=True)
+        self.failures = instance("failures", failures, Failures, "Failures(path)", none=True)
+        self.network_id = instance("network_id", network_id, (str, int), "a name of the network, in quotes", none=True)
         self.assignment = Assignment()
         self.explained: list[str] = []
         self.waiting: list[str] = []

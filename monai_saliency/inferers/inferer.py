@@ -22,6 +22,7 @@ from monai_saliency.inferers.case_state import CaseState, Explanation
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
+from monai_saliency.inferers.settings import check_cases, check_settings
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring, WholeImages
 from monai_saliency.masks.base import Masks
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
@@ -29,11 +30,11 @@ from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
-from monai_saliency.utils.arguments import whole_numbers
+from monai_saliency.utils.arguments import callable_network, instance, whole_number
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.timing import BusyMeter
 
-__all__ = ["Meet", "PerturbationInferer", "Sharing"]
+__all__ = ["Meet", "PerturbationInferer", "Sharing", "explaining"]
 
 #: gives cases the scores that other workers have; called at the end of each round
 Meet = Callable[[Sequence[CaseState]], None]
@@ -94,20 +95,20 @@ class PerturbationInferer(Inferer):
         sharing: Sharing | None = None,
     ) -> None:
         super().__init__()
-        whole_numbers("mask_batch_size", mask_batch_size, 1)
+        check_settings(locals())
+        self.mask_batch_size = whole_number("mask_batch_size", mask_batch_size, 1)
+        self.sharing = instance("sharing", sharing, Sharing, "MasksOverRanks() or another Sharing", none=True)
         self.masks = masks
         self.target = target
         self.estimator = estimator
         self.fill = fill if fill is not None else ConstantFill(0.0)
         self.inferer = inferer if inferer is not None else SimpleInferer()
-        self.mask_batch_size = int(mask_batch_size)
         self.progress = progress
         self.output = output
         self.inputs = inputs if inputs is not None else TensorInput()
         self.meter = meter
         self.patch_memory = PatchMemory() if patch_memory is True else patch_memory or None
         self.autocast = autocast
-        self.sharing = sharing
         self._made = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -219,6 +220,7 @@ class PerturbationInferer(Inferer):
         Returns:
             the cases with their scores.
         """
+        callable_network(network)
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
         given: dict[str, Any] = {"cases": cases, "stored": stored, "part": part}
@@ -282,6 +284,7 @@ class PerturbationInferer(Inferer):
         split = self.inputs.split(inputs)
         self.inputs.check_inferer(split, self.inferer)
         count = len(split.images)
+        check_cases(cases, stored, count)
         given = [Case.of(split.meta, index) for index in range(count)] if cases is None else cases
         scores = [None] * count if stored is None else stored
         each = zip(given, split.images, split.held_images, scores, strict=True)
@@ -294,14 +297,13 @@ class PerturbationInferer(Inferer):
     def _start(self, case: Case, held: torch.Tensor, stored: CaseScores | None) -> CaseState:
         try:
             masks = self.masks.bind(case.image, labels=case.labels, spacing=case.spacing)
-            fill = (self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill)(case.image[None])[0]
+            fill = (self.fill.bind(case) if isinstance(self.fill, CaseFill) else self.fill)(case.image[None])
         except ValueError as error:
             raise CaseError(case.name, str(error)) from error
-        if fill.shape != case.image.shape:
-            raise CaseError(
-                case.name, f"`fill` gave shape {tuple(fill.shape)} for an image of {tuple(case.image.shape)}"
-            )
-        return CaseState(case, masks, fill.to(case.image), held, self.target, self.estimator, stored)
+        if not isinstance(fill, torch.Tensor) or fill[:1].shape != (1, *case.image.shape):
+            gave = f"shape {tuple(fill.shape[1:])}" if isinstance(fill, torch.Tensor) else f"a {type(fill).__name__}"
+            raise CaseError(case.name, f"`fill` gave {gave} for an image of {tuple(case.image.shape)}")
+        return CaseState(case, masks, fill[0].to(case.image), held, self.target, self.estimator, stored)
 
     def _score_rounds(
         self, scoring: Scoring, states: Sequence[CaseState], size: int, part: Part, meet: Meet | None
@@ -370,6 +372,16 @@ class Sharing(ABC):
         Returns:
             the cases with the scores of all workers.
         """
+
+
+def explaining(inferer: Any) -> PerturbationInferer:
+    """Check that an argument is an inferer that explains.
+
+    Raises:
+        ValueError: when it is anything else, such as the inferer that predicts.
+    """
+    words = "an inferer made by a method, such as sliding_window(target=...)"
+    return instance("inferer", inferer, PerturbationInferer, words)
 
 
 def _cut(spans: Sequence[tuple[int, int]], size: int) -> Iterator[list[Rows]]:

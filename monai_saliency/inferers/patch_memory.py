@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from monai_saliency.utils.arguments import number
+
 __all__ = ["OutputMemory", "Outputs", "PatchMemory", "owned"]
 
 
@@ -31,6 +33,10 @@ class PatchMemory:
 
     device_bytes: int = 2 * 2**30
     host_bytes: int = 8 * 2**30
+
+    def __post_init__(self) -> None:
+        number("device_bytes", self.device_bytes, 0)
+        number("host_bytes", self.host_bytes, 0)
 
 
 class Outputs:

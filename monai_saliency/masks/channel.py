@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks, Regions
+from monai_saliency.utils.arguments import instance
 
 __all__ = ["ChannelMasks", "IndependentChannelMasks"]
 
@@ -45,7 +46,7 @@ class ChannelMasks(Masks):
     """
 
     def __init__(self, masks: Masks) -> None:
-        self.masks = masks
+        self.masks = instance("masks", masks, Masks, "masks such as SlidingWindowMasks(8)")
         self.by_region, self.needs_labels = masks.by_region, masks.needs_labels
 
     def bind(
@@ -76,6 +77,7 @@ class IndependentChannelMasks(Masks):
     """
 
     def __init__(self, masks: Any) -> None:
+        instance("masks", masks, Masks, "masks such as RISEMasks(1000)")
         if getattr(masks, "num_masks", None) is None:
             raise ValueError(
                 f"channels have independent masks only where masks are drawn at random, and {type(masks).__name__} has "

@@ -10,7 +10,7 @@ from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.sliding_window import BoundSlidingWindowMasks, SlidingWindowMasks
-from monai_saliency.utils.arguments import whole_numbers
+from monai_saliency.utils.arguments import instance, whole_number
 from monai_saliency.utils.patch_grid import PatchGrid
 
 __all__ = ["PatchWindowMasks"]
@@ -40,13 +40,9 @@ class PatchWindowMasks(Masks):
     """
 
     def __init__(self, inferer: SlidingWindowInferer, divide: int = 1) -> None:
-        whole_numbers("divide", divide, 1)
-        if not isinstance(inferer, SlidingWindowInferer):
-            raise ValueError(
-                f"`inferer` must be a SlidingWindowInferer, whose patches make the grid, got {type(inferer).__name__}"
-            )
-        self.inferer = inferer
-        self.divide = int(divide)
+        self.divide = whole_number("divide", divide, 1)
+        words = "a SlidingWindowInferer, whose patches make the grid"
+        self.inferer = instance("inferer", inferer, SlidingWindowInferer, words)
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None

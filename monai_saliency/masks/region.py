@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks, Regions, random_rows
-from monai_saliency.utils.arguments import probability, whole_numbers
+from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.tensors import plain
 
@@ -56,13 +56,13 @@ class RegionMasks(Masks):
         regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
     ) -> None:
         if num_masks is not None:
-            whole_numbers("num_masks", num_masks, 1)
-        whole_numbers("seed", seed, 0)
+            num_masks = whole_number("num_masks", num_masks, 1)
         probability("p1", p1)
-        self.num_masks = None if num_masks is None else int(num_masks)
+        self.num_masks = num_masks
         self.p1 = float(p1)
-        self.seed = int(seed)
-        self.regions = regions
+        self.seed = whole_number("seed", seed, 0)
+        words = "a function of an image that makes a label map, such as Supervoxels(200)"
+        self.regions = instance("regions", regions, (), words, function=True, none=True)
         self.needs_labels = regions is None
 
     def bind(

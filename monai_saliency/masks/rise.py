@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks, random_rows
-from monai_saliency.utils.arguments import per_axis, probability, whole_numbers
+from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
 from monai_saliency.utils.precision import exact_arithmetic
 
 __all__ = ["RISEMasks"]
@@ -42,14 +42,14 @@ class RISEMasks(Masks):
     """
 
     def __init__(self, num_masks: int, grid_size: int | Sequence[int] = 8, p1: float = 0.5, seed: int = 0) -> None:
-        whole_numbers("num_masks", num_masks, 1)
+        num_masks = whole_number("num_masks", num_masks, 1)
         whole_numbers("grid_size", grid_size, 1)
-        whole_numbers("seed", seed, 0)
+        seed = whole_number("seed", seed, 0)
         probability("p1", p1)
-        self.num_masks = int(num_masks)
+        self.num_masks = num_masks
         self.grid_size = grid_size
         self.p1 = float(p1)
-        self.seed = int(seed)
+        self.seed = seed
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from monai_saliency.utils.arguments import whole_numbers
+from monai_saliency.utils.arguments import number, positive_numbers, whole_number
 from monai_saliency.utils.optional_imports import require
 
 __all__ = ["Supervoxels", "whole_image"]
@@ -32,6 +32,7 @@ class Supervoxels:
     The log warns when one region holds more than half of the voxels.
 
     Raises:
+        ValueError: for settings out of range.
         OptionalImportError: when scikit-image is not installed.
 
     Example::
@@ -44,10 +45,10 @@ class Supervoxels:
     """
 
     def __init__(self, num_regions: int = 100, compactness: float = 0.1, sigma: float = 0.0) -> None:
-        whole_numbers("num_regions", num_regions, 1)
-        self.num_regions = int(num_regions)
-        self.compactness = float(compactness)
-        self.sigma = float(sigma)
+        self.num_regions = whole_number("num_regions", num_regions, 1)
+        positive_numbers("compactness", compactness)
+        self.compactness = number("compactness", compactness)
+        self.sigma = number("sigma", sigma, 0)
 
     def __call__(self, image: torch.Tensor, spacing: Sequence[float] | None = None) -> torch.Tensor:
         """Make the regions of one image.

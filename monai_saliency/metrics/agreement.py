@@ -11,6 +11,7 @@ import numpy as np
 from nibabel.filebasedimages import ImageFileError
 
 from monai_saliency.storage.files import load_scan
+from monai_saliency.utils.arguments import a_path, number
 
 __all__ = ["CaseComparison", "Comparison", "compare", "find_maps", "read_map"]
 
@@ -29,7 +30,7 @@ def find_maps(folder: str | Path) -> dict[str, Path]:
     Raises:
         ValueError: when the folder does not exist.
     """
-    folder = Path(folder)
+    folder = a_path("folder", folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: give the output folder of a run")
     found = sorted(path.relative_to(folder) for path in folder.rglob(f"*{_SUFFIX}"))
@@ -100,6 +101,7 @@ class Comparison:
         Args:
             tolerance: the largest allowed :attr:`CaseComparison.difference`, relative to the map's largest value.
         """
+        number("tolerance", tolerance, 0)
         placed = all(case.same_affine for case in self.both)
         return not self.only_first and not self.only_second and placed and self.worst.difference <= tolerance
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from monai_saliency.utils.arguments import instance
+
 __all__ = ["peak_voxel"]
 
 
@@ -27,6 +29,9 @@ def peak_voxel(saliency: np.ndarray) -> tuple[int, ...]:
         >>> peak_voxel(np.array([[0.0, 5.0, 5.0, 5.0, 0.0]]))
         (0, 2)
     """
+    instance("saliency", saliency, np.ndarray, "one map (*spatial) as an array, such as maps[0].numpy(force=True)")
+    if not saliency.size or not np.isfinite(saliency).all():
+        raise ValueError(f"`saliency` must have voxels, and no NaN or infinite ones, got shape {saliency.shape}")
     rounding = 1e-6 * np.abs(saliency).max()
     highest = saliency.max()
     if highest <= rounding and saliency.min() < -rounding:

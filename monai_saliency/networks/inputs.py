@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from monai.inferers import Inferer, PatchInferer, SlidingWindowInferer
 
+from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.tensors import plain
 
 __all__ = ["ArgumentInputs", "DictInput", "InputAdapter", "ListInput", "SplitInputs", "TensorInput"]
@@ -186,9 +187,14 @@ class _NamedInputs(InputAdapter):
     """
 
     def __init__(self, perturb: str | int | Sequence[str | int]) -> None:
+        words = "the name of an input, or a list of names"
+        instance("perturb", perturb, (str, int, Sequence), words)
         self.perturb = [perturb] if isinstance(perturb, (str, int)) else list(perturb)
         if not self.perturb:
             raise ValueError("`perturb` must name at least one input")
+        for name in self.perturb:
+            if isinstance(name, bool) or not isinstance(name, (str, int)):
+                raise ValueError(f"`perturb` must be {words}, got {perturb!r}")
 
     def split(self, inputs: Any) -> SplitInputs:
         if not isinstance(inputs, Mapping) and (isinstance(inputs, torch.Tensor) or not isinstance(inputs, Sequence)):
@@ -319,6 +325,8 @@ class ArgumentInputs(_NamedInputs):
 
     def __init__(self, perturb: str | int | Sequence[str | int], positional: Sequence[str | int] | None = None) -> None:
         super().__init__(perturb)
+        if isinstance(positional, str):
+            raise ValueError(f"`positional` must be a list of names, got {positional!r}")
         self.positional = None if positional is None else list(positional)
 
     def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
@@ -357,6 +365,12 @@ def _images(what: str, images: Any) -> torch.Tensor:
         raise ValueError(
             f"{what} must be images of shape (B, C, H, W) or (B, C, H, W, D), got {shape}"
             + ("; set the inferer's `inputs` to DictInput or ArgumentInputs for several inputs" if several else "")
+        )
+    *rows, last = images.shape[1:]
+    if last <= 4 and last != 2 and min(rows) >= 16:
+        raise ValueError(
+            f"{what} must be channel-first, (B, C, *spatial), got {tuple(images.shape)}, whose last axis looks like "
+            "the channels: write images.movedim(-1, 1)"
         )
     if not images.is_floating_point():
         raise TypeError(f"{what} must be floating point, got {images.dtype}: scale the images, or call .float()")

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import lmdb
 import numpy as np
@@ -28,6 +28,7 @@ __all__ = ["Backend", "DiskBackend", "LMDBBackend", "MemoryBackend"]
 Bytes: TypeAlias = "bytes | bytearray"
 
 
+@runtime_checkable
 class Backend(Protocol):
     """The interface of a backend."""
 

@@ -10,6 +10,7 @@ from threading import Lock
 
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.storage.tables import CaseTable
+from monai_saliency.utils.arguments import a_path, flag
 
 __all__ = ["Failures"]
 
@@ -37,8 +38,8 @@ class Failures:
     def __init__(
         self, path: str | Path, strict: bool = False, cases: Collection[str] | None = None, shared: bool = False
     ) -> None:
-        self.path = Path(path)
-        self.strict = strict
+        self.path = a_path("path", path)
+        self.strict = flag("strict", strict)
         self.rows: list[dict[str, str]] = []
         self._table = CaseTable(self.path, columns=self.COLUMNS)
         self._withdraws: list[Callable[[str], None]] = []

@@ -17,6 +17,7 @@ import torch
 
 from monai_saliency.sharding import Part
 from monai_saliency.storage.files import atomic_path, locked
+from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.tensors import to_host
 from monai_saliency.utils.timing import Timestamp
 
@@ -40,7 +41,7 @@ class ScoreStore:
     """
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
+        self.root = a_path("root", root)
 
     def claim(self, case: str, part: Part | None = None) -> AbstractContextManager[str | None]:
         """Lock a case, so that only one of several runs on the folder explains it.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from monai_saliency.storage.files import atomic_path, locked
+from monai_saliency.utils.arguments import a_path
 
 __all__ = ["SUMMARY_COLUMNS", "CaseTable", "cell"]
 
@@ -69,7 +70,7 @@ class CaseTable:
     def __init__(
         self, path: str | Path, cases: Collection[str] | None = None, columns: Sequence[str] = SUMMARY_COLUMNS
     ) -> None:
-        self.path = Path(path)
+        self.path = a_path("path", path)
         self.columns = tuple(columns)
         self.cases = None if cases is None else set(map(_kept, cases))
 

@@ -25,7 +25,8 @@ from monai_saliency.targets import (
     RegressionScore,
     Target,
 )
-from monai_saliency.targets.base import Quantity, in_unit_interval
+from monai_saliency.targets.base import ACTIVATIONS, Quantity, in_unit_interval
+from monai_saliency.utils.arguments import check_option, indices
 
 __all__ = ["AutoTarget", "Choice", "Reading", "finds_nothing", "read_postprocessing"]
 
@@ -162,8 +163,12 @@ class AutoTarget(Target):
         if isinstance(classes, str) and classes not in ("predicted", "all"):
             raise ValueError(f"`classes` must be a list of indices, 'predicted' or 'all', got {classes!r}")
         self.readings = dict(readings or {})
-        self.classes = [int(classes)] if isinstance(classes, int) else classes
-        self.activation = activation
+        self.classes = (
+            classes if isinstance(classes, str) else indices("classes", classes, "class", "'predicted' or 'all'")
+        )
+        self.activation = (
+            activation if activation is None else check_option("activation", activation, list(ACTIVATIONS))
+        )
         self.output = (output,) if isinstance(output, (str, int)) else None if output is None else tuple(output)
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:

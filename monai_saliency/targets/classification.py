@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from monai_saliency.cases import Case
@@ -25,7 +24,7 @@ from monai_saliency.targets.base import (
     sums_to_one,
     to_float,
 )
-from monai_saliency.utils.arguments import check_option
+from monai_saliency.utils.arguments import check_option, indices
 
 __all__ = ["ClassScore"]
 
@@ -69,9 +68,7 @@ class ClassScore(Target):
                     f"`classes` must be a list of indices, 'predicted', 'positive' or 'all', got {classes!r}"
                 )
         else:
-            classes = [int(c) for c in np.atleast_1d(classes)]
-            if not classes:
-                raise ValueError("`classes` must name at least one class, got an empty list")
+            classes = indices("classes", classes, "class", "'predicted', 'positive' or 'all'")
         self.classes: list[int] | str = classes
         self.activation = activation
 

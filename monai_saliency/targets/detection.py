@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import BoundTarget, Quantity, Target, check_indices, cosine, to_float
+from monai_saliency.utils.arguments import instance, number, whole_number
 
 __all__ = ["DetectionScore"]
 
@@ -98,13 +99,16 @@ class DetectionScore(Target):
         keys: Sequence[str] | None = None,
         objectness_key: str | None = None,
     ) -> None:
-        if max_boxes is not None and max_boxes < 1:
-            raise ValueError(f"`max_boxes` must be at least 1, got {max_boxes}")
-        if keys is not None and len(keys) != 3:
+        if max_boxes is not None:
+            max_boxes = whole_number("max_boxes", max_boxes, 1)
+        if keys is not None and (isinstance(keys, str) or not isinstance(keys, Sequence) or len(keys) != 3):
             raise ValueError(f"`keys` must name boxes, labels and scores, got {keys!r}")
+        for name, value in {"boxes": boxes, "classes": classes}.items():
+            instance(name, value, (torch.Tensor, np.ndarray, list, tuple), "a tensor, or one for each image", none=True)
+        instance("objectness_key", objectness_key, str, "a key of the detections", none=True)
         if classes is not None and boxes is None:
             raise ValueError("`classes` are the classes of `boxes`: give both")
-        self.threshold = float(threshold)
+        self.threshold = number("threshold", threshold)
         self.max_boxes = max_boxes
         self.boxes = boxes
         self.classes = classes

@@ -11,8 +11,12 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.networks.outputs import num_rows
 from monai_saliency.targets.base import BoundTarget, Quantity, Target, to_float
+from monai_saliency.utils.arguments import instance
 
 __all__ = ["FunctionScore"]
+
+
+_MANY = 2**25
 
 
 class FunctionScore(Target):
@@ -40,13 +44,15 @@ class FunctionScore(Target):
     """
 
     def __init__(self, function: Callable[[Any], torch.Tensor], labels: Sequence[str] | None = None) -> None:
-        if not callable(function):
-            raise ValueError(f"`function` must be a function of the network's output, got {function!r}")
-        self.function = function
+        words = "a function of the network's output"
+        self.function = instance("function", function, (), words, function=True)
+        if labels is not None and (isinstance(labels, str) or not isinstance(labels, Sequence)):
+            raise ValueError(f"`labels` must be a list of names, one for each score, got {labels!r}")
         self.labels = None if labels is None else [str(label) for label in labels]
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         scores = _scores(self.function, reference_output, case)
+        _check_rows_alone(self.function, reference_output, scores, case)
         count = scores.shape[1]
         labels = self.labels
         if labels is None:
@@ -73,6 +79,29 @@ class _BoundFunctionScore(BoundTarget):
 
     def quantity(self) -> Quantity:
         return Quantity("score of a function", "as the function gives it")
+
+
+def _check_rows_alone(function: Callable[[Any], torch.Tensor], output: Any, scores: torch.Tensor, case: Case) -> None:
+    """Refuse a function under which an image's score depends on the other images of its batch."""
+    # A large output is not doubled for this.
+    if not isinstance(output, torch.Tensor) or not output.is_floating_point() or output.numel() > _MANY:
+        return
+    # Beside another output, still a probability where this is one, the unperturbed image must keep its scores.
+    found = function(torch.cat([output, 0.5 * output + 0.25]))
+    if not isinstance(found, torch.Tensor) or found.shape[:1] != (2,) or found[0].numel() != scores.numel():
+        return  # the first batch says so
+    beside = to_float(found)[:1].reshape(scores.shape)
+    if not torch.allclose(beside, scores, rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise CaseError(
+            case.name,
+            f"`function` mixes the images of a batch: the unperturbed image scores {_figures(scores)} alone and "
+            f"{_figures(beside)} beside another one; compute each row from its own image, such as "
+            "output.flatten(1).mean(1)",
+        )
+
+
+def _figures(scores: torch.Tensor) -> str:
+    return ", ".join(f"{score:.6g}" for score in scores.flatten().tolist()[:4])
 
 
 def _scores(function: Callable[[Any], torch.Tensor], output: Any, case: Case) -> torch.Tensor:

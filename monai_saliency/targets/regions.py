@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from scipy import ndimage
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 
-__all__ = ["Prediction", "components", "given_region", "label_region", "on_grid"]
+__all__ = ["Prediction", "check_region", "components", "given_region", "label_region", "on_grid"]
 
 
 class Prediction:
@@ -53,6 +54,27 @@ class Prediction:
         if self.overlapping:
             return (self.output[0] > 0).flatten(1).any(dim=1).nonzero().flatten().tolist()
         return [channel for channel in self._highest.unique().tolist() if channel != 0]
+
+
+def check_region(region: Any, words: Collection[str]) -> None:
+    """Refuse a region that is neither one of the words nor a label tensor.
+
+    Args:
+        region: the setting of a target.
+        words: the words that it may be.
+
+    Raises:
+        ValueError: when it is anything else.
+    """
+    if isinstance(region, torch.Tensor) or (isinstance(region, str) and region in words):
+        return
+    got = (
+        repr(region) if region is None or isinstance(region, (str, bool, int, float)) else f"a {type(region).__name__}"
+    )
+    raise ValueError(
+        f"`region` must be {', '.join(map(repr, words))} or a label tensor, got {got}"
+        + ("" if isinstance(region, str) else ": write torch.as_tensor(...) of a label map")
+    )
 
 
 def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch.Tensor:

@@ -19,6 +19,7 @@ from monai_saliency.targets.base import (
     check_tensor,
     to_float,
 )
+from monai_saliency.utils.arguments import indices
 
 __all__ = ["RegressionScore"]
 
@@ -52,7 +53,7 @@ class RegressionScore(Target):
     def __init__(self, values: Sequence[int] | int | str = 0, names: Sequence[str] | None = None) -> None:
         if isinstance(values, str) and values != "all":
             raise ValueError(f"`values` must be a list of indices or 'all', got {values!r}")
-        self.values = values if isinstance(values, str) else [int(v) for v in np.atleast_1d(values)]
+        self.values = values if isinstance(values, str) else indices("values", values, "value", "'all'")
         self.names = None if names is None else [str(name) for name in np.atleast_1d(names)]
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from monai_saliency.cases import Case
@@ -23,8 +22,8 @@ from monai_saliency.targets.base import (
     quantity_after,
     to_float,
 )
-from monai_saliency.targets.regions import Prediction, components, given_region, label_region
-from monai_saliency.utils.arguments import check_option, whole_numbers
+from monai_saliency.targets.regions import Prediction, check_region, components, given_region, label_region
+from monai_saliency.utils.arguments import check_option, indices, number, whole_number
 from monai_saliency.utils.boxes import Box, within
 
 __all__ = ["DiceScore", "RegionScore"]
@@ -64,19 +63,20 @@ class _SegmentationTarget(Target):
         label_values: Sequence[int | Sequence[int]] | None,
     ) -> None:
         activation = check_option("activation", activation, list(ACTIVATIONS))
-        if isinstance(region, str) and region not in self.regions:
-            raise ValueError(f"`region` must be {', '.join(map(repr, self.regions))} or a label tensor, got {region!r}")
+        check_region(region, self.regions)
         if isinstance(channel, str) and channel != "predicted":
             raise ValueError(f"`channel` must be an index, several, or 'predicted', got {channel!r}")
-        self.channels = channel if isinstance(channel, str) else [int(c) for c in np.atleast_1d(channel)]
+        self.channels = channel if isinstance(channel, str) else indices("channel", channel, "channel", "'predicted'")
         self.activation = activation
         self.region = region
         self.label_values = None
         if label_values is not None:
-            if isinstance(self.channels, str) or len(label_values) != len(self.channels):
+            several = isinstance(label_values, Sequence) and not isinstance(label_values, str)
+            if not several or isinstance(self.channels, str) or len(label_values) != len(self.channels):
                 raise ValueError(f"`label_values` must have one entry for each channel, got {label_values!r}")
             self.label_values = {
-                c: np.atleast_1d(values).tolist() for c, values in zip(self.channels, label_values, strict=True)
+                c: indices("label_values", values, "value")
+                for c, values in zip(self.channels, label_values, strict=True)
             }
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
@@ -138,7 +138,7 @@ class _SegmentationTarget(Target):
 
     def _label(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
         if self.label_values is not None:
-            values = self.label_values[channel]
+            values: list[int] | None = self.label_values[channel]
         else:
             values = [channel] if output.shape[1] > 1 else None
         return label_region(values, output.shape[2:], case).to(output.device)
@@ -200,9 +200,9 @@ class RegionScore(_SegmentationTarget):
         min_size: int = 1,
     ) -> None:
         super().__init__(channel, activation, region, label_values)
-        whole_numbers("min_size", min_size, 1)
+        min_size = whole_number("min_size", min_size, 1)
         if components is not None:
-            whole_numbers("components", components, 1)
+            components = whole_number("components", components, 1)
             if isinstance(region, str) and region == "all":
                 raise ValueError("`components` are parts of a region, so `region` must not be 'all'")
         self.components = components
@@ -334,9 +334,7 @@ class DiceScore(_SegmentationTarget):
         smooth: float = 1e-5,
     ) -> None:
         super().__init__(channel, activation, region, label_values)
-        if smooth < 0:
-            raise ValueError(f"`smooth` must be at least 0, got {smooth}")
-        self.smooth = float(smooth)
+        self.smooth = number("smooth", smooth, 0)
 
     def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case, where: str) -> BoundTarget:
         return _BoundDiceScore(parts, self.activation, self.smooth, output, where)

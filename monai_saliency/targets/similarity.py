@@ -19,8 +19,8 @@ from monai_saliency.targets.base import (
     cosine,
     to_float,
 )
-from monai_saliency.targets.regions import given_region, label_region
-from monai_saliency.utils.arguments import check_option
+from monai_saliency.targets.regions import check_region, given_region, label_region
+from monai_saliency.utils.arguments import check_option, instance
 
 __all__ = ["EmbeddingSimilarity", "FieldSimilarity"]
 
@@ -65,7 +65,8 @@ class EmbeddingSimilarity(Target):
     def __init__(self, measure: str = "cosine", reference: torch.Tensor | None = None) -> None:
         measure = check_option("measure", measure, list(_MEASURES))
         self.measure = measure
-        self.reference = reference
+        words = "an embedding as a tensor, torch.as_tensor(...)"
+        self.reference = instance("reference", reference, torch.Tensor, words, none=True)
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_tensor(reference_output, case, "EmbeddingSimilarity")
@@ -126,8 +127,7 @@ class FieldSimilarity(Target):
     """
 
     def __init__(self, region: str | torch.Tensor = "all") -> None:
-        if isinstance(region, str):
-            region = check_option("region", region, ["all", "label"])
+        check_region(region, ["all", "label"])
         self.region = region
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:

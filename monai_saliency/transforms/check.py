@@ -19,6 +19,7 @@ from nibabel.spatialimages import SpatialImage
 from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError
 from monai_saliency.storage.files import load_scan
+from monai_saliency.utils.arguments import whole_number
 
 __all__ = ["CheckScanD", "CheckScanDict", "CheckScand"]
 
@@ -59,7 +60,7 @@ class CheckScand(MapTransform):
         allow_missing_keys: bool = False,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
-        self.spatial_dims = spatial_dims
+        self.spatial_dims = whole_number("spatial_dims", spatial_dims, 2)
         self.channels_key = channels_key
         self.case_key = case_key
 

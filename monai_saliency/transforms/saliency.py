@@ -9,10 +9,11 @@ import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
 from monai.transforms import MapTransform, Transform
-from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple, ensure_tuple_rep
+from monai.utils import TransformBackends, convert_to_tensor, ensure_tuple
 
 from monai_saliency.cases import Case, case_name, image_file
-from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.inferer import PerturbationInferer, explaining
+from monai_saliency.utils.arguments import callable_network, torch_device
 from monai_saliency.utils.tensors import with_meta_of
 
 __all__ = ["Saliency", "SaliencyD", "SaliencyDict", "Saliencyd"]
@@ -42,9 +43,9 @@ class Saliency(Transform):
         inferer: PerturbationInferer,
         device: torch.device | str | None = None,
     ) -> None:
-        self.network = network
-        self.inferer = inferer
-        self.device = device
+        self.network = callable_network(network)
+        self.inferer = explaining(inferer)
+        self.device = torch_device("device", device)
 
     def __call__(
         self, img: Any, labels: torch.Tensor | None = None, held: Mapping[str, Any] | None = None
@@ -103,10 +104,8 @@ class Saliencyd(MapTransform):
         super().__init__(keys, allow_missing_keys)
         self.label_key = label_key
         self.held_keys = ensure_tuple(held_keys)
-        self.names = (
-            tuple(f"{key}_saliency" for key in self.keys) if names is None else ensure_tuple_rep(names, len(self.keys))
-        )
-        if len(set(self.names)) != len(self.keys):
+        self.names = tuple(f"{key}_saliency" for key in self.keys) if names is None else ensure_tuple(names)
+        if not len(set(self.names)) == len(self.names) == len(self.keys):
             raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {self.names}")
         self.saliency = Saliency(network, inferer, device)
 

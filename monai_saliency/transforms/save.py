@@ -21,6 +21,7 @@ from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.storage.files import atomic_path, load_scan
+from monai_saliency.utils.arguments import a_path, flag
 from monai_saliency.visualize.pictures import plot_saliency
 
 __all__ = ["SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd"]
@@ -151,8 +152,8 @@ class SaveSaliencyd(MapTransform):
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         self.grid_key = grid_key
-        self.output_dir = Path(output_dir)
-        self.picture = picture
+        self.output_dir = a_path("output_dir", output_dir)
+        self.picture = flag("picture", picture)
         self.case_key = case_key
         self.title_key = title_key
 

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import inspect
+import os
+from collections.abc import Collection, Sequence, Sized
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from monai.utils import look_up_option
 
-__all__ = ["check_option", "per_axis", "positive_numbers", "probability", "voxels_of_mm", "whole_numbers"]
+__all__ = [
+    "a_path",
+    "callable_network",
+    "check_option",
+    "finite_numbers",
+    "flag",
+    "indices",
+    "instance",
+    "number",
+    "per_axis",
+    "positive_numbers",
+    "probability",
+    "torch_device",
+    "voxels_of_mm",
+    "whole_number",
+    "whole_numbers",
+]
 
 
 def check_option(name: str, value: Any, options: Collection[str]) -> Any:
@@ -34,12 +54,12 @@ def check_option(name: str, value: Any, options: Collection[str]) -> Any:
     """
     try:
         return look_up_option(value, options)
-    except ValueError:
+    except (ValueError, TypeError):
         # MONAI's own error does not name the parameter, and must not be the one that a user is shown as the cause.
         raise ValueError(f"`{name}` must be one of {sorted(options)}, got {value!r}") from None
 
 
-def whole_numbers(name: str, value: Any, least: int) -> None:
+def whole_numbers(name: str, value: Any, least: int) -> np.ndarray:
     """Check that a value is one or several whole numbers of at least ``least``.
 
     Args:
@@ -47,12 +67,33 @@ def whole_numbers(name: str, value: Any, least: int) -> None:
         value: a number, or a sequence of numbers.
         least: the smallest number allowed.
 
+    Returns:
+        the numbers, ``(n,)``.
+
     Raises:
         ValueError: when it is not. It names the parameter.
     """
-    numbers = np.atleast_1d(np.asarray(value))
-    if not np.issubdtype(numbers.dtype, np.integer) or numbers.min() < least:
+    numbers = _numbers(value)
+    if numbers is None or numbers.dtype.kind not in "iu" or numbers.min() < least:
         raise ValueError(f"`{name}` must be a whole number of at least {least}, got {value!r}")
+    return numbers
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """One whole number of at least ``least``, as an ``int``.
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: a number, or a tensor or array of one number.
+        least: the smallest number allowed.
+
+    Raises:
+        ValueError: when it is not, or is a list of numbers. It names the parameter.
+    """
+    numbers = whole_numbers(name, value, least)
+    if isinstance(value, (list, tuple, range)) or len(numbers) != 1:
+        raise ValueError(f"`{name}` must be one whole number of at least {least}, got {value!r}")
+    return int(numbers[0])
 
 
 def positive_numbers(name: str, value: Any) -> None:
@@ -65,12 +106,45 @@ def positive_numbers(name: str, value: Any) -> None:
     Raises:
         ValueError: when it is not. It names the parameter.
     """
-    numbers = np.atleast_1d(np.asarray(value))
-    if numbers.dtype.kind not in "iuf" or not bool((np.isfinite(numbers) & (numbers > 0)).all()):
+    numbers = _numbers(value)
+    if numbers is None or not bool((numbers > 0).all()):
         raise ValueError(f"`{name}` must be a number above 0, got {value!r}")
 
 
-def probability(name: str, value: float) -> None:
+def finite_numbers(name: str, value: Any) -> None:
+    """Check that a value is one or several finite numbers.
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: a number, or a sequence of numbers.
+
+    Raises:
+        ValueError: when it is not. It names the parameter.
+    """
+    if _numbers(value) is None:
+        raise ValueError(f"`{name}` must be one or several finite numbers, got {value!r}")
+
+
+def number(name: str, value: Any, least: float | None = None) -> float:
+    """One finite number, as a ``float``.
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: a number, or a tensor or array of one number.
+        least: the smallest number allowed; None for no limit.
+
+    Raises:
+        ValueError: when it is not. It names the parameter.
+    """
+    numbers = _numbers(value)
+    if isinstance(value, (list, tuple)) or numbers is None or numbers.size != 1:
+        raise ValueError(f"`{name}` must be a finite number, got {value!r}")
+    if least is not None and numbers[0] < least:
+        raise ValueError(f"`{name}` must be at least {least:g}, got {value}")
+    return float(numbers[0])
+
+
+def probability(name: str, value: Any) -> None:
     """Check that a number is in [0, 1].
 
     Args:
@@ -80,8 +154,151 @@ def probability(name: str, value: float) -> None:
     Raises:
         ValueError: when it is not. It names the parameter.
     """
-    if not 0 <= value <= 1:
-        raise ValueError(f"`{name}` must be in [0, 1], got {value}")
+    numbers = _numbers(value)
+    if isinstance(value, (list, tuple)) or numbers is None or numbers.size != 1 or not 0 <= numbers[0] <= 1:
+        raise ValueError(f"`{name}` must be in [0, 1], got {value if isinstance(value, (int, float)) else repr(value)}")
+
+
+def indices(name: str, value: Any, what: str, words: str = "") -> list[int]:
+    """One or several indices, as a list of ``int``. Whether they are in range is not checked.
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: a whole number, or a sequence of whole numbers.
+        what: the word for one of them, such as ``"class"``, for the error.
+        words: the words that are allowed instead, for the error.
+
+    Raises:
+        ValueError: when they are not whole numbers, or there is none. It names the parameter.
+    """
+    found = _numbers(value)
+    if found is None or found.dtype.kind not in "iu":
+        empty = isinstance(value, Sized) and not isinstance(value, str) and not len(value)
+        wrong = (
+            f"name at least one {what}, got an empty list"
+            if empty
+            else f"be an index or a list of indices, got {value!r}"
+        )
+        raise ValueError(f"`{name}` must {wrong}" + (f"; or write {words}" if words else ""))
+    return [int(each) for each in found]
+
+
+def _numbers(value: Any) -> np.ndarray | None:
+    """Finite numbers ``(n,)``, n at least 1; None for anything else: words, truth values, nested lists, None."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+    try:
+        found = np.atleast_1d(np.asarray(value))
+    except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors that numpy cannot take
+        return None
+    if found.dtype.kind not in "iuf" or found.ndim != 1 or not found.size or _holds_truth(value):
+        return None
+    return found if bool(np.isfinite(found).all()) else None
+
+
+def _holds_truth(value: Any) -> bool:
+    """Whether a list mixes truth values with numbers, which NumPy would make numbers of."""
+    return isinstance(value, (list, tuple)) and any(isinstance(each, (bool, np.bool_)) for each in value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """A truth value.
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: True or False.
+
+    Raises:
+        ValueError: when it is anything else, such as a number or the word "false". It names the parameter.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"`{name}` must be True or False, got {value!r}")
+    return bool(value)
+
+
+def instance(
+    name: str, value: Any, kind: type | tuple[type, ...], words: str, *, function: bool = False, none: bool = False
+) -> Any:
+    """Check that an argument is an object of a kind: not its class, its name, or a number in its place.
+
+    Example::
+
+        >>> instance("meter", 3, dict, "a dictionary such as {}")
+        Traceback (most recent call last):
+        ...
+        ValueError: `meter` must be a dictionary such as {}, got 3
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: the argument.
+        kind: the class that it must be an instance of, or several.
+        words: what is expected and how to write it, for the error.
+        function: whether any other callable is allowed too.
+        none: whether None is allowed too.
+
+    Returns:
+        the argument.
+
+    Raises:
+        ValueError: when it is anything else. It names the parameter.
+    """
+    if isinstance(value, type):
+        raise ValueError(
+            f"`{name}` must be {words}, got the class {value.__name__}: write {value.__name__}(...), which makes one"
+        )
+    if isinstance(value, kind) or (function and callable(value)) or (none and value is None):
+        return value
+    if inspect.isroutine(value):
+        got = f"the function {getattr(value, '__name__', value)}"
+    elif value is None or isinstance(value, (str, bool, int, float)):
+        got = repr(value)
+    else:
+        got = f"a {type(value).__name__}"
+    raise ValueError(f"`{name}` must be {words}, got {got}")
+
+
+def callable_network(network: Any) -> Any:
+    """Check that a network can be called.
+
+    Raises:
+        ValueError: when it cannot be called, or is a class.
+    """
+    return instance("network", network, (), "a network or another callable on images (B, C, *spatial)", function=True)
+
+
+def torch_device(name: str, value: Any) -> torch.device | None:
+    """A device, or None.
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: a device, or its name.
+
+    Raises:
+        ValueError: when there is no such device. It names the parameter.
+    """
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return torch.device(value)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {value!r}") from None
+
+
+def a_path(name: str, value: Any) -> Path:
+    """A path.
+
+    Args:
+        name: the name of the parameter, for the error.
+        value: the path, or its text.
+
+    Raises:
+        ValueError: when it is anything else, or empty. It names the parameter.
+    """
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise ValueError(f"`{name}` must be a path, got {value!r}")
+    return Path(value)
 
 
 def per_axis(name: str, value: Any, spatial_shape: Sequence[int]) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ def test_blur_fill_ignores_autocast() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match="`sigma` must be positive, got 0"):
+    with pytest.raises(ValueError, match="`sigma` must be a number above 0, got 0"):
         BlurFill(0)
     with pytest.raises(ValueError, match=r"`sigma` must be one number or one per spatial axis \(3\), got \[1, 2\]"):
         BlurFill([1, 2])(torch.zeros(1, 1, 4, 4, 4))

@@ -249,7 +249,7 @@ class TestByHand:
     @pytest.mark.parametrize(
         ("settings", "match"),
         [
-            ({"max_boxes": 0}, "`max_boxes` must be at least 1, got 0"),
+            ({"max_boxes": 0}, "`max_boxes` must be a whole number of at least 1, got 0"),
             ({"keys": ["box"]}, "`keys` must name boxes, labels and scores"),
             ({"classes": [1]}, "`classes` are the classes of `boxes`"),
         ],

@@ -98,5 +98,5 @@ class TestFieldSimilarity:
             FieldSimilarity().bind(LOGITS, FLAT)
         with pytest.raises(CaseError, match="case ct_7: the region is empty"):
             FieldSimilarity(torch.zeros(2, 3)).bind(self.FIELD, FLAT)
-        with pytest.raises(ValueError, match=r"`region` must be one of \['all', 'label'\]"):
+        with pytest.raises(ValueError, match="`region` must be 'all', 'label' or a label tensor"):
             FieldSimilarity("predicted")

@@ -1,0 +1,753 @@
+"""Mistakes in arguments: each gets an error that names the parameter, says what was expected, and often what to write.
+
+A row is how the mistake is made and what its error says. The error is a ``ValueError`` of ours (``CaseError`` is one).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.inferers import SimpleInferer, SlidingWindowInferer
+from monai.transforms import Compose
+
+import monai_saliency as ms
+from monai_saliency import data, metrics, transforms
+from monai_saliency.handlers.saliency_handler import SaliencyHandler
+from monai_saliency.handlers.summary import Summary
+from monai_saliency.storage.backends import MemoryBackend
+from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.targets.auto import AutoTarget
+
+NAN, INF = math.nan, math.inf
+TARGET = ms.FunctionScore(lambda output: output)
+IMAGES = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+NETWORK = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+SEGMENTER = torch.nn.Conv2d(1, 2, 1)
+CASES = [{"case": "a", "image": "a.nii"}]
+
+
+def window(target: Any = TARGET, **settings: Any) -> ms.PerturbationInferer:
+    return ms.sliding_window(4, 4, target=target, **settings)
+
+
+def explain(
+    target: Any = TARGET, images: Any = IMAGES, network: Any = NETWORK, cases: Any = None, **settings: Any
+) -> Any:
+    return window(target, **settings).explain(images, network, cases=cases)
+
+
+def inferer(masks: Any = ms.SlidingWindowMasks(4), estimator: Any = ms.OcclusionScoring()) -> Any:  # noqa: B008
+    return ms.PerturbationInferer(masks, TARGET, estimator)
+
+
+def dataset(**changes: Any) -> Any:
+    settings = {"data": CASES, "transform": [], "network": NETWORK, "inferer": window(), "cache": "none"}
+    return ms.SaliencyDataset(**settings | changes)
+
+
+def loader(**changes: Any) -> Any:
+    return data.CohortLoader(**{"dataset": data.cohort_dataset(CASES, [], cache="none")} | changes)
+
+
+def handler(**changes: Any) -> Any:
+    settings = {"inferer": window(), "network": NETWORK, "postprocessing": Compose([])}
+    return SaliencyHandler(**settings | changes)
+
+
+Row = tuple[str, Callable[[], Any], str]
+
+METHODS: list[Row] = [
+    (
+        "target is a function",
+        lambda: window(lambda output: output),
+        r"`target` must be a target such as .*FunctionScore",
+    ),
+    (
+        "target is a class",
+        lambda: window(ms.ClassScore),
+        r"`target` must be .* got the class ClassScore: write ClassScore\(",
+    ),
+    ("target is a word", lambda: window("predicted"), r"`target` must be .*, got 'predicted'"),
+    ("target is a number", lambda: window(1), r"`target` must be a target such as ClassScore.*, got 1"),
+    ("target is None", lambda: window(None), r"`target` must be .*, got None"),
+    ("target is a fill", lambda: window(ms.MeanFill()), r"`target` must be .*, got a MeanFill"),
+    ("fill is a number", lambda: window(fill=0.5), r"`fill` must be a fill such as ConstantFill\(0\.0\).*, got 0\.5"),
+    ("fill is a word", lambda: window(fill="blur"), r"`fill` must be .*, got 'blur'"),
+    ("fill is a class", lambda: window(fill=ms.BlurFill), r"`fill` must be .* the class BlurFill: write BlurFill\("),
+    ("fill is an array", lambda: window(fill=np.zeros(3)), r"`fill` must be .*, got a ndarray"),
+    ("fill gives one number", lambda: explain(fill=lambda images: 0.0), r"`fill` gave "),
+    ("fill gives another shape", lambda: explain(fill=lambda images: images[:, :, :2]), r"`fill` gave shape"),
+    (
+        "estimator is a class",
+        lambda: window(estimator=ms.OcclusionScoring),
+        r"`estimator` must be .* the class Occlusion",
+    ),
+    (
+        "estimator is a word",
+        lambda: window(estimator="rise"),
+        r"`estimator` must be an estimator such as .*, got 'rise'",
+    ),
+    ("estimator is a number", lambda: window(estimator=0.5), r"`estimator` must be .*, got 0\.5"),
+    (
+        "inferer is a class",
+        lambda: window(inferer=SimpleInferer),
+        r"`inferer` must be a MONAI inferer .* SimpleInferer",
+    ),
+    ("inferer is a word", lambda: window(inferer="sliding"), r"`inferer` must be a MONAI inferer .*, got 'sliding'"),
+    ("inferer is a size", lambda: window(inferer=(96, 96, 96)), r"`inferer` must be a MONAI inferer .*, got a tuple"),
+    ("masks are a word", lambda: inferer(masks="rise"), r"`masks` must be masks such as RISEMasks\(1000\), got 'rise'"),
+    (
+        "masks are a class",
+        lambda: inferer(masks=ms.RISEMasks),
+        r"`masks` must be .* class RISEMasks: write RISEMasks\(",
+    ),
+    (
+        "masks are a tensor",
+        lambda: inferer(masks=torch.ones(3, 8, 8)),
+        r"`masks` must be masks such as .*, got a Tensor",
+    ),
+    ("masks are a number", lambda: inferer(masks=1000), r"`masks` must be .*, got 1000"),
+    ("inputs is a word", lambda: window(inputs="image"), r"`inputs` must be an adapter such as DictInput\('image'\)"),
+    ("inputs is a class", lambda: window(inputs=ms.DictInput), r"`inputs` must be .* the class DictInput"),
+    ("meter is a number", lambda: window(meter=1), r"`meter` must be a BusyMeter\(\), got 1"),
+    ("meter is True", lambda: window(meter=True), r"`meter` must be a BusyMeter\(\), got True"),
+    ("sharing is a number", lambda: window(sharing=2), r"`sharing` must be .*Sharing, got 2"),
+    ("sharing is a word", lambda: window(sharing="masks"), r"`sharing` must be .*Sharing, got 'masks'"),
+    ("patch_memory is bytes", lambda: window(patch_memory=2**30), r"`patch_memory` must be True, False or PatchMemory"),
+    (
+        "patch_memory is a class",
+        lambda: window(patch_memory=ms.PatchMemory),
+        r"`patch_memory` must be .*write PatchMemory",
+    ),
+    ("patch_memory is a word", lambda: window(patch_memory="false"), r"`patch_memory` must be True.*, got 'false'"),
+    ("patch bytes are a word", lambda: ms.PatchMemory("2GB"), r"`device_bytes` must be a finite number, got '2GB'"),
+    ("patch bytes are negative", lambda: ms.PatchMemory(host_bytes=-1), r"`host_bytes` must be at least 0, got -1"),
+    ("output is a number", lambda: window(output=0.5), r"`output` must be a key, an index, .*, got 0\.5"),
+    ("output is True", lambda: window(output=True), r"`output` must be a key, an index, .*, got True"),
+    ("output is empty", lambda: window(output=[]), r"`output` must be a key, an index, .*, got \[\]"),
+    ("output has no such part", lambda: explain(output="pred"), r"`?output.* has no part 'pred'"),
+    ("autocast is True", lambda: window(autocast=True), r"`autocast` must be the arguments of torch.autocast"),
+    ("progress is a word", lambda: window(progress="false"), r"`progress` must be True or False, got 'false'"),
+    (
+        "batch size 0",
+        lambda: window(mask_batch_size=0),
+        r"`mask_batch_size` must be a whole number of at least 1, got 0",
+    ),
+    ("batch size True", lambda: window(mask_batch_size=True), r"`mask_batch_size` must be a whole number .*, got True"),
+    ("batch size a list", lambda: window(mask_batch_size=[8]), r"`mask_batch_size` must be one whole number"),
+    (
+        "batch size a word",
+        lambda: window(mask_batch_size="16"),
+        r"`mask_batch_size` must be a whole number .*, got '16'",
+    ),
+    ("per_channel is a word", lambda: window(per_channel="false"), r"`per_channel` must be True or False, got 'false'"),
+    ("per_channel is 1", lambda: ms.rise(target=TARGET, per_channel=1), r"`per_channel` must be True or False, got 1"),
+    ("window unit", lambda: window(window_unit="cm"), r"`window_unit` must be 'voxel' or 'mm', got 'cm'"),
+    (
+        "p1 of another",
+        lambda: inferer(ms.RISEMasks(9, p1=0.3), ms.RISEScoring(0.5)),
+        r"`p1` 0\.3: write RISEScoring\(0\.3\)",
+    ),
+    (
+        "p1 of another, by channel",
+        lambda: inferer(ms.IndependentChannelMasks(ms.RISEMasks(9, p1=0.3)), ms.RISEScoring(0.5)),
+        r"`estimator` is RISEScoring\(p1=0\.5\), but the masks keep a cell with `p1` 0\.3",
+    ),
+    (
+        "regions is a word",
+        lambda: ms.region_occlusion(regions="organs", target=TARGET),
+        r"`regions` must be a function",
+    ),
+    ("regions is a tensor", lambda: ms.RegionMasks(regions=torch.ones(8, 8)), r"`regions` must be .*, got a Tensor"),
+    ("regions is a class", lambda: ms.RegionMasks(regions=ms.Supervoxels), r"`regions` must be .*write Supervoxels\("),
+    (
+        "supervoxels 0",
+        lambda: ms.region_occlusion(num_supervoxels=0, target=TARGET),
+        r"`num_supervoxels` must be a whole",
+    ),
+    (
+        "supervoxels a list",
+        lambda: ms.region_occlusion(num_supervoxels=[9], target=TARGET),
+        r"`num_supervoxels` must be one",
+    ),
+    ("coalitions a half", lambda: ms.region_occlusion(2.5, target=TARGET), r"`num_coalitions` must be a whole number"),
+    (
+        "patches of no patches",
+        lambda: ms.patch_windows(SimpleInferer(), target=TARGET),
+        r"`inferer` must be a SlidingWindow",
+    ),
+    (
+        "patches of a class",
+        lambda: ms.patch_windows(SlidingWindowInferer, target=TARGET),
+        r"`inferer` .*write SlidingWindow",
+    ),
+]
+MASKS: list[Row] = [
+    ("masks None", lambda: ms.RISEMasks(None), r"`num_masks` must be a whole number of at least 1, got None"),
+    ("masks a list", lambda: ms.RISEMasks([100]), r"`num_masks` must be one whole number of at least 1, got \[100\]"),
+    ("masks a float", lambda: ms.RISEMasks(100.0), r"`num_masks` must be a whole number"),
+    ("masks True", lambda: ms.RISEMasks(True), r"`num_masks` must be a whole number .*, got True"),
+    ("grid NaN", lambda: ms.RISEMasks(9, NAN), r"`grid_size` must be a whole number of at least 1, got nan"),
+    ("grid empty", lambda: ms.RISEMasks(9, []), r"`grid_size` must be a whole number"),
+    ("grid nested", lambda: ms.RISEMasks(9, [[4, 4]]), r"`grid_size` must be a whole number"),
+    ("grid with True", lambda: ms.RISEMasks(9, [4, True]), r"`grid_size` must be a whole number"),
+    (
+        "grid of other axes",
+        lambda: ms.RISEMasks(9, (4, 4, 4)).bind(IMAGES[0]),
+        r"`grid_size` must be one number or one per",
+    ),
+    ("p1 True", lambda: ms.RISEMasks(9, p1=True), r"`p1` must be in \[0, 1\], got True"),
+    ("p1 a word", lambda: ms.RISEMasks(9, p1="0.5"), r"`p1` must be in \[0, 1\], got '0\.5'"),
+    ("p1 None", lambda: ms.RISEMasks(9, p1=None), r"`p1` must be in \[0, 1\], got None"),
+    ("p1 NaN", lambda: ms.RISEMasks(9, p1=NAN), r"`p1` must be in \[0, 1\], got nan"),
+    ("p1 a list", lambda: ms.RegionMasks(9, p1=[0.5]), r"`p1` must be in \[0, 1\], got \[0\.5\]"),
+    ("estimator's p1 True", lambda: ms.RISEScoring(True), r"`p1` must be in \[0, 1\], got True"),
+    ("estimator's p1 a word", lambda: ms.RISEScoring("0.5"), r"`p1` must be in \[0, 1\], got '0\.5'"),
+    ("seed None", lambda: ms.RISEMasks(9, seed=None), r"`seed` must be a whole number of at least 0, got None"),
+    ("seed -1", lambda: ms.RegionMasks(9, seed=-1), r"`seed` must be a whole number of at least 0, got -1"),
+    ("window 0", lambda: ms.SlidingWindowMasks(0), r"`window_size` must be a whole number of at least 1, got 0"),
+    ("window a half", lambda: ms.SlidingWindowMasks(2.5), r"`window_size` must be a whole number"),
+    ("window a word", lambda: ms.SlidingWindowMasks("8"), r"`window_size` must be a whole number .*, got '8'"),
+    (
+        "window infinite",
+        lambda: ms.SlidingWindowMasks(INF, unit="mm"),
+        r"`window_size` must be a number above 0, got inf",
+    ),
+    ("window ragged", lambda: ms.SlidingWindowMasks([4, [4, 4]]), r"`window_size` must be a whole number"),
+    ("stride True", lambda: ms.SlidingWindowMasks(4, True), r"`stride` must be a whole number .*, got True"),
+    ("unit None", lambda: ms.SlidingWindowMasks(4, unit=None), r"`unit` must be one of \['mm', 'voxel'\], got None"),
+    ("unit a list", lambda: ms.SlidingWindowMasks(4, unit=["mm"]), r"`unit` must be one of .*, got \['mm'\]"),
+    ("window too large", lambda: explain(images=IMAGES[..., :2]), r"`window_size` .* is larger than the image"),
+    (
+        "channel masks of a class",
+        lambda: ms.ChannelMasks(ms.SlidingWindowMasks),
+        r"`masks` must be .*write SlidingWindowMasks",
+    ),
+    ("channel masks of a number", lambda: ms.ChannelMasks(8), r"`masks` must be masks such as .*, got 8"),
+    (
+        "independent masks of a word",
+        lambda: ms.IndependentChannelMasks("rise"),
+        r"`masks` must be masks such as .*, got 'rise'",
+    ),
+    (
+        "divide 0",
+        lambda: ms.masks.PatchWindowMasks(SlidingWindowInferer(8), 0),
+        r"`divide` must be a whole number of at least 1",
+    ),
+    ("regions a half", lambda: ms.Supervoxels(2.5), r"`num_regions` must be a whole number"),
+    ("compactness a word", lambda: ms.Supervoxels(9, "0.1"), r"`compactness` must be a number above 0, got '0\.1'"),
+    ("compactness 0", lambda: ms.Supervoxels(9, 0), r"`compactness` must be a number above 0, got 0"),
+    ("blur before regions", lambda: ms.Supervoxels(9, sigma=-1), r"`sigma` must be at least 0, got -1"),
+]
+FILLS: list[Row] = [
+    ("constant a word", lambda: ms.ConstantFill("0"), r"`value` must be one or several finite numbers, got '0'"),
+    ("constant None", lambda: ms.ConstantFill(None), r"`value` must be one or several finite numbers, got None"),
+    ("constant NaN", lambda: ms.ConstantFill(NAN), r"`value` must be one or several finite numbers, got nan"),
+    ("constant True", lambda: ms.ConstantFill(True), r"`value` must be one or several finite numbers, got True"),
+    ("constant empty", lambda: ms.ConstantFill([]), r"`value` must be one or several finite numbers, got \[\]"),
+    (
+        "constant of other channels",
+        lambda: explain(fill=ms.ConstantFill([0, 1])),
+        r"`value` must be one number or one per",
+    ),
+    ("blur 0", lambda: ms.BlurFill(0), r"`sigma` must be a number above 0, got 0"),
+    ("blur NaN", lambda: ms.BlurFill(NAN), r"`sigma` must be a number above 0, got nan"),
+    ("blur a word", lambda: ms.BlurFill("5"), r"`sigma` must be a number above 0, got '5'"),
+    ("blur empty", lambda: ms.BlurFill([]), r"`sigma` must be a number above 0, got \[\]"),
+    (
+        "blur of other axes",
+        lambda: explain(fill=ms.BlurFill((1, 1, 1))),
+        r"`sigma` must be one number or one per spatial axis",
+    ),
+    (
+        "HU a word",
+        lambda: ms.ScanUnitFill("-1000", Compose([])),
+        r"`value` must be one or several finite numbers, got '-1000'",
+    ),
+    (
+        "HU infinite",
+        lambda: ms.ScanUnitFill(-INF, Compose([])),
+        r"`value` must be one or several finite numbers, got -inf",
+    ),
+    (
+        "HU without preprocessing",
+        lambda: ms.ScanUnitFill(-1000, None),
+        r"`transform` must be the preprocessing, .*, got None",
+    ),
+    (
+        "HU of a class",
+        lambda: ms.ScanUnitFill(-1000, Compose),
+        r"`transform` must be the preprocessing, .* class Compose",
+    ),
+    (
+        "fill unit",
+        lambda: ms.fills.fill_in_unit(0, "HU"),
+        r"`fill_unit` must be one of \['network', 'scan'\], got 'HU'",
+    ),
+    (
+        "fill of a config a class",
+        lambda: window(fill=ms.fills.fill_in_unit(ms.MeanFill)),
+        r"`fill` must be .* class MeanFill",
+    ),
+    (
+        "fill of a config a word",
+        lambda: ms.fills.fill_in_unit("mean"),
+        r"`value` must be one or several finite numbers",
+    ),
+]
+TARGETS: list[Row] = [
+    (
+        "class a half",
+        lambda: ms.ClassScore([1.5], "none"),
+        r"`classes` must be an index or a list of indices, got \[1\.5\]",
+    ),
+    (
+        "class a word in a list",
+        lambda: ms.ClassScore(["1"], "none"),
+        r"`classes` must be an index .*, got \['1'\]; or write",
+    ),
+    ("class True", lambda: ms.ClassScore(True, "none"), r"`classes` must be an index .*, got True"),
+    (
+        "class True in a list",
+        lambda: ms.ClassScore([0, True], "none"),
+        r"`classes` must be an index .*, got \[0, True\]",
+    ),
+    ("class None", lambda: ms.ClassScore(None, "none"), r"`classes` must be an index .*, got None"),
+    ("no class", lambda: ms.ClassScore([], "none"), r"`classes` must name at least one class, got an empty list"),
+    ("classes nested", lambda: ms.ClassScore([[1]], "none"), r"`classes` must be an index .*, got \[\[1\]\]"),
+    (
+        "class of another word",
+        lambda: ms.ClassScore("best", "none"),
+        r"`classes` must be a list of indices, 'predicted'",
+    ),
+    (
+        "class out of range",
+        lambda: explain(ms.ClassScore([2], "none")),
+        r"class 2 is out of range: .* `classes` must be in",
+    ),
+    ("class of a segmentation", lambda: explain(ms.ClassScore([1], "none"), network=SEGMENTER), r"use RegionScore"),
+    ("activation None", lambda: ms.ClassScore([1], None), r"`activation` must be one of .*, got None"),
+    (
+        "activation a function",
+        lambda: ms.ClassScore([1], torch.sigmoid),
+        r"`activation` must be one of \['none', 'sigmoid'",
+    ),
+    ("activation a list", lambda: ms.RegionScore(1, ["softmax"]), r"`activation` must be one of .*, got \['softmax'\]"),
+    (
+        "region a list",
+        lambda: ms.RegionScore(1, "none", [[0, 1]]),
+        r"`region` must be 'predicted'.* got a list: write torch.as",
+    ),
+    (
+        "region None",
+        lambda: ms.RegionScore(1, "none", None),
+        r"`region` must be 'predicted'.* or a label tensor, got None",
+    ),
+    (
+        "region a number",
+        lambda: ms.RegionScore(1, "none", 1),
+        r"`region` must be 'predicted'.* or a label tensor, got 1",
+    ),
+    (
+        "region an array",
+        lambda: ms.RegionScore(1, "none", np.ones((8, 8))),
+        r"`region` must be .*got a ndarray: write torch.as",
+    ),
+    (
+        "region another word",
+        lambda: ms.RegionScore(1, "none", "organ"),
+        r"`region` must be .* or a label tensor, got 'organ'",
+    ),
+    (
+        "region a shape",
+        lambda: explain(ms.RegionScore(1, "none", torch.ones(3, 3)), network=SEGMENTER),
+        r"`region` has shape",
+    ),
+    (
+        "Dice's region a list",
+        lambda: ms.DiceScore(1, "none", [1, 1]),
+        r"`region` must be 'predicted', 'label' or a label tensor",
+    ),
+    (
+        "channel a half",
+        lambda: ms.RegionScore(1.5, "none"),
+        r"`channel` must be an index or a list of indices, got 1\.5",
+    ),
+    ("channel None", lambda: ms.DiceScore(None, "none"), r"`channel` must be an index .*, got None"),
+    (
+        "channel another word",
+        lambda: ms.RegionScore("liver", "none"),
+        r"`channel` must be an index, several, or 'predicted'",
+    ),
+    (
+        "label values a number",
+        lambda: ms.RegionScore(1, "none", label_values=1),
+        r"`label_values` must have one entry for each",
+    ),
+    (
+        "label values a word",
+        lambda: ms.RegionScore(1, "none", label_values="1"),
+        r"`label_values` must have one entry for each",
+    ),
+    (
+        "label values halves",
+        lambda: ms.RegionScore(1, "none", label_values=[1.5]),
+        r"`label_values` must be an index or a list",
+    ),
+    (
+        "components True",
+        lambda: ms.RegionScore(1, "none", components=True),
+        r"`components` must be a whole number .*, got True",
+    ),
+    ("components a list", lambda: ms.RegionScore(1, "none", components=[3]), r"`components` must be one whole number"),
+    (
+        "min_size a half",
+        lambda: ms.RegionScore(1, "none", min_size=1.5),
+        r"`min_size` must be a whole number of at least 1",
+    ),
+    ("smooth a word", lambda: ms.DiceScore(1, "none", smooth="0"), r"`smooth` must be a finite number, got '0'"),
+    ("smooth NaN", lambda: ms.DiceScore(1, "none", smooth=NAN), r"`smooth` must be a finite number, got nan"),
+    (
+        "value a half",
+        lambda: ms.RegressionScore(0.5),
+        r"`values` must be an index or a list of indices, got 0\.5; or write 'all'",
+    ),
+    ("no value", lambda: ms.RegressionScore([]), r"`values` must name at least one value, got an empty list"),
+    (
+        "names of other values",
+        lambda: explain(ms.RegressionScore(0, ["a", "b"])),
+        r"`names` has 2 entries for 1 values",
+    ),
+    ("threshold a word", lambda: ms.DetectionScore("0.5"), r"`threshold` must be a finite number, got '0\.5'"),
+    ("threshold NaN", lambda: ms.DetectionScore(NAN), r"`threshold` must be a finite number, got nan"),
+    (
+        "boxes at most 0",
+        lambda: ms.DetectionScore(max_boxes=0),
+        r"`max_boxes` must be a whole number of at least 1, got 0",
+    ),
+    ("boxes at most a half", lambda: ms.DetectionScore(max_boxes=1.5), r"`max_boxes` must be a whole number"),
+    ("keys a word", lambda: ms.DetectionScore(keys="box"), r"`keys` must name boxes, labels and scores, got 'box'"),
+    (
+        "boxes a word",
+        lambda: ms.DetectionScore(boxes="all"),
+        r"`boxes` must be a tensor, or one for each image, got 'all'",
+    ),
+    (
+        "objectness a number",
+        lambda: ms.DetectionScore(objectness_key=1),
+        r"`objectness_key` must be a key of the detections",
+    ),
+    ("function a number", lambda: ms.FunctionScore(1), r"`function` must be a function of the network's output, got 1"),
+    (
+        "function a class",
+        lambda: ms.FunctionScore(torch.nn.Softmax),
+        r"`function` must be .* class Softmax: write Softmax",
+    ),
+    (
+        "labels a word",
+        lambda: ms.FunctionScore(lambda o: o, "score"),
+        r"`labels` must be a list of names, .*, got 'score'",
+    ),
+    (
+        "function that mixes the batch",
+        lambda: explain(ms.FunctionScore(lambda output: (output - output.mean(0)).sum(1))),
+        r"`function` mixes the images of a batch: the unperturbed image scores",
+    ),
+    ("softmax of the batch", lambda: explain(ms.FunctionScore(lambda o: o.softmax(0))), r"`function` mixes the images"),
+    (
+        "function of one number",
+        lambda: explain(ms.FunctionScore(lambda o: o.mean())),
+        r"`function` must give a tensor \(B,\)",
+    ),
+    (
+        "embedding an array",
+        lambda: ms.EmbeddingSimilarity(reference=np.ones(3)),
+        r"`reference` must be an embedding as a tensor",
+    ),
+    (
+        "measure None",
+        lambda: ms.EmbeddingSimilarity(None),
+        r"`measure` must be one of \['cosine', 'distance'\], got None",
+    ),
+    (
+        "field's region None",
+        lambda: ms.FieldSimilarity(None),
+        r"`region` must be 'all', 'label' or a label tensor, got None",
+    ),
+    (
+        "field's region a list",
+        lambda: ms.FieldSimilarity([1]),
+        r"`region` must be 'all', 'label' or a label tensor, got a list",
+    ),
+    ("auto's class a half", lambda: AutoTarget(classes=[1.5]), r"`classes` must be an index .*, got \[1\.5\]"),
+    ("auto's activation", lambda: AutoTarget(activation="relu"), r"`activation` must be one of .*, got 'relu'"),
+]
+CALLS: list[Row] = [
+    (
+        "network a class",
+        lambda: explain(network=torch.nn.Flatten),
+        r"`network` must be .* the class Flatten: write Flatten\(",
+    ),
+    (
+        "network a file",
+        lambda: explain(network="model.pt"),
+        r"`network` must be a network or another callable.*, got 'model.pt'",
+    ),
+    ("network None", lambda: explain(network=None), r"`network` must be a network or another callable.*, got None"),
+    ("weights for a network", lambda: explain(network={"weight": torch.ones(2)}), r"`network` must be .*, got a dict"),
+    (
+        "images channel-last",
+        lambda: explain(images=torch.rand(1, 64, 48, 3)),
+        r"must be channel-first.* write images.movedim",
+    ),
+    (
+        "scans channel-last",
+        lambda: explain(images=torch.rand(1, 16, 17, 18, 1)),
+        r"must be channel-first, \(B, C, \*spatial\)",
+    ),
+    ("images without a batch", lambda: explain(images=IMAGES[0]), r"must be images of shape \(B, C, H, W\)"),
+    ("images an array", lambda: explain(images=IMAGES.numpy()), r"must be images of shape .*, got ndarray"),
+    ("images of a dictionary", lambda: explain(images={"image": IMAGES}), r"set the inferer's `inputs` to DictInput"),
+    ("no images", lambda: explain(images=IMAGES[:0]), r"must be images of shape"),
+    ("cases are names", lambda: explain(cases=["a"]), r"`cases` must be a list of cases such as Case\(.*, got 'a'"),
+    ("cases is a name", lambda: explain(cases="a"), r"`cases` must be a list with one entry for each image, got a str"),
+    (
+        "too many cases",
+        lambda: explain(cases=[ms.Case("a"), ms.Case("b")]),
+        r"`cases` must have one entry .* 2 for 1 images",
+    ),
+    (
+        "case is one case",
+        lambda: explain(cases=ms.Case("a")),
+        r"`cases` must be a list with one entry for each image, got a Case",
+    ),
+    ("perturb nothing", lambda: ms.DictInput([]), r"`perturb` must name at least one input"),
+    (
+        "perturb None",
+        lambda: ms.DictInput(None),
+        r"`perturb` must be the name of an input, or a list of names, got None",
+    ),
+    ("perturb a half", lambda: ms.ArgumentInputs([0.5]), r"`perturb` must be the name of an input, .*, got \[0\.5\]"),
+    ("perturb another", lambda: explain(images={"a": IMAGES}, inputs=ms.DictInput("b")), r"`perturb` names \['b'\]"),
+    (
+        "positional a word",
+        lambda: ms.ArgumentInputs("a", positional="ab"),
+        r"`positional` must be a list of names, got 'ab'",
+    ),
+]
+PIPELINES: list[Row] = [
+    (
+        "map by the method",
+        lambda: ms.Saliency(NETWORK, ms.rise),
+        r"`inferer` must be an inferer made by .*, got the function rise",
+    ),
+    (
+        "map by a MONAI inferer",
+        lambda: ms.Saliency(NETWORK, SimpleInferer()),
+        r"`inferer` must be .*, got a SimpleInferer",
+    ),
+    (
+        "map by a word",
+        lambda: ms.Saliencyd("image", NETWORK, "rise"),
+        r"`inferer` must be an inferer made by .*, got 'rise'",
+    ),
+    (
+        "arguments swapped",
+        lambda: ms.Saliency(window(), NETWORK),
+        r"`inferer` must be an inferer made by .*, got a Sequential",
+    ),
+    (
+        "map of a class",
+        lambda: ms.Saliency(torch.nn.Linear, window()),
+        r"`network` must be .*class Linear: write Linear",
+    ),
+    (
+        "device of no kind",
+        lambda: ms.Saliency(NETWORK, window(), "gpu"),
+        r"`device` must be a device such as 'cpu'.*, got 'gpu'",
+    ),
+    (
+        "device True",
+        lambda: ms.Saliencyd("image", NETWORK, window(), device=True),
+        r"`device` must be a device .*, got True",
+    ),
+    (
+        "two names",
+        lambda: ms.Saliencyd("image", NETWORK, window(), ["a", "b"]),
+        r"`names` must name one place for each of the keys",
+    ),
+    ("save to None", lambda: transforms.SaveSaliencyd("saliency", None), r"`output_dir` must be a path, got None"),
+    (
+        "picture a word",
+        lambda: transforms.SaveSaliencyd("saliency", "out", "no"),
+        r"`picture` must be True or False, got 'no'",
+    ),
+    (
+        "check of a word",
+        lambda: transforms.CheckScand("image", "3"),
+        r"`spatial_dims` must be a whole number .*, got '3'",
+    ),
+    (
+        "regions of one name",
+        lambda: transforms.LoadRegionsd(["a", "b"], "regions"),
+        r"`names` must name one place for each",
+    ),
+    ("cohort None", lambda: data.find_cases(None), r"`dataset_dir` must be a path, got None"),
+    (
+        "data a folder",
+        lambda: dataset(data="scans"),
+        r"`data` must be a list of cases such as find_cases\(folder\), got 'scans'",
+    ),
+    ("data of paths", lambda: dataset(data=["a.nii"]), r"`data` must be a list of dictionaries .*, got 'a.nii' in it"),
+    (
+        "preprocessing a word",
+        lambda: dataset(transform="load"),
+        r"`transform` must be the preprocessing, .*, got 'load'",
+    ),
+    (
+        "preprocessing a class",
+        lambda: dataset(transform=Compose),
+        r"`transform` must be the preprocessing, .* class Compose",
+    ),
+    ("dataset's network a class", lambda: dataset(network=torch.nn.Linear), r"`network` must be .*write Linear"),
+    ("dataset's inferer", lambda: dataset(inferer=ms.rise), r"`inferer` must be .*, got the function rise"),
+    ("cache another word", lambda: dataset(cache="ram"), r"`cache` must be one of .*, got 'ram'"),
+    ("cache True", lambda: dataset(cache=True), r"`cache` must be one of .*, got True"),
+    ("cache without a folder", lambda: dataset(cache="disk"), r"`cache_dir`|cache_dir"),
+    ("checksum a word", lambda: dataset(checksum="yes"), r"`checksum` must be True or False, got 'yes'"),
+    (
+        "backend a class",
+        lambda: data.CachedDataset(CASES, [], MemoryBackend),
+        r"`backend` must be .*write MemoryBackend",
+    ),
+    (
+        "perturbed by a method",
+        lambda: data.PerturbedImages([], ms.rise),
+        r"`inferer` must be .*, got the function rise",
+    ),
+    ("split another word", lambda: data.PerturbedImages([], window(), split="all"), r"`split` must be .*, got 'all'"),
+    (
+        "loader of a folder",
+        lambda: loader(dataset="scans"),
+        r"`dataset` must be a dataset of cases such as .*, got 'scans'",
+    ),
+    ("loader's batch a half", lambda: loader(batch_size=1.5), r"`batch_size` must be a whole number"),
+    ("loader's batch a list", lambda: loader(batch_size=[2]), r"`batch_size` must be one whole number"),
+    (
+        "loader's workers -1",
+        lambda: loader(num_workers=-1),
+        r"`num_workers` must be a whole number of at least 0, got -1",
+    ),
+    ("loader's processes a word", lambda: loader(processes="no"), r"`processes` must be True or False, got 'no'"),
+    (
+        "loader's prefetch None",
+        lambda: loader(prefetch=None),
+        r"`prefetch` must be a whole number of at least 0, got None",
+    ),
+    ("loader's device", lambda: loader(device="gpu"), r"`device` must be a device such as 'cpu'.*, got 'gpu'"),
+    (
+        "loader's failures a file",
+        lambda: loader(failures="failures.csv"),
+        r"`failures` must be Failures\(path\), got 'failures",
+    ),
+]
+RUNS: list[Row] = [
+    (
+        "handler's inferer",
+        lambda: handler(inferer=SimpleInferer()),
+        r"`inferer` must be an inferer made by .*SimpleInferer",
+    ),
+    ("handler's network", lambda: handler(network="model.pt"), r"`network` must be .*, got 'model.pt'"),
+    (
+        "handler's transforms",
+        lambda: handler(postprocessing=[]),
+        r"`postprocessing` must be a transform .*, got a list",
+    ),
+    (
+        "handler's table a file",
+        lambda: handler(summary="summary.csv"),
+        r"`summary` must be Summary\(path\), got 'summary.csv'",
+    ),
+    (
+        "handler's store a folder",
+        lambda: handler(store="scores"),
+        r"`store` must be ScoreStore\(folder\), got 'scores'",
+    ),
+    (
+        "handler's failures a file",
+        lambda: handler(failures="f.csv"),
+        r"`failures` must be Failures\(path\), got 'f.csv'",
+    ),
+    ("handler's failures a class", lambda: handler(failures=Failures), r"`failures` must be .*write Failures\("),
+    (
+        "network_id a network",
+        lambda: handler(network_id=NETWORK),
+        r"`network_id` must be a name of the network, in quotes, got a Sequential",
+    ),
+    ("store None", lambda: ScoreStore(None), r"`root` must be a path, got None"),
+    ("failures' file None", lambda: Failures(None), r"`path` must be a path, got None"),
+    ("table's file 0", lambda: Summary(0), r"`path` must be a path, got 0"),
+    ("failures strict a word", lambda: Failures("f.csv", strict="no"), r"`strict` must be True or False, got 'no'"),
+    ("compare None", lambda: metrics.compare(None, None), r"`folder` must be a path, got None"),
+    (
+        "compare nothing",
+        lambda: metrics.compare("/nowhere", "/nowhere"),
+        r"/nowhere is not a folder: give the output folder",
+    ),
+    (
+        "agrees to NaN",
+        lambda: metrics.Comparison([], [], []).agrees(NAN),
+        r"`tolerance` must be a finite number, got nan",
+    ),
+    ("agrees to a word", lambda: metrics.Comparison([], [], []).agrees("1e-6"), r"`tolerance` must be a finite number"),
+    (
+        "peak of a tensor",
+        lambda: metrics.peak_voxel(torch.ones(3, 3)),
+        r"`saliency` must be one map .* as an array, .* Tensor",
+    ),
+    ("peak of a list", lambda: metrics.peak_voxel([[1, 2]]), r"`saliency` must be one map .*, got a list"),
+    ("peak of NaN", lambda: metrics.peak_voxel(np.array([[NAN, 1]])), r"`saliency` must have voxels, and no NaN"),
+    ("peak of nothing", lambda: metrics.peak_voxel(np.zeros((0, 3))), r"`saliency` must have voxels"),
+]
+MISTAKES = [*METHODS, *MASKS, *FILLS, *TARGETS, *CALLS, *PIPELINES, *RUNS]
+
+
+def test_there_are_many() -> None:
+    names = [name for name, _, _ in MISTAKES]
+    assert len(set(names)) == len(names) >= 200
+
+
+@pytest.mark.parametrize(("make", "message"), [row[1:] for row in MISTAKES], ids=[row[0] for row in MISTAKES])
+def test_a_mistake_is_named(
+    make: Callable[[], Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        make()
+    assert not list(tmp_path.iterdir())
+
+
+def test_honest_values_pass() -> None:
+    """NumPy's numbers, tensors of one number, ranges and arrays of indices are what they look like."""
+    masks = ms.RISEMasks(np.int64(9), np.array([4, 4]), np.float32(0.5), torch.tensor(3))
+    assert (masks.num_masks, masks.seed, masks.p1) == (9, 3, 0.5)
+    assert ms.RISEMasks(torch.tensor([9]), torch.tensor([4, 4])).num_masks == 9
+    for classes in (1, np.int64(1), [1], (1,), range(1, 2), np.array([1]), torch.tensor([1]), [np.int32(1)]):
+        assert ms.ClassScore(classes, "none").classes == [1]
+    assert ms.RISEScoring(np.float64(0.5)).p1 == ms.RISEScoring(torch.tensor(0.5)).p1 == 0.5
+    settings = {"fill": torch.zeros_like, "output": lambda output: output, "inferer": SimpleInferer()}
+    assert torch.isfinite(window(**settings, patch_memory=None)(IMAGES, NETWORK)).all()
+    for fill in (ms.ConstantFill(torch.tensor(0.5)), ms.ConstantFill(np.array([0.5])), ms.BlurFill(np.float32(2))):
+        assert torch.isfinite(window(fill=fill)(IMAGES, NETWORK)).all()
+    for target in (
+        ms.RegionScore(np.int64(1), "none", region=torch.ones(8, 8)),
+        ms.DiceScore([1], "none", smooth=1),
+    ):
+        assert torch.isfinite(window(target)(IMAGES, lambda x: torch.cat([1 - x, x], 1))).all()
