@@ -32,6 +32,8 @@ class Case:
         labels: its label map ``(1, *spatial)`` on the image's grid, None without one.
         spacing: voxel sizes in mm, one per spatial axis, None where they are unknown.
         file: the file that the image was loaded from, None where it is unknown.
+        prediction: what an evaluator's network gave for this image ``(1, ...)``, before any postprocessing: what is
+            explained must be this. None where it is not known.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Case:
     labels: torch.Tensor | None = None
     spacing: Sequence[float] | None = None
     file: str | None = None
+    prediction: Any = None
 
     @staticmethod
     def of(images: torch.Tensor, index: int = 0, **given: Any) -> Case:

@@ -32,7 +32,7 @@ from monai_saliency.distributed.base import Engine as SharingEngine
 from monai_saliency.errors import CaseError, repeat_cause_last
 from monai_saliency.fills.unit import fill_in_unit
 from monai_saliency.handlers.made_by import warn_of_others
-from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler
+from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
 from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
@@ -342,6 +342,8 @@ class OverlayHandler(SaliencyHandler):
         batch = self.explainer.assignment.place(engine.state.iteration - 1)
         places = [f"{batch}-{i}" if len(items) > 1 else str(batch) for i in range(len(items))]
         cases = [self._case(*each) for each in zip(items, call.inputs, places, strict=True)]
+        changed = getattr(engine, "output_changed", False)
+        predictions = (None if changed else predictions_of(call.output, len(images))) or [None] * len(images)
         for group in call.groups():
             # Where a detector finds no box, the surest of those below its threshold is explained.
             unsure = call.is_list and finds_nothing(engine.state.output[CommonKeys.PRED][group[0]])  # type: ignore[index]
@@ -354,7 +356,9 @@ class OverlayHandler(SaliencyHandler):
             self.num_cases += len(group)
             self.last_case = str(cases[group[-1]]["case"])
             together = torch.stack([images[i] for i in group])
-            yield Batch(together, [cases[i] for i in group], self._explains.replace(**changes))
+            # A detector without its threshold gives more boxes than it predicted.
+            predicted = [None if unsure else predictions[i] for i in group]
+            yield Batch(together, [cases[i] for i in group], self._explains.replace(**changes), predicted)
 
     def _start(self, engine: Any, item: dict[Any, Any], image: torch.Tensor) -> None:
         """Find the image among what the loader gives, and print what will be explained."""

@@ -26,11 +26,13 @@ class Call:
         inputs: a batch of images, or a list of them.
         args: further inputs of the network.
         kwargs: further inputs of the network, by name.
+        output: what the inferer gave: the prediction before any postprocessing. None where it is not known.
     """
 
     inputs: Any
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    output: Any = None
 
     @property
     def images(self) -> list[torch.Tensor]:
@@ -83,8 +85,10 @@ class Recorder(Inferer):
         self._call: Call | None = None
 
     def __call__(self, inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._call = Call(inputs, args, kwargs)
-        return self.inferer(inputs, network, *args, **kwargs)
+        self._call = Call(inputs, args, kwargs)  # known also where the inferer fails
+        output = self.inferer(inputs, network, *args, **kwargs)
+        self._call = Call(inputs, args, kwargs, output)
+        return output
 
     def __getattr__(self, name: str) -> Any:
         if name == "inferer":  # not there yet, as while it is copied

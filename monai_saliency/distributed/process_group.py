@@ -20,6 +20,7 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
+from monai_saliency.inferers.reference import RowsDepend
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
@@ -189,7 +190,11 @@ class MasksOverRanks(Sharing):
         def meet(states: Sequence[CaseState]) -> None:
             nonlocal met
             met = True  # from here on all ranks know of what fails here
-            merge_over_ranks(states, self.group)
+            try:
+                merge_over_ranks(states, self.group)
+            except RowsDepend:
+                met = False  # those that ran batches begin anew, and the others wait here for them
+                raise
             met = all(state.complete for state in states)
 
         try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from monai.data import MetaTensor, decollate_batch, list_data_collate
 from monai.engines import IterationEvents
 
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
 from monai_saliency.storage.failures import Failures
-from monai_saliency.utils.monai_private import IterationEvaluator
+from monai_saliency.utils.monai_private import IterationEvaluator, tensor_version, tree_leaves
 from monai_saliency.utils.tensors import with_meta_of
 from monai_saliency.utils.timing import BusyMeter
 
@@ -25,6 +26,9 @@ class CohortEvaluator(IterationEvaluator):
     where predictions are postprocessed: a case ends with a map or in the list of failures, never in both. They still
     see the batch and the output as the network left them. Errors that they raise stop the run.
 
+    Attributes:
+        output_changed: whether postprocessing has changed the network's output of this batch in place.
+
     Args:
         args: positional arguments of ``SupervisedEvaluator``.
         failures: the list of failed cases. The error is raised when None.
@@ -39,12 +43,15 @@ class CohortEvaluator(IterationEvaluator):
         self.failures = failures
         self.meter = meter
         self._predicted = False
+        self.output_changed = False
+        self._versions: list[int] = []
         if meter is not None:
             self.inferer = meter.watch(self.inferer)
 
     def fire_event(self, event_name: Any) -> None:
         """Fire an event as ignite does, except for the order of two events, see :class:`CohortEvaluator`."""
         if event_name == IterationEvents.FORWARD_COMPLETED:
+            self._versions = _versions(self.state.output)
             return
         if event_name != IterationEvents.MODEL_COMPLETED:
             super().fire_event(event_name)
@@ -55,6 +62,7 @@ class CohortEvaluator(IterationEvaluator):
         self._predicted = True
         processed = self.state.batch, self.state.output
         self.state.batch, self.state.output = forward
+        self.output_changed = self._versions != _versions(self.state.output)
         super().fire_event(IterationEvents.FORWARD_COMPLETED)
         self.state.batch, self.state.output = processed
 
@@ -89,6 +97,15 @@ class CohortEvaluator(IterationEvaluator):
                 outputs += output if isinstance(output, list) else [output]
         engine.state.batch = batches
         return outputs or {}
+
+
+def _versions(output: Any) -> list[int]:
+    """How often each tensor of an output was changed in place, as far as it is counted."""
+    return [
+        tensor_version(leaf)
+        for leaf in tree_leaves(output)
+        if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
+    ]
 
 
 def _copied(batch: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from monai_saliency.handlers.summary import TIMES_NOISE, Summary, figures, is_no
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets.base import label_name
@@ -33,7 +34,7 @@ from monai_saliency.utils.timing import Timestamp
 if TYPE_CHECKING:
     from ignite.engine import Engine
 
-__all__ = ["Batch", "SaliencyHandler"]
+__all__ = ["Batch", "SaliencyHandler", "predictions_of"]
 
 Events = require("ignite.engine", extra="bundle").Events
 logger = logging.getLogger(__name__)
@@ -47,15 +48,21 @@ class Batch:
         inputs: ``(B, C, *spatial)``, as the network is given them.
         items: each image's dictionary, with its name under ``"case"``.
         inferer: explains this batch; the handler's own where None.
+        predictions: what the evaluator's network gave for each image ``(1, ...)``, before any postprocessing; None for
+            an image, or for all, where it is not known.
     """
 
     inputs: torch.Tensor
     items: Sequence[dict[Any, Any]]
     inferer: PerturbationInferer | None = None
+    predictions: Sequence[Any] | None = None
 
 
 class SaliencyHandler:
     """Explains every batch right after the evaluator's own forward, and leaves its predictions untouched.
+
+    What is explained must be what the evaluator predicted, or the case fails
+    (:mod:`monai_saliency.inferers.reference`).
 
     The map of each case goes into the case's dictionary, through the postprocessing (``Invertd``, ``SaveSaliencyd``,
     ...) and into the summary. A background thread does that on the host, in order, while the network explains the next
@@ -163,7 +170,8 @@ class SaliencyHandler:
     def __call__(self, engine: Engine) -> None:
         self._loader = getattr(engine, "data_loader", None)
         for batch in self.batches(engine):
-            cases = [self._case_of(item) for item in batch.items]
+            predictions = batch.predictions or [None] * len(batch.items)
+            cases = [self._case_of(*each) for each in zip(batch.items, predictions, strict=True)]
             write = partial(self._write_later, batch.items)
             self.explainer.explain(batch.inputs, cases, write, batch.inferer)
 
@@ -173,15 +181,25 @@ class SaliencyHandler:
         items = decollate_batch(engine.state.batch)
         for i, item in enumerate(items):
             item.setdefault("case", case_name(images, i))
-        yield Batch(images, items)
+        yield Batch(images, items, predictions=self._predictions(engine, len(items)))
 
-    def _case_of(self, item: dict[Any, Any]) -> Case:
+    def _predictions(self, engine: Engine, count: int) -> Sequence[Any] | None:
+        """What the evaluator's network gave for each image; None where it is another network, or not known."""
+        output = engine.state.output
+        if getattr(engine, "network", None) is not self.explainer.network or not isinstance(output, Mapping):
+            return None
+        if getattr(engine, "output_changed", False):
+            return None
+        return predictions_of(output.get(CommonKeys.PRED), count)
+
+    def _case_of(self, item: dict[Any, Any], prediction: Any) -> Case:
         image = item[self.image_key]
         return Case(
             str(item["case"]),
             labels=None if self.label_key is None else plain(item.get(self.label_key)),
             spacing=image_spacing(image[None]),
             file=image_file(image),
+            prediction=prediction,
         )
 
     def _write_later(self, items: Sequence[dict[Any, Any]], explained: Explained) -> None:
@@ -272,6 +290,20 @@ def _steps(transform: Any) -> Iterator[Any]:
     for step in getattr(transform, "transforms", ()):
         yield from _steps(step)
     yield transform
+
+
+def predictions_of(output: Any, count: int) -> Sequence[Any] | None:
+    """A network's output for each of some images ``(1, ...)``; None where it has not one row an image.
+
+    Args:
+        output: the output for all of them.
+        count: how many images they are.
+    """
+    try:
+        check_rows(output, count)
+    except ValueError:
+        return None
+    return [rows(output, index, index + 1, count) for index in range(count)]
 
 
 class _OnHost:

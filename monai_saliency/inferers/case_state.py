@@ -76,6 +76,7 @@ class CaseState:
     Attributes:
         target: the target, bound to the case. There after :meth:`bind`.
         state: the scores. There after :meth:`bind`.
+        one_by_one: whether images go through the network one at a time, since its rows depend on each other.
         forwards_here: forwards of the network that this process, or this device, has spent on the case.
         forwards_elsewhere: forwards that others have spent on it.
     """
@@ -98,6 +99,7 @@ class CaseState:
         self.fill = fill
         self.held = held
         self.stored = stored
+        self.one_by_one = False
         self.forwards_here = 0
         self.forwards_elsewhere = 0
         self._target = target
@@ -142,9 +144,14 @@ class CaseState:
             # lerp is mask * image + (1 - mask) * fill in one pass, and exact at mask 0 and 1.
             torch.lerp(fill, image, masks, out=out)
 
+    def bound_to(self, reference: Any) -> BoundTarget:
+        """The target, bound to an output ``(1, ...)``."""
+        return self._target.bind(reference, self.case)
+
     def bind(self, reference: Any) -> None:
         """Bind the target to the network's output of the unperturbed image, and take the scores that are stored."""
-        self.target = self._target.bind(reference, self.case)
+        self.case = replace(self.case, prediction=None)  # compared by now, and targets keep the case
+        self.target = self.bound_to(reference)
         self.state = self._estimator.start(self.masks, self.target(reference)[0].clone())
         if self.stored is not None:
             self.stored.resume(self.state.reference_scores)
@@ -217,7 +224,7 @@ class CaseState:
 
     def forget_images(self) -> None:
         """Drop all that only the network needs, so that what goes to another process is small."""
-        self.case = replace(self.case, image=self.case.image.new_empty(0), labels=None)
+        self.case = replace(self.case, image=self.case.image.new_empty(0), labels=None, prediction=None)
         self.fill = self.held = self.case.image
 
     def check(self) -> None:

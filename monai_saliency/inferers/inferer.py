@@ -22,6 +22,7 @@ from monai_saliency.inferers.case_state import CaseState, Explanation
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
+from monai_saliency.inferers.reference import RowsDepend, say_once
 from monai_saliency.inferers.settings import check_cases, check_settings
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring, WholeImages
 from monai_saliency.masks.base import Masks
@@ -259,10 +260,22 @@ class PerturbationInferer(Inferer):
         with torch.no_grad(), evaluating(network):
             states, split = self.start(inputs, cases, stored)
             size = min(self.mask_batch_size, sum(len(state.masks) + 1 for state in states))
-            scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
-            if scoring is None:
-                scoring = WholeImages(forward, states, split, self.output, size)
-            self._score_rounds(scoring, states, size, part or Part(), meet)
+            try:
+                scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
+                if scoring is None:
+                    scoring = WholeImages(forward, states, split, self.output, size)
+                self._score_rounds(scoring, states, size, part or Part(), meet)
+                return states
+            except RowsDepend as error:
+                found, scoring = error.with_traceback(None), None  # its frames and this one hold a batch
+            say_once(network, f"{found}. Its images go through the network one at a time, which takes longer")
+            # Scores of batches must not be taken for scores of single images.
+            alone = stored and [each.one_by_one() for each in stored]
+            states, split = self.start(inputs, cases, alone)
+            for state in states:
+                state.one_by_one = True
+            scoring = WholeImages(forward, states, split, self.output, 1, found)
+            self._score_rounds(scoring, states, 1, part or Part(), meet)
         return states
 
     def start(
@@ -317,7 +330,7 @@ class PerturbationInferer(Inferer):
             for state in states:
                 state.end_round(look_for_others=meet is None and part.count > 1)
             if meet is not None:
-                meet(states)
+                _meet_all(meet, states)
             else:
                 part = Part()  # later rounds are done by whoever has all scores of the first
             for state in states:
@@ -382,6 +395,17 @@ def explaining(inferer: Any) -> PerturbationInferer:
     """
     words = "an inferer made by a method, such as sliding_window(target=...)"
     return instance("inferer", inferer, PerturbationInferer, words)
+
+
+def _meet_all(meet: Meet, states: Sequence[CaseState]) -> None:
+    """Meet the other workers, again if some have to begin anew since images go through one at a time."""
+    while True:
+        try:
+            meet(states)
+            return
+        except RowsDepend:
+            if not states[0].one_by_one:
+                raise
 
 
 def _cut(spans: Sequence[tuple[int, int]], size: int) -> Iterator[list[Rows]]:

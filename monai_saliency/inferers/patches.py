@@ -13,6 +13,9 @@ output is computed again in the batch that it came from. So on one device neithe
 change a bit of the scores.
 
 This helps masks that leave most patches alone or repeat themselves inside a patch: windows, and regions of a label map.
+A patch batch is checked as batches of images are (:mod:`~monai_saliency.inferers.reference`): where a patch gives
+something else beside other patches than alone, whole images go through one at a time.
+
 RISE changes every patch with every mask. There whole images are run, as they are wherever exactness cannot be known
 beforehand; the log says why, once.
 
@@ -39,6 +42,7 @@ from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.patch_case import PatchCase, everywhere
 from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory, owned
 from monai_saliency.inferers.patch_plan import refusal
+from monai_saliency.inferers.reference import PatchCheck
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring
 from monai_saliency.networks.outputs import OutputPath, read
 from monai_saliency.utils.patch_grid import PatchGrid
@@ -129,6 +133,7 @@ class RememberedPatches(Scoring):
         self.batch = image.new_zeros(self.batch_size, len(image), *self.grid.roi_size)
         self.done = 0
         self._advance: Callable[[int], Any] = lambda count: None
+        self.reference = PatchCheck(forward, states, output, self.batch_size)
         # Rows of slots: a case, a row of its state (0 for the unperturbed image), and a patch.
         self.slots = np.array([(case, 0, patch) for case in range(len(states)) for patch in range(self.num_patches)])
         self.num_unperturbed = len(self.slots)
@@ -178,6 +183,10 @@ class RememberedPatches(Scoring):
         image = self.states[0].case.image
         shape = image.shape[1:]
         sums: list[torch.Tensor] = []
+        middle = _middle(self.grid)
+        self.reference.watch(
+            [case * self.num_patches + middle for case in range(len(self.states))], self.num_unperturbed
+        )
         for number in range(-(-len(self.slots) // self.batch_size)):
             for slot, output in self._forward(number):
                 if not sums:
@@ -198,9 +207,16 @@ class RememberedPatches(Scoring):
         for index, state in enumerate(self.states):
             output = sums.pop(0)
             volume = (output / weight_sum)[None]
+            self.reference.check(index, volume, self._alone)
             state.bind(volume)
             cases.append(PatchCase(state, output, weight_sum, volume, self.grid, index * self.num_patches))
         return cases
+
+    def _alone(self, slot: int, count: int) -> torch.Tensor:
+        """The network's output of one patch alone, or of a batch of its copies."""
+        self._perturb(slot, self.batch[0])
+        patch = self.batch[:1].clone().expand(count, *self.batch.shape[1:]).contiguous()
+        return self._check(self.forward.patches(patch.to(self.network_device)), count)[:1]
 
     def _number_slots(self, spans: Sequence[tuple[int, int]]) -> None:
         """Give a slot to each content of a patch that the masks of some rows bring."""
@@ -249,7 +265,9 @@ class RememberedPatches(Scoring):
         self.batch[len(slots) :] = 0
         with stage("forward"):
             output: Any = self.forward.patches(self.batch.to(self.network_device))
-        output = self._check(output)
+        output = self._check(output, self.batch_size)
+        for place, slot in enumerate(slots):
+            self.reference.see(slot, output[place : place + 1])
         for slot in slots:
             self.states[self.slots[slot, 0]].forwards_here += 1
         self.done += len(slots)
@@ -266,7 +284,7 @@ class RememberedPatches(Scoring):
         if any(self.grid.pad):
             out[:] = F.pad(part[None], self.grid.pad, **self.padding)[0]
 
-    def _check(self, output: Any) -> torch.Tensor:
+    def _check(self, output: Any, count: int) -> torch.Tensor:
         """The part of the network's output that is explained, one tensor ``(n, C, *roi_size)``."""
         if self.output is not None:
             # Of a tuple with one entry MONAI makes a tensor, which has no parts.
@@ -278,14 +296,18 @@ class RememberedPatches(Scoring):
                 raise _NotExact(str(error)) from error
         if not isinstance(output, torch.Tensor):
             raise _NotExact(f"the network gives a {type(output).__name__} for a patch, not one tensor")
-        if output.ndim != self.batch.ndim or (len(output), *output.shape[2:]) != (
-            self.batch_size,
-            *self.grid.roi_size,
-        ):
-            raise _NotExact(f"the network gives {tuple(output.shape)} for patches {tuple(self.batch.shape)}")
+        if output.ndim != self.batch.ndim or (len(output), *output.shape[2:]) != (count, *self.grid.roi_size):
+            given = (count, *self.batch.shape[1:])
+            raise _NotExact(f"the network gives {tuple(output.shape)} for patches {given}")
         if not output.is_floating_point():
             raise _NotExact(f"the network gives {output.dtype}, which cannot be blended")
         return output
+
+
+def _middle(grid: PatchGrid) -> int:
+    """The patch nearest to the middle of the image, where its content is, rather than background."""
+    middles = np.array([[side.start + side.stop for side in box] for box in grid.boxes])
+    return int(np.abs(middles - (middles.min(0) + middles.max(0)) / 2).sum(1).argmin())
 
 
 def _stitching_device(inferer: SlidingWindowInferer, image: torch.Tensor) -> torch.device:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.reference import RowsDepend
 
 __all__ = ["WorkerScores", "take_scores"]
 
@@ -22,6 +23,7 @@ class WorkerScores:
         scores: ``(N, K)``.
         reference_scores: ``(K,)``, of the unperturbed image.
         num_forwards: forwards that this worker has spent on the case.
+        one_by_one: whether images went through this worker's network one at a time.
     """
 
     name: str
@@ -29,6 +31,7 @@ class WorkerScores:
     scores: torch.Tensor
     reference_scores: torch.Tensor
     num_forwards: int
+    one_by_one: bool = False
 
     @staticmethod
     def of(state: CaseState) -> WorkerScores:
@@ -39,7 +42,7 @@ class WorkerScores:
             value.detach().cpu().clone()
             for value in (scores.seen, scores.scores, scores.reference_scores)
         )
-        return WorkerScores(state.case.name, seen, values, reference, state.forwards_here)
+        return WorkerScores(state.case.name, seen, values, reference, state.forwards_here, state.one_by_one)
 
 
 def take_scores(states: Sequence[CaseState], workers: Sequence[Sequence[WorkerScores]], me: int) -> None:
@@ -52,7 +55,18 @@ def take_scores(states: Sequence[CaseState], workers: Sequence[Sequence[WorkerSc
         states: the cases of this worker.
         workers: for each worker its scores of the same cases.
         me: the place of this worker among them.
+
+    Raises:
+        RowsDepend: when images went through the network one at a time for some workers and in batches for others.
     """
+    for number, theirs in enumerate(workers):
+        for ours, other in zip(workers[0], theirs, strict=False):
+            if ours.one_by_one != other.one_by_one:
+                raise RowsDepend(
+                    other.name,
+                    "its images went through the network one at a time for some of the workers that share its masks, "
+                    f"and in batches for others (worker 0 and worker {number} differ)",
+                )
     for index, state in enumerate(states):
         each = [scores[index] for scores in workers]
         state.state.reference_scores = each[0].reference_scores.to(state.state.reference_scores)

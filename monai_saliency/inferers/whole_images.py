@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeAlias
+
+import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.reference import ReferenceCheck, RowsDepend, copied
 from monai_saliency.networks.inputs import SplitInputs
-from monai_saliency.networks.outputs import OutputPath, check_rows, read
+from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
 from monai_saliency.utils.profiling import stage
 
 __all__ = ["Plan", "Rows", "Scoring", "WholeImages"]
@@ -66,6 +70,7 @@ class WholeImages(Scoring):
         split: the network's inputs, taken apart.
         output: the part of the network's output that is explained.
         batch_size: perturbed images in a batch.
+        found: why images go through one at a time; None where they do not, or always did.
     """
 
     def __init__(
@@ -75,11 +80,13 @@ class WholeImages(Scoring):
         split: SplitInputs,
         output: OutputPath | None,
         batch_size: int,
+        found: RowsDepend | None = None,
     ) -> None:
         self.forward = forward
         self.states = states
         self.split = split
         self.output = output
+        self.reference = ReferenceCheck(forward, states, split, output, batch_size, found)
         image = states[0].case.image
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, and their outputs are not read.
@@ -97,6 +104,9 @@ class WholeImages(Scoring):
     def _run(self, batch: Sequence[Rows]) -> None:
         """Make, run and read one batch."""
         count = len(self.batch)
+        first = [index for index, start, _ in batch if start == 0]
+        for index in first:
+            self.reference.expect(index)
         offset = 0
         with stage("perturb"):
             for index, start, stop in batch:
@@ -104,15 +114,38 @@ class WholeImages(Scoring):
                 offset += stop - start
             values = self.split.values_of([(index, stop - start) for index, start, stop in batch], count)
         with stage("forward"):
-            output = self.forward.images(self.batch, self.split, values)
+            output = self._forward(batch, values)
         try:
             output = read(output, self.output)
             check_rows(output, count)
         except ValueError as error:
             raise CaseError(self.states[batch[0][0]].case.name, str(error)) from error
+        if first:
+            output = self._check(batch, output)
         offset = 0
         with stage("read scores"):
             for index, start, stop in batch:
                 self.states[index].read(start, stop, output, offset, count)
                 self.states[index].forwards_here += stop - start
                 offset += stop - start
+
+    def _forward(self, batch: Sequence[Rows], values: Mapping[Any, torch.Tensor]) -> Any:
+        try:
+            return self.forward.images(self.batch, self.split, values)
+        except Exception as error:
+            # The evaluator's prediction was compared with a batch, so that this may be the first image alone.
+            if self.reference.found is None or batch[0][1] > 0:
+                raise
+            raise self.reference.failed(error, batch[0][0]) from error
+
+    def _check(self, batch: Sequence[Rows], output: Any) -> Any:
+        """Check the unperturbed rows of a batch, before anything of it counts; the output."""
+        count = len(self.batch)
+        offsets = accumulate((stop - start for _, start, stop in batch), initial=0)
+        places = {index: offset for (index, start, _), offset in zip(batch, offsets, strict=False) if start == 0}
+        for index, offset in places.items():
+            if self.reference.has_other_form(index, rows(output, offset, offset + 1, count)):
+                output = copied(output)  # which the next forward may overwrite
+                self.reference.expect_alone(index)
+            self.reference.check(index, rows(output, offset, offset + 1, count))
+        return output

@@ -8,6 +8,7 @@ processes that compute the same range write the same file.
 
 from __future__ import annotations
 
+import copy
 import re
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -80,6 +81,13 @@ class CaseScores:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._pending: tuple[int, int, torch.Tensor, Timestamp] | None = None
+
+    def one_by_one(self) -> CaseScores:
+        """The scores of the same case where images go through the network one at a time, in a folder of their own."""
+        other = copy.copy(self)
+        other.folder = self.folder.with_name(f"{self.folder.name}-one-by-one")
+        other._pending = None
+        return other
 
     def reference(self) -> np.ndarray | None:
         """The stored scores ``(K,)`` of the unperturbed image. None if there are none."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Condition
 from typing import Any
 
 import torch
 
-__all__ = ["accumulation_dtype", "exact_arithmetic", "network_arithmetic"]
+__all__ = ["accumulation_dtype", "exact_arithmetic", "network_arithmetic", "rounding_of"]
+
+# How far two runs of a network on the same image may differ beside other images, relative to the largest value of the
+# output. Libraries choose their kernels by the batch size, and each kernel sums in its own order: a deep network in
+# float32 differs by 1e-6 to 1e-5 then. Each bound leaves a factor of ten for networks that amplify it. Rows that depend
+# on each other differ by far more: a softmax over a batch of two by a half.
+_ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_TF32 = 2e-2  # has the mantissa of float16
+_COARSEST = 1e-1  # any narrower type
 
 
 @contextmanager
@@ -62,8 +70,8 @@ class _NoTF32:
         with self._lock:
             self._lock.wait_for(lambda: not self._kept_out)
             if not self._inside:
-                self._before = [getattr(owner, name) for owner, name, _ in self._switches()]
-                for owner, name, off in self._switches():
+                self._before = [getattr(owner, name) for owner, name, _ in self.switches()]
+                for owner, name, off in self.switches():
                     setattr(owner, name, off)
             self._inside += 1
 
@@ -71,12 +79,12 @@ class _NoTF32:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                for (owner, name, _), before in zip(self._switches(), self._before, strict=True):
+                for (owner, name, _), before in zip(self.switches(), self._before, strict=True):
                     setattr(owner, name, before)
                 self._lock.notify_all()
 
     @staticmethod
-    def _switches() -> list[tuple[Any, str, Any]]:
+    def switches() -> list[tuple[Any, str, Any]]:
         matmul: Any = torch.backends.cuda.matmul
         cudnn: Any = torch.backends.cudnn
         if hasattr(matmul, "fp32_precision"):  # torch refuses a mixture of these switches and the older ones
@@ -94,3 +102,40 @@ def accumulation_dtype(device: torch.device) -> torch.dtype:
         device: the device of the sums.
     """
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def rounding_of(
+    network: Any, device: torch.device, autocast: torch.dtype | None = None
+) -> Callable[[torch.dtype], float]:
+    """How far two runs of a network on the same image may differ by rounding alone, by the type of its output.
+
+    The bounds are 1e-8 for float64, 1e-4 for float32, 2e-2 for float16 and TF32, and 5e-2 for bfloat16, each relative
+    to the largest value of the output. The coarsest type counts of the output's, the parameters' and autocast's.
+
+    Args:
+        network: a module, whose parameters are looked at, or any other callable.
+        device: where it runs.
+        autocast: the type of ``torch.autocast`` around it, None without one.
+
+    Returns:
+        a function from the output's type to the relative difference that is rounding.
+    """
+    parameters = network.parameters() if isinstance(network, torch.nn.Module) else ()
+    dtypes = {each.dtype for each in parameters if each.is_floating_point()}
+    inside = [_ROUNDING.get(dtype, _COARSEST) for dtype in [*dtypes, *([autocast] if autocast else [])]]
+
+    def rounding(output: torch.dtype) -> float:
+        found = max([_ROUNDING.get(output, _COARSEST), *inside])
+        return max(found, _TF32) if found >= _ROUNDING[torch.float32] and _float32_is_rounded(device) else found
+
+    return rounding
+
+
+def _float32_is_rounded(device: torch.device) -> bool:
+    """Whether the user allows products of float32 in TF32 or bfloat16."""
+    if device.type == "cuda":
+        # Another thread may have switched it off for its own arithmetic just now.
+        with _no_tf32.kept_out():
+            return any(getattr(owner, name) not in (off, "none") for owner, name, off in _no_tf32.switches())
+    mkldnn = getattr(torch.backends.mkldnn, "matmul", None)
+    return getattr(mkldnn, "fp32_precision", "ieee") not in ("ieee", "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers.dependent import Coupled, WithDropout, classify
 from helpers.files import contents, rows_of, voxels
 from helpers.layouts import LAYOUTS, Bundle, Layout
 from helpers.own_bundle import SMALL_NET, run
@@ -60,6 +62,48 @@ def test_explains_a_layout_and_leaves_its_outputs_as_they_were(
     assert len(said) == 1
     assert layout.words in said[0]
     assert "13 forwards a case" in said[0]
+
+
+def test_an_evaluator_of_one_image_a_call(
+    make: Callable[[str], Bundle], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A batch of perturbed images takes the axis of its prompts, and each row becomes a softmax over the images: images
+    go through one at a time instead, and the log says so.
+    """
+    bundle = make("vista3d")
+    bundle.explain(saliency_dir=str(tmp_path / "alone"), saliency_mask_batch_size=1)
+    assert "one at a time" not in caplog.text
+    bundle.explain(saliency_dir=str(tmp_path / "batches"), saliency_mask_batch_size=7)
+    assert caplog.text.count("one at a time") == 1
+    assert "shape (1, 7," in caplog.text or "in a batch of 7" in caplog.text
+    assert voxels(tmp_path / "batches") == voxels(tmp_path / "alone") != {}
+    assert not (tmp_path / "batches" / "failures.csv").exists()
+
+
+@pytest.mark.parametrize("kind", ["dropout", "statistics of the batch"])
+def test_what_is_explained_is_what_was_predicted(tmp_path: Path, kind: str) -> None:
+    """Or the case fails with both figures: a dropout that is left on, and a prediction that other images changed."""
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i) for i in range(2)]
+    network = WithDropout(classify) if kind == "dropout" else Coupled(classify, kind)
+    with pytest.raises(SystemExit, match="2 cases without a map"):
+        Overlay(tmp_path / "maps", method="sliding_window", mask_batch_size=4).explain(small_bundle(scans, network))
+    errors = [row["error"] for row in rows_of(tmp_path / "maps" / "failures.csv")]
+    assert len(errors) == 2
+    for error in errors:
+        assert re.search(r"not what was predicted: .*class \d \S+ explained alone and class \d .* predicted it", error)
+        assert "dropout" in error
+        assert "let it predict one image at a time" in error
+    assert not list((tmp_path / "maps").rglob("*.nii.gz"))
+
+
+def test_a_prediction_is_compared_and_not_made_again(tmp_path: Path) -> None:
+    """The evaluator's two images, then the masks of both: no image is run alone."""
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i) for i in range(2)]
+    calls: list[int] = []
+    network = Brightness()
+    network.register_forward_hook(lambda module, args, output: calls.append(len(args[0])))
+    Overlay(tmp_path / "maps", num_masks=9, mask_batch_size=4).explain(small_bundle(scans, network))
+    assert calls == [2, 4, 4, 4, 4, 4]
 
 
 def test_regions_modalities_and_units(make: Callable[[str], Bundle], tmp_path: Path) -> None:

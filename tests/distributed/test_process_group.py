@@ -54,7 +54,8 @@ class Network(torch.nn.Module):
         self.batches: list[torch.Tensor] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.batches.append(x.clone())
+        if len(x) > 1:  # else it is an image alone, which the unperturbed row is compared with
+            self.batches.append(x.clone())
         return self.body(x)
 
 

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 from monai.data import MetaTensor, list_data_collate
+from monai.transforms import MapTransform
 
+from monai_saliency.engines import CohortEvaluator
+from monai_saliency.errors import CaseError
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler
 from monai_saliency.handlers.summary import COLUMNS, Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -147,3 +150,57 @@ def test_a_batch_may_bring_its_own_inferer() -> None:
     handler.finish()
     assert masks == [8, 27]
     assert handler.explained == ["image 0 of the batch", "image 1 of the batch"]
+
+
+class Inplace(MapTransform):
+    """Postprocessing that writes over the network's output."""
+
+    def __call__(self, data: dict[Any, Any]) -> dict[Any, Any]:
+        data["pred"] *= 2
+        return data
+
+
+@pytest.mark.parametrize(
+    ("network", "postprocessing", "alone", "error"),
+    [
+        (torch.nn.Identity(), None, 0, None),
+        (torch.nn.Identity(), Inplace("pred"), 2, None),
+        (torch.nn.Dropout(), None, 0, "not what was predicted"),
+    ],
+    ids=["prediction", "changed in place", "dropout"],
+)
+def test_what_the_evaluator_predicted(
+    network: torch.nn.Module, postprocessing: Any, alone: int, error: str | None
+) -> None:
+    """It is compared at no forward, unless it is not there any more; and a case that differs has no map."""
+    seen: list[int] = []
+
+    class Means(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(len(x))
+            network.training = isinstance(network, torch.nn.Dropout)  # left on
+            return brightness(network(x))
+
+    maps: list[Any] = []
+    model = Means()
+    explain = sliding_window(4, 2, target=ClassScore([0], "none"), mask_batch_size=4)
+    handler = SaliencyHandler(explain, model, lambda case: maps.append(case) or case)
+    data = [{"image": MetaTensor(image), "case": f"ct_{i}"} for i, image in enumerate(IMAGES)]
+    evaluator = CohortEvaluator(
+        device="cpu",
+        val_data_loader=[list_data_collate(data)],
+        epoch_length=1,
+        network=model,
+        postprocessing=postprocessing,
+        val_handlers=[handler],
+        decollate=postprocessing is not None,
+    )
+    if error:
+        with pytest.raises(CaseError, match=error):
+            evaluator.run()
+        assert not maps
+    else:
+        evaluator.run()
+        assert len(maps) == 2
+        assert seen[0] == 2
+        assert seen.count(1) == alone

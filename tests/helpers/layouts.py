@@ -110,6 +110,7 @@ LAYOUTS = [
     Layout("lung_nodule_ct_detection", lung, words="detection"),
     Layout("valve_landmarks", valve, words="regression"),
     Layout("pathology_nuclei_segmentation_classification", pathology, words="nucleus_prediction"),
+    Layout("vista3d", spleen, run="run", words="sigmoid"),
     Layout("renamed_ids", renamed, run="go", network="model", words="segmentation"),
 ]
 

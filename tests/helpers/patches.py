@@ -57,8 +57,8 @@ def patch_boxes(inferer: SlidingWindowInferer, shape: Sequence[int]) -> tuple[li
 
 
 class Coupled(Network):
-    """A network that gives away in which batch, and where in it, a patch was run."""
+    """A network that gives away by its last bits in which batch, and where in it, a patch was run: within rounding."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         places = torch.arange(len(x), dtype=x.dtype).reshape(-1, *[1] * (x.ndim - 1))
-        return super().forward(x) + 0.01 * places + x.mean()
+        return super().forward(x) + 32 * torch.finfo(x.dtype).eps * (places + x.mean())

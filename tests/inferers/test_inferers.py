@@ -52,13 +52,18 @@ class Classifier(torch.nn.Module):
 
 
 class Recorder:
-    """A callable that keeps a copy of what the network sees."""
+    """A callable that keeps a copy of what the network sees.
+
+    Left out is an image alone that is run before a batch, which its unperturbed row is compared with.
+    """
 
     def __init__(self, network: Callable[..., torch.Tensor]) -> None:
         self.network = network
         self.batches: list[torch.Tensor] = []
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        while self.batches and len(self.batches[-1]) == 1 < len(x):
+            del self.batches[-1]
         self.batches.append(x.clone())
         return self.network(x)
 
@@ -233,7 +238,7 @@ class TestNetworkIsLeftAsItWas:
         grad_modes = []
         network.register_forward_hook(lambda *_: grad_modes.append(torch.is_grad_enabled()))
         maps = rise(5, 3, target=LOGIT)(inputs, network)
-        assert grad_modes == [False]
+        assert grad_modes == [False, False]  # the image alone, and the batch
         assert not maps.requires_grad
         assert inputs.grad is None
         assert all(p.grad is None and p.requires_grad for p in network.parameters())

@@ -38,7 +38,7 @@ class Network(torch.nn.Module):
         self.stop_at, self.batches = stop_at, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.batches += 1
+        self.batches += len(x) > 1  # else it is an image alone, which the unperturbed row is compared with
         if self.batches == self.stop_at:
             raise Stopped
         return x.flatten(1) @ self.weight.T
@@ -112,7 +112,7 @@ def test_a_network_that_reuses_its_output(image: torch.Tensor, tmp_path: Path) -
     def network(x: torch.Tensor) -> torch.Tensor:
         if inner.batches == BATCHES - 1:
             raise Stopped
-        return out.copy_(inner(x))
+        return out[: len(x)].copy_(inner(x))
 
     scores = ScoreStore(tmp_path).open("case", "k")
     inferer = ms.rise(NUM_MASKS, 3, target=ms.FunctionScore(first), mask_batch_size=BATCH)
