@@ -10,6 +10,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from helpers.forked_ranks import on_ranks
 from helpers.own_bundle import rank, settings
 from helpers.scans import LPS, write_scan
 from monai.inferers import SlidingWindowInferer
+from monai.utils import OptionalImportError
 
 import monai_saliency as ms
 from monai_saliency.cases import Case
@@ -38,10 +40,10 @@ BATCH = 4
 def classes_of(package: str, base: type) -> dict[str, type]:
     """The public classes of a package, by name, that one can make and that derive from a class."""
     room = importlib.import_module(package)
-    modules = [
-        room,
-        *(importlib.import_module(each.name) for each in pkgutil.iter_modules(room.__path__, f"{package}.")),
-    ]
+    modules = [room]
+    for each in pkgutil.iter_modules(room.__path__, f"{package}."):
+        with suppress(OptionalImportError):  # an engine whose library is not installed
+            modules.append(importlib.import_module(each.name))
     return {
         name: each
         for module in modules
