@@ -39,9 +39,13 @@ class OcclusionScoring(Estimator):
 
     def noise(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
-        """The rounding of the scores: windows and regions are all hidden in turn, so nothing is left to chance."""
-        return rounding_of(scores, reference_scores)
+    ) -> torch.Tensor | None:
+        """The rounding of the scores, where windows or regions are hidden in turn and nothing is left to chance.
+
+        None for masks drawn at random, those with a ``num_masks``.
+        """
+        drawn = getattr(getattr(masks, "base", masks), "num_masks", None) is not None
+        return None if drawn else rounding_of(scores, reference_scores)
 
 
 def _sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:

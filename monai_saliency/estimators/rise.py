@@ -63,7 +63,7 @@ class RISEScoring(Estimator):
                 "`p1` must be above 0, got 0: masks that keep nothing explain nothing, and the paper's plain form is "
                 "RISEScoring(form='plain')"
             )
-        self.p1 = float(p1)
+        self.p1 = 0.0 if form == "plain" else float(p1)  # what does not count is the same in equal settings
 
     def compute(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor

@@ -29,6 +29,7 @@ from monai.networks.nets import DenseNet
 
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.handlers.mlflow import check
+from monai_saliency.handlers.summary import is_noise
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.storage.files import this_process
 
@@ -127,6 +128,8 @@ def test_what_is_recorded(cohort: Path, tmp_path: Path) -> None:
         "mean_score": pytest.approx(np.mean([float(row["score"]) for row in rows])),
         "mean_peak_saliency": pytest.approx(np.mean([float(row["peak_saliency"]) for row in rows])),
         "peak_in_label": pytest.approx(np.mean([row["peak_in_label"] == "True" for row in rows[:4]])),
+        # An untrained network's probabilities hardly move.
+        "maps_of_noise": sum(map(is_noise, rows)),
     }
     assert [row["peak_in_label"] for row in rows] == ["True", "True", "False", "False", "", ""]
 

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.masks.base import BoundMasks
-from monai_saliency.masks.rise import RISEMasks
-from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.base import BoundMasks, Masks
 
 SHAPES = [(9, 7), (5, 6, 4)]
 
@@ -38,7 +36,7 @@ def slow_occlusion(masks: np.ndarray, scores: np.ndarray, reference: np.ndarray)
 
 
 def bound_with_scores(
-    masks: RISEMasks | SlidingWindowMasks, shape: tuple[int, ...], k: int = 3, dtype: torch.dtype = torch.float64
+    masks: Masks, shape: tuple[int, ...], k: int = 3, dtype: torch.dtype = torch.float64
 ) -> tuple[BoundMasks, torch.Tensor, torch.Tensor]:
     bound = masks.bind(torch.zeros(1, *shape, dtype=dtype))
     generator = torch.Generator().manual_seed(0)
