@@ -23,6 +23,7 @@ import torch
 import yaml
 from helpers import fork_server
 from helpers.all_pairs import all_pairs
+from helpers.estimators import slow_rise
 from helpers.files import rows_of, voxels
 from helpers.layouts import LAYOUTS, Bundle
 from helpers.own_bundle import BATCH, BATCHES, forwards, launch, settings
@@ -436,13 +437,12 @@ def by_hand(image: torch.Tensor, network: OnImageGrid) -> np.ndarray:
     channels = np.setdiff1d(regions, [0])  # the first is the background
     assert len(channels)
     masks = ms.RISEMasks(40, 4, p1=0.5, seed=3).bind(image)
-    sums = np.zeros((len(channels), *image.shape[1:]))
-    for i in range(40):
-        mask = masks.render([i])[0]
+    rendered = masks.render(range(40))
+    scores = []
+    for mask in rendered:
         perturbed = probabilities(image * mask)
-        for k, channel in enumerate(channels):
-            sums[k] += perturbed[channel][regions == channel].mean() * (mask[0].double().numpy() - 0.5)
-    return sums / (40 * 0.5)
+        scores.append([perturbed[channel][regions == channel].mean() for channel in channels])
+    return slow_rise(rendered[:, 0].double().numpy(), np.array(scores), 0.5, "centred")
 
 
 def photographs(folder: Path, count: int) -> None:

@@ -65,6 +65,9 @@ def test_parts_merge_to_the_map_of_the_whole(image: torch.Tensor, count: int, in
     (explanation,) = merged(parts)
     assert torch.equal(explanation.scores, whole.scores)
     assert torch.equal(explanation.saliency, whole.saliency)
+    assert whole.noise is not None
+    assert torch.equal(explanation.noise, whole.noise)
+    assert bool((whole.noise > 0).all())
 
 
 def test_a_part_runs_its_own_batches_and_the_first(image: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.estimators import slow_rise
 from monai.data import MetaTensor, decollate_batch, list_data_collate
 from monai.inferers import SlidingWindowInferer
 from monai.networks.nets import UNet
@@ -201,14 +202,13 @@ def test_law_9_double_end_to_end_equals_slow_loop(shape: tuple[int, ...]) -> Non
     network, image = Classifier(len(shape)).double().eval(), images(1, 1, *shape, dtype=torch.float64)
     masks, fill = RISEMasks(9, 3, 0.4, seed=3), BlurFill(1.0)
     rendered = masks.bind(image[0]).render(range(9))
-    expected = torch.zeros(3, *shape, dtype=torch.float64)
     with torch.no_grad():
-        for mask in rendered:
-            scores = network(mask * image + (1 - mask) * fill(image)).softmax(1)[0]
-            expected += scores.reshape(-1, *[1] * len(shape)) * (mask - 0.4) / (9 * 0.4)
-    maps = rise(9, 3, 0.4, seed=3, target=ClassScore("all", "softmax"), fill=fill)(image, network)
-    assert maps.dtype == torch.float64
-    torch.testing.assert_close(maps[0], expected, rtol=0, atol=1e-13)
+        perturbed = [network(mask * image + (1 - mask) * fill(image)).softmax(1)[0] for mask in rendered]
+    for form in ("centred", "debiased", "plain"):
+        expected = slow_rise(rendered[:, 0].numpy(), torch.stack(perturbed).numpy(), 0.4, form)
+        maps = rise(9, 3, 0.4, 3, form=form, target=ClassScore("all", "softmax"), fill=fill)(image, network)
+        assert maps.dtype == torch.float64
+        np.testing.assert_allclose(maps[0], expected, rtol=0, atol=1e-13)
 
 
 class TestNetworkIsLeftAsItWas:
@@ -359,11 +359,10 @@ class TestInnerInferer:
         maps = rise(6, 3, 0.5, seed=1, target=RegionScore(1, "softmax"))(image, network)
         with torch.no_grad():
             region = network(image)[0].argmax(0) == 1
-            expected = torch.zeros(image.shape[2:], dtype=torch.float64)
-            for mask in RISEMasks(6, 3, 0.5, seed=1).bind(image[0]).render(range(6)):
-                score = network(mask * image).softmax(1)[0, 1][region].mean()
-                expected += score * (mask[0] - 0.5) / (6 * 0.5)
-        torch.testing.assert_close(maps[0, 0], expected, rtol=0, atol=1e-13)
+            masks = RISEMasks(6, 3, 0.5, seed=1).bind(image[0]).render(range(6))
+            scores = [network(mask * image).softmax(1)[0, 1][region].mean() for mask in masks]
+        expected = slow_rise(masks[:, 0].numpy(), torch.stack(scores)[:, None].numpy(), 0.5, "centred")
+        np.testing.assert_allclose(maps[0], expected, rtol=0, atol=1e-13)
 
     def test_each_image_is_asked_about_its_own_label(self) -> None:
         network, inputs = unet(2), images(3, 1, 12, 10)
