@@ -16,20 +16,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from monai.data import MetaTensor, get_track_meta
-from monai.transforms import Compose, Transform
+from monai.transforms import Compose, MapTransform, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
 from monai.utils import TraceKeys
 
 from monai_saliency.data.cohort import CohortDataset
 from monai_saliency.storage.backends import Backend, DiskBackend, LMDBBackend, MemoryBackend, guard
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, input_files, library_versions
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, library_versions, outline
+from monai_saliency.storage.input_files import checksum_of, input_files, known_contents
 from monai_saliency.storage.locks import Locks
 from monai_saliency.storage.serialization import DamagedEntry, NotStorable, decode, encode
 from monai_saliency.utils.arguments import check_option, flag, instance, whole_numbers
@@ -131,6 +133,8 @@ class _CachedItems(ItemDataset):
         # Without a cached transform there is nothing to identify.
         settings = [steps[: self._num_cached], _settings(self.transform)] if self._num_cached else None
         self._settings = [library_versions(), fingerprint(settings)]
+        self._setting_files = outline(settings).files
+        self._folder_keys = _keys_of(steps[: self._num_cached])
 
     def _steps(self) -> tuple[Any, ...]:
         """The transforms, with those inside of nested ``Compose`` objects."""
@@ -188,7 +192,19 @@ class _CachedItems(ItemDataset):
 
     def _preprocessed(self, case: Any, key: str | None) -> Any:
         """The item after the first ``_num_cached`` transforms."""
-        return self._cached("preprocessed scans", key, lambda: self._compute(case), lambda: self._key(case) == key)
+        return self._cached("preprocessed scans", key, lambda: self._compute(case), lambda: self._is_current(case, key))
+
+    def _is_current(self, case: Any, key: str | None) -> bool:
+        """Whether a case still has a key. Then the cache is told what its files hold."""
+        current = self._key(case) == key
+        durable = None if self.checksum else _durable(self.backend)
+        if current and durable is not None:
+            with suppress(OSError):
+                for state, content in known_contents(case, self._folder_keys):
+                    place = _state_key(state)
+                    if durable.get(place) is None:
+                        durable.put(place, encode(content, place))
+        return current
 
     def _case_key(self, case: Any) -> str | None:
         """The key of a case in the cache. None without a cache, or when the case cannot be identified."""
@@ -221,8 +237,22 @@ class _CachedItems(ItemDataset):
             return self._store(self.backend, key, what, compute(), is_current)
 
     def _key(self, case: Any) -> str:
+        files = input_files(case, self._recall, self._folder_keys)
+        held = [checksum_of(file) for file in self._setting_files]
         outside = [get_track_meta(), torch.get_default_dtype()]
-        return fingerprint([self._settings, case, input_files(case, self.checksum), outside])
+        return fingerprint([self._settings, case, files, held, outside])
+
+    def _recall(self, state: tuple[int, ...]) -> str | None:
+        """The content of a file that an earlier process has read, as the cache on disk knows it."""
+        durable = _durable(self.backend)
+        if self.checksum or durable is None:
+            return None
+        key = _state_key(state)
+        try:
+            data = durable.get(key)
+            return None if data is None else decode(data, key)
+        except (DamagedEntry, OSError):
+            return None
 
     def _compute(self, case: Any) -> Any:
         item = self._run(deepcopy(case), self._steps()[: self._num_cached], threading=True)
@@ -304,6 +334,21 @@ class CachedDataset(CohortDataset, _CachedItems):
         self.checksum = flag("checksum", checksum)
         # CohortDataset adds the case to errors of _CachedItems, which is the next base class.
         super().__init__(data, transform)  # type: ignore[arg-type]
+
+
+def _durable(backend: Backend | None) -> Backend | None:
+    """The part of a backend that later processes find."""
+    return backend.behind if isinstance(backend, MemoryBackend) else backend
+
+
+def _state_key(state: tuple[int, ...]) -> str:
+    return fingerprint(["the content of a file", *state])
+
+
+def _keys_of(steps: Sequence[Any]) -> set[Any] | None:
+    """The keys of a case that transforms read; None where they may read any."""
+    keys = [set(step.keys) if isinstance(step, MapTransform) else None for step in steps]
+    return None if None in keys else set().union(*(each for each in keys if each is not None))
 
 
 def _flat(transform: Compose) -> Iterator[Any]:

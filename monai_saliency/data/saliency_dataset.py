@@ -17,10 +17,12 @@ from monai_saliency.data.cached_dataset import CachedDataset, choose_backend
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.networks.identity import strict_network_fingerprint
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, outline
+from monai_saliency.storage.input_files import checksum_of
 from monai_saliency.storage.locks import Locks
 from monai_saliency.transforms import Saliencyd
 from monai_saliency.utils.arguments import callable_network
+from monai_saliency.utils.precision import chosen_arithmetic
 
 __all__ = ["SaliencyDataset"]
 
@@ -44,11 +46,12 @@ class SaliencyDataset(CachedDataset):
     inferer only the maps are computed again. A cached map is used for the same scan (its files, transforms and library
     versions), the same network and the same inferer, as they were when the dataset was made. The batch size may differ.
 
-    A module is identified by its weights and buffers, its parts with their printed settings, the files that define
-    their classes, and their plain attributes (see
-    :func:`monai_saliency.networks.identity.strict_network_fingerprint`). They are compared at each read, so that a
-    change is noticed; a ``network_id`` saves this time. Without a ``network_id``, maps of a module that holds a lambda,
-    or that changes when it predicts (it counts its calls, for example), are not cached, with a warning. Explaining
+    A module is identified by all that can be reached from it: weights, buffers, hooks, other attributes, and the code
+    of its classes (see :func:`monai_saliency.networks.identity.strict_network_fingerprint`). This is compared at each
+    read, so that a change is noticed; a ``network_id`` saves this time. Autocast and TF32 count too. Without a
+    ``network_id``, maps of a module that holds something unknown (a lambda, a class defined in a function, quantised
+    weights, an engine of an extension module), or that changes when it predicts (it counts its calls, for example), are
+    not cached, with a warning. Explaining
     switches a module to evaluation mode for a while. So give a copy of a module that is trained at the same time.
 
     Any number of threads may read. A network explains one case at a time, and each map is computed once. With worker
@@ -109,6 +112,7 @@ class SaliencyDataset(CachedDataset):
         self._to_map = Saliencyd(image_key, network, inferer, saliency_key, device, label_key, held_keys)
         self._process = os.getpid()
         steps = self._steps()
+        self._held_files: list[str] = []
         self._num_prepared = next((i for i, step in enumerate(steps) if _is_random(step)), len(steps))
         self._check_names(steps)
         self._explaining = self._fingerprint_explaining(steps) if self.backend is not None else None
@@ -137,10 +141,10 @@ class SaliencyDataset(CachedDataset):
             return None
         inferer = self._to_map.saliency.inferer
         settings = {name: value for name, value in inferer.settings.items() if name not in _SPEED}
+        decides = [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
         try:
-            return fingerprint(
-                [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
-            )
+            self._held_files = outline(decides).files
+            return fingerprint(decides)
         except Unfingerprintable as error:
             self._warn_uncached(f"how they are made cannot be identified: {error}")
             return None
@@ -184,7 +188,9 @@ class SaliencyDataset(CachedDataset):
             )
             return False
 
-        map_key = None if key is None or network is None else fingerprint([key, self._explaining, network])
+        held = [checksum_of(file) for file in self._held_files]
+        decides = [key, self._explaining, network, chosen_arithmetic(), held]
+        map_key = None if key is None or network is None else fingerprint(decides)
         saliency = self._cached("saliency maps", map_key, lambda: self._explain(name, item), is_current)
         return {**item, self.saliency_key: saliency}
 

@@ -18,8 +18,9 @@ class Replicas:
     """Copies of a network, one for each device but the network's own.
 
     A copy takes over parameters and buffers in each call. What else a module holds is copied once: it is copied anew
-    when another network is given, when its parts or their printed settings change, or a number, truth value or text
-    that they hold.
+    when another network is given, or when anything else changes that can be reached from it: parts, hooks, attributes
+    (:func:`monai_saliency.networks.identity.network_structure`). A network that holds something that cannot be
+    identified is copied in each call.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,8 @@ class _Replica:
 
     def follows(self, network: torch.nn.Module) -> bool:
         """Take over the network's parameters and buffers; False where another copy has to be made."""
-        if self._network() is not network or self._structure != network_structure(network):
+        structure = network_structure(network)
+        if self._network() is not network or structure is None or self._structure != structure:
             return False
         with torch.no_grad():
             for own, given in zip(

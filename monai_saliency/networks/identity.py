@@ -6,28 +6,23 @@ copies of a network on other devices.
 
 from __future__ import annotations
 
-import functools
-import types
-from collections.abc import Mapping, Sequence
-from enum import Enum
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, input_files, library_versions
-from monai_saliency.utils.monai_private import is_compiled, tensor_version
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, library_versions, outline
+from monai_saliency.storage.input_files import input_files
+from monai_saliency.utils.monai_private import global_hooks, script_digest, script_text, tensor_version
+from monai_saliency.utils.precision import chosen_arithmetic
 
 __all__ = ["module_settings", "network_fingerprint", "network_structure", "scores_key", "strict_network_fingerprint"]
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Values that are identified by their text.
-_VALUES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
-# Attributes of torch's own, and the `forward` that Accelerate wraps: they are not settings of a module.
-_NO_SETTINGS = {*vars(torch.nn.Module()), "forward"}
-
 _known: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary()
+_strictly_known: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary()
 
 
 def network_fingerprint(network: Any, network_id: str | None = None) -> str | None:
@@ -66,9 +61,10 @@ def network_fingerprint(network: Any, network_id: str | None = None) -> str | No
 def strict_network_fingerprint(network: Any, network_id: str | None = None) -> str | None:
     """A hash of a network for results that no reference score confirms, such as cached maps.
 
-    On top of :func:`network_fingerprint` it covers the files that define the classes of the module's parts, and the
-    plain attributes of each part: numbers, strings, functions, and containers of these. Other objects that a part holds
-    are not looked at. A ``network_id`` stands for all of it.
+    It holds only where all that is reachable from the module can be hashed: the code of its parts' classes, parameters
+    and buffers, hooks, and all other attributes, whatever holds them: numbers, text, tensors, arrays, functions, and
+    objects and containers of these (:func:`monai_saliency.storage.fingerprint.fingerprint` says how, and what it cannot
+    follow). A ``network_id`` stands for all of it. What a compiler makes of a module is taken to be the same.
 
     Args:
         network: a module, or any other callable.
@@ -78,32 +74,62 @@ def strict_network_fingerprint(network: Any, network_id: str | None = None) -> s
         the hash; None for a callable without a ``network_id``.
 
     Raises:
-        Unfingerprintable: when a part holds a function that cannot be identified, such as a lambda.
+        Unfingerprintable: when a part holds something that cannot be identified, such as a lambda, a class defined in a
+            function, or an object of an extension module.
     """
-    known = network_fingerprint(network, network_id)
-    if known is None:
+    if network_id:
+        return fingerprint([fingerprint(network_id), []])
+    if not isinstance(network, torch.nn.Module):
         return None
-    return fingerprint([known, [] if network_id else [*_code(network), *_attributes(network)]])
+    found = outline([network, global_hooks()])
+    tensors = {str(number): value.detach() for number, value in enumerate(found.large) if _is_tensor(value)}
+    scripts = [value for value in found.large if not _is_tensor(value)]
+    tensors |= {
+        f"{number} {name}": tensor.detach() for number, part in enumerate(scripts) for name, tensor in _tensors_of(part)
+    }
+    signs = _signs([found.digest, [script_text(part) for part in scripts]], tensors)
+    known = _strictly_known.get(network)
+    if signs is not None and known is not None and known[0] == signs:
+        return known[1]
+    large = [fingerprint(value) if _is_tensor(value) else script_digest(value) for value in found.large]
+    result = fingerprint([found.digest, large])
+    if signs is not None:
+        _strictly_known[network] = signs, result
+    return result
 
 
-def network_structure(network: torch.nn.Module) -> Any:
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def network_structure(network: torch.nn.Module) -> str | None:
     """All of a module but the values of its parameters and buffers: while it stays equal, a copy can follow these.
 
     Returns:
-        values to compare with ``==``: the tensors' names, shapes, types and layouts; and of each part its printed
-        settings, and its attributes that are numbers, truth values or text.
+        the hash of the tensors' shapes and types, and of all else that :func:`strict_network_fingerprint` looks at;
+        None where something cannot be identified.
     """
-    tensors = [
-        (name, each.shape, each.dtype, each.layout)
+    named = [
+        (name, each)
         for named in (network.named_parameters, network.named_buffers)
         for name, each in named(remove_duplicate=False)
     ]
-    kinds = (bool, int, float, str, type(None))
-    parts = [
-        (name, module_settings(part), {key: value for key, value in vars(part).items() if isinstance(value, kinds)})
-        for name, part in network.named_modules()
-    ]
-    return tensors, parts
+    followed = {id(each) for _, each in named}
+    try:
+        found = outline([network, global_hooks()])
+        held = [
+            script_text(value) if not _is_tensor(value) else fingerprint(value)
+            for value in found.large
+            if id(value) not in followed
+        ]
+        layouts = [(name, tuple(each.shape), each.dtype, each.device.type) for name, each in named]
+        return fingerprint([found.digest, held, layouts])
+    except Unfingerprintable:
+        return None
 
 
 def module_settings(part: torch.nn.Module) -> list[str]:
@@ -131,10 +157,11 @@ def scores_key(network: str, settings: Sequence[str], case: Case, reads_file: bo
     """
     files = input_files(case.file) if reads_file else []
     decides = [library_versions(), network, list(settings), case.image, files, case.labels, case.spacing]
+    decides.append(chosen_arithmetic())
     return fingerprint(decides)[:32]
 
 
-def _signs(parts: dict[str, list[str]], tensors: dict[str, torch.Tensor]) -> Any:
+def _signs(parts: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Values that show that a network changed, read at the speed of memory; None where they cannot be read."""
     shown = []
     sums: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
@@ -151,35 +178,3 @@ def _signs(parts: dict[str, list[str]], tensors: dict[str, torch.Tensor]) -> Any
             sums.setdefault((tensor.device, width), []).append(matrix.sum(axis, dtype=width))
     # One copy a device, as each waits for it.
     return parts, shown, [torch.cat(found).numpy(force=True).tobytes() for found in sums.values()]
-
-
-def _code(network: torch.nn.Module) -> list[str]:
-    """The code of the classes of a module's parts, where it can be read."""
-    found = []
-    for kind in {type(part) for part in network.modules()}:
-        try:
-            found.append(fingerprint(kind))
-        except Unfingerprintable:
-            continue
-    return sorted(found)
-
-
-def _attributes(network: torch.nn.Module) -> list[str]:
-    """The plain attributes of a module's parts, which may steer it: values, functions, and containers of them."""
-    return [
-        f"{name}.{key}={value!r}" if isinstance(value, _VALUES) else f"{name}.{key}:{fingerprint(value)}"
-        for name, part in network.named_modules()
-        if not is_compiled(part)
-        for key, value in sorted(vars(part).items())
-        if key not in _NO_SETTINGS and _is_plain(value)
-    ]
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return _is_plain([*value.keys(), *value.values()])
-    if isinstance(value, functools.partial):
-        return _is_plain([value.func, value.args, value.keywords])
-    if isinstance(value, list | tuple | set | frozenset):
-        return all(map(_is_plain, value))
-    return isinstance(value, (*_VALUES, types.FunctionType, types.BuiltinFunctionType))

@@ -1,22 +1,26 @@
-"""A hash of everything that a result depends on: settings, code and files. It is the same in every process."""
+"""A hash of everything that a result depends on: settings, code and files. It is the same in every process.
+
+What counts is described at :func:`fingerprint`, which is also the one place that says what cannot be followed.
+"""
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
-import inspect
+import logging
 import os
+import re
 import struct
-import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
+from weakref import WeakKeyDictionary
 
-import monai
-import nibabel
 import numpy as np
 import torch
 from monai.data import ImageReader
@@ -24,26 +28,63 @@ from monai.transforms import Compose
 from monai.transforms.inverse import TraceableTransform
 from monai.transforms.traits import RandomizableTrait
 
-from monai_saliency.version import __version__
+from monai_saliency.storage.code import (
+    Unfingerprintable,
+    Walk,
+    feed_class,
+    feed_function,
+    feed_module,
+    has_home,
+    library_versions,
+    once,
+    tag,
+)
+from monai_saliency.utils.monai_private import is_compiled
 
-__all__ = ["Unfingerprintable", "fingerprint", "input_files", "library_versions"]
+__all__ = ["Outline", "Unfingerprintable", "fingerprint", "library_versions", "outline"]
 
-# The code of these is identified by their versions, all other code by its source file.
-_VERSIONED = {"monai": monai, "torch": torch, "numpy": np, "nibabel": nibabel}
-# Formats with a header file and a file of voxels, which changes alone.
-_TWO_FILES = {".hdr", ".img", ".mhd", ".nhdr", ".head", ".brik"}
+# State of a module that changes no output of a forward in evaluation mode, or that is fed in another way.
+_NO_STATE = {
+    *("training", "_is_full_backward_hook", "_non_persistent_buffers_set", "_super_module_initialized"),
+    *("_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks"),
+    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+}
+_MODULE_STATE = {"_parameters", "_buffers", "_modules", "_compiled_call_impl"}
+# What modules of MONAI write in each forward before they read it.
+_WRITTEN_FIRST = {"DynUNet": {"heads"}, "DynUNetSkipLayer": {"heads"}}
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
-class Unfingerprintable(TypeError):
-    """A value that cannot be identified: a lambda, a local function, an object of an extension module."""
+@dataclass(frozen=True)
+class Outline:
+    """What :func:`outline` finds.
+
+    Attributes:
+        digest: a hash of all but the contents of ``large``.
+        large: tensors and TorchScript modules, in the order in which they were met.
+        files: files that a path or text inside the value names, sorted.
+    """
+
+    digest: str
+    large: list[Any]
+    files: list[str]
 
 
 def fingerprint(value: Any) -> str:
-    """The sha256 of a value: numbers, strings, containers, arrays, tensors, functions and whole transforms.
+    """The sha256 of a value: numbers, strings, containers, arrays, tensors, functions, modules and whole transforms.
 
-    The fingerprint of an object includes its class, the code of the class and of its bases (the version of monai,
-    torch, numpy or nibabel, or the text of the source file), and all its attributes. It does not include the modules
-    that its code imports.
+    The fingerprint of an object includes its class, the code of the class and of its bases, and all its attributes.
+    Code of an installed package is identified by the package's version and the text of its source file (monai, torch,
+    numpy, nibabel and Python itself: by the version alone). The user's own code is identified by what it does, without
+    comments and docstrings, and by what it reads: functions, classes and constants of its module and of the user's
+    other modules, the values in its closure, and environment variables whose names it holds as text.
+
+    What cannot be followed: names that are put together at run time (``getattr``, ``os.environ[prefix + "X"]``), files
+    and services that code opens by itself, changes that a program makes to functions of installed packages, and what an
+    installed package reads. A result that depends on these has to be named by the user (``network_id``), or its cache
+    emptied.
 
     Example::
 
@@ -56,221 +97,189 @@ def fingerprint(value: Any) -> str:
         Unfingerprintable: when the value, or a value inside it, cannot be identified. It names that value.
     """
     hasher = hashlib.sha256()
-    _feed(hasher, value, ())
+    Walk(_feed).feed(hasher, value)
     return hasher.hexdigest()
 
 
-def library_versions() -> dict[str, str]:
-    """The versions of this package, and of the packages that compute a cached result."""
-    return {"monai_saliency": __version__} | {name: str(module.__version__) for name, module in _VERSIONED.items()}
-
-
-def input_files(case: Any, checksum: bool = False) -> list[list[Any]]:
-    """The files of a case, each with its size and modification time, or with its sha256.
-
-    Paths are found under any key, folders (of DICOM slices, for example) under any key but ``case``. Of a format with
-    two files, both are listed. A path that does not exist is left out, so that the fingerprint changes when it appears.
+def outline(value: Any) -> Outline:
+    """A fingerprint without the contents of tensors, for values whose tensors are many and seldom change.
 
     Args:
-        case: paths, or dictionaries and lists of them.
-        checksum: read the files instead of trusting their size and modification time.
+        value: the value. Other than for :func:`fingerprint`, it may hold TorchScript modules.
+
+    Raises:
+        Unfingerprintable: as for :func:`fingerprint`.
     """
-    files = sorted({file for path in _paths(case) for file in _files_of(path)})
-    return [[file, _checksum(file)] if checksum else [file, *_size_and_time(file)] for file in files]
+    hasher, walk = hashlib.sha256(), Walk(_feed, large=[])
+    walk.feed(hasher, value)
+    return Outline(hasher.hexdigest(), walk.large or [], sorted(walk.files))
 
 
-def _paths(case: Any) -> Iterator[Path]:
-    if isinstance(case, Mapping):
-        for key, value in case.items():
-            # The name of a case, such as "sub-01", may also be a folder in the working directory.
-            if key != "case":
-                yield from _paths(value)
-    elif isinstance(case, list | tuple):
-        for value in case:
-            yield from _paths(value)
-    elif isinstance(case, PurePath) or (isinstance(case, str) and case and "\0" not in case and len(case) < 4096):
-        yield Path(case).expanduser() if str(case).startswith("~") else Path(case)
+def _feed(hasher: Any, value: Any, walk: Walk) -> None:
+    kind = type(value)
+    if kind not in _by_type:
+        _by_type[kind] = next((feed for kinds, feed in _FEEDERS if isinstance(value, kinds)), _feed_object)
+    _by_type[kind](hasher, value, walk)
 
 
-def _files_of(path: Path) -> Iterator[str]:
-    try:
-        if path.is_dir():
-            yield from (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
-        elif path.is_file():
-            yield str(path)
-            if path.suffix.lower() in _TWO_FILES:
-                yield from (str(other) for other in path.parent.iterdir() if other.name.startswith(f"{path.stem}."))
-    except OSError:
-        return
-
-
-def _size_and_time(file: str) -> tuple[int, int]:
-    try:
-        status = os.stat(file)
-    except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
-
-
-# A file is read again only when its change time differs. Unlike the modification time, programs cannot set it.
-_checksums: dict[str, tuple[tuple[int, ...], str]] = {}
-
-
-def _checksum(file: str) -> str:
-    try:
-        status = os.stat(file)
-        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        known, digest = _checksums.get(file, ((), ""))
-        if known != state:
-            hasher = hashlib.sha256()
-            with open(file, "rb") as content:
-                while block := content.read(1 << 20):
-                    hasher.update(block)
-            digest = hasher.hexdigest()
-            _checksums[file] = (state, digest)
-        return digest
-    except OSError:
-        return ""
-
-
-def _feed(hasher: Any, value: Any, above: tuple[int, ...]) -> None:
-    """Add a value to the hash. ``above`` holds the ids of the containers around it, to cut cycles."""
-    if id(value) in above:
-        return _tag(hasher, "cycle", len(above) - above.index(id(value)))
-    inside = (*above, id(value))
-    for kinds, feed in _FEEDERS:
-        if isinstance(value, kinds):
-            return feed(hasher, value, inside)
-    return _feed_object(hasher, value, inside)
-
-
-def _tag(hasher: Any, kind: str, content: object = b"") -> None:
-    # With their lengths, ("ab", "c") and ("a", "bc") differ.
-    content = content if isinstance(content, bytes) else str(content).encode("utf-8", "surrogatepass")
-    hasher.update(f"{kind}:{len(content)}:".encode() + content)
-
-
-def _digest(value: Any, above: tuple[int, ...]) -> bytes:
+def _digest(value: Any, walk: Walk) -> bytes:
     hasher = hashlib.sha256()
-    _feed(hasher, value, above)
+    walk.feed(hasher, value)
     return hasher.digest()
 
 
-def _feed_plain(hasher: Any, value: Any, above: tuple[int, ...]) -> None:
-    _tag(hasher, type(value).__name__, value if isinstance(value, bytes) else repr(value) if value is None else value)
+def _feed_plain(hasher: Any, value: Any, walk: Walk) -> None:
+    if isinstance(value, str | PurePath) and _may_be_file(str(value)) and os.path.isfile(value):
+        walk.files.add(str(value))
+    tag(hasher, type(value).__name__, value if isinstance(value, bytes) else repr(value) if value is None else value)
 
 
-def _feed_float(hasher: Any, value: float, above: tuple[int, ...]) -> None:
-    _tag(hasher, "float", struct.pack("<d", value))
+def _may_be_file(text: str) -> bool:
+    return len(text) < 4096 and "\0" not in text and ("." in text or os.sep in text)
 
 
-def _feed_enum(hasher: Any, value: Enum, above: tuple[int, ...]) -> None:
-    _feed_class(hasher, type(value), above)
-    _tag(hasher, "member", value.name)
+def _feed_float(hasher: Any, value: float, walk: Walk) -> None:
+    tag(hasher, "float", struct.pack("<d", value))
 
 
-def _feed_dict(hasher: Any, value: dict, above: tuple[int, ...]) -> None:
-    _tag(hasher, "dict", len(value))
-    _feed_subclass(hasher, value, dict, above)
-    for pair in sorted(_digest(key, above) + _digest(content, above) for key, content in value.items()):
+def _feed_enum(hasher: Any, value: Enum, walk: Walk) -> None:
+    feed_class(hasher, type(value), walk)
+    tag(hasher, "member", value.name)
+
+
+def _feed_dict(hasher: Any, value: dict, walk: Walk) -> None:
+    tag(hasher, "dict", len(value))
+    _feed_subclass(hasher, value, dict, walk)
+    if isinstance(value, collections.defaultdict):
+        walk.feed(hasher, value.default_factory)
+    # Tensors are numbered in this order, which must not depend on the order of insertion.
+    items = (
+        sorted(value.items(), key=lambda item: item[0])
+        if value and all(type(key) is str for key in value)
+        else value.items()
+    )
+    for pair in sorted(_digest(key, walk) + _digest(content, walk) for key, content in items):
         hasher.update(pair)
 
 
-def _feed_sequence(hasher: Any, value: list | tuple, above: tuple[int, ...]) -> None:
+def _feed_sequence(hasher: Any, value: list | tuple, walk: Walk) -> None:
     base = list if isinstance(value, list) else tuple
-    _tag(hasher, base.__name__, len(value))
-    _feed_subclass(hasher, value, base, above)
+    tag(hasher, base.__name__, len(value))
+    _feed_subclass(hasher, value, base, walk)
     for content in value:
-        _feed(hasher, content, above)
+        walk.feed(hasher, content)
 
 
-def _feed_set(hasher: Any, value: set | frozenset, above: tuple[int, ...]) -> None:
-    _tag(hasher, "set", len(value))
-    for digest in sorted(_digest(content, above) for content in value):
+def _feed_set(hasher: Any, value: set | frozenset, walk: Walk) -> None:
+    tag(hasher, "set", len(value))
+    _feed_subclass(hasher, value, set if isinstance(value, set) else frozenset, walk)
+    for digest in sorted(_digest(content, walk) for content in value):
         hasher.update(digest)
 
 
-def _feed_subclass(hasher: Any, value: Any, base: type, above: tuple[int, ...]) -> None:
+def _feed_subclass(hasher: Any, value: Any, base: type, walk: Walk) -> None:
     if type(value) is not base:
-        _feed_class(hasher, type(value), above)
-        _feed(hasher, dict(getattr(value, "__dict__", {})), above)
+        feed_class(hasher, type(value), walk)
+        walk.feed(hasher, dict(getattr(value, "__dict__", {})))
 
 
-def _feed_array(hasher: Any, value: np.ndarray | np.generic, above: tuple[int, ...]) -> None:
-    _tag(hasher, "array", f"{value.dtype.str if value.dtype.names is None else value.dtype.descr}{value.shape}")
+def _feed_array(hasher: Any, value: np.ndarray | np.generic, walk: Walk) -> None:
+    tag(hasher, "array", f"{value.dtype.str if value.dtype.names is None else value.dtype.descr}{value.shape}")
+    if isinstance(value, np.ndarray) and not isinstance(value, np.memmap):
+        _feed_subclass(hasher, value, np.ndarray, walk)
     if value.dtype.hasobject:
-        return _feed(hasher, value.tolist(), above)
-    return _tag(hasher, "voxels", np.ascontiguousarray(value).tobytes())
+        return walk.feed(hasher, value.tolist())
+    return tag(hasher, "voxels", np.ascontiguousarray(value).tobytes())
 
 
-def _feed_tensor(hasher: Any, value: torch.Tensor, above: tuple[int, ...]) -> None:
-    if value.layout is not torch.strided or value.is_quantized:
-        raise Unfingerprintable(f"a tensor of layout {value.layout} and type {value.dtype}")
-    _tag(hasher, "tensor", f"{value.dtype}{tuple(value.shape)}{value.device.type}")
-    plain = value.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg().contiguous()
-    _tag(hasher, "voxels", plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+def _feed_tensor(hasher: Any, value: torch.Tensor, walk: Walk) -> None:
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        raise Unfingerprintable(f"a tensor of layout {value.layout} and type {value.dtype} on {value.device}")
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise Unfingerprintable(f"a tensor of {type(value).__qualname__}, which holds its values elsewhere")
+    tag(hasher, "tensor", f"{value.dtype}{tuple(value.shape)}{value.device.type}")
+    if walk.large is None:
+        plain = value.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg().contiguous()
+        tag(hasher, "voxels", plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    else:
+        _feed_place(hasher, value, walk.large)
     if type(value) is not torch.Tensor:
-        _feed_class(hasher, type(value), above)
-        _feed(hasher, value.__dict__, above)
+        feed_class(hasher, type(value), walk)
+        # torch.compile marks the tensors that it has seen.
+        walk.feed(hasher, {key: held for key, held in value.__dict__.items() if not key.startswith("_dynamo")})
 
 
-def _feed_partial(hasher: Any, value: functools.partial, above: tuple[int, ...]) -> None:
-    _tag(hasher, "partial")
-    _feed(hasher, (value.func, value.args, value.keywords), above)
+def _feed_place(hasher: Any, value: Any, large: list[Any]) -> None:
+    tag(hasher, "large", len(large))
+    large.append(value)
 
 
-def _feed_function(hasher: Any, value: Callable, above: tuple[int, ...]) -> None:
-    owner = getattr(value, "__self__", None)
-    if owner is not None and not isinstance(owner, types.ModuleType):
-        _tag(hasher, "method", value.__name__)
-        return _feed(hasher, owner, above)
-    home = _home(value)
-    if home is None:
-        name = getattr(value, "__qualname__", value.__name__)
-        kind = "a lambda" if "<lambda>" in name else "a local function" if "<locals>" in name else "a function"
-        raise Unfingerprintable(f"{kind} ({name}), which no module holds under its name")
-    _tag(hasher, "function", ".".join(home))
-    return _tag(hasher, "code", _code(home[0], value))
+def _feed_torch_module(hasher: Any, value: torch.nn.Module, walk: Walk) -> None:
+    once(hasher, value, walk, _feed_module_state)
 
 
-def _home(function: Any) -> tuple[str, str] | None:
-    """The module and name under which a function is found, which identify it. None if it is not found."""
-    # Functions written in C often name no module, or a module that does not hold them.
-    modules = [getattr(function, "__module__", None), "torch", "torch.nn.functional", "torch.special", "numpy"]
-    names = {getattr(function, "__qualname__", function.__name__), function.__name__}
-    places = ((module, name) for module in modules if module for name in sorted(names))
-    return next((place for place in places if _named(*place) is function), None)
+def _feed_module_state(hasher: Any, value: torch.nn.Module, walk: Walk) -> None:
+    state = vars(value)
+    if isinstance(value, torch.jit.ScriptModule) and walk.large is not None:
+        tag(hasher, "TorchScript")
+        _feed_place(hasher, value, walk.large)
+        return
+    if is_compiled(value):
+        tag(hasher, "compiled")
+        walk.feed(hasher, state["_modules"])
+        return
+    if isinstance(value, torch.jit.ScriptModule | torch.fx.GraphModule):
+        raise Unfingerprintable(f"an object of {type(value).__name__}, which holds more than its attributes show")
+    tag(hasher, "module")
+    feed_class(hasher, type(value), walk)
+    for kind in ("_forward_pre_hooks", "_forward_hooks"):
+        if hooks := state.get(kind):
+            options = [state.get(f"{kind}_{option}", {}) for option in ("with_kwargs", "always_called")]
+            tag(hasher, kind, len(hooks))
+            for number, hook in hooks.items():
+                tag(hasher, "options", [number in option for option in options])
+                walk.feed(hasher, hook)
+    for key in sorted(state.keys() - _NO_STATE - _WRITTEN_FIRST.get(type(value).__qualname__, set())):
+        if key not in _MODULE_STATE or state[key]:
+            tag(hasher, "attribute", key)
+            walk.feed(hasher, state[key])
 
 
-def _feed_class(hasher: Any, value: type, above: tuple[int, ...]) -> None:
-    for kind in value.__mro__[:-1]:
-        if "<locals>" in kind.__qualname__ and kind.__module__.partition(".")[0] not in _VERSIONED:
-            raise Unfingerprintable(f"the local class {kind.__qualname__}")
-        _tag(hasher, "class", f"{kind.__module__}.{kind.__qualname__}")
-        _tag(hasher, "code", _code(kind.__module__, kind))
+def _feed_partial(hasher: Any, value: functools.partial, walk: Walk) -> None:
+    tag(hasher, "partial")
+    walk.feed(hasher, (value.func, value.args, value.keywords))
 
 
-def _feed_module(hasher: Any, value: types.ModuleType, above: tuple[int, ...]) -> None:
-    _tag(hasher, "module", value.__name__)
+def _feed_text(hasher: Any, value: Any, walk: Walk) -> None:
+    """What its text identifies: a pattern, a logger, a type in an annotation. A lock holds nothing."""
+    tag(hasher, type(value).__name__, "" if isinstance(value, _LOCKS) else repr(value))
 
 
-def _feed_object(hasher: Any, value: Any, above: tuple[int, ...]) -> None:
+def _feed_logger(hasher: Any, value: logging.Logger, walk: Walk) -> None:
+    tag(hasher, "logger", value.name)
+
+
+def _feed_object(hasher: Any, value: Any, walk: Walk) -> None:
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, RandomizableTrait) and kind is not Compose:
         raise Unfingerprintable(f"the random transform {name} inside it")
-    if callable(value) and hasattr(value, "__name__") and _home(value):
-        _feed_function(hasher, value, above)
+    if callable(value) and hasattr(value, "__name__") and has_home(value):
+        feed_function(hasher, value, walk)
+        return
+    if kind.__module__ == "typing":
+        _feed_text(hasher, value, walk)
         return
     slots = [slot for base in kind.__mro__ for slot in _slots(base)]
     # As pickle does: an object with more memory than its slots, a dictionary and weak references need holds more than
     # its attributes.
-    if kind.__basicsize__ > object.__basicsize__ + (len(slots) + 2) * struct.calcsize("P") or kind.__itemsize__:
+    places = len(slots) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    if kind.__basicsize__ > object.__basicsize__ + places * struct.calcsize("P") or kind.__itemsize__:
         raise Unfingerprintable(f"an object of {name}, which holds more than its attributes show")
     if not hasattr(value, "__dict__") and not slots:
         raise Unfingerprintable(f"an object of {name}, which shows no state")
-    _tag(hasher, "object")
-    _feed_class(hasher, kind, above)
+    tag(hasher, "object")
+    feed_class(hasher, kind, walk)
     state = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)} | getattr(value, "__dict__", {})
     if kind is Compose:
         # Only random transforms, which are refused, use its random state. Its log changes no result.
@@ -282,7 +291,7 @@ def _feed_object(hasher: Any, value: Any, above: tuple[int, ...]) -> None:
         # This attribute exists for each thread, and only after its first use.
         state = {**state, "_tracing": bool(value.tracing)}
     state = {key: content for key, content in state.items() if not isinstance(content, threading.local)}
-    _feed(hasher, state, above)
+    walk.feed(hasher, state)
 
 
 def _slots(kind: type) -> list[str]:
@@ -296,40 +305,22 @@ def _slots(kind: type) -> list[str]:
     ]
 
 
-def _named(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _code(module: str, owner: Any) -> str:
-    """What identifies the code of a class or function: a version, or a hash of its source file."""
-    top = module.partition(".")[0]
-    if top in _VERSIONED or top in sys.stdlib_module_names:
-        return top
-    version = str(getattr(sys.modules.get(top), "__version__", ""))
-    file = getattr(sys.modules.get(module), "__file__", None)
-    try:
-        source = Path(file).read_bytes() if file else inspect.getsource(owner).encode()
-    except (OSError, TypeError) as error:
-        raise Unfingerprintable(f"{module}.{owner.__qualname__}, whose source cannot be read") from error
-    return f"{version}-{hashlib.sha256(source).hexdigest()}"
-
-
-_FEEDERS: tuple[tuple[Any, Callable[[Any, Any, tuple[int, ...]], None]], ...] = (
+_by_type: WeakKeyDictionary[type, Callable[[Any, Any, Walk], None]] = WeakKeyDictionary()
+_FEEDERS: tuple[tuple[Any, Callable[[Any, Any, Walk], None]], ...] = (
     (Enum, _feed_enum),
     ((np.ndarray, np.generic), _feed_array),
     (float, _feed_float),
-    ((type(None), bool, int, str, bytes, complex, range, slice, type(Ellipsis)), _feed_plain),
+    ((type(None), bool, int, str, bytes, complex, range, slice, type(Ellipsis), type(NotImplemented)), _feed_plain),
     ((PurePath, torch.dtype, torch.device, np.dtype), _feed_plain),
     (torch.Tensor, _feed_tensor),
+    (torch.nn.Module, _feed_torch_module),
     (dict, _feed_dict),
     ((list, tuple), _feed_sequence),
     ((set, frozenset), _feed_set),
     (functools.partial, _feed_partial),
-    (type, _feed_class),
-    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType, np.ufunc), _feed_function),
-    (types.ModuleType, _feed_module),
+    (type, feed_class),
+    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType, np.ufunc), feed_function),
+    (types.ModuleType, feed_module),
+    ((re.Pattern, types.GenericAlias, types.UnionType, *_LOCKS), _feed_text),
+    (logging.Logger, _feed_logger),
 )

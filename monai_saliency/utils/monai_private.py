@@ -5,6 +5,10 @@ A new release of MONAI, torch or ignite is checked here, and nowhere else.
 
 from __future__ import annotations
 
+import hashlib
+import io
+import re
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,9 +32,12 @@ __all__ = [
     "ItemDataset",
     "IterationEvaluator",
     "event_handlers",
+    "global_hooks",
     "is_compiled",
     "profile_all_threads",
     "scan_interval",
+    "script_digest",
+    "script_text",
     "set_experiment",
     "single_process",
     "tensor_version",
@@ -84,6 +91,65 @@ def tensor_version(tensor: torch.Tensor) -> int:
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether a module is the wrapper that ``torch.compile`` makes, whose class is in a private module."""
     return type(module).__module__ == "torch._dynamo.eval_frame"
+
+
+def global_hooks() -> list[Callable[..., Any]]:
+    """The hooks that torch calls around the forward of every module. Public functions only add them."""
+    hooks = torch.nn.modules.module
+    return [*hooks._global_forward_pre_hooks.values(), *hooks._global_forward_hooks.values()]
+
+
+def script_text(module: torch.jit.ScriptModule) -> str:
+    """The code of a TorchScript module and its settings, but not the contents of its tensors."""
+    return str(module._c.dump_to_str(True, True, False))
+
+
+def script_digest(module: torch.jit.ScriptModule) -> str:
+    """The sha256 of all that a TorchScript module is: its code, its settings, and its tensors and other constants.
+
+    They are read from the archive that torch saves, since a frozen module shows nothing of them.
+    """
+    buffer = io.BytesIO()
+    torch.jit.save(module, buffer)
+    archive = zipfile.ZipFile(buffer)
+    entries = {name.partition("/")[2]: name for name in archive.namelist()}
+    names = _ScriptNames()
+    pickled = [names.plain(archive.read(entries[name])) for name in ("data.pkl", "constants.pkl") if name in entries]
+    code = sorted((names.of_file(name), name) for name in entries if name.endswith(".py"))
+    values = sorted(name for name in entries if name.startswith(("data/", "constants/")))
+    parts = [*pickled, *(part for known, name in code for part in (known, names.plain(archive.read(entries[name]))))]
+    parts += [part for name in values for part in (name.encode(), archive.read(entries[name]))]
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(b"%d:" % len(part) + part)
+    return hasher.hexdigest()
+
+
+class _ScriptNames:
+    """The names of TorchScript's classes, without the number by which this process tells equal names apart.
+
+    Classes of one archive that have equal names otherwise are numbered in the order in which they are met.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, bytes] = {}
+
+    def plain(self, content: bytes) -> bytes:
+        """Content with such names in it, and with no others."""
+        return re.sub(rb"__torch__(?:\.\w+)+", lambda found: self._name(found[0]), content)
+
+    def _name(self, name: bytes) -> bytes:
+        if name not in self._known:
+            bare = re.sub(rb"\.___torch_mangle_\d+", b"", name)
+            count = sum(re.fullmatch(re.escape(bare) + rb"#\d+", known) is not None for known in self._known.values())
+            self._known[name] = b"%s#%d" % (bare, count)
+        return self._known[name]
+
+    def of_file(self, path: str) -> bytes:
+        """What stands for a file of code: the classes in it."""
+        module = path.removeprefix("code/").removesuffix(".py").replace("/", ".").encode()
+        found = sorted(plain for name, plain in self._known.items() if name.rpartition(b".")[0] == module)
+        return b",".join(found) or re.sub(rb"\.___torch_mangle_\d+", b"", module)
 
 
 def event_handlers(engine: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:

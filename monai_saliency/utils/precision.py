@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["accumulation_dtype", "exact_arithmetic", "network_arithmetic", "rounding_of"]
+__all__ = ["accumulation_dtype", "chosen_arithmetic", "exact_arithmetic", "network_arithmetic", "rounding_of"]
 
 # How far two runs of a network on the same image may differ beside other images, relative to the largest value of the
 # output. Libraries choose their kernels by the batch size, and each kernel sums in its own order: a deep network in
@@ -42,6 +42,15 @@ def network_arithmetic(device: torch.device) -> Iterator[None]:
     """
     with _no_tf32.kept_out() if device.type == "cuda" else nullcontext():
         yield
+
+
+def chosen_arithmetic() -> list[str]:
+    """What the user has chosen that changes a network's rounding: autocast in this thread, and TF32.
+
+    Results that were computed under one of these are no substitute for those under another.
+    """
+    autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    return [*(f"{device} {torch.get_autocast_dtype(device)}" for device in autocast), *_no_tf32.chosen()]
 
 
 class _NoTF32:
@@ -82,6 +91,12 @@ class _NoTF32:
                 for (owner, name, _), before in zip(self.switches(), self._before, strict=True):
                     setattr(owner, name, before)
                 self._lock.notify_all()
+
+    def chosen(self) -> list[str]:
+        """The user's own settings, also while a thread is inside."""
+        with self._lock:
+            values = self._before if self._inside else [getattr(owner, name) for owner, name, _ in self.switches()]
+            return [str(value) for value in values]
 
     @staticmethod
     def switches() -> list[tuple[Any, str, Any]]:

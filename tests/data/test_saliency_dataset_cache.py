@@ -74,7 +74,7 @@ def test_what_changed_is_computed(cohort: Path, cache: str, notes: Any) -> None:
     # The scans: all of it.
     changed(3, 3, ScaleIntensityd("image"))
     os.utime(cohort / "b.nii.gz", ns=(1, 1))
-    changed(1, 1)
+    changed(0, 0)
     scan(cohort / "c.nii.gz", 9)
     changed(1, 1)
 
@@ -168,10 +168,18 @@ def test_what_a_network_holds_tells_it_from_others(cohort: Path, notes: Any) -> 
         network._held[1] = number
         list(items)
         assert notes()["maps"] == maps
-    # What is no setting does not count.
-    for held in (torch.rand(2), [torch.rand(2)], object(), [lambda: 1, object()]):
-        list(dataset(cohort, "disk", network=Holding(held)))
-    assert notes()["maps"] == 3
+    # Tensors count, wherever they are held.
+    for held in (torch.zeros(2), torch.ones(2), [torch.zeros(2)], [torch.ones(2)]):
+        for maps in (3, 0):
+            list(dataset(cohort, "disk", network=Holding(held.clone() if isinstance(held, torch.Tensor) else [*held])))
+            assert notes()["maps"] == maps
+    # What cannot be identified may be anything.
+    for held in (object(), [lambda: 1, object()]):
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="the network holds .*; give it a network_id") as caught:
+                list(dataset(cohort, "disk", network=Holding(held)))
+            assert len(our_warnings(caught)) == 1
+            assert notes()["maps"] == 3
     # Nor does a wrapper around the module, such as a compiler makes.
     list(dataset(cohort, "disk", network=torch.compile(Holding(relu), backend="eager")))
     notes()
@@ -189,14 +197,27 @@ def test_a_network_that_holds_a_lambda_is_not_cached(cohort: Path, notes: Any) -
     assert notes()["maps"] == 1
 
 
+class Counting(BoxSum):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_maps_under_autocast_are_kept_apart(cohort: Path, notes: Any) -> None:
+    """What bfloat16 rounds is not served to a reader in float32."""
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(8 * 12 * 8, 1))
+    items = dataset(cohort, network=network)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = items[0]["saliency"].as_tensor()
+        assert torch.equal(items[0]["saliency"].as_tensor(), rounded)
+    whole = items[0]["saliency"].as_tensor()
+    assert not torch.equal(whole, rounded)
+    assert torch.equal(whole, dataset(cohort, "none", network=network)[0]["saliency"].as_tensor())
+
+
 def test_a_network_that_counts_its_calls_is_not_cached(cohort: Path, notes: Any) -> None:
-    class Counting(BoxSum):
-        calls = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return super().forward(x)
-
     items = dataset(cohort, network=Counting())
     with pytest.warns(UserWarning, match="the network changed while it explained: .* network_id") as caught:
         found = [items[0], items[0]]

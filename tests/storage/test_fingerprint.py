@@ -28,7 +28,7 @@ from monai.transforms import (
 )
 from monai.utils import GridSampleMode
 
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, input_files, library_versions
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, library_versions
 
 
 def double(x: Any) -> Any:
@@ -194,39 +194,3 @@ def test_changed_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_versions() -> None:
     assert set(library_versions()) == {"monai_saliency", "monai", "torch", "numpy", "nibabel"}
     assert library_versions()["torch"] == torch.__version__
-
-
-class TestInputFiles:
-    def test_which(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Files under any key and depth, all of a folder, both of a pair; not a name that happens to be a folder."""
-        monkeypatch.chdir(tmp_path)
-        for name in ("a.nii", "b.nii", "l.nii", "dicom/1.dcm", "dicom/x/2.dcm", "p.hdr", "p.img", "q.img", "sub/1"):
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"x")
-        case = {
-            "case": "sub",
-            "image": [str(tmp_path / "a.nii"), Path("b.nii")],
-            "label": "",
-            "more": {"deep": ("dicom", "p.hdr")},
-            "gone": "gone.nii",
-            "text": "x" * 5000,
-            "nul": "a\0b",
-            "number": 3,
-        }
-        found = [row[0] for row in input_files(case)]
-        assert found == [str(tmp_path / "a.nii"), "b.nii", "dicom/1.dcm", "dicom/x/2.dcm", "p.hdr", "p.img"]
-
-    def test_what_tells_them(self, tmp_path: Path) -> None:
-        scan = tmp_path / "a.nii"
-        scan.write_bytes(b"one")
-        by_time, by_content = input_files({"image": scan}), input_files({"image": scan}, checksum=True)
-        os.utime(scan, ns=(1, 1))
-        assert input_files({"image": scan}) != by_time
-        assert input_files({"image": scan}, checksum=True) == by_content
-        by_time = input_files({"image": scan})
-        scan.write_bytes(b"two")
-        os.utime(scan, ns=(1, 1))
-        # Equal in size and time: only the content tells.
-        assert input_files({"image": scan}) == by_time
-        assert input_files({"image": scan}, checksum=True) != by_content

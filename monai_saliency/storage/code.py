@@ -1,0 +1,394 @@
+"""What identifies code: installed packages by their version, the user's own code by what it does and what it reads.
+
+A function of the user's own is its bytecode and its constants, without comments, docstrings and line numbers: the code
+that runs here, which need not be the text that its file holds by now. `_names_read` gives the names of the module
+that it reads, so that :mod:`monai_saliency.storage.fingerprint` can follow them to other functions, classes, modules,
+constants, and variables of the environment.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import inspect
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import monai
+import nibabel
+import numpy as np
+import torch
+
+from monai_saliency.version import __version__
+
+__all__ = [
+    "Unfingerprintable",
+    "Walk",
+    "feed_class",
+    "feed_function",
+    "feed_module",
+    "has_home",
+    "library_versions",
+    "once",
+    "tag",
+]
+
+# What a class has beside its code and its settings.
+_NO_MEMBERS = {
+    *("__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__slots__", "__hash__"),
+    *("__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__orig_bases__"),
+    *("__parameters__", "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__annotate__"),
+    *("__annotations_cache__", "__annotate_func__", "__type_params__"),
+}
+_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+# The code of these is identified by their versions.
+_VERSIONED = {"monai": monai, "torch": torch, "numpy": np, "nibabel": nibabel}
+_INSTALLED = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")})
+
+
+class Unfingerprintable(TypeError):
+    """A value that cannot be identified: a lambda, a local function, an object of an extension module."""
+
+
+def library_versions() -> dict[str, str]:
+    """The versions of this package, and of the packages that compute a cached result."""
+    return {"monai_saliency": __version__} | {name: str(module.__version__) for name, module in _VERSIONED.items()}
+
+
+@functools.cache
+def _package_version(package: str) -> str:
+    """The version of an installed package, by the name that is imported; "" where there is none."""
+    for distribution in metadata.packages_distributions().get(package, ()):
+        return metadata.version(distribution)
+    return ""
+
+
+def _is_versioned(module: str) -> bool:
+    """Whether a module is identified by its name, and by the versions of Python and of :func:`library_versions`."""
+    top = module.partition(".")[0]
+    return top in _VERSIONED or (top in sys.stdlib_module_names and top != "__main__")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_installed_file(file: str) -> bool:
+    real = os.path.realpath(file)
+    return real.startswith(_INSTALLED) or bool({"site-packages", "dist-packages"} & {*Path(real).parts})
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module belongs to an installed package (or to this one), which is not edited between runs."""
+    if _is_versioned(module) or module.partition(".")[0] in {"monai_saliency", "builtins"}:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return bool(file) and module != "__main__" and _is_installed_file(str(file))
+
+
+@functools.lru_cache(maxsize=4096)
+def _installed_code(module: str, owner: Any) -> str:
+    """What identifies a class or function of an installed package: its version and the hash of its source file.
+
+    Raises:
+        Unfingerprintable: when there is no source.
+    """
+    top = module.partition(".")[0]
+    if _is_versioned(module):
+        return top
+    version = str(getattr(sys.modules.get(top), "__version__", ""))
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        source = Path(file).read_bytes() if file else inspect.getsource(owner).encode()
+    except (OSError, TypeError) as error:
+        raise Unfingerprintable(f"{module}.{owner.__qualname__}, whose source cannot be read") from error
+    return f"{version}-{hashlib.sha256(source).hexdigest()}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _code_digest(code: types.CodeType) -> bytes:
+    """The hash of what a code object does, and of the code inside it. Comments and docstrings do not count."""
+    hasher = hashlib.sha256()
+    used = {each.arg for each in dis.get_instructions(code) if each.opcode in dis.hasconst}
+    constants = [_constant(value) for place, value in enumerate(code.co_consts) if place in used]
+    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    table = getattr(code, "co_exceptiontable", b"")
+    hasher.update(repr((sys.version_info[:2], shape, names, _instructions(code), table, constants)).encode())
+    return hasher.digest()
+
+
+def _instructions(code: types.CodeType) -> list[Any]:
+    """The bytecode, with constants by their place among those that are used: a docstring takes a place, too."""
+    places = sorted({each.arg or 0 for each in dis.get_instructions(code) if each.opcode in dis.hasconst})
+    return [
+        (each.opcode, places.index(each.arg or 0) if each.opcode in dis.hasconst else each.arg)
+        for each in dis.get_instructions(code)
+        if each.opname not in {"EXTENDED_ARG", "CACHE"}
+    ]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return _code_digest(value)
+    if isinstance(value, tuple):
+        return tuple(map(_constant, value))
+    if isinstance(value, frozenset):
+        return "frozenset", sorted(map(repr, map(_constant, value)))
+    return type(value).__name__, repr(value)
+
+
+def _inside(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            yield from _inside(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_read(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """The names that code reads from its module, with the attributes that follow: ``("helper", "scale")``."""
+    found = set()
+    for each in _inside(code):
+        chain: list[str] = []
+        for instruction in dis.get_instructions(each):
+            if chain and instruction.opname in {"LOAD_ATTR", "LOAD_METHOD"}:
+                chain.append(instruction.argval)
+                continue
+            if chain and instruction.opname not in {"CACHE", "EXTENDED_ARG"}:
+                found.add(tuple(chain))
+                chain = []
+            if instruction.opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
+                chain = [instruction.argval]
+    return tuple(sorted(found))
+
+
+@functools.lru_cache(maxsize=4096)
+def _imported_names(code: types.CodeType) -> tuple[str, ...]:
+    """The modules that code imports when it runs, as it writes them."""
+    return tuple(
+        sorted(
+            {
+                each.argval
+                for inner in _inside(code)
+                for each in dis.get_instructions(inner)
+                if each.opname == "IMPORT_NAME"
+            }
+        )
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _strings(code: types.CodeType) -> tuple[str, ...]:
+    """The _strings in code that can be the name of an environment variable."""
+    found = {value for each in _inside(code) for value in each.co_consts if isinstance(value, str)}
+    return tuple(sorted(value for value in found if value.isidentifier()))
+
+
+def _module_digest(module: str) -> bytes:
+    """The hash of the code of one of the user's own modules, imported or not; ``b""`` where there is none."""
+    try:
+        loaded = sys.modules.get(module)
+        spec = None if loaded is not None else util.find_spec(module)
+        file = getattr(loaded, "__file__", None) or (spec and spec.origin)
+        if not file:
+            return b""
+        return _code_digest(compile(Path(file).read_bytes(), "module", "exec"))
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return b""
+
+
+@dataclass
+class Walk:
+    """One walk over a value.
+
+    Attributes:
+        feed_any: adds a value of any kind to a hash.
+        large: tensors and TorchScript modules, which are then not read; None to read them.
+        files: files that are named.
+        above: the ids of the containers around the current value, to cut cycles.
+        known: the digests of classes, functions and modules by id, which are walked once.
+    """
+
+    feed_any: Callable[[Any, Any, Walk], None]
+    large: list[Any] | None = None
+    files: set[str] = field(default_factory=set)
+    above: list[int] = field(default_factory=list)
+    known: dict[int, bytes] = field(default_factory=dict)
+
+    def feed(self, hasher: Any, value: Any) -> None:
+        """Add a value to a hash."""
+        if id(value) in self.above:
+            tag(hasher, "cycle", len(self.above) - self.above.index(id(value)))
+            return
+        self.above.append(id(value))
+        try:
+            self.feed_any(hasher, value, self)
+        finally:
+            self.above.pop()
+
+
+def tag(hasher: Any, kind: str, content: object = b"") -> None:
+    # With their lengths, ("ab", "c") and ("a", "bc") differ.
+    content = content if isinstance(content, bytes) else str(content).encode("utf-8", "surrogatepass")
+    hasher.update(f"{kind}:{len(content)}:".encode() + content)
+
+
+def once(hasher: Any, value: Any, walk: Walk, feed: Callable[[Any, Any, Walk], None]) -> None:
+    """Add what is walked once, however often it is met."""
+    if id(value) not in walk.known:
+        walk.known[id(value)] = b"being walked"
+        inner = hashlib.sha256()
+        try:
+            feed(inner, value, walk)
+        except Unfingerprintable:
+            del walk.known[id(value)]
+            raise
+        walk.known[id(value)] = inner.digest()
+    tag(hasher, "once", walk.known[id(value)])
+
+
+def feed_function(hasher: Any, value: Callable, walk: Walk) -> None:
+    owner = getattr(value, "__self__", None)
+    if owner is not None and not isinstance(owner, types.ModuleType):
+        tag(hasher, "method", value.__name__)
+        function = getattr(value, "__func__", None)
+        if isinstance(function, types.FunctionType):
+            _feed_member(hasher, function, walk)
+        return walk.feed(hasher, owner)
+    home = _home(value)
+    if home is None:
+        name = getattr(value, "__qualname__", value.__name__)
+        kind = "a lambda" if "<lambda>" in name else "a local function" if "<locals>" in name else "a function"
+        raise Unfingerprintable(f"{kind} ({name}), which no module holds under its name")
+    tag(hasher, "function", ".".join(home))
+    if isinstance(value, types.FunctionType) and not _is_installed(value.__module__):
+        return once(hasher, value, walk, _feed_own_code)
+    return tag(hasher, "code", _installed_code(home[0], value))
+
+
+def _feed_own_code(hasher: Any, function: types.FunctionType, walk: Walk) -> None:
+    """Add what one of the user's own functions does, and what it reads."""
+    code, known = function.__code__, function.__globals__
+    tag(hasher, "code", _code_digest(code))
+    walk.feed(hasher, [function.__defaults__, function.__kwdefaults__])
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if name != "__class__":
+            tag(hasher, "closure", name)
+            _feed_cell(hasher, cell, walk)
+    for chain in _names_read(code):
+        if chain[0] in known:
+            tag(hasher, "reads", ".".join(chain))
+            _feed_read(hasher, chain, known[chain[0]], code, walk)
+    for name in _imported_names(code):
+        if name and not _is_installed(name):
+            tag(hasher, "imports", _module_digest(name))
+
+
+def _feed_cell(hasher: Any, cell: types.CellType, walk: Walk) -> None:
+    try:
+        content = cell.cell_contents
+    except ValueError:  # still empty
+        return
+    _feed_member(hasher, content, walk)
+
+
+def _feed_read(hasher: Any, chain: tuple[str, ...], value: Any, code: types.CodeType, walk: Walk) -> None:
+    """Add what a name of a function's module leads to; ``chain`` is the name and the attributes behind it."""
+    for name in (*chain[1:], ""):
+        if value is os.environ or value is os.getenv:
+            return tag(hasher, "environment", [(name, os.environ.get(name)) for name in _strings(code)])
+        if not isinstance(value, types.ModuleType) or not name:
+            break
+        if _is_installed(value.__name__) and value is not os:
+            return tag(hasher, "installed", f"{value.__name__} {_package_version(value.__name__.partition('.')[0])}")
+        value = getattr(value, name, None)
+    return _feed_member(hasher, value, walk)
+
+
+def _feed_member(hasher: Any, value: Any, walk: Walk) -> None:
+    """Add a value that is identified by the name that leads to it: functions need no name of their own."""
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    if isinstance(value, property):
+        for part in (value.fget, value.fset, value.fdel):
+            _feed_member(hasher, part, walk)
+        return None
+    if isinstance(value, functools.cached_property):
+        return _feed_member(hasher, value.func, walk)
+    if isinstance(value, _DESCRIPTORS):
+        return tag(hasher, "descriptor", value.__name__)
+    module = getattr(value, "__module__", None)
+    if isinstance(value, types.FunctionType):
+        if not _is_installed(value.__module__ or ""):
+            return once(hasher, value, walk, _feed_own_code)
+        tag(hasher, "installed", f"{value.__module__}.{value.__qualname__}")
+        if value.__closure__:  # a decorator's
+            for cell in value.__closure__:
+                _feed_cell(hasher, cell, walk)
+        return None
+    if hasattr(value, "__wrapped__") and callable(value):
+        tag(hasher, "wrapped", type(value).__qualname__)
+        return _feed_member(hasher, value.__wrapped__, walk)
+    if isinstance(value, type | types.BuiltinFunctionType) and isinstance(module, str) and _is_installed(module):
+        return tag(hasher, "installed", f"{module}.{value.__qualname__} {_package_version(module.partition('.')[0])}")
+    return walk.feed(hasher, value)
+
+
+def _home(function: Any) -> tuple[str, str] | None:
+    """The module and name under which a function is found, which identify it. None if it is not found."""
+    # Functions written in C often name no module, or a module that does not hold them.
+    modules = [getattr(function, "__module__", None), "torch", "torch.nn.functional", "torch.special", "numpy"]
+    names = {getattr(function, "__qualname__", function.__name__), function.__name__}
+    places = ((module, name) for module in modules if module for name in sorted(names))
+    return next((place for place in places if _named(*place) is function), None)
+
+
+def has_home(function: Any) -> bool:
+    """Whether a callable is found under a name of a module."""
+    return _home(function) is not None
+
+
+def feed_class(hasher: Any, value: type, walk: Walk) -> None:
+    for kind in value.__mro__[:-1]:
+        if "<locals>" in kind.__qualname__ and not _is_versioned(kind.__module__):
+            raise Unfingerprintable(f"the local class {kind.__qualname__}")
+        tag(hasher, "class", f"{kind.__module__}.{kind.__qualname__}")
+        once(hasher, kind, walk, _feed_class_code)
+
+
+def _feed_class_code(hasher: Any, kind: type, walk: Walk) -> None:
+    """Add what identifies one class, without its bases."""
+    if _is_installed(kind.__module__):
+        tag(hasher, "code", _installed_code(kind.__module__, kind))
+        for package in vars(kind).get("packages", ()) if kind.__module__.startswith("monai_saliency.") else ():
+            tag(hasher, "uses", f"{package} {_package_version(package)}")
+        # A method that the user's own code has put there.
+        changed = [
+            (name, member)
+            for name, member in vars(kind).items()
+            if type(member) is types.FunctionType and not _is_installed(member.__globals__.get("__name__") or "")
+        ]
+    else:
+        changed = [(name, member) for name, member in vars(kind).items() if name not in _NO_MEMBERS]
+    for name, member in sorted(changed, key=lambda each: each[0]):
+        tag(hasher, "member", name)
+        _feed_member(hasher, member, walk)
+
+
+def feed_module(hasher: Any, value: types.ModuleType, walk: Walk) -> None:
+    tag(hasher, "module", value.__name__)
+    if not _is_installed(value.__name__):
+        tag(hasher, "code", _module_digest(value.__name__))
+
+
+def _named(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
