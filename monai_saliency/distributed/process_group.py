@@ -129,6 +129,12 @@ def _check_same(ranks: Sequence[Sequence[tuple[np.ndarray, WorkerScores]]]) -> N
                 f"ranks share the masks of an image, so each must have the same settings: rank 0 has (masks, scores) "
                 f"{known[0]}, rank {rank} has {known[1]}"
             )
+        for (_, our_scores), (_, scores) in zip(ranks[0], theirs, strict=True):
+            if found := our_scores.differences(scores):
+                raise ValueError(
+                    "ranks share the masks of an image, so each must have the same settings and the same network: case "
+                    f"{our_scores.name}: rank 0 and rank {rank} differ in {' and '.join(found)}"
+                )
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:

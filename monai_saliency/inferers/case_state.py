@@ -11,6 +11,7 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator, ScoreState, first_round
+from monai_saliency.inferers.agreement import Origin, differences
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.score_store import CaseScores
@@ -80,6 +81,7 @@ class CaseState:
         one_by_one: whether images go through the network one at a time, since its rows depend on each other.
         forwards_here: forwards of the network that this process, or this device, has spent on the case.
         forwards_elsewhere: forwards that others have spent on it.
+        origin: what decides the scores; None where nobody noted it.
     """
 
     target: BoundTarget
@@ -101,6 +103,7 @@ class CaseState:
         self.held = held
         self.stored = stored
         self.one_by_one = False
+        self.origin: Origin | None = None
         self.forwards_here = 0
         self.forwards_elsewhere = 0
         self._target = target
@@ -218,7 +221,20 @@ class CaseState:
         return self._ended
 
     def merge(self, other: CaseState) -> None:
-        """Take the scores of another part of the same case, and its costs."""
+        """Take the scores of another part of the same case, and its costs.
+
+        Raises:
+            ValueError: when the other part has other masks, settings, or another network.
+        """
+        same_masks = self.state.masks.key == other.state.masks.key
+        if same_masks and self.origin is not None and other.origin is not None:
+            references = self.state.reference_scores, other.state.reference_scores
+            found = differences(self.origin.prints(), other.origin.prints(), references, self.origin.tolerance)
+            if found:
+                raise ValueError(
+                    f"case {self.case.name}: its parts differ in {' and '.join(found)}, so their scores do not belong "
+                    "together: score all parts with the same settings and the same weights"
+                )
         self.state.merge(other.state)
         self.forwards_elsewhere += other.num_forwards
         self.begin_round()

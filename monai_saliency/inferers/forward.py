@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -94,15 +95,48 @@ class Forward:
 
 @contextmanager
 def evaluating(network: Any) -> Iterator[None]:
-    """Put a module into evaluation mode; afterwards each of its parts has the mode it had before."""
-    parts = network.modules() if isinstance(network, torch.nn.Module) else []
-    # A frozen TorchScript module has no mode, and an exported program's is fixed: it refuses to change it.
-    training = [part for part in parts if getattr(part, "training", False)]
-    if training:
-        with suppress(NotImplementedError):
-            network.eval()
+    """Put a module into evaluation mode; afterwards each of its parts has the mode it had before.
+
+    Where several threads use a module, or modules that share parts, these get their mode back when the last is done.
+    """
+    parts = list(network.modules()) if isinstance(network, torch.nn.Module) else []
+    _modes.enter(network, parts)
     try:
         yield
     finally:
-        for part in training:
-            part.training = True
+        _modes.leave(parts)
+
+
+class _Modes:
+    """The parts of modules that are in evaluation mode for somebody here, in any thread.
+
+    A part gets its own mode back when the last of its users is done: before, it would train under the others.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        # By id: the part, which lives as long as this entry, its users, and whether it was in training mode.
+        self._used: dict[int, tuple[torch.nn.Module, int, bool]] = {}
+
+    def enter(self, network: Any, parts: Sequence[torch.nn.Module]) -> None:
+        with self._lock:
+            # A frozen TorchScript module has no mode, and an exported program's is fixed: it refuses to change it.
+            training = [bool(getattr(part, "training", False)) for part in parts]
+            if any(training):
+                with suppress(NotImplementedError):
+                    network.eval()
+            for part, was_training in zip(parts, training, strict=True):
+                _, users, before = self._used.get(id(part), (part, 0, was_training))
+                self._used[id(part)] = part, users + 1, before or was_training
+
+    def leave(self, parts: Sequence[torch.nn.Module]) -> None:
+        with self._lock:
+            for part in parts:
+                _, users, before = self._used.pop(id(part))
+                if users > 1:
+                    self._used[id(part)] = part, users - 1, before
+                elif before:
+                    part.training = True
+
+
+_modes = _Modes()

@@ -18,6 +18,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
+from monai_saliency.inferers.agreement import Origin
 from monai_saliency.inferers.case_state import CaseState, Explanation
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
@@ -125,8 +126,14 @@ class PerturbationInferer(Inferer):
     @property
     def deciding(self) -> tuple[Any, ...]:
         """The settings that decide the scores of a mask. Others only decide how fast they are computed."""
-        deciding = (self.masks, self.target, self.fill, self.inferer, self.inputs, self.output)
-        return deciding if self.autocast is None else (*deciding, dict(self.autocast))
+        return tuple(self.deciding_by_name.values())
+
+    @property
+    def deciding_by_name(self) -> dict[str, Any]:
+        """The settings that decide the scores of a mask, by their names."""
+        names = ("masks", "target", "fill", "inferer", "inputs", "output")
+        deciding = {name: getattr(self, name) for name in names}
+        return deciding if self.autocast is None else {**deciding, "autocast": dict(self.autocast)}
 
     def replace(self, **changes: Any) -> PerturbationInferer:
         """A copy with other settings.
@@ -259,6 +266,9 @@ class PerturbationInferer(Inferer):
         forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
         with torch.no_grad(), evaluating(network):
             states, split = self.start(inputs, cases, stored)
+            origin = Origin({**self.deciding_by_name, "estimator": self.estimator}, network)
+            for state in states:
+                state.origin = origin
             size = min(self.mask_batch_size, sum(len(state.masks) + 1 for state in states))
             try:
                 scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from monai_saliency.inferers.agreement import Origin, differences
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.reference import RowsDepend
 
@@ -24,6 +25,8 @@ class WorkerScores:
         reference_scores: ``(K,)``, of the unperturbed image.
         num_forwards: forwards that this worker has spent on the case.
         one_by_one: whether images went through this worker's network one at a time.
+        masks: the key of its masks, as text.
+        origin: what decides the scores; None where nobody noted it.
     """
 
     name: str
@@ -32,6 +35,8 @@ class WorkerScores:
     reference_scores: torch.Tensor
     num_forwards: int
     one_by_one: bool = False
+    masks: str = ""
+    origin: Origin | None = None
 
     @staticmethod
     def of(state: CaseState) -> WorkerScores:
@@ -42,7 +47,24 @@ class WorkerScores:
             value.detach().cpu().clone()
             for value in (scores.seen, scores.scores, scores.reference_scores)
         )
-        return WorkerScores(state.case.name, seen, values, reference, state.forwards_here, state.one_by_one)
+        return WorkerScores(
+            state.case.name,
+            seen,
+            values,
+            reference,
+            state.forwards_here,
+            state.one_by_one,
+            repr(state.masks.key),
+            state.origin,
+        )
+
+    def differences(self, other: WorkerScores) -> list[str]:
+        """What differs from another worker's, in words; empty if the scores belong together."""
+        found = [] if self.masks == other.masks else [f"the masks ({self.masks} and {other.masks})"]
+        if self.origin is None or other.origin is None:
+            return found
+        references = self.reference_scores, other.reference_scores
+        return found + differences(self.origin.prints(), other.origin.prints(), references, self.origin.tolerance)
 
 
 def take_scores(states: Sequence[CaseState], workers: Sequence[Sequence[WorkerScores]], me: int) -> None:

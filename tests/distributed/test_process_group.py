@@ -219,6 +219,31 @@ def test_ranks_that_do_not_agree_are_refused() -> None:
     assert torch.equal(maps, others)
 
 
+def test_ranks_with_other_settings_are_refused() -> None:
+    """Each of them would get a map of neither."""
+
+    def explain(rank: int) -> list[str]:
+        messages = []
+        heavier = Network()
+        with torch.no_grad():
+            heavier.body[3].weight.mul_(1 + rank)
+        for inferer, network in [
+            (rise(seed=rank), Network()),
+            (rise(p1=0.5 - 0.1 * rank), Network()),
+            (rise(fill=ms.ConstantFill(float(rank))), Network()),
+            (rise(), heavier),
+        ]:
+            with pytest.raises(ValueError, match="rank 0 and rank 1 differ in") as caught:
+                over_ranks(inferer)(images(1), network)
+            messages.append(str(caught.value))
+        return messages
+
+    first, second = on_ranks(2, explain)
+    assert first == second
+    for message, name in zip(first, ("the masks", "the masks", "fill", "network"), strict=True):
+        assert f"differ in {name}" in message
+
+
 def test_a_distributed_network_is_run_as_it_is_inside() -> None:
     """Forwards of ``DistributedDataParallel`` send buffers to all ranks, which run other numbers of them."""
     expected = rise(3)(images(1), Network())

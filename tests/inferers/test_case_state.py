@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +106,40 @@ def test_parts_that_do_not_belong_together(image: torch.Tensor) -> None:
         merged([one, []])
     with pytest.raises(ValueError, match="only states of one case merge"):
         merged([other, ms.rise(MASKS, 4, target=ms.FunctionScore(mean_of_channels)).score(image, Network())])
+
+
+def classifier(weight: float, size: int) -> torch.nn.Module:
+    linear = torch.nn.Linear(size, 2, bias=False)
+    with torch.no_grad():
+        linear.weight.copy_(weight * torch.linspace(-0.1, 0.1, 2 * size).reshape(2, size))
+    return torch.nn.Sequential(torch.nn.Flatten(), linear, torch.nn.Softmax(1))
+
+
+#: what makes another part's scores the scores of something else
+OTHER_PARTS: dict[str, tuple[dict[str, Any], int]] = {
+    "masks": ({"seed": 1}, 0),
+    "p1": ({"p1": 0.3}, 0),
+    "fill": ({"fill": ms.ConstantFill(1.0)}, 0),
+    "target": ({"target": ms.ClassScore([1], "none")}, 0),
+    "network": ({}, 1),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PARTS)
+def test_parts_of_other_settings_are_refused(image: torch.Tensor, name: str) -> None:
+    """Also after they were sent to another process."""
+
+    def part(index: int, changes: dict[str, Any], number: int) -> Any:
+        network = classifier(1.0 + number, image[0].numel())
+        settings = {"target": ms.ClassScore([0], "none"), "mask_batch_size": 5} | changes
+        return ms.rise(MASKS, 3, **settings).score(image, network, part=Part(index, 2))
+
+    changes, number = OTHER_PARTS[name]
+    same, other = part(1, {}, 0), part(1, changes, number)
+    assert len(merged(pickle.loads(pickle.dumps([part(0, {}, 0), same])))) == 1
+    for each in ([part(0, {}, 0), other], pickle.loads(pickle.dumps([part(0, {}, 0), other]))):
+        with pytest.raises(ValueError, match=f"parts differ in .*{name}|only states of one case merge"):
+            merged(each)
 
 
 def test_parts_meet_in_the_store(image: torch.Tensor, tmp_path: Path) -> None:

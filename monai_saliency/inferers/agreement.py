@@ -1,0 +1,116 @@
+"""Whether scores that come together are of the same thing: the same masks, settings and network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monai_saliency.networks.identity import network_fingerprint
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
+from monai_saliency.utils.precision import chosen_arithmetic
+
+__all__ = ["Origin", "differences"]
+
+# Scores of one image and network on two machines differ by less, relative to the largest of them. A reference in half
+# precision has its own limit.
+_TOLERANCE, _HALF_TOLERANCE = 1e-3, 5e-2
+
+
+class Origin:
+    """What decides the scores that a process computes. It is hashed when scores come together, or are sent.
+
+    Args:
+        deciding: the settings that decide scores, by name.
+        network: the network.
+    """
+
+    def __init__(self, deciding: Mapping[str, Any], network: Any) -> None:
+        self._deciding: Mapping[str, Any] | None = deciding
+        self._network = network
+        self._arithmetic = chosen_arithmetic()
+        self._prints: dict[str, str | None] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_deciding": None, "_network": None, "_arithmetic": self._arithmetic, "_prints": self.prints()}
+
+    def prints(self) -> dict[str, str | None]:
+        """A hash of each thing that decides scores, by its name; None where it cannot be identified."""
+        if self._deciding is not None and not self._prints:
+            self._prints = {name: _print(_anywhere(value)) for name, value in self._deciding.items()}
+            self._prints["network"] = _network_print(self._network)
+            self._prints["autocast or TF32"] = fingerprint(self._arithmetic)
+        return self._prints
+
+    @property
+    def tolerance(self) -> float:
+        """How much reference scores may differ, relative to the largest."""
+        autocast = any("float16" in each for each in self._arithmetic)
+        return _HALF_TOLERANCE if autocast else _TOLERANCE
+
+
+def _anywhere(value: Any) -> Any:
+    if not any(name in getattr(value, "__dict__", {}) for name in ("device", "sw_device")):
+        return value
+    taken = copy.copy(value)
+    for name in ("device", "sw_device"):
+        if name in vars(taken):
+            object.__setattr__(taken, name, None)
+    return taken
+
+
+def _print(value: Any) -> str | None:
+    try:
+        return fingerprint(value)
+    except Unfingerprintable:
+        return None
+
+
+def _network_print(network: Any) -> str | None:
+    if not isinstance(network, torch.nn.Module):
+        return None
+    try:
+        found = network_fingerprint(network)
+    except Unfingerprintable:
+        return None
+    # Weights on another kind of device have another hash.
+    kinds = {tensor.device.type for tensor in network.parameters()}
+    return f"{sorted(kinds)} {found}"
+
+
+def differences(
+    one: Mapping[str, str | None],
+    other: Mapping[str, str | None],
+    references: Sequence[torch.Tensor],
+    tolerance: float = _TOLERANCE,
+) -> list[str]:
+    """What differs between two processes whose scores come together, in words; empty if nothing does.
+
+    Args:
+        one: :meth:`Origin.prints` of one.
+        other: and of the other. What is unknown in either is not compared.
+        references: the scores ``(K,)`` of the unperturbed image in both.
+        tolerance: how much these may differ, relative to the largest.
+    """
+    found = [
+        name for name in one if one[name] != other.get(name) and not _incomparable(name, one[name], other.get(name))
+    ]
+    first, second = (each.detach().double().cpu() for each in references)
+    if first.shape != second.shape:
+        found.append(f"the number of scores ({len(first)} and {len(second)})")
+    elif not torch.allclose(first, second, rtol=0, atol=_scale(first) * tolerance, equal_nan=True):
+        found.append(f"the score of the unperturbed image ({first.tolist()[:3]} and {second.tolist()[:3]})")
+    return found
+
+
+def _scale(scores: torch.Tensor) -> float:
+    finite = scores[torch.isfinite(scores)].abs()
+    return float(finite.max()) if len(finite) else 0.0
+
+
+def _incomparable(name: str, one: str | None, other: str | None) -> bool:
+    if one is None or other is None:
+        return True
+    return name == "network" and one.partition("]")[0] != other.partition("]")[0]
