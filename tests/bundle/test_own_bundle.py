@@ -177,11 +177,13 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     files = [
         ".failures.csv.lock",
         ".summary.csv.lock",
+        ".summary.settings.json.lock",
         "a_saliency.nii.gz",
         "b_saliency.nii.gz",
         "c_saliency.nii.gz",
         "failures.csv",
         "summary.csv",
+        "summary.settings.json",
     ]
     assert sorted(p.name for p in (tmp_path / "out").rglob("*") if p.is_file()) == files
 
