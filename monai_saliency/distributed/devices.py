@@ -292,9 +292,9 @@ class _SharedScores(CaseScores):
         super().__init__(folder)
         self._lock = lock
 
-    def resume(self, reference: torch.Tensor) -> None:
+    def resume(self, reference: torch.Tensor, masks: str | None = None, vouch: torch.Tensor | None = None) -> None:
         with self._lock:
-            super().resume(reference)
+            super().resume(reference, masks, vouch)
 
 
 class _LockedTarget(Target):

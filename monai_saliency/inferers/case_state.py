@@ -158,7 +158,7 @@ class CaseState:
         self.target = self.bound_to(reference)
         self.state = self._estimator.start(self.masks, self.target(reference)[0].clone())
         if self.stored is not None:
-            self.stored.resume(self.state.reference_scores)
+            self.stored.resume(self.state.reference_scores, repr(self.masks.key), self.target.vouch)
             self.take_stored()
 
     def read(self, start: int, stop: int, output: Any, offset: int, count: int) -> None:
@@ -191,6 +191,10 @@ class CaseState:
         if look_for_others or not bool(self.state.seen.all()):
             self.stored.flush()
         if look_for_others:
+            try:
+                self.stored.check_unchanged()
+            except ValueError as error:
+                raise CaseError(self.case.name, str(error)) from error
             self.take_stored()
 
     def take_stored(self) -> None:

@@ -33,7 +33,7 @@ _FORGOTTEN = 24 * 3600  # seconds
 
 
 @contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
+def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """A temporary path beside ``path`` to write to. It is renamed to ``path`` at the end, and removed on any error.
 
     Example::
@@ -43,6 +43,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
     Args:
         path: the file to write. Its folder is made if needed.
+        durable: wait until the file and its name are on the disk, so that a power cut loses neither.
 
     Raises:
         OutputError: when the file cannot be written. No part of it is left.
@@ -54,10 +55,29 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         with _naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
+            if durable:
+                _sync(temporary)
             os.replace(temporary, path)
+            if durable:
+                _sync(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk. Some systems cannot do it for folders."""
+    is_folder = path.is_dir()
+    if is_folder and os.name == "nt":
+        return
+    number = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    try:
+        os.fsync(number)
+    except OSError:
+        if not is_folder:
+            raise
+    finally:
+        os.close(number)
 
 
 @contextmanager

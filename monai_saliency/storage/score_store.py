@@ -3,13 +3,18 @@
 The store has a folder for each case and *key* (a hash of the image, the weights of the network and all settings). It
 holds a small ``.npy`` file for each range of masks, and ``reference.npy`` with the scores of the unperturbed image.
 Files appear by renaming and hold no pickle. So any number of processes can write to the folder, on any file system: two
-processes that compute the same range write the same file.
+processes that compute the same range write the same file. Behind its array each file has a checksum. A file without it
+(of an older version, or cut off when the power went) is not used, and its scores are computed again. A power cut costs
+at most the ranges of the last seconds; a finished case is on the disk before its ranges are removed.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import io
 import re
+import zlib
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -24,6 +29,7 @@ from monai_saliency.utils.timing import Timestamp
 
 __all__ = ["CaseScores", "ScoreStore"]
 
+_CHECKSUM = len(b"crc00000000")
 _RANGE = re.compile(r"(\d+)-(\d+)\.npy")
 
 
@@ -80,39 +86,68 @@ class CaseScores:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._mine: np.ndarray | None = None
+        self._decides = _decides("", None)
         self._pending: tuple[int, int, torch.Tensor, Timestamp] | None = None
 
     def one_by_one(self) -> CaseScores:
         """The scores of the same case where images go through the network one at a time, in a folder of their own."""
         other = copy.copy(self)
         other.folder = self.folder.with_name(f"{self.folder.name}-one-by-one")
-        other._pending = None
+        other._mine = other._pending = None
         return other
 
     def reference(self) -> np.ndarray | None:
         """The stored scores ``(K,)`` of the unperturbed image. None if there are none."""
         return _read(self.folder / "reference.npy")
 
-    def resume(self, reference: torch.Tensor) -> None:
-        """Resume from stored scores if they belong to this image and network; otherwise delete them.
+    def resume(self, reference: torch.Tensor, masks: str | None = None, vouch: torch.Tensor | None = None) -> None:
+        """Resume from stored scores if they belong to this image, network and masks; otherwise delete them.
 
         Args:
             reference: the scores ``(K,)`` of the unperturbed image, computed just now. Stored scores belong to the same
                 image and network if their reference is equal up to 1e-6 of its largest value. Two machines may differ
                 by as much, and a run may be resumed on another machine.
+            masks: the key of the masks. Stored scores belong to the same masks if this is equal. Neither this nor
+                ``vouch`` is compared where it is None.
+            vouch: more numbers of the unperturbed image, for scores that are the same for every image
+                (:attr:`~monai_saliency.targets.base.BoundTarget.vouch`), equal up to 1e-5 of the largest.
         """
         path = self.folder / "reference.npy"
+        self._mine = reference.numpy(force=True)
+        decides = self._decides = _decides(masks or "", vouch)
         # Listed first, so that ranges of another process that writes a new reference in between are not deleted.
         ranges = list(self.folder.glob("[!.]*-*.npy"))
         if path.exists():
             stored = self.reference()
-            if stored is not None and _same(stored, reference.numpy(force=True)):
+            if stored is not None and _same(stored, self._mine) and (masks is None or self._is_mine()):
                 return
             for old in ranges:
                 old.unlink(missing_ok=True)
         # Without a stored reference nothing is deleted, since another process may have begun just now. The reference is
         # written last, so that a kill never leaves ranges with the reference of other scores.
+        _write(self.folder / "decides.npy", decides)
         _write(path, reference)
+
+    def _is_mine(self) -> bool:
+        """Whether what is stored belongs to the masks, and to the output, of :meth:`resume`."""
+        return _decided_alike(_read(self.folder / "decides.npy"), self._decides)
+
+    def check_unchanged(self) -> None:
+        """Refuse to go on where another worker has found another reference, and so has removed this one's scores.
+
+        Raises:
+            ValueError: when the stored reference is not that of :meth:`resume`. Without an error, two workers would
+                remove each other's scores for ever.
+        """
+        stored = self.reference()
+        if self._mine is None or stored is None or (_same(stored, self._mine) and self._is_mine()):
+            return
+        raise ValueError(
+            f"another worker scores the unperturbed image {stored.tolist()[:3]}, this one {self._mine.tolist()[:3]}, "
+            "or has other masks, and has removed this one's scores: give all workers the same weights, precision, "
+            "packages and kind of device, or let them share cases (--saliency_split cases)"
+        )
 
     def ranges(self) -> list[tuple[int, int, np.ndarray]]:
         """The stored ranges of masks: ``start``, ``stop`` and the scores ``(stop - start, K)`` of each."""
@@ -122,7 +157,7 @@ class CaseScores:
             scores = _read(path) if match else None
             if match and scores is not None:
                 start, stop = int(match[1]), int(match[2])
-                if scores.ndim == 2 and len(scores) == stop - start:
+                if scores.ndim == 2 and len(scores) == stop - start and bool(np.isfinite(scores).all()):
                     found.append((start, stop, scores))
         return found
 
@@ -148,7 +183,9 @@ class CaseScores:
         if pending is not None:
             start, stop, scores, copied = pending
             copied.wait()
-            _write(self.folder / f"{start}-{stop}.npy", scores)
+            # A fault that passes must not be kept: NaN and infinite scores are computed again.
+            if bool(torch.isfinite(scores).all()):
+                _write(self.folder / f"{start}-{stop}.npy", scores)
 
     def finish(self, scores: torch.Tensor) -> None:
         """Replace all ranges by one file.
@@ -158,7 +195,7 @@ class CaseScores:
         """
         self._pending = None
         whole = self.folder / f"0-{len(scores)}.npy"
-        _write(whole, scores)
+        _write(whole, scores, durable=True)
         # Files with a dot are temporary files of other processes.
         for path in self.folder.glob("[!.]*-*.npy"):
             if path != whole:
@@ -172,14 +209,36 @@ def _same(stored: np.ndarray, reference: np.ndarray) -> bool:
     return bool(np.allclose(stored, reference, rtol=0, atol=1e-6 * np.abs(reference).max(initial=0)))
 
 
+def _decides(masks: str, vouch: torch.Tensor | None) -> torch.Tensor:
+    """The hash of the masks' key as 8 numbers, and what else vouches for an image and network, float64 ``(8 + V,)``."""
+    digest = torch.tensor(list(hashlib.sha256(masks.encode()).digest()[:8]), dtype=torch.float64)
+    return digest if vouch is None else torch.cat([digest, vouch.detach().cpu().double()])
+
+
+def _decided_alike(stored: np.ndarray | None, own: torch.Tensor) -> bool:
+    if stored is None or stored.shape != tuple(own.shape):
+        return False
+    expected = own.numpy()
+    scale = np.abs(expected[8:]).max(initial=0)
+    return bool((stored[:8] == expected[:8]).all() and np.allclose(stored[8:], expected[8:], rtol=0, atol=1e-5 * scale))
+
+
 def _read(path: Path) -> np.ndarray | None:
-    """The array of a file. None if the file is missing or damaged: its scores are computed again."""
+    """The array of a file. None if the file is missing, damaged or without a checksum: it is computed again."""
     try:
-        return np.load(path, allow_pickle=False)
+        data = path.read_bytes()
+        content, checksum = data[:-_CHECKSUM], data[-_CHECKSUM:]
+        return np.load(io.BytesIO(content), allow_pickle=False) if checksum == _checksum(content) else None
     except Exception:  # numpy reads the header as a Python literal, and a damaged one raises errors of any type
         return None
 
 
-def _write(path: Path, scores: torch.Tensor) -> None:
-    with atomic_path(path) as temporary:
-        np.save(temporary, scores.numpy(force=True), allow_pickle=False)
+def _write(path: Path, scores: torch.Tensor, durable: bool = False) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, scores.numpy(force=True), allow_pickle=False)
+    with atomic_path(path, durable) as temporary:
+        temporary.write_bytes(buffer.getvalue() + _checksum(buffer.getvalue()))
+
+
+def _checksum(content: bytes) -> bytes:
+    return b"crc%08x" % zlib.crc32(content)

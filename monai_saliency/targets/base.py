@@ -26,6 +26,7 @@ __all__ = [
     "check_tensor",
     "check_volume",
     "cosine",
+    "digits",
     "in_unit_interval",
     "label_name",
     "quantity_after",
@@ -74,11 +75,15 @@ class BoundTarget(ABC):
         labels: what each of the K scores is: the index of a class or channel, or a description.
         channels_read: the output channels that the scores depend on, ascending; None for all.
         additive: whether the scores are the sum of the :meth:`contribution` of boxes.
+        vouch: numbers ``(V,)`` of the output for the unperturbed image, by which stored scores are recognised; None
+            where the scores of that image do this. A target whose own reference scores the same for every image
+            sets it, by :func:`digits`.
     """
 
     labels: Sequence[int | str]
     channels_read: Sequence[int] | None = None
     additive: bool = False
+    vouch: torch.Tensor | None = None
 
     @abstractmethod
     def __call__(self, output: Any) -> torch.Tensor:
@@ -258,6 +263,17 @@ def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
             "flattens the scores; use activation='none' if the network ends in one",
             stacklevel=3,
         )
+
+
+def digits(output: torch.Tensor) -> torch.Tensor:
+    """A few numbers ``(4,)`` that differ between outputs, float64: the norm, the sum, and two weighted sums.
+
+    Unlike a hash, they hardly change with the last bits, in which machines differ.
+    """
+    values = output.detach().flatten().double()
+    places = torch.arange(len(values), dtype=values.dtype, device=values.device)
+    waves = [torch.cos(places * step + 1.0) for step in (1.0, 0.0317)]
+    return torch.stack([values.norm(), values.sum(), *(values @ wave for wave in waves)]).cpu()
 
 
 def to_float(output: torch.Tensor) -> torch.Tensor:

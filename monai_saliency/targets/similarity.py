@@ -17,6 +17,7 @@ from monai_saliency.targets.base import (
     check_tensor,
     check_volume,
     cosine,
+    digits,
     to_float,
 )
 from monai_saliency.targets.regions import check_region, given_region, label_region
@@ -73,7 +74,9 @@ class EmbeddingSimilarity(Target):
         check_finite(output, case)
         own = to_float(output)
         if self.reference is None:
-            return _BoundEmbeddingSimilarity(["similarity to itself"], own.flatten(1).clone(), self.measure)
+            bound = _BoundEmbeddingSimilarity(["similarity to itself"], own.flatten(1).clone(), self.measure)
+            bound.vouch = digits(own)
+            return bound
         given = self.reference if self.reference.ndim == own.ndim else self.reference[None]
         if given.shape[1:] != own.shape[1:] or not len(given):
             raise CaseError(
@@ -150,6 +153,7 @@ class _BoundFieldSimilarity(BoundTarget):
     def __init__(self, reference: torch.Tensor, voxels: torch.Tensor | None) -> None:
         self.voxels = voxels
         self.reference = self._inside(reference)
+        self.vouch = digits(self.reference)
 
     def _inside(self, field: torch.Tensor) -> torch.Tensor:
         flat = to_float(field).flatten(2)

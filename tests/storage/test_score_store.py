@@ -19,7 +19,7 @@ from helpers.scans import LPS, write_scan
 import monai_saliency as ms
 from monai_saliency.cases import Case
 from monai_saliency.storage.files import temporary_path
-from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.storage.score_store import CaseScores, ScoreStore
 
 TARGET = ms.ClassScore("all", activation="softmax")
 
@@ -215,7 +215,69 @@ def test_what_another_writer_is_about_to_rename_is_left_alone(tmp_path: Path) ->
         path.touch()
     scores.finish(torch.zeros(37, 2))
     scores.resume(torch.ones(2))  # of another network: what is stored is removed
-    assert sorted(scores.folder.iterdir()) == sorted([*writing, scores.folder / "reference.npy"])
+    assert sorted(scores.folder.iterdir()) == sorted(
+        [*writing, scores.folder / "decides.npy", scores.folder / "reference.npy"]
+    )
+
+
+def kept(scores: CaseScores) -> list[tuple[int, int]]:
+    return [(start, stop) for start, stop, _ in scores.ranges()]
+
+
+def test_scores_of_other_masks_or_another_output_are_not_used(tmp_path: Path) -> None:
+    """As where an atlas file was replaced, or the score of every unperturbed image is 0."""
+    scores = ScoreStore(tmp_path).open("case", "k")
+    reference, vouch = torch.zeros(1), torch.tensor([3.0, 4.0])
+    for masks, numbers, same in (
+        ("a", vouch, False),
+        ("a", vouch, True),
+        ("a", vouch * (1 + 1e-7), True),
+        ("b", vouch, False),
+        ("b", vouch + 1e-3, False),
+        ("b", None, False),
+        ("b", None, True),
+    ):
+        scores.resume(reference, masks, numbers)
+        assert kept(scores) == ([(0, 4)] if same else [])
+        scores.add(0, 4, torch.ones(4, 1))
+        scores.flush()
+
+
+def test_a_passing_fault_is_not_kept(tmp_path: Path) -> None:
+    scores = ScoreStore(tmp_path).open("case", "k")
+    scores.resume(torch.zeros(1))
+    for start, value in ((0, 1.0), (4, float("nan")), (8, float("inf"))):
+        scores.add(start, start + 4, torch.full((4, 1), value))
+    scores.flush()
+    assert kept(scores) == [(0, 4)]
+
+
+def test_a_range_has_a_checksum(tmp_path: Path) -> None:
+    """A flipped bit in the values is noticed, and a range of an older version is computed again."""
+    scores = ScoreStore(tmp_path).open("case", "k")
+    scores.add(0, 4, torch.rand(4, 2))
+    scores.flush()
+    (path,) = scores.folder.glob("0-4.npy")
+    whole = path.read_bytes()
+    for place in (-12, -20, 130):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        assert kept(scores) == []
+    np.save(path, np.zeros((4, 2), np.float32))
+    assert kept(scores) == []
+    path.write_bytes(whole)
+    assert kept(scores) == [(0, 4)]
+
+
+def test_workers_whose_references_differ_do_not_remove_each_others_scores_for_ever(tmp_path: Path) -> None:
+    one, other = (ScoreStore(tmp_path).open("case", "k") for _ in range(2))
+    one.resume(torch.ones(2))
+    one.check_unchanged()
+    other.resume(torch.ones(2) * (1 + 5e-6))
+    other.check_unchanged()
+    with pytest.raises(ValueError, match="another worker scores the unperturbed image"):
+        one.check_unchanged()
 
 
 def test_any_estimator_from_the_store_alone(image: torch.Tensor, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from monai_saliency.targets import (
     EmbeddingSimilarity,
     FieldSimilarity,
 )
+from monai_saliency.targets.base import Target
 
 
 class TestEmbeddingSimilarity:
@@ -100,3 +101,18 @@ class TestFieldSimilarity:
             FieldSimilarity(torch.zeros(2, 3)).bind(self.FIELD, FLAT)
         with pytest.raises(ValueError, match="`region` must be 'all', 'label' or a label tensor"):
             FieldSimilarity("predicted")
+
+
+@pytest.mark.parametrize("target", [FieldSimilarity(), EmbeddingSimilarity("distance")])
+def test_a_score_that_is_the_same_for_every_image_has_something_else_to_vouch_for_it(target: Target) -> None:
+    """Stored scores of other weights are noticed by it, and not lost by rounding."""
+    case = Case("ct_7", torch.zeros(1, 4, 5))
+    output = torch.rand(1, 2, 4, 5, generator=torch.Generator().manual_seed(0))
+    one, other, rounded = (target.bind(each, case) for each in (output, output.flip(3), output * (1 + 1e-7)))
+    assert one(output).tolist() == other(output.flip(3)).tolist()
+    assert one.vouch is not None
+    assert other.vouch is not None
+    assert rounded.vouch is not None
+    scale = float(one.vouch.abs().max())
+    assert float((one.vouch - other.vouch).abs().max()) > 1e-3 * scale
+    assert float((one.vouch - rounded.vouch).abs().max()) < 1e-5 * scale
