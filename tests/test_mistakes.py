@@ -134,7 +134,7 @@ METHODS: list[Row] = [
     ("output is empty", lambda: window(output=[]), r"`output` must be a key, an index, .*, got \[\]"),
     ("output has no such part", lambda: explain(output="pred"), r"`?output.* has no part 'pred'"),
     ("autocast is True", lambda: window(autocast=True), r"`autocast` must be the arguments of torch.autocast"),
-    ("progress is a word", lambda: window(progress="false"), r"`progress` must be True or False, got 'false'"),
+    ("progress is a word", lambda: window(progress="no"), r"`progress` must be True or False, got 'no'"),
     (
         "batch size 0",
         lambda: window(mask_batch_size=0),
@@ -147,7 +147,7 @@ METHODS: list[Row] = [
         lambda: window(mask_batch_size="16"),
         r"`mask_batch_size` must be a whole number .*, got '16'",
     ),
-    ("per_channel is a word", lambda: window(per_channel="false"), r"`per_channel` must be True or False, got 'false'"),
+    ("per_channel is a word", lambda: window(per_channel="no"), r"`per_channel` must be True or False, got 'no'"),
     ("per_channel is 1", lambda: ms.rise(target=TARGET, per_channel=1), r"`per_channel` must be True or False, got 1"),
     ("window unit", lambda: window(window_unit="cm"), r"`window_unit` must be 'voxel' or 'mm', got 'cm'"),
     (

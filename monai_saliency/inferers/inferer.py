@@ -32,7 +32,7 @@ from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
-from monai_saliency.utils.arguments import callable_network, instance, whole_number
+from monai_saliency.utils.arguments import callable_network, flag, instance, whole_number
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.timing import BusyMeter
 
@@ -105,7 +105,7 @@ class PerturbationInferer(Inferer):
         self.estimator = estimator
         self.fill = fill if fill is not None else ConstantFill(0.0)
         self.inferer = inferer if inferer is not None else SimpleInferer()
-        self.progress = progress
+        self.progress = flag("progress", progress)
         self.output = output
         self.inputs = inputs if inputs is not None else TensorInput()
         self.meter = meter

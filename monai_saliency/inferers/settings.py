@@ -14,7 +14,7 @@ from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.base import Masks
 from monai_saliency.networks.inputs import InputAdapter
 from monai_saliency.targets.base import Target
-from monai_saliency.utils.arguments import flag, instance
+from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.timing import BusyMeter
 
 __all__ = ["check_cases", "check_settings"]
@@ -43,7 +43,6 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     instance("patch_memory", settings["patch_memory"], (bool, PatchMemory), words, none=True)
     words = "the arguments of torch.autocast, such as {'dtype': torch.float16}"
     instance("autocast", settings["autocast"], Mapping, words, none=True)
-    flag("progress", settings["progress"])
     _check_output(settings["output"])
     _check_p1(settings["masks"], settings["estimator"])
 

@@ -206,11 +206,13 @@ def flag(name: str, value: Any) -> bool:
 
     Args:
         name: the name of the parameter, for the error.
-        value: True or False.
+        value: True or False, or one of the words "true" and "false", as a command line gives them.
 
     Raises:
-        ValueError: when it is anything else, such as a number or the word "false". It names the parameter.
+        ValueError: when it is anything else, such as a number or another word. It names the parameter.
     """
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"`{name}` must be True or False, got {value!r}")
     return bool(value)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from monai_saliency.utils.arguments import check_option, voxels_of_mm
+from monai_saliency.utils.arguments import check_option, flag, voxels_of_mm
 
 
 class TestCheckOption:
@@ -20,3 +20,9 @@ class TestCheckOption:
 def test_mm_do_not_depend_on_an_affines_rounding() -> None:
     for edge in (2.0, 2.00000002, 1.99999998):
         assert voxels_of_mm((15.0, 20.0), (edge, edge)) == (8, 10)
+
+
+def test_a_command_lines_words_are_truth_values() -> None:
+    assert [flag("strict", word) for word in ("true", "False", True, False)] == [True, False, True, False]
+    with pytest.raises(ValueError, match="`strict` must be True or False, got 'no'"):
+        flag("strict", "no")
