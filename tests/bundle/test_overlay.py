@@ -397,10 +397,10 @@ def test_network_that_ignores_the_image_gets_an_error_and_no_map(tmp_path: Path)
 def test_the_map_of_a_case_that_fails_now_goes(tmp_path: Path) -> None:
     """It is an earlier run's, of another network here. Rows of another cohort stay, and are named."""
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=900 - 800 * i) for i in range(2)]
-    Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle(scans, Brightness()))
+    Overlay(tmp_path / "maps", num_masks=5, activation="none").explain(small_bundle(scans, Brightness()))
     assert sorted(path.name[0] for path in (tmp_path / "maps").glob("*_saliency.*")) == ["0", "0", "1", "1"]
     with pytest.raises(SystemExit, match="1 case without a map"):
-        Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle(scans, Broken()))
+        Overlay(tmp_path / "maps", num_masks=5, activation="none").explain(small_bundle(scans, Broken()))
     assert sorted(path.name[0] for path in (tmp_path / "maps").glob("*_saliency.*")) == ["1", "1"]
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["1"]
 
@@ -446,7 +446,7 @@ class Hundredths(torch.nn.Module):
 def test_cases_that_the_loader_leaves_out_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, low=0, high=200) for i in range(3)]
     parser = small_bundle(scans, Brightness())
-    parser["evaluator"]["epoch_length"] = 2
+    parser["dataloader"]["sampler"] = [0, 1]
     Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(parser)
     assert "evaluator has not met 1 of the cases that its loader's dataset lists (the first is 2)" in caplog.text
 
