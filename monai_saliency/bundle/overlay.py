@@ -304,19 +304,15 @@ class OverlayHandler(SaliencyHandler):
             failures.withdraw_by(self.withdraw)
 
     def warn_of_unmet(self) -> None:
-        """Report cases that the loader's dataset lists and the evaluator has not met."""
-        # MONAI's `ThreadDataLoader`, for one, ends early without an error where a scan is broken.
+        """Report cases that were listed but not met: MONAI's ``ThreadDataLoader`` ends silently at a broken scan."""
         failed = [] if self.failures is None else [row["case"] for row in self.failures.rows]
         ended = {*self.explained, *self.explainer.waiting, *failed}
-        unmet = [name for name in self._names or [] if name not in ended]
-        if unmet:
-            logger.warning(
+        if unmet := [name for name in self._names or [] if name not in ended]:
+            words = (
                 "%s has not met %d of the cases that its loader's dataset lists (the first is %s): the loader ended "
-                "early, or was asked for fewer. They have neither a map nor a failure",
-                self.evaluator_id,
-                len(unmet),
-                unmet[0],
             )
+            words += "early, or was asked for fewer. They have neither a map nor a failure"
+            logger.warning(words, self.evaluator_id, len(unmet), unmet[0])
 
     @property
     def whole_inferer(self) -> PerturbationInferer:

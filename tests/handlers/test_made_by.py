@@ -32,7 +32,13 @@ def network(value: float = 1.0) -> torch.nn.Module:
 
 
 def explain(**changes: Any) -> ms.PerturbationInferer:
-    given = {"num_masks": 50, "grid_size": 3, "seed": 0, "target": ms.ClassScore([1], "softmax"), "fill": 0.0}
+    given = {
+        "num_masks": 50,
+        "grid_size": 3,
+        "seed": 0,
+        "target": ms.ClassScore([1], "softmax"),
+        "fill": ms.ConstantFill(0.0),
+    }
     return ms.rise(**given | changes)
 
 
@@ -52,7 +58,7 @@ OTHERS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
         "target.classes",
         lambda: described(explain(target=ms.ClassScore([0], "softmax")), network(), loader=loader(PLAIN)),
     ),
-    "fill": ("fill", lambda: described(explain(fill=-1.0), network(), loader=loader(PLAIN))),
+    "fill": ("fill", lambda: described(explain(fill=ms.ConstantFill(-1.0)), network(), loader=loader(PLAIN))),
     "method": (
         "masks RISEMasks there, SlidingWindowMasks here",
         lambda: described(ms.sliding_window(2, target=ms.ClassScore([1], "softmax")), network(), loader=loader(PLAIN)),
