@@ -23,7 +23,7 @@ from monai_saliency.cases import Case
 from monai_saliency.distributed.base import Cohort, Engine
 from monai_saliency.distributed.replicas import Replicas, network_tensors
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.forward import evaluating
+from monai_saliency.inferers.forward import Cancelled, evaluating
 from monai_saliency.inferers.inferer import Meet, PerturbationInferer, Sharing
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import Part, units
@@ -208,7 +208,7 @@ class _Threads:
         self._barrier.abort()
 
 
-class _Stopped(Exception):
+class _Stopped(Cancelled):
     """A share that was given up, since another failed."""
 
 

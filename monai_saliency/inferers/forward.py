@@ -18,10 +18,14 @@ from monai.inferers import Inferer, SliceInferer
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs
 from monai_saliency.utils.timing import BusyMeter
 
-__all__ = ["Forward", "Guard", "evaluating"]
+__all__ = ["Cancelled", "Forward", "Guard", "evaluating"]
 
 #: entered around each call of the network, given the device of the batch; raises to cancel the run
 Guard = Callable[[torch.device], AbstractContextManager[Any]]
+
+
+class Cancelled(Exception):
+    """Raised by a guard to cancel the run: no fault of the network, so nothing else is tried."""
 
 
 class Forward:

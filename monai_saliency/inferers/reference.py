@@ -41,7 +41,7 @@ import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.forward import Cancelled, Forward
 from monai_saliency.networks.comparison import Difference, Excerpt, difference, excerpt
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
@@ -217,6 +217,8 @@ class ReferenceCheck:
         if self.found is not None or not _is_compiled(self.forward.network):
             try:
                 return self._read(index, self._images(index, image, 1), 1, "alone")
+            except Cancelled:
+                raise
             except Exception as error:
                 if self.batch_size == 1:
                     raise self.failed(error, index) from error
@@ -313,6 +315,8 @@ class PatchCheck:
         if not _is_compiled(self.forward.network):
             try:
                 return excerpt(alone(slot, 1)), "alone", True
+            except Cancelled:
+                raise
             except Exception:
                 logger.debug("the network takes no batch of one patch", exc_info=True)
         return excerpt(alone(slot, self.batch_size)), f"in a batch of {self.batch_size} copies of it", False

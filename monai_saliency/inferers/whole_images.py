@@ -12,7 +12,7 @@ import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.forward import Cancelled, Forward
 from monai_saliency.inferers.reference import ReferenceCheck, RowsDepend, copied
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
@@ -132,6 +132,8 @@ class WholeImages(Scoring):
     def _forward(self, batch: Sequence[Rows], values: Mapping[Any, torch.Tensor]) -> Any:
         try:
             return self.forward.images(self.batch, self.split, values)
+        except Cancelled:
+            raise
         except Exception as error:
             # The evaluator's prediction was compared with a batch, so that this may be the first image alone.
             if self.reference.found is None or batch[0][1] > 0:

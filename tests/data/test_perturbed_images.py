@@ -26,7 +26,8 @@ class Recorder:
         self.batches: list[torch.Tensor] = []
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        self.batches.append(x.clone())
+        if len(x) > 1:  # else it is an image alone, which the unperturbed row is compared with
+            self.batches.append(x.clone())
         return x
 
 
