@@ -71,7 +71,8 @@ def cohort_dataset(
               for cohorts larger than memory. (A pass of MONAI's ``SmartCacheDataset`` is only a part of the cohort, and
               hangs at a broken scan. Here a pass reads every case, and only the broken one fails.)
         cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
-        checksum: recognize scans by their content instead of their size and modification time.
+        checksum: read each scan once in each process. Otherwise a cache on disk remembers the content of a file by its
+            place, size, modification time and change time.
         window: the number of scans in memory for ``"window"``, at least 1.
         map_size: the first size of the LMDB database in bytes. It grows as needed.
 
@@ -308,15 +309,18 @@ class CachedDataset(CohortDataset, _CachedItems):
     that ``Invertd`` works. Each read returns a copy. The ``id`` of every transform in ``applied_operations`` is "none",
     with which ``Invertd`` accepts any transform of the same class.
 
-    An entry is used for the same case, the same files (see :func:`monai_saliency.storage.fingerprint.input_files`), the
-    same transforms with the same arguments, and the same versions of monai, torch, numpy, nibabel and this package. If
+    An entry is used for the same case, the same content of its files (see
+    :func:`monai_saliency.storage.input_files.input_files`) and of the files that arguments of the transforms name, the
+    same transforms with the same arguments, and the same versions of monai, torch, numpy, nibabel and this package.
+    :func:`monai_saliency.storage.fingerprint.fingerprint` says what of a transform is followed, and what cannot be. If
     the cache cannot be read or written, or an item cannot be stored, the item is computed at each read, with a warning.
 
     Args:
         data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
         transform: the preprocessing.
         backend: where the bytes of items are kept. None caches nothing.
-        checksum: recognize scans by their content instead of their size and modification time.
+        checksum: read each scan once in each process. Otherwise a cache on disk remembers the content of a file by its
+            place, size, modification time and change time.
 
     Raises:
         CaseError: on reading a case that cannot be loaded. Other cases are not affected.

@@ -74,7 +74,8 @@ class SaliencyDataset(CachedDataset):
         label_key: the key of the label map, for masks and targets made of regions.
         held_keys: the keys of the network's other inputs, see :class:`monai_saliency.Saliencyd`.
         device: the device to explain on. Default: the device of the image.
-        checksum: recognize scans by their content instead of their size and modification time.
+        checksum: read each scan once in each process. Otherwise a cache on disk remembers the content of a file by its
+            place, size, modification time and change time.
         window: the number of scans, with their maps, in memory for ``"window"``, at least 1.
         map_size: the first size of the LMDB database in bytes. It grows as needed.
 
