@@ -135,7 +135,16 @@ class _ScriptNames:
         self._known: dict[bytes, bytes] = {}
 
     def plain(self, content: bytes) -> bytes:
-        """Content with such names in it, and with no others."""
+        """Content with such names in it, and with no others, and with a class's constants in the order of their names.
+
+        Torch writes these in the order of a set, which another process may have in another one.
+        """
+        content = re.sub(
+            rb"(?:^  \w+ : Final\[.*\n)+",
+            lambda found: b"".join(sorted(found[0].splitlines(True))),
+            content,
+            flags=re.M,
+        )
         return re.sub(rb"__torch__(?:\.\w+)+", lambda found: self._name(found[0]), content)
 
     def _name(self, name: bytes) -> bytes:

@@ -178,13 +178,15 @@ def test_regions_of_a_label_map(tmp_path: Path, notes: Any) -> None:
         SaliencyDataset(items.data, None, BoxSum(), inferer)[0]
 
 
+class Times(torch.nn.Module):
+    """Of two inputs, one of which is a factor."""
+
+    def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
+        return box_sum(x["image"]) * x["factor"]
+
+
 def test_a_network_with_another_input(notes: Any) -> None:
     """It is held, decides the map, and names its way in."""
-
-    class Times(torch.nn.Module):
-        def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
-            return box_sum(x["image"]) * x["factor"]
-
     cases = [{"case": str(n), "image": torch.ones(1, *SHAPE), "factor": torch.tensor([n])} for n in (1.0, 3.0)]
     inferer = explain(inputs=ms.DictInput(perturb="image"))
     items = SaliencyDataset(cases, None, Times(), inferer, held_keys="factor")
@@ -267,7 +269,9 @@ def test_one_item_is_explained_once_and_one_at_a_time(cohort: Path, notes: Any) 
             return super().forward(x)
 
     network = Watched()
-    first, second = (dataset(cohort, network=network, cache=cache) for cache in ("memory", "disk"))
+    first, second = (
+        dataset(cohort, network=network, network_id="watched", cache=cache) for cache in ("memory", "disk")
+    )
     in_threads([lambda items=items: list(items) for items in (first, first, first, second)])
     assert max(most) == 1
     assert network.training

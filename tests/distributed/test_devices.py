@@ -240,7 +240,7 @@ def test_stored_scores(images: torch.Tensor, tmp_path: Path) -> None:
         scores = ScoreStore(tmp_path / str(len(devices))).open("case", "key")
         network = Network()
         counts = batches(network)
-        stopping = StopsLater(network, 2)
+        stopping = StopsLater(network, 3)  # the image alone, and two batches
         with pytest.raises(RuntimeError, match="out of memory"):
             over_devices(rise(), CPUS).explain(images[:1], stopping, stored=[scores])
         kept = len(scores.ranges())

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import monai.bundle
-import numpy as np
 import pytest
+import torch
 from helpers.files import maps
 from helpers.own_bundle import BATCH, forwards, rank, settings
 from helpers.scans import LPS, write_scan
+
+from monai_saliency.storage.score_store import CaseScores
 
 METHOD: dict[str, Any] = {"method": "helpers.two_rounds.two_rounds", "window": 6}
 
@@ -92,8 +94,10 @@ def test_a_run_that_was_stopped_in_the_second_round(cohort: Path) -> None:
     explain(cohort, "resumed")
     before = forwards(cohort, "resumed")
     for scores in (cohort / "resumed" / "scores").rglob("0-16.npy"):
-        found = np.load(scores)
-        np.save(scores.with_name("0-11.npy"), found[:11])  # the first round, and 3 of the second
+        kept = CaseScores(scores.parent)
+        ((_, _, found),) = kept.ranges()
+        kept.add(0, 11, torch.from_numpy(found[:11]))  # the first round, and 3 of the second
+        kept.flush()
         scores.unlink()
     for path in (cohort / "resumed").glob("*.nii.gz"):
         path.unlink()

@@ -85,7 +85,7 @@ def test_what_a_killed_run_left_half_written_goes_wherever_it_is(cohort: Path) -
     run(cohort, **{key: str(cohort / place) for key, place in places.items()})
     written = [*(cohort / "out").glob("*.nii.gz"), *(cohort / "elsewhere").rglob("*")]
     whole = [path for path in written if path.is_file() and path.name != ".lock"]
-    assert len(whole) == 3 * 4
+    assert len(whole) == 3 * 6  # map, preprocessed scan and what is known of its content; scores, reference, masks
     dead = f"{os.getpid()}.1-{'0' * 8}"
     for path in whole:
         mine = temporary_path(path).name.split("-")
@@ -441,11 +441,11 @@ def test_a_file_that_may_not_grow(cohort: Path) -> None:
 
 @pytest.fixture
 def small_disk(cohort: Path) -> Iterator[Path]:
-    """A disk of 100 kB, which holds the maps of one or two scans."""
+    """A disk of 160 kB, which holds the maps of one or two scans."""
     disk = cohort / "out"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=100k,mode=777", "tmpfs", str(disk)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=160k,mode=777", "tmpfs", str(disk)], capture_output=True, text=True
     )
     if mounted.returncode:
         pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")

@@ -20,6 +20,7 @@ from monai_saliency.sharding import Part
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.fingerprint import fingerprint, library_versions
 from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.utils.precision import chosen_arithmetic
 
 IMAGES = torch.stack([torch.full((1, 6, 6, 6), value) for value in (0.5, 1.0)])
 CASES = [Case("ct_1"), Case("ct_2")]
@@ -124,13 +125,13 @@ def test_the_key_of_stored_scores_covers_all_that_decides_them(tmp_path: Path) -
     whole = fingerprint([{"": ["Sequential", "", ""], "0": ["Picky", "", ""]}, {}])
     decides = [library_versions(), whole, [fingerprint(part) for part in parts], image[0].as_tensor(), []]
     (folder,) = (path for path in (tmp_path / "ct_1").iterdir() if path.is_dir())
-    assert folder.name == fingerprint([*decides, labels, (2.0, 2.0, 2.0)])[:32]
+    assert folder.name == fingerprint([*decides, labels, (2.0, 2.0, 2.0), chosen_arithmetic()])[:32]
 
 
 def test_scores_of_another_version_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     for version in ("1", "2", "1"):
-        monkeypatch.setattr("monai_saliency.storage.fingerprint.__version__", version)
+        monkeypatch.setattr("monai_saliency.storage.code.__version__", version)
         (found,) = explain(CaseExplainer(windows(), Picky(), ScoreStore(tmp_path)), IMAGES[:1], CASES[:1])
         counts.append(found.explanation.num_forwards)
     assert counts == [9, 9, 1]

@@ -168,14 +168,18 @@ def test_ranks_share_every_round(count: int) -> None:
 
 def test_a_rank_that_fails_in_the_second_round_ends_all() -> None:
     class Fails(Spots):
+        limit = 100
+
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.images >= 3:
+            if self.images >= self.limit:
                 raise CaseError("brain", "broken")
             return super().forward(x)
 
     def rank(number: int) -> Any:
+        network = Fails()
+        network.limit = 3 if number else 100
         with pytest.raises(CaseError, match="brain: broken"):
-            explain(1, sharing=MasksOverRanks())(images(), Fails() if number else Spots())
+            explain(1, sharing=MasksOverRanks())(images(), network)
         return explain(1, sharing=MasksOverRanks())(images(), Spots())
 
     for found in on_ranks(2, rank):

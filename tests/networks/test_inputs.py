@@ -69,8 +69,9 @@ def test_the_network_sees_each_input_as_it_was_given() -> None:
     labels = torch.randint(0, 5, (2, 3, 9, 8), generator=torch.Generator().manual_seed(0))
     given = {"labels": labels, "image": IMAGES[:2], "prompt": torch.tensor([[7, 8], [9, 10]])}
     rise(3, 3, target=TARGET, inputs=DictInput("image"), mask_batch_size=5)(given, network)
-    assert [list(batch) for batch in seen] == [["labels", "image", "prompt"]] * 2
-    first = seen[0]
+    # Each image alone, to compare with, and two batches.
+    assert [list(batch) for batch in seen] == [["labels", "image", "prompt"]] * 4
+    first = next(batch for batch in seen if len(batch["image"]) > 1)
     assert first["labels"].dtype == torch.int64
     assert torch.equal(first["labels"], labels[[0, 0, 0, 0, 1]])
     assert torch.equal(first["prompt"], given["prompt"][[0, 0, 0, 0, 1]])

@@ -115,8 +115,8 @@ def explain_and_save(scan: Path, preprocessing: Compose, output_dir: Path) -> ni
     return nib.load(chain({"image": str(scan), "case": "scan"})["saliency_path"])
 
 
-def check(saved: nib.Nifti1Image, scan: Path, dims: int) -> None:
-    """Header and place: the map's centre of mass lies within half a voxel of the blob."""
+def check(saved: nib.Nifti1Image, scan: Path, dims: int, limit: float = 0.5) -> None:
+    """Header and place: the map's centre of mass lies within ``limit`` voxels of the blob."""
     original = nib.load(scan)
     assert saved.shape == original.shape == SHAPE[:dims]
     assert np.array_equal(saved.affine, original.affine)
@@ -125,8 +125,8 @@ def check(saved: nib.Nifti1Image, scan: Path, dims: int) -> None:
     assert saved.header.get_xyzt_units() == ("mm", "msec")
     saliency = saved.get_fdata()
     found = (np.indices(saliency.shape) * saliency).reshape(dims, -1).sum(1) / saliency.sum()
-    # Half a voxel, so that a voxel's centre is not taken for its corner.
-    assert np.abs(found - CENTRE[:dims]).max() < 0.5, found
+    # Half a voxel by default, so that a voxel's centre is not taken for its corner.
+    assert np.abs(found - CENTRE[:dims]).max() < limit, found
     to_mm = [nib.affines.apply_affine(saved.affine, [*v, *[0] * (3 - dims)]) for v in (found, CENTRE[:dims])]
     assert np.linalg.norm(np.subtract(*to_mm)) < nib.affines.voxel_sizes(saved.affine)[:dims].max()
 
@@ -165,7 +165,10 @@ def test_in_any_order_of_steps_and_any_pose(
 ) -> None:
     axes = (rotation(*angles) @ np.diag(np.multiply(spacing, flips)))[:, order]
     scan = write_scan(tmp_path / "scan.nii.gz", affine(axes), 3)
-    check(explain_and_save(scan, pipeline(names, 3), tmp_path / "out"), scan, 3)
+    # Where the network's voxels are coarser, the place is known in these: still less than half of one.
+    seen = pipeline(names, 3)({"image": str(scan), "case": "scan"})["image"]
+    coarser = nib.affines.voxel_sizes(seen.affine.numpy()).max() / min(spacing)
+    check(explain_and_save(scan, pipeline(names, 3), tmp_path / "out"), scan, 3, max(0.5, 0.4 * coarser))
 
 
 @pytest.mark.parametrize(("name", "dims"), [("scan.nii", 2), ("scan.nii.gz", 2), ("scan.nii", 3)])

@@ -56,7 +56,7 @@ class Slow(ms.ClassScore):
 
 
 def test_only_the_networks_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four batches of 2 s; between them scores are read, in the first one the image's and the masks'."""
+    """The image and four batches of 2 s; between them scores are read, in the first the image's and the masks'."""
     clock = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
 
@@ -66,7 +66,7 @@ def test_only_the_networks_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     meter = BusyMeter()
     ms.rise(31, 3, target=Slow(clock), mask_batch_size=8, meter=meter)(torch.rand(1, 1, 12, 12), network)
-    assert (meter.busy_seconds, meter.wall_seconds, meter.images) == (8, 8 + 2 * 5 + 5 + 5, 32)
+    assert (meter.busy_seconds, meter.wall_seconds, meter.images) == (10, 10 + 2 * 5 + 5 + 5, 33)
 
 
 def test_the_prediction_is_left_as_it_is() -> None:
