@@ -109,7 +109,8 @@ def _in_label(case: str, mm: np.ndarray, path: str | Path) -> bool | str:
 
 def _inside(mm: np.ndarray, path: str | Path) -> bool | str:
     label = load_scan(path)
-    inside = np.asanyarray(label.dataobj) != 0
+    values = np.asanyarray(label.dataobj)
+    inside = (values != 0) & (values == values)  # a label that was resampled may be NaN outside of what was scanned
     if not inside.any():
         return ""
     # A 2D label is one plane. Some files have more axes of length one.

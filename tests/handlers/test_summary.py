@@ -112,6 +112,17 @@ class TestSummarize:
         (row,) = summarize("ct", explanation(maps), maps, LEFTWARD, label(data, LEFTWARD))
         assert row["peak_in_label"] == expected
 
+    @pytest.mark.parametrize(("voxel", "expected"), [(PEAK, True), ((5, 2, 2), False), (None, "")])
+    def test_label_that_is_nan_outside(self, voxel: Any, expected: bool | str, tmp_path: Path) -> None:
+        """As masks are that SPM has resampled."""
+        data = np.full(SHAPE, np.nan, np.float32)
+        if voxel:
+            data[voxel] = 1
+        maps = peaked()[None]
+        nib.save(nib.Nifti1Image(data, LEFTWARD), tmp_path / "label.nii")
+        (row,) = summarize("ct", explanation(maps), maps, LEFTWARD, tmp_path / "label.nii")
+        assert row["peak_in_label"] == expected
+
     @pytest.mark.parametrize(
         ("inside", "expected"), [(((2, 7), (0, 3), (0, 3)), True), (((0, 2), (0, 9), (0, 6)), False)]
     )
