@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from monai.config import KeysCollection
 from monai.transforms import EnsureChannelFirst, LoadImage, MapTransform, ResampleToMatch
 from monai.utils import CommonKeys
 
 from monai_saliency.cases import image_spacing
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.storage.tables import CaseTable
 
@@ -45,7 +46,7 @@ class LoadRegionsd(MapTransform):
 
     Raises:
         ValueError: when there is not one name for each key.
-        CaseError: when called, if a case has no label map or one with several channels.
+        CaseError: when called, if a case has no label map, one that cannot be loaded, or one with several channels.
 
     Example::
 
@@ -79,7 +80,7 @@ class LoadRegionsd(MapTransform):
                     f"it has no label map (its {key!r} is empty), so there are no regions to hide: list one in "
                     "dataset.json, or make regions from the scan itself (supervoxels)",
                 )
-            labels = self.channel_first(self.load(d[key]))
+            labels = self._load(d, key)
             if len(labels) != 1:
                 raise CaseError(
                     str(d.get(self.case_key, key)),
@@ -87,6 +88,17 @@ class LoadRegionsd(MapTransform):
                 )
             d[name] = self.match(labels, d[self.image_key])
         return d
+
+    def _load(self, data: Mapping[Hashable, Any], key: Hashable) -> torch.Tensor:
+        try:
+            return self.channel_first(self.load(data[key]))
+        except Exception as error:  # the scan itself may be in order, so the file is named
+            raise as_case_error(
+                error,
+                str(data.get(self.case_key, key)),
+                before=f"its label map {data[key]} could not be loaded: ",
+                after=". Mend or replace that file, or make regions from the scan itself (supervoxels)",
+            ) from error
 
 
 class SaveRegionsd(MapTransform):

@@ -267,5 +267,8 @@ class TestLoadRegionsd:
         nib.save(nib.Nifti1Image(np.ones((4, 4, 4, 2), np.uint8), np.eye(4)), tmp_path / "two.nii")
         with pytest.raises(CaseError, match=r"case s1: its label map .*two.nii has 2 channels, 1 is expected"):
             LoadRegionsd()({"image": image, "label": str(tmp_path / "two.nii"), "case": "s1"})
+        (tmp_path / "cut.nii.gz").write_bytes(b"x")
+        with pytest.raises(CaseError, match=r"case s1: its label map .*cut.nii.gz could not be loaded: .* gzip"):
+            LoadRegionsd()({"image": image, "label": str(tmp_path / "cut.nii.gz"), "case": "s1"})
         with pytest.raises(ValueError, match="`names` must name one place for each of the keys"):
             LoadRegionsd(["a", "b"], names="x")
