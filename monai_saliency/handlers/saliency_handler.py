@@ -236,8 +236,8 @@ class SaliencyHandler:
             rows = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark)
             if noisy := [label_name(row["class"]) for row in rows if is_noise(row)]:
                 logger.warning(
-                    "case %s: the map of %s cannot be told from chance: its highest value is below %d times its noise; "
-                    "the network hardly looks at what was hidden, or more masks are needed",
+                    "case %s: the peak of the map of %s may be chance: its highest value is within %d times its noise "
+                    "of 0; nothing that was hidden supports the score, or more masks are needed",
                     explanation.name,
                     ", ".join(dict.fromkeys(noisy)),
                     TIMES_NOISE,

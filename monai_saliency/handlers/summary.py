@@ -89,13 +89,14 @@ def _noise(explanation: Explanation) -> list[float | str]:
 
 
 def is_noise(row: dict[str, Any]) -> bool:
-    """Whether the highest value of a row's map is below five times its noise, as chance alone can make it.
+    """Whether the peak of a row's map is within five times its noise of 0, as chance alone can put it.
 
-    A map of a constant score, which is zero, counts as well. Where the noise is not known, nothing does.
+    A map of a constant score, which is zero, counts as well. A map that is negative everywhere, since all that was
+    hidden speaks against the class, does not. Where the noise is not known, nothing counts.
     """
     if row.get("noise", "") == "":
         return False
-    return float(row["peak_saliency"]) <= TIMES_NOISE * float(row["noise"])
+    return abs(float(row["peak_saliency"])) <= TIMES_NOISE * float(row["noise"])
 
 
 def _in_label(case: str, mm: np.ndarray, path: str | Path) -> bool | str:

@@ -98,6 +98,12 @@ class TestSummarize:
         flat = replace(explanation(maps), noise=torch.zeros(2))
         assert [is_noise(row) for row in summarize("ct_7", flat, 0 * maps, LEFTWARD)] == [True, True]
 
+    def test_a_map_that_is_negative_everywhere_is_not_noise(self) -> None:
+        """Such as the map of the other one of two classes."""
+        maps = np.full((2, *SHAPE), -1, np.float32)
+        rows = summarize("ct_7", replace(explanation(maps), noise=torch.tensor([0.1, 0.3])), maps, LEFTWARD)
+        assert [is_noise(row) for row in rows] == [False, True]
+
     def test_2d_scan(self) -> None:
         maps = peaked()[None, :, :, 1]
         (row,) = summarize("xray", explanation(maps), maps, LEFTWARD)
