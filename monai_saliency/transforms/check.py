@@ -138,8 +138,17 @@ def _two_places(image: torch.Tensor, scan: SpatialImage) -> str | None:
         apart = _apart(scan.affine, np.asarray(read), scan.shape)
     else:
         return None
-    if apart <= 0.1 * min(nib.affines.voxel_sizes(scan.affine)[: len(scan.shape)]):
+    sizes = nib.affines.voxel_sizes(scan.affine)[: len(scan.shape)]
+    if apart <= 0.1 * min(sizes):
         return None
+    if not qform_code:
+        # MONAI takes a qform that fits the voxel sizes for a sform that does not, also one whose code is 0.
+        listed, found = ([round(float(each), 4) for each in both] for both in (scan.header.get_zooms()[:3], sizes))
+        return (
+            f"its header lists voxel sizes {listed} where its sform (code {sform_code}) has {found}, so MONAI reads "
+            f"its voxels up to {apart:.3g} mm from where the sform puts them: correct the file's header, in nibabel by "
+            "`scan.header.set_zooms(nibabel.affines.voxel_sizes(scan.affine))`"
+        )
     return (
         f"its sform (code {sform_code}) and qform (code {qform_code}) put voxels up to {apart:.3g} mm apart, so its "
         "place in the scanner is not known: correct the file's header, such as by setting the wrong one's code to 0"
