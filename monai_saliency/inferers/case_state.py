@@ -176,6 +176,13 @@ class CaseState:
             # Not `scores`, which may live in a buffer that the next batch overwrites.
             self.stored.add(start - 1, stop - 1, self.state.scores[start - 1 : stop - 1])
 
+    def most_changed(self, stop: int) -> int | None:
+        """The row below ``stop``, all with scores, whose scores differ most from the unperturbed image's; None where
+        none differs.
+        """
+        gaps = (self.state.scores[: stop - 1] - self.state.reference_scores).abs().sum(dim=1).nan_to_num()
+        return int(gaps.argmax()) + 1 if bool((gaps > 0).any()) else None
+
     def has(self, start: int, stop: int) -> bool:
         """Whether rows [start, stop) need no forward. Row 0 always does: it decides what is explained."""
         return start > 0 and bool(self.state.seen[start - 1 : stop - 1].all())

@@ -13,14 +13,17 @@ compared before any score of the case counts:
 - A network that takes one batch size only (an exported engine), or that would be compiled again for another one, gets a
   batch of that size in which every row is the image.
 
+The unperturbed row may be right where others are not: ``x / x.max()`` of a batch which holds the unperturbed image
+leaves it as it is alone. So one perturbed row of the first batch, the one whose scores changed most, is compared with
+its image alone too: one forward a case, or none where no perturbed row of the case in its first batch has other scores.
+
 Where they differ by more than rounding (:func:`monai_saliency.utils.precision.rounding_of`), :class:`RowsDepend` is
 raised, images go through one at a time, and the log says so. Where that does not agree either, the case fails.
 
 What is run for this changes no score, and is not counted in ``num_forwards``, which counts what the scores need. What
 is compared is all that ``output`` reads, so ``output`` leaves out a part that may differ. A detector's boxes may come
-in another order, so there the scores of the same boxes are compared. What leaves the unperturbed row of the first batch
-as it is alone is not seen: other rows that are exchanged, or an exchange with an image in which nothing that matters is
-hidden.
+in another order, so there the scores of the same boxes are compared. What leaves both rows of the first batch as they
+are alone is not seen.
 
 An evaluator's prediction is compared where its network is the network that explains, as its inferer gave it, before any
 postprocessing. It cannot be compared where the evaluator gives it another form, runs another object as its network (as
@@ -45,7 +48,7 @@ from monai_saliency.inferers.forward import Cancelled, Forward
 from monai_saliency.networks.comparison import Difference, Excerpt, difference, excerpt
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
-from monai_saliency.targets.base import label_name
+from monai_saliency.targets.base import BoundTarget, label_name
 from monai_saliency.utils.monai_private import is_compiled, tree_map
 from monai_saliency.utils.precision import rounding_of
 from monai_saliency.utils.tensors import plain
@@ -129,6 +132,7 @@ class ReferenceCheck:
         self.batch_size = batch_size
         self.found = found
         self._expected: dict[int, Expected] = {} if found is None else dict(found.expected)
+        self._unperturbed: dict[int, Excerpt] = {}
 
     @functools.cached_property
     def _tolerance(self) -> Callable[[torch.dtype], float]:
@@ -170,26 +174,22 @@ class ReferenceCheck:
             CaseError: when it differs, and no way is left to explain the case.
         """
         expected = self._expected.get(index)
+        found = excerpt(row)
+        if self.batch_size > 1:
+            self._unperturbed[index] = found
         if expected is None:
             return
         state = self.states[index]
-        gap = difference(expected.excerpt, excerpt(row), self._tolerance)
+        gap = difference(expected.excerpt, found, self._tolerance)
         differs = gap is None or gap.beyond_rounding
         if differs and _detections(row) and expected.output is not None:
-            differs = not _same_boxes(state, expected.output, row, self._tolerance)
+            differs = not _same_boxes(state.bound_to, expected.output, row, self._tolerance)
         if not differs:
             return
         here = f"in a batch of {self.batch_size}" if self.batch_size > 1 else "explained alone"
-        figures = f"the unperturbed image gives {_figures(state, expected, row, here, gap)}"
-        if self.batch_size > 1 and (expected.alone or _is_compiled(self.forward.network)):
-            alone = {place: each for place, each in self._expected.items() if each.alone}
-            raise RowsDepend(state.case.name, figures, alone)
+        figures = f"the unperturbed image gives {_figures(state.bound_to, expected, row, here, gap)}"
         if self.batch_size > 1:
-            raise CaseError(
-                state.case.name,
-                f"the network's rows depend on each other ({figures}), and it takes no batch of one image, so that "
-                "images cannot go through one at a time either",
-            )
+            raise self._depend(index, figures, expected.alone)
         if expected.predicted:
             raise CaseError(
                 state.case.name,
@@ -200,6 +200,40 @@ class ReferenceCheck:
         again = figures.replace("explained alone", "alone again")
         raise CaseError(state.case.name, f"the network gives no fixed output: {again}. {_SUPPOSED}")
 
+    def check_perturbed(self, chosen: Sequence[tuple[int, int, Any]]) -> None:
+        """Compare perturbed rows of a batch with the same images alone, at most one row of a case.
+
+        Args:
+            chosen: for each a case's place, the row of its state, and the network's output ``(1, ...)`` of it.
+
+        Raises:
+            RowsDepend, CaseError: as :meth:`check`.
+        """
+        # All are copied first: the next forward may overwrite them.
+        found = [(index, row, Expected.of(output, f"in a batch of {self.batch_size}")) for index, row, output in chosen]
+        for index, row, here in found:
+            state = self.states[index]
+            alone = self._run(index, row)
+            gap = difference(alone.excerpt, here.excerpt, self._tolerance, self._unperturbed.get(index))
+            if gap is not None and not gap.beyond_rounding:
+                continue
+            bind = _as_bound(state)
+            if _detections(here.output) and _same_boxes(bind, alone.output, here.output, self._tolerance):
+                continue
+            figures = _figures(bind, alone, here.output, here.words, gap)
+            raise self._depend(index, f"a perturbed image (row {row}) gives {figures}", alone.alone)
+
+    def _depend(self, index: int, figures: str, alone: bool) -> CaseError:
+        """The error of a case whose row of a batch is not what its image gives alone, or in a batch of copies."""
+        name = self.states[index].case.name
+        if alone or _is_compiled(self.forward.network):
+            return RowsDepend(name, figures, {place: each for place, each in self._expected.items() if each.alone})
+        return CaseError(
+            name,
+            f"the network's rows depend on each other ({figures}), and it takes no batch of one image, so that images "
+            "cannot go through one at a time either",
+        )
+
     def failed(self, error: Exception, index: int) -> CaseError:
         """The error of a case whose image cannot go through alone, after a batch of it was found wrong."""
         assert self.found is not None
@@ -209,10 +243,11 @@ class ReferenceCheck:
             f"time either: {type(error).__name__}: {error}",
         )
 
-    def _run(self, index: int) -> Expected:
-        """Run a case's unperturbed image alone, or where the network does not take it, a batch of copies of it."""
+    def _run(self, index: int, row: int = 0) -> Expected:
+        """Run the image of a case's row alone, or where the network does not take it, a batch of copies of it."""
         state = self.states[index]
         image = torch.cat([state.case.image, state.held])[None]
+        state.perturb(row, row + 1, out=image)
         # Compiling again for another batch size takes minutes, and may change the bits of all other batches.
         if self.found is not None or not _is_compiled(self.forward.network):
             try:
@@ -294,7 +329,7 @@ class PatchCheck:
         expected = predicted(state, self.output)
         gap = None if expected is None else difference(expected.excerpt, excerpt(volume), tolerance)
         if expected is not None and gap is not None and gap.beyond_rounding:
-            words = _figures(state, expected, volume, f"in patch batches of {self.batch_size}", gap)
+            words = _figures(state.bound_to, expected, volume, f"in patch batches of {self.batch_size}", gap)
             raise RowsDepend(state.case.name, f"the unperturbed image gives {words}")
         for slot in self._watched[index]:
             if slot not in self._seen:  # compared already, for another case in its batch, or the only one in its own
@@ -343,12 +378,14 @@ def predicted(state: CaseState, output: OutputPath | None) -> Expected | None:
     return Expected.of(part, "as the evaluator predicted it", predicted=True)
 
 
-def _figures(state: CaseState, expected: Expected, row: Any, here: str, gap: Difference | None) -> str:
-    """What the unperturbed image gives here, and what it must give, in words; with the outputs' difference."""
+def _figures(
+    bind: Callable[[Any], BoundTarget], expected: Expected, row: Any, here: str, gap: Difference | None
+) -> str:
+    """What an image gives here, and what it must give, in words; with the outputs' difference."""
     try:
         if expected.output is None:
             raise ValueError("the output is not kept")
-        bound = state.bound_to(expected.output)
+        bound = bind(expected.output)
         wanted, found = (
             ", ".join(f"{label_name(label)} {score:.6g}" for label, score in zip(bound.labels, scores, strict=True))
             for scores in (bound(each)[0].tolist() for each in (expected.output, row))
@@ -359,6 +396,10 @@ def _figures(state: CaseState, expected: Expected, row: Any, here: str, gap: Dif
     return words if gap is None else f"{words} ({gap})"
 
 
+def _as_bound(state: CaseState) -> Callable[[Any], BoundTarget]:
+    return lambda output: state.target
+
+
 def _largest(output: Excerpt) -> str:
     """The first tensor of an output in a few words."""
     shape, values = next(iter(output.values()), (torch.Size(), torch.empty(0)))
@@ -367,10 +408,12 @@ def _largest(output: Excerpt) -> str:
     return f"an output of shape {tuple(shape)} with mean {values.double().mean().item():.6g}"
 
 
-def _same_boxes(state: CaseState, expected: Any, row: Any, tolerance: Callable[[torch.dtype], float]) -> bool:
+def _same_boxes(
+    bind: Callable[[Any], BoundTarget], expected: Any, row: Any, tolerance: Callable[[torch.dtype], float]
+) -> bool:
     """Whether a detector finds the same boxes, in whatever order, by their scores."""
     try:
-        bound = state.bound_to(expected)
+        bound = bind(expected)
         wanted, found = (bound(each) for each in (expected, row))
     except ValueError:
         return False

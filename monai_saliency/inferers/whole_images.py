@@ -128,6 +128,18 @@ class WholeImages(Scoring):
                 self.states[index].read(start, stop, output, offset, count)
                 self.states[index].forwards_here += stop - start
                 offset += stop - start
+        if first and count > 1:
+            self._check_perturbed(batch, output)
+
+    def _check_perturbed(self, batch: Sequence[Rows], output: Any) -> None:
+        """Check the perturbed row of each case that begins here whose scores changed most."""
+        chosen, offset, count = [], 0, len(self.batch)
+        for index, start, stop in batch:
+            row = self.states[index].most_changed(stop) if start == 0 else None
+            if row is not None:
+                chosen.append((index, row, rows(output, offset + row, offset + row + 1, count)))
+            offset += stop - start
+        self.reference.check_perturbed(chosen)
 
     def _forward(self, batch: Sequence[Rows], values: Mapping[Any, torch.Tensor]) -> Any:
         try:

@@ -54,13 +54,16 @@ def excerpt(output: Any) -> Excerpt:
     return {path: (tensor.shape, _values(tensor)) for path, tensor in _tensors(output)}
 
 
-def difference(one: Excerpt, other: Excerpt, tolerance: Callable[[torch.dtype], float]) -> Difference | None:
+def difference(
+    one: Excerpt, other: Excerpt, tolerance: Callable[[torch.dtype], float], beside: Excerpt | None = None
+) -> Difference | None:
     """How far two outputs differ.
 
     Args:
         one: an excerpt of an output.
         other: an excerpt of another output of the same network.
         tolerance: the relative difference that is rounding, by the type of a tensor.
+        beside: an output whose magnitude counts too: what a network makes of nothing may be rounding of that.
 
     Returns:
         the difference at the tensor where it is largest beside its tolerance; None where the outputs have other parts
@@ -70,10 +73,11 @@ def difference(one: Excerpt, other: Excerpt, tolerance: Callable[[torch.dtype], 
         return None
     each = []
     for path, (_, values) in one.items():
+        scale = _largest(beside[path][1]) if beside and path in beside else 0.0
         others = other[path][1].to(values.device)
         if values.is_floating_point() and others.is_floating_point():
             lowest = max(values.dtype, others.dtype, key=tolerance)
-            each.append(Difference(_relative(values, others), tolerance(lowest)))
+            each.append(Difference(_relative(values, others, scale), tolerance(lowest)))
         else:
             flips = (values != others).float().mean().item() if values.numel() else 0.0
             each.append(Difference(flips, _FLIPS))
@@ -100,7 +104,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1)[:: max(step, 1)].clone()
 
 
-def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
+def _relative(one: torch.Tensor, other: torch.Tensor, scale: float) -> float:
     """The largest difference relative to the largest finite magnitude; NaN and infinity are equal to themselves."""
     dtype = torch.promote_types(torch.promote_types(one.dtype, other.dtype), torch.float32)
     one, other = one.to(dtype), other.to(dtype)
@@ -108,7 +112,12 @@ def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
     if bool(same.all()):
         return 0.0
     gaps = (one - other).abs()[~same]
-    finite = torch.cat([one, other]).abs()
-    scale = finite[finite.isfinite()].max().item() if bool(finite.isfinite().any()) else 0.0
+    scale = max(scale, _largest(one), _largest(other))
     gap = gaps.nan_to_num(nan=math.inf, posinf=math.inf).max().item()
     return gap / scale if scale else math.inf
+
+
+def _largest(values: torch.Tensor) -> float:
+    """The largest finite magnitude; 0 where there is none."""
+    finite = values[values.isfinite()].abs()
+    return float(finite.max()) if len(finite) else 0.0

@@ -82,7 +82,7 @@ class Counting(torch.nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with self.lock:
-            self.counts[id(self)] += len(x) > 1  # else it is an image alone, which its row is compared with
+            self.counts[id(self)] += len(x) > 1  # else it is an image alone, which a row is compared with
         return super().forward(x)
 
 
@@ -240,7 +240,7 @@ def test_stored_scores(images: torch.Tensor, tmp_path: Path) -> None:
         scores = ScoreStore(tmp_path / str(len(devices))).open("case", "key")
         network = Network()
         counts = batches(network)
-        stopping = StopsLater(network, 3)  # the image alone, and two batches
+        stopping = StopsLater(network, 4)
         with pytest.raises(RuntimeError, match="out of memory"):
             over_devices(rise(), CPUS).explain(images[:1], stopping, stored=[scores])
         kept = len(scores.ranges())
@@ -346,7 +346,9 @@ def test_one_bar_and_one_meter(images: torch.Tensor, monkeypatch: pytest.MonkeyP
     assert {line.split("|")[2].split()[0].split("/")[1] for line in screen.getvalue().split("\r") if "|" in line} == {
         "24"
     }
-    assert meter.images == 24 + 2  # and each image alone, which its row is compared with
+    assert (
+        meter.images == 24 + 3
+    )  # and images alone, which rows are compared with: two, and one whose masks begin a batch
     assert meter.busy_seconds <= meter.wall_seconds
 
 

@@ -163,11 +163,11 @@ class Inplace(MapTransform):
 @pytest.mark.parametrize(
     ("network", "postprocessing", "alone", "error"),
     [
-        (torch.nn.Identity(), None, 0, None),
-        (torch.nn.Identity(), Inplace("pred"), 2, None),
+        (torch.nn.Identity(), None, 2, None),
+        (torch.nn.Identity(), Inplace("pred"), 4, None),
         (torch.nn.Dropout(), None, 0, "not what was predicted"),
     ],
-    ids=["prediction", "changed in place", "dropout"],
+    ids=["prediction", "changed in place", "dropout"],  # alone: also a perturbed image of each
 )
 def test_what_the_evaluator_predicted(
     network: torch.nn.Module, postprocessing: Any, alone: int, error: str | None

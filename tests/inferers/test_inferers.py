@@ -55,7 +55,7 @@ class Classifier(torch.nn.Module):
 class Recorder:
     """A callable that keeps a copy of what the network sees.
 
-    Left out is an image alone that is run before a batch, which its unperturbed row is compared with.
+    Left out are images alone that are run beside batches, which rows of these are compared with.
     """
 
     def __init__(self, network: Callable[..., torch.Tensor]) -> None:
@@ -63,9 +63,8 @@ class Recorder:
         self.batches: list[torch.Tensor] = []
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        while self.batches and len(self.batches[-1]) == 1 < len(x):
-            del self.batches[-1]
-        self.batches.append(x.clone())
+        largest = max(map(len, [x, *self.batches]))
+        self.batches = [batch for batch in [*self.batches, x.clone()] if len(batch) == largest]
         return self.network(x)
 
     def rows(self, count: int) -> torch.Tensor:
@@ -238,7 +237,7 @@ class TestNetworkIsLeftAsItWas:
         grad_modes = []
         network.register_forward_hook(lambda *_: grad_modes.append(torch.is_grad_enabled()))
         maps = rise(5, 3, target=LOGIT)(inputs, network)
-        assert grad_modes == [False, False]  # the image alone, and the batch
+        assert grad_modes == [False] * 3  # the image alone, the batch, and an image of it alone
         assert not maps.requires_grad
         assert inputs.grad is None
         assert all(p.grad is None and p.requires_grad for p in network.parameters())

@@ -1,4 +1,4 @@
-"""The unperturbed row of the first batch, against its image alone and against what an evaluator predicted."""
+"""Rows of the first batch, against their images alone and against what an evaluator predicted."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_images_go_through_one_at_a_time(coupling: str, count: int, caplog: pyte
 
 
 @pytest.mark.parametrize("mask_batch_size", [1, BATCH])
-def test_rows_that_are_independent_cost_one_image_more(mask_batch_size: int) -> None:
+def test_rows_that_are_independent_cost_two_images_more(mask_batch_size: int) -> None:
+    """The unperturbed image, and the perturbed image of the first batch whose scores changed most."""
     calls: list[int] = []
 
     def network(x: torch.Tensor) -> torch.Tensor:
@@ -77,8 +78,59 @@ def test_rows_that_are_independent_cost_one_image_more(mask_batch_size: int) -> 
     (found,) = windows(mask_batch_size).explain(images(), network)
     count = len(found.scores) + 1
     full = [mask_batch_size] * -(-count // mask_batch_size)
-    assert calls == ([1, *full] if mask_batch_size > 1 else full)
+    assert calls == ([1, full[0], 1, *full[1:]] if mask_batch_size > 1 else full)
     assert found.num_forwards == count
+
+
+def by_batch_maximum(x: torch.Tensor) -> torch.Tensor:
+    """Right for the unperturbed image, which has the batch's maximum, and for whatever stands beside it alone."""
+    return classify(x / x.amax())
+
+
+def rise(batch: int = BATCH, target: ms.Target = TARGET, **settings: Any) -> ms.PerturbationInferer:
+    return ms.rise(30, 3, target=target, mask_batch_size=batch, **settings)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_perturbed_row_is_compared_too(count: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = rise()(images(count), lambda x: by_batch_maximum(x))
+    assert torch.equal(found, rise(1)(images(count), by_batch_maximum))
+    assert "a perturbed image (row " in caplog.text
+    prediction = by_batch_maximum(images())
+    (found,) = rise().explain(images(), by_batch_maximum, cases=[Case("ct", prediction=prediction)])
+    assert torch.equal(found.saliency, rise(1)(images(), by_batch_maximum)[0])
+    with pytest.raises(CaseError, match=rf"a perturbed image .* in a batch of {BATCH} copies of it.*no batch of"):
+        rise()(images(), Takes(by_batch_maximum, BATCH))
+
+
+def test_a_perturbed_row_of_a_detector() -> None:
+    def detector(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        order = torch.arange(2) if len(x) == 1 else torch.arange(2).flip(0)
+        boxes, scores = torch.tensor([[0.0, 0, 6, 6], [4, 4, 10, 12]]), classify(x).sigmoid()
+        return [{"boxes": boxes[order], "labels": order, "scores": each[order]} for each in scores]
+
+    target = ms.DetectionScore(0.0)
+    calls: list[int] = []
+    rise(target=target)(images(), lambda x: (calls.append(len(x)), detector(x))[1])
+    assert calls.count(1) == 2
+    maps = [rise(batch, target)(images(), lambda x: detector(x / x.amax())) for batch in (BATCH, 1)]
+    assert torch.equal(*maps)
+
+
+def test_an_image_of_nothing_is_not_taken_for_another() -> None:
+    """What rounding leaves of a hidden image is no dependence, beside what the image itself gives."""
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        noise = 1e-6 * len(x)  # as kernels of another batch size have it
+        return x.flatten(1).mean(1, keepdim=True) + noise
+
+    calls: list[int] = []
+    target, halves = ms.ClassScore([0], "none"), torch.tensor([1, 2]).repeat_interleave(5).repeat(1, 12, 1)
+    image = images() * (halves == 1)
+    explain = ms.region_occlusion(target=target, mask_batch_size=BATCH)
+    explain.explain(image, lambda x: (calls.append(len(x)), network(x))[1], cases=[Case("ct", labels=halves)])
+    assert calls == [1, 3, 1]
 
 
 def test_held_inputs_follow_their_images() -> None:
@@ -126,7 +178,7 @@ def test_boxes_in_another_order_are_the_same() -> None:
 
     target = ms.DetectionScore(0.0)
     windows(target=target).explain(images(), counted)
-    assert calls.count(1) == 1
+    assert calls.count(1) == 2
     found, expected = (
         windows(batch, target).explain(images(), Coupled(detector, "normalised over the batch"))[0]
         for batch in (BATCH, 1)
@@ -193,8 +245,10 @@ def explained_as(prediction: Any, network: Callable[..., Any] = classify, batch:
 
 @pytest.mark.parametrize("batch", [1, BATCH])
 def test_a_prediction_costs_no_forward(batch: int) -> None:
+    """That of a perturbed image remains, where there are batches."""
     found, calls = explained_as(classify(images()), batch=batch)
-    assert calls == [batch] * -(-(len(found.scores) + 1) // batch)
+    full = [batch] * -(-(len(found.scores) + 1) // batch)
+    assert calls == (full if batch == 1 else [full[0], 1, *full[1:]])
     assert torch.equal(found.saliency, windows(batch)(images(), classify)[0])
 
 
@@ -206,7 +260,7 @@ def test_another_prediction_is_refused(batch: int) -> None:
 
 def test_a_prediction_of_another_form_is_left_out() -> None:
     found, calls = explained_as(torch.zeros(1, 7))
-    assert calls.count(1) == 1
+    assert calls.count(1) == 2
     assert torch.equal(found.saliency, windows()(images(), classify)[0])
     with pytest.raises(CaseError, match="gives no fixed output"):
         explained_as({"other": torch.zeros(1, 3)}, WithDropout(classify))

@@ -70,7 +70,7 @@ def test_the_map_is_that_of_both_rounds() -> None:
     torch.testing.assert_close(explanation.saliency[0], by_hand())
     assert list(explanation.indices) == [0, 1, 2, 3, 12, 13, 14, 15]
     assert explanation.num_forwards == 1 + 4 + 4
-    assert network.images == 1 + 3 * 2 + 3 * 2  # the image alone; full batches: five rows, then four
+    assert network.images == 2 + 3 * 2 + 3 * 2  # two images alone; full batches: five rows, then four
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 16])
@@ -109,7 +109,7 @@ def test_a_stopped_run_goes_on_in_its_round(stop: int, tmp_path: Path) -> None:
         batches = 0
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.batches += len(x) > 1  # the image alone is no batch
+            self.batches += len(x) > 1  # an image alone is no batch
             if self.batches > stop:
                 raise KeyboardInterrupt
             return super().forward(x)
@@ -126,10 +126,10 @@ def test_a_stopped_run_goes_on_in_its_round(stop: int, tmp_path: Path) -> None:
     assert torch.equal(resumed.saliency, expected.saliency)
     assert torch.equal(resumed.scores, expected.scores)
     # Three batches in the first round and two in the second; the first always runs, one that waited may be lost.
-    assert (network.images - 1) // 2 <= 1 + 5 - max(0, stop - 1)
+    assert (network.images - 2) // 2 <= 1 + 5 - max(0, stop - 1)
     again = Spots()
     assert torch.equal(run(again).saliency, expected.saliency)
-    assert again.images == 1 + 2
+    assert again.images == 2 + 2
 
 
 def test_parts_meet_in_the_store(tmp_path: Path) -> None:

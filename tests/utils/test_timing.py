@@ -56,7 +56,7 @@ class Slow(ms.ClassScore):
 
 
 def test_only_the_networks_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image and four batches of 2 s; between them scores are read, in the first the image's and the masks'."""
+    """Four batches and two images alone of 2 s each; scores are read between them, in the first batch twice."""
     clock = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
 
@@ -66,7 +66,7 @@ def test_only_the_networks_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     meter = BusyMeter()
     ms.rise(31, 3, target=Slow(clock), mask_batch_size=8, meter=meter)(torch.rand(1, 1, 12, 12), network)
-    assert (meter.busy_seconds, meter.wall_seconds, meter.images) == (10, 10 + 2 * 5 + 5 + 5, 33)
+    assert (meter.busy_seconds, meter.wall_seconds, meter.images) == (12, 12 + 2 * 5 + 5 + 5, 2 + 32)
 
 
 def test_the_prediction_is_left_as_it_is() -> None:
@@ -87,7 +87,7 @@ def test_the_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (found,) = re.findall(r"network busy (\S+) % of the (\S+) s .* \((\d+) images\)", capsys.readouterr().out)
     share, wall, images = float(found[0]), float(found[1]), int(found[2])
     batches = 3 * -(-(NUM_MASKS + 1) // BATCH)
-    assert images == 3 + batches * BATCH == sum(map(int, (tmp_path / "out.log").read_text().split()))
+    assert images == 3 * 2 + batches * BATCH == sum(map(int, (tmp_path / "out.log").read_text().split()))
     assert 0.02 * (batches + 3) <= wall + 0.05 <= total + 0.05
     assert 100 * 0.02 * (batches + 3) / (wall + 0.05) <= share <= 100
 
