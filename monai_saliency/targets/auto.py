@@ -263,6 +263,8 @@ class AutoTarget(Target):
             classes = (values[0] > 0).nonzero().flatten().tolist()
         named = {"predicted": "the predicted class", "all": "all classes"}
         what = named[classes] if isinstance(classes, str) else f"class {', '.join(map(str, classes))}"
+        if values.shape[1] == 1:
+            what = "prediction 1, the network's one output"
         return ClassScore(classes, activation), f"classification into {values.shape[1]}: {{name}} of {what}"
 
     def _segmentation(self, values: torch.Tensor, activation: str) -> tuple[Target, str]:

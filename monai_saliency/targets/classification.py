@@ -135,4 +135,6 @@ class _BoundClassScore(BoundTarget):
 
     def quantity(self) -> Quantity:
         found = quantity_after(self.activation)
-        return found._replace(words=f"{found.words} of the class")
+        # Of a single output channel 0 is explained, and its high scores are the prediction 1.
+        which = "the class" if len(self.reference) > 1 else "prediction 1, the network's one output"
+        return found._replace(words=f"{found.words} of {which}")

@@ -36,6 +36,13 @@ def test_in_words(target: Target, expected: tuple[str, str]) -> None:
     assert target.bind(torch.tensor([[0.3, 2.1]]), Case("ct_7", torch.zeros(1, 8, 8))).quantity() == expected
 
 
+def test_a_single_output_is_that_of_prediction_1() -> None:
+    """Its channel is 0, which beside the prediction 0 would be read as the score of the class 0."""
+    bound = ClassScore("predicted", "sigmoid").bind(torch.tensor([[-2.0]]), Case("ct_7", torch.zeros(1, 8, 8)))
+    assert bound.describe()["prediction"] == 0
+    assert bound.quantity().words == "sigmoid probability of prediction 1, the network's one output"
+
+
 @pytest.mark.parametrize(
     ("region", "words"),
     [
