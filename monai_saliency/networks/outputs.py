@@ -43,9 +43,9 @@ def read(output: Any, path: OutputPath | None) -> Any:
                 # An index into a tensor would read one image of the batch instead of a part.
                 raise TypeError("a tensor has no parts")
             part = part[step]
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError):
             known = choices(output) or f"it is one {type(output).__name__}, so leave `output` out"
-            raise ValueError(f"the network's output has no part {path!r}: {known}") from error
+            raise ValueError(f"the network's output has no part {path!r}: {known}") from None
     return part
 
 

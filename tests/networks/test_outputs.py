@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods import rise, sliding_window
 from monai_saliency.networks.outputs import check_rows, choices, num_rows, read, rows
@@ -40,6 +40,11 @@ class TestRead:
         known = "output=('pred', 0) reads (B, 3), output=('pred', 1, 0) reads (B, 2, 2), output=('pred', 1, 1) reads"
         with pytest.raises(ValueError, match=re.escape(f"has no part {path!r}: {known}")):
             read(self.OUTPUT, path)
+
+    def test_a_missing_part_is_what_a_table_of_failures_says(self) -> None:
+        with pytest.raises(ValueError, match="leave `output` out") as caught:
+            read(LOGITS, "pred")
+        assert "leave `output` out" in as_case_error(caught.value, "ct_1").problem
 
     def test_an_index_into_a_tensor_reads_no_image_of_the_batch(self) -> None:
         with pytest.raises(ValueError, match="no part 0: it is one Tensor, so leave `output` out"):
