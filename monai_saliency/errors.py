@@ -7,7 +7,11 @@ from types import TracebackType
 
 from monai.utils import OptionalImportError
 
-__all__ = ["CaseError", "OutputError", "as_case_error", "repeat_cause_last", "root_cause"]
+__all__ = ["AdviceError", "CaseError", "OutputError", "as_case_error", "repeat_cause_last", "root_cause"]
+
+
+class AdviceError(ValueError):
+    """What went wrong, and what to do: reports give these words instead of those of its cause."""
 
 
 class CaseError(ValueError):
@@ -35,7 +39,10 @@ class OutputError(OSError):
 
 def root_cause(error: BaseException) -> BaseException:
     """The first error of a chain of ``raise ... from``, or the one nearest to the top that says what to do."""
-    while not isinstance(error, (CaseError, OutputError, OptionalImportError)) and error.__cause__ is not None:
+    while (
+        not isinstance(error, (AdviceError, CaseError, OutputError, OptionalImportError))
+        and error.__cause__ is not None
+    ):
         error = error.__cause__
     return error
 
@@ -52,6 +59,8 @@ def as_case_error(error: BaseException, case: str, before: str = "", after: str 
     cause = root_cause(error)
     if isinstance(cause, CaseError):
         return CaseError(case, cause.problem)
+    if isinstance(cause, AdviceError):
+        return CaseError(case, str(cause))
     return CaseError(case, f"{before}{type(cause).__name__}: {cause}{after}")
 
 

@@ -1,8 +1,18 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
-from monai_saliency.errors import CaseError, as_case_error
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from monai.transforms import Compose, LoadImaged, ResampleToMatchd
+
+from monai_saliency.cases import Case
+from monai_saliency.data import find_cases
+from monai_saliency.errors import AdviceError, CaseError, as_case_error, root_cause
+from monai_saliency.fills import ScanUnitFill
 
 
 def wrapped(cause: Exception) -> Exception:
@@ -27,3 +37,26 @@ def test_an_error_of_a_case_keeps_its_problem_under_the_name_that_is_given() -> 
     found = as_case_error(wrapped(own), "another", before="not ", after=" this")
     assert (found.case, found.problem) == ("another", "NaN voxels")
     assert str(pickle.loads(pickle.dumps(own))) == "case mine: NaN voxels"
+
+
+def test_an_error_that_says_what_to_do_is_reported_instead_of_its_cause() -> None:
+    own = AdviceError("cannot write a.nii: rename the scan")
+    own.__cause__ = OSError("File name too long")
+    assert root_cause(wrapped(own)) is own
+    assert as_case_error(wrapped(own), "a", before="not ").problem == "cannot write a.nii: rename the scan"
+
+
+def test_a_listing_that_cannot_be_read_says_what_to_do_last(tmp_path: Path) -> None:
+    (tmp_path / "dataset.json").write_text("{")
+    with pytest.raises(ValueError, match="not valid JSON") as caught:
+        find_cases(tmp_path)
+    assert "mend it" in str(root_cause(caught.value))
+
+
+def test_a_fill_that_cannot_follow_the_scan_says_what_to_do(tmp_path: Path) -> None:
+    fill = ScanUnitFill(3, Compose([LoadImaged("image"), ResampleToMatchd("image", "a mask")]))
+    nib.save(nib.Nifti1Image(np.ones((4, 4, 4), np.float32), np.eye(4)), tmp_path / "a.nii")
+    case = Case("a", torch.ones(1, 4, 4, 4), file=str(tmp_path / "a.nii"))
+    with pytest.raises(ValueError, match="preprocessed again") as caught:
+        fill.bind(case)
+    assert "give the fill in the network's input space" in as_case_error(caught.value, "a").problem

@@ -19,6 +19,7 @@ from monai.utils import look_up_option
 
 from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser
+from monai_saliency.errors import AdviceError
 from monai_saliency.inferers.inferer import PerturbationInferer
 
 __all__ = ["ChosenMethod", "all_settings", "describe", "find_method", "given_settings", "own_settings"]
@@ -47,7 +48,7 @@ def find_method(name: str | Method, id: str = "method") -> Method:
     try:
         found = pydoc.locate(name) if isinstance(name, str) and "." in name else name
     except pydoc.ErrorDuringImport as error:
-        raise ValueError(f"`{id}` {name} cannot be imported: {error.value!r}") from error
+        raise AdviceError(f"`{id}` {name} cannot be imported: {error.value!r}") from error
     if not callable(found):
         raise ValueError(
             f"`{id}` must be one of {sorted(methods.__all__)}, or the dotted path of your own function, got {name!r}"

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from monai_saliency.errors import CaseError, as_case_error
+from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.utils.arguments import a_path, instance
 from monai_saliency.utils.monai_private import ItemDataset
 
@@ -138,7 +138,7 @@ def _decathlon_scans(listing: Path, section: str | None) -> list[tuple[Path, Pat
     try:
         content = json.loads(listing.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(
+        raise AdviceError(
             f"{listing} is not valid JSON ({error}): mend it, or remove it to use every scan of its folder"
         ) from error
     lists = {name: content.get(name) or [] for name in SECTIONS} if isinstance(content, dict) else {}

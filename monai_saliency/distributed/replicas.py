@@ -9,6 +9,7 @@ from weakref import ref
 
 import torch
 
+from monai_saliency.errors import AdviceError
 from monai_saliency.networks.identity import network_structure
 
 __all__ = ["Replicas", "network_tensors"]
@@ -36,7 +37,7 @@ class Replicas:
             if len(devices) == 1:
                 return [network]
             kind = getattr(network, "__name__", type(network).__name__)
-            raise ValueError(
+            raise AdviceError(
                 f"the network ({kind}) is no torch module, so {len(devices)} devices cannot have copies of it: "
                 "give a module, or let processes share the cohort, each of which makes its own (the overlay `torchrun`)"
             )

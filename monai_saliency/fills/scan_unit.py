@@ -11,6 +11,7 @@ import torch
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImage, MapTransform, RandomizableTrait
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import AdviceError
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.fills.value_after_step import LOADERS, value_after_step
@@ -100,7 +101,7 @@ class ScanUnitFill(CaseFill):
                 item = self._run(step, item)
                 after = item[self.key]
             except Exception as error:
-                raise ValueError(
+                raise AdviceError(
                     f"{case.file} could not be preprocessed again from its file alone, as a fill in the scan's own "
                     f"units needs: {type(step).__name__} failed ({type(error).__name__}: {error}); give the fill in "
                     "the network's input space (ConstantFill)"

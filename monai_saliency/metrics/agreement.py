@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from nibabel.filebasedimages import ImageFileError
 
+from monai_saliency.errors import AdviceError
 from monai_saliency.storage.files import load_scan
 from monai_saliency.utils.arguments import a_path, number
 
@@ -55,7 +56,7 @@ def read_map(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
         scan = load_scan(path)
         return np.asanyarray(scan.dataobj), scan.affine
     except (OSError, EOFError, ImageFileError, ValueError, zlib.error) as error:
-        raise ValueError(f"{path} is not a readable map ({error}): delete it and run again") from error
+        raise AdviceError(f"{path} is not a readable map ({error}): delete it and run again") from error
 
 
 @dataclass(frozen=True)

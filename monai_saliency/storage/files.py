@@ -18,7 +18,7 @@ from uuid import uuid4
 import nibabel as nib
 from nibabel.spatialimages import SpatialImage
 
-from monai_saliency.errors import OutputError
+from monai_saliency.errors import AdviceError, OutputError
 from monai_saliency.storage.file_locks import lock_file, unlock_file
 
 __all__ = ["atomic_path", "is_running", "load_scan", "locked", "remove_stale", "temporary_path", "this_process"]
@@ -87,7 +87,7 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _BAD_NAME:  # a matter of this one case
-            raise ValueError(
+            raise AdviceError(
                 f"cannot write {path}: {error.strerror or error}. Rename the scan, or choose another folder"
             ) from error
         raise OutputError(
