@@ -238,8 +238,9 @@ def test_small_images_fill_the_networks_batches() -> None:
     assert len(maps) == 200
     assert used == 200 * (50 + 1)
     assert set(network.rows) == {1, 16}
-    assert network.rows.count(1) == 200  # each image alone, to compare with
-    assert used / (sum(network.rows) - 200) >= 0.98
+    alone_of_batch = network.rows.count(1)  # each image alone, and a perturbed one of it, to compare with
+    assert 200 <= alone_of_batch <= 400
+    assert used / (sum(network.rows) - alone_of_batch) >= 0.98
     for i, image in enumerate(images):
         (expected,) = explain(image[None], alone)
         assert maps[f"c{i}"].shape == (2, *image.shape[1:])
