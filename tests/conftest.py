@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -29,8 +30,18 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_process_group() -> Iterator[None]:
-    """No test leaves a process group behind, as Lightning does in the process that calls it."""
+    """No test leaves a process group behind, or its variables, as Lightning does in the process that calls it.
+
+    A command that finds the rank of such a group in its environment waits for the other ranks for ever.
+    """
+    group = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    before = {name: os.environ.get(name) for name in group}
     yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     if dist.is_initialized():
         dist.destroy_process_group()
 
