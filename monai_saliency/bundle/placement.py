@@ -6,7 +6,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from monai.data import MetaTensor
 from monai.transforms import Compose, Invertd, InvertibleTransform
 from monai.utils import ImageMetaKey, WSIPatchKeys
 
-from monai_saliency.data.cohort import case_id, scan_stem
+from monai_saliency.data.cohort import case_id, name_hash, scan_stem
 from monai_saliency.errors import CaseError
 from monai_saliency.transforms import SaveSaliencyd
 
@@ -103,7 +102,7 @@ class Placement:
             return name
         whole = f"{name}{file.name.removeprefix(scan_stem(file))}"
         # frame.png beside frame.jpg and frame.png.nii
-        return f"{whole}-{sha256(os.fsencode(file.name)).hexdigest()[:8]}" if whole in self._names else whole
+        return f"{whole}-{name_hash(file.name)}" if whole in self._names else whole
 
     def names(self, case: dict[Hashable, Any]) -> list[str] | None:
         """What all cases are called, if they are like this one; None where the dataset does not tell."""

@@ -15,7 +15,7 @@ from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.utils.arguments import a_path, instance
 from monai_saliency.utils.monai_private import ItemDataset
 
-__all__ = ["CohortDataset", "case_id", "find_cases", "scan_stem"]
+__all__ = ["CohortDataset", "case_id", "find_cases", "name_hash", "scan_stem"]
 
 SECTIONS = ("test", "training", "validation")
 _SUFFIXES = (".nii.gz", ".nii")
@@ -177,7 +177,7 @@ def case_id(root: Path | None, image: Path) -> str:
         # Its outputs lie in the output folder all the same. The hash keeps equal file names apart.
         suffix = path.name[len(scan_stem(path)) :]
         source = path.parent if suffix.lower() == _SUFFIXES[0] else path.parent / suffix
-        return _short(f"{scan_stem(path)}-{_hash(str(source))}")
+        return _short(f"{scan_stem(path)}-{name_hash(str(source))}")
     parts = (*path.relative_to(folder).parent.parts, scan_stem(path))
     return "/".join(map(_short, parts))
 
@@ -189,10 +189,11 @@ def _short(name: str) -> str:
     cut = name
     while len(os.fsencode(cut)) > _LONGEST_NAME - 9:
         cut = cut[:-1]
-    return f"{cut}-{_hash(name)}"
+    return f"{cut}-{name_hash(name)}"
 
 
-def _hash(name: str) -> str:
+def name_hash(name: str) -> str:
+    """Eight hexadecimal digits that tell names apart, also those that are not UTF-8."""
     return sha256(os.fsencode(name)).hexdigest()[:8]
 
 

@@ -48,13 +48,16 @@ class Replicas:
                 "to one: move it to one, or run without sharing its masks between devices"
             )
         home = next(iter(homes), devices[0])
+        own = devices.index(home) if home in devices else None
+        # All that can be reached from the network is looked at, so once for all copies.
+        structure = network_structure(network) if len(devices) > (own is not None) else None
         networks: list[Callable[..., Any]] = []
         for number, device in enumerate(devices):
-            if device == home and number == devices.index(home):
+            if number == own:
                 networks.append(network)
                 continue
-            if number not in self._replicas or not self._replicas[number].follows(network):
-                self._replicas[number] = _Replica(network, device)
+            if number not in self._replicas or not self._replicas[number].follows(network, structure):
+                self._replicas[number] = _Replica(network, structure, device)
             networks.append(self._replicas[number].module)
         return networks
 
@@ -64,15 +67,16 @@ class _Replica:
 
     Args:
         network: in evaluation mode.
+        structure: its :func:`~monai_saliency.networks.identity.network_structure`.
         device: the device.
 
     Raises:
         ValueError: when it cannot be copied.
     """
 
-    def __init__(self, network: torch.nn.Module, device: torch.device) -> None:
+    def __init__(self, network: torch.nn.Module, structure: str | None, device: torch.device) -> None:
         self._network = ref(network)
-        self._structure = network_structure(network)
+        self._structure = structure
         try:
             self.module = copy.deepcopy(network).to(device)
         except Exception as error:
@@ -81,9 +85,8 @@ class _Replica:
                 "the cohort, each of which makes its own (the overlay `torchrun`)"
             ) from error
 
-    def follows(self, network: torch.nn.Module) -> bool:
+    def follows(self, network: torch.nn.Module, structure: str | None) -> bool:
         """Take over the network's parameters and buffers; False where another copy has to be made."""
-        structure = network_structure(network)
         if self._network() is not network or structure is None or self._structure != structure:
             return False
         with torch.no_grad():

@@ -14,7 +14,7 @@ import torch
 
 from monai_saliency.masks.base import BoundMasks
 
-__all__ = ["Estimator", "ScoreState", "first_round", "rounding_of", "split_coverage", "with_ones"]
+__all__ = ["Estimator", "ScoreState", "first_round", "score_rounding", "split_coverage", "with_ones"]
 
 
 class ScoreState:
@@ -206,7 +206,7 @@ class Estimator(ABC):
         return None
 
 
-def rounding_of(scores: torch.Tensor, reference_scores: torch.Tensor) -> torch.Tensor:
+def score_rounding(scores: torch.Tensor, reference_scores: torch.Tensor) -> torch.Tensor:
     """How far scores of one image may differ by rounding alone: eight units in the last place of the largest score.
 
     That is one millionth of the score in float32, within which scores agree between batch sizes and devices.

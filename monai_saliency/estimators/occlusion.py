@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monai_saliency.estimators.base import Estimator, rounding_of, split_coverage, with_ones
+from monai_saliency.estimators.base import Estimator, score_rounding, split_coverage, with_ones
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.utils.precision import exact_arithmetic
 
@@ -45,7 +45,7 @@ class OcclusionScoring(Estimator):
         None for masks drawn at random, those with a ``num_masks``.
         """
         drawn = getattr(getattr(masks, "base", masks), "num_masks", None) is not None
-        return None if drawn else rounding_of(scores, reference_scores)
+        return None if drawn else score_rounding(scores, reference_scores)
 
 
 def _sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:

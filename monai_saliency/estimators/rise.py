@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from monai_saliency.estimators.base import Estimator, rounding_of, split_coverage, with_ones
+from monai_saliency.estimators.base import Estimator, score_rounding, split_coverage, with_ones
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.utils.arguments import check_option, probability
 from monai_saliency.utils.precision import accumulation_dtype
@@ -102,7 +102,9 @@ class RISEScoring(Estimator):
             return None
         deviations = _centred(scores) if self.form == "centred" else _long(scores)
         spread = deviations.square().mean(dim=0).sqrt() * self._spread_of_masks(masks, indices[:_SPREAD_MASKS])
-        return torch.hypot(spread / (self.p1 * len(indices) ** 0.5), rounding_of(scores, reference_scores).to(spread))
+        return torch.hypot(
+            spread / (self.p1 * len(indices) ** 0.5), score_rounding(scores, reference_scores).to(spread)
+        )
 
     def _spread_of_masks(self, masks: BoundMasks, indices: Sequence[int]) -> torch.Tensor:
         """The standard deviation of a voxel over masks, a mean over the voxels that masks hide."""

@@ -80,27 +80,26 @@ def _network_print(network: Any) -> str | None:
     return f"{sorted(kinds)} {found}"
 
 
-def differences(
-    one: Mapping[str, str | None],
-    other: Mapping[str, str | None],
-    references: Sequence[torch.Tensor],
-    tolerance: float = _TOLERANCE,
-) -> list[str]:
+def differences(one: Origin | None, other: Origin | None, references: Sequence[torch.Tensor]) -> list[str]:
     """What differs between two processes whose scores come together, in words; empty if nothing does.
 
     Args:
-        one: :meth:`Origin.prints` of one.
+        one: what decides the scores of one; nothing is compared where nobody noted it.
         other: and of the other. What is unknown in either is not compared.
         references: the scores ``(K,)`` of the unperturbed image in both.
-        tolerance: how much these may differ, relative to the largest.
     """
+    if one is None or other is None:
+        return []
+    ours, theirs = one.prints(), other.prints()
     found = [
-        name for name in one if one[name] != other.get(name) and not _incomparable(name, one[name], other.get(name))
+        name
+        for name in ours
+        if ours[name] != theirs.get(name) and not _incomparable(name, ours[name], theirs.get(name))
     ]
     first, second = (each.detach().double().cpu() for each in references)
     if first.shape != second.shape:
         found.append(f"the number of scores ({len(first)} and {len(second)})")
-    elif not torch.allclose(first, second, rtol=0, atol=_scale(first) * tolerance, equal_nan=True):
+    elif not torch.allclose(first, second, rtol=0, atol=_scale(first) * one.tolerance, equal_nan=True):
         found.append(f"the score of the unperturbed image ({first.tolist()[:3]} and {second.tolist()[:3]})")
     return found
 

@@ -37,8 +37,8 @@ class Explanation:
         masks: the masks, bound to the case.
         num_forwards: what went through the network for this case. Images: the masks and the unperturbed image, less
             the masks whose scores were stored; or patches of images, where their outputs are remembered
-            (:mod:`monai_saliency.inferers.patches`). Not counted is the image that may be run alone to check the first
-            batch (:mod:`monai_saliency.inferers.reference`).
+            (:mod:`monai_saliency.inferers.patches`). Not counted are the one or two images that are run alone to check
+            the first batch (:mod:`monai_saliency.inferers.reference`).
         noise: ``(K,)``, how large a value of each map can be by chance, see
             :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
     """
@@ -237,11 +237,9 @@ class CaseState:
         Raises:
             ValueError: when the other part has other masks, settings, or another network.
         """
-        same_masks = self.state.masks.key == other.state.masks.key
-        if same_masks and self.origin is not None and other.origin is not None:
+        if self.state.masks.key == other.state.masks.key:  # other masks are refused below
             references = self.state.reference_scores, other.state.reference_scores
-            found = differences(self.origin.prints(), other.origin.prints(), references, self.origin.tolerance)
-            if found:
+            if found := differences(self.origin, other.origin, references):
                 raise ValueError(
                     f"case {self.case.name}: its parts differ in {' and '.join(found)}, so their scores do not belong "
                     "together: score all parts with the same settings and the same weights"

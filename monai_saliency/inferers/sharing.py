@@ -61,10 +61,7 @@ class WorkerScores:
     def differences(self, other: WorkerScores) -> list[str]:
         """What differs from another worker's, in words; empty if the scores belong together."""
         found = [] if self.masks == other.masks else [f"the masks ({self.masks} and {other.masks})"]
-        if self.origin is None or other.origin is None:
-            return found
-        references = self.reference_scores, other.reference_scores
-        return found + differences(self.origin.prints(), other.origin.prints(), references, self.origin.tolerance)
+        return found + differences(self.origin, other.origin, (self.reference_scores, other.reference_scores))
 
 
 def take_scores(states: Sequence[CaseState], workers: Sequence[Sequence[WorkerScores]], me: int) -> None:
