@@ -44,6 +44,7 @@ __all__ = [
 # What a class has beside its code and its settings.
 _NO_MEMBERS = {
     *("__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__slots__", "__hash__"),
+    "__slotnames__",  # what copy and pickle note on a class
     *("__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__orig_bases__"),
     *("__parameters__", "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__annotate__"),
     *("__annotations_cache__", "__annotate_func__", "__type_params__"),

@@ -50,7 +50,8 @@ _NO_STATE = {
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-    "_compile_kwargs",  # what Lightning, once imported, notes on each module that torch.compile is given
+    # What torch.jit, torch.compile and (once imported) Lightning note on each module that they are given.
+    *("__overloads__", "_is_torch_compile", "_compile_kwargs"),
 }
 _MODULE_STATE = {"_parameters", "_buffers", "_modules", "_compiled_call_impl"}
 # What modules of MONAI write in each forward before they read it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import os
@@ -276,6 +277,27 @@ def made(name: str) -> torch.nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return NETWORKS[name]().eval()
+
+
+EXPORTS: dict[str, Callable[[torch.nn.Module, torch.Tensor], Any]] = {
+    "copied": lambda network, image: copy.deepcopy(network),
+    "compiled": lambda network, image: torch.compile(network, backend="eager")(image),
+    "scripted": lambda network, image: torch.jit.script(network),
+    "traced": lambda network, image: torch.jit.trace(network, image),
+    "exported": lambda network, image: torch.export.export(network, (image,)),
+    "symbolic": lambda network, image: torch.fx.symbolic_trace(network),
+}
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.parametrize("name", ["Classifier", "SegResNet"])
+def test_a_network_that_was_exported_is_still_the_same(name: str, export: str) -> None:
+    """What torch notes on a network that it has compiled or exported decides no score."""
+    network = made(name)
+    before = identity_of(network)
+    assert before is not None
+    EXPORTS[export](network, torch.zeros(SIZES.get(name, (1, 1, 8, 8))))
+    assert identity_of(network) == before
 
 
 def test_ordinary_networks_are_known_in_every_process(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import math
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -128,6 +130,17 @@ def test_a_reader_that_has_read_agrees(tmp_path: Path) -> None:
     load = LoadImaged("image")
     load({"image": str(tmp_path / "a.nii")})
     assert fingerprint(load) == fingerprint(LoadImaged("image"))
+
+
+@pytest.mark.parametrize("handle", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_was_copied_agrees(handle: Any) -> None:
+    """Python notes on a class that its objects were copied or pickled."""
+    if "__slotnames__" in vars(Settings):
+        del Settings.__slotnames__
+    before = fingerprint(Settings(a=1))
+    handle(Settings())
+    assert "__slotnames__" in vars(Settings)
+    assert fingerprint(Settings(a=1)) == before
 
 
 def test_cycles_end() -> None:
