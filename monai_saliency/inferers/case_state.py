@@ -37,8 +37,8 @@ class Explanation:
         masks: the masks, bound to the case.
         num_forwards: what went through the network for this case. Images: the masks and the unperturbed image, less
             the masks whose scores were stored; or patches of images, where their outputs are remembered
-            (:mod:`monai_saliency.inferers.patches`). Not counted are the one or two images that are run alone to check
-            the first batch (:mod:`monai_saliency.inferers.reference`).
+            (:mod:`monai_saliency.inferers.patches`). Not counted is what is run to check that the rows of a batch are
+            independent (:mod:`monai_saliency.inferers.reference`).
         noise: ``(K,)``, how large a value of each map can be by chance, see
             :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
     """

@@ -20,10 +20,11 @@ from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.inferers.agreement import Origin
 from monai_saliency.inferers.case_state import CaseState, Explanation
+from monai_saliency.inferers.expected import RowsDepend
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
-from monai_saliency.inferers.reference import RowsDepend, say_once
+from monai_saliency.inferers.reference import say_once
 from monai_saliency.inferers.settings import check_cases, check_settings
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring, WholeImages
 from monai_saliency.masks.base import Masks
@@ -62,8 +63,7 @@ class PerturbationInferer(Inferer):
             list: a key, an index, several such as ``("pred", 0)``, or a callable that takes the output. All of it by
             default.
         inputs: how the network takes its inputs, and which of them are perturbed
-        (:mod:`monai_saliency.networks.inputs`); one
-            tensor by default.
+            (:mod:`monai_saliency.networks.inputs`); one tensor by default.
         meter: counts the time in which the network runs.
         autocast: arguments of ``torch.autocast`` for the network's calls on a GPU; None for none.
         sharing: how ranks or devices share the masks, such as

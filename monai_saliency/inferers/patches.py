@@ -40,9 +40,9 @@ from monai.utils import PytorchPadMode, look_up_option
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.patch_case import PatchCase, everywhere
+from monai_saliency.inferers.patch_check import PatchCheck
 from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory, owned
 from monai_saliency.inferers.patch_plan import refusal
-from monai_saliency.inferers.reference import PatchCheck
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring
 from monai_saliency.networks.outputs import OutputPath, read
 from monai_saliency.utils.patch_grid import PatchGrid

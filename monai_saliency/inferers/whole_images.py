@@ -12,8 +12,9 @@ import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.expected import RowsDepend, copied
 from monai_saliency.inferers.forward import Cancelled, Forward
-from monai_saliency.inferers.reference import ReferenceCheck, RowsDepend, copied
+from monai_saliency.inferers.reference import ReferenceCheck
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
 from monai_saliency.utils.profiling import stage
@@ -130,6 +131,7 @@ class WholeImages(Scoring):
                 offset += stop - start
         if first and count > 1:
             self._check_perturbed(batch, output)
+            self.reference.check_faded(first[0], self.batch)
 
     def _check_perturbed(self, batch: Sequence[Rows], output: Any) -> None:
         """Check the perturbed row of each case that begins here whose scores changed most."""

@@ -33,6 +33,7 @@ __all__ = [
     "IterationEvaluator",
     "event_handlers",
     "global_hooks",
+    "holds_compiled",
     "is_compiled",
     "profile_all_threads",
     "scan_interval",
@@ -91,6 +92,11 @@ def tensor_version(tensor: torch.Tensor) -> int:
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether a module is the wrapper that ``torch.compile`` makes, whose class is in a private module."""
     return type(module).__module__ == "torch._dynamo.eval_frame"
+
+
+def holds_compiled(network: Any) -> bool:
+    """Whether a part of a network is compiled by ``torch.compile``."""
+    return isinstance(network, torch.nn.Module) and any(map(is_compiled, network.modules()))
 
 
 def global_hooks() -> list[Callable[..., Any]]:

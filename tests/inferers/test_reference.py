@@ -68,18 +68,60 @@ def test_images_go_through_one_at_a_time(coupling: str, count: int, caplog: pyte
 
 @pytest.mark.parametrize("mask_batch_size", [1, BATCH])
 def test_rows_that_are_independent_cost_two_images_more(mask_batch_size: int) -> None:
-    """The unperturbed image, and the perturbed image of the first batch whose scores changed most."""
+    """The unperturbed image, and the perturbed image of the first batch whose scores changed most; once a network a
+    batch with the faded image, and the faded image alone.
+    """
     calls: list[int] = []
 
     def network(x: torch.Tensor) -> torch.Tensor:
         calls.append(len(x))
         return classify(x)
 
-    (found,) = windows(mask_batch_size).explain(images(), network)
-    count = len(found.scores) + 1
-    full = [mask_batch_size] * -(-count // mask_batch_size)
-    assert calls == ([1, full[0], 1, *full[1:]] if mask_batch_size > 1 else full)
-    assert found.num_forwards == count
+    for faded in ([BATCH, 1], []):
+        calls.clear()
+        (found,) = windows(mask_batch_size).explain(images(), network)
+        count = len(found.scores) + 1
+        full = [mask_batch_size] * -(-count // mask_batch_size)
+        assert calls == ([1, full[0], 1, *faded, *full[1:]] if mask_batch_size > 1 else full)
+        assert found.num_forwards == count
+
+
+#: what a batch of images has in common but where a window hides the right voxel
+HIDDEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "maximum": lambda x: x / x.amax(),
+    "range": lambda x: (x - x.amin()) / (x.amax() - x.amin()),
+    "quantile": lambda x: x / x.quantile(0.999),
+    "maximum of each voxel": lambda x: x / (1 + x.amax(dim=0)),
+    "maximum of the batch so far": lambda x: x / x.flatten(1).amax(1).cummax(0).values[:, None, None, None],
+    "maximum from here on": lambda x: x / x.flatten(1).amax(1).flip(0).cummax(0).values.flip(0)[:, None, None, None],
+}
+
+
+@pytest.mark.parametrize("fill", [0.0, 0.5])
+@pytest.mark.parametrize("size", [BATCH, 7])
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_rows_that_hide_that_they_depend(hidden: str, size: int, fill: float) -> None:
+    """Small windows hide it from the first batch of most images."""
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return classify(HIDDEN[hidden](x))
+
+    for seed in range(3):
+        image = torch.rand(1, 1, 12, 10, generator=torch.Generator().manual_seed(seed))
+        found, alone = (
+            ms.sliding_window(2, 2, target=TARGET, mask_batch_size=batch, fill=ms.ConstantFill(fill))(image, network)
+            for batch in (size, 1)
+        )
+        assert torch.equal(found, alone)
+
+
+def test_a_network_that_refuses_the_faded_image_is_explained() -> None:
+    def network(x: torch.Tensor) -> torch.Tensor:
+        if bool((x.flatten(1).amax(1) < 0.6).any()):
+            raise ValueError("an image without contrast")
+        return classify(x)
+
+    assert torch.equal(windows()(images(), network), windows()(images(), classify))
 
 
 def by_batch_maximum(x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +155,7 @@ def test_a_perturbed_row_of_a_detector() -> None:
     target = ms.DetectionScore(0.0)
     calls: list[int] = []
     rise(target=target)(images(), lambda x: (calls.append(len(x)), detector(x))[1])
-    assert calls.count(1) == 2
+    assert calls.count(1) == 3
     maps = [rise(batch, target)(images(), lambda x: detector(x / x.amax())) for batch in (BATCH, 1)]
     assert torch.equal(*maps)
 
@@ -130,7 +172,7 @@ def test_an_image_of_nothing_is_not_taken_for_another() -> None:
     image = images() * (halves == 1)
     explain = ms.region_occlusion(target=target, mask_batch_size=BATCH)
     explain.explain(image, lambda x: (calls.append(len(x)), network(x))[1], cases=[Case("ct", labels=halves)])
-    assert calls == [1, 3, 1]
+    assert calls == [1, 3, 1, 3, 1]
 
 
 def test_held_inputs_follow_their_images() -> None:
@@ -178,7 +220,7 @@ def test_boxes_in_another_order_are_the_same() -> None:
 
     target = ms.DetectionScore(0.0)
     windows(target=target).explain(images(), counted)
-    assert calls.count(1) == 2
+    assert calls.count(1) == 3
     found, expected = (
         windows(batch, target).explain(images(), Coupled(detector, "normalised over the batch"))[0]
         for batch in (BATCH, 1)
@@ -206,7 +248,7 @@ def test_a_network_of_one_batch_size() -> None:
 
 
 def test_a_compiled_network_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monai_saliency.inferers.reference.is_compiled", lambda part: isinstance(part, Coupled))
+    monkeypatch.setattr("monai_saliency.utils.monai_private.is_compiled", lambda part: isinstance(part, Coupled))
     for coupling in ("rows in another order", "normalised over the batch"):
         network = Coupled(classify, coupling)
         found = windows()(images(), network)
@@ -245,10 +287,10 @@ def explained_as(prediction: Any, network: Callable[..., Any] = classify, batch:
 
 @pytest.mark.parametrize("batch", [1, BATCH])
 def test_a_prediction_costs_no_forward(batch: int) -> None:
-    """That of a perturbed image remains, where there are batches."""
+    """Those of perturbed images remain, where there are batches."""
     found, calls = explained_as(classify(images()), batch=batch)
     full = [batch] * -(-(len(found.scores) + 1) // batch)
-    assert calls == (full if batch == 1 else [full[0], 1, *full[1:]])
+    assert calls == (full if batch == 1 else [full[0], 1, batch, 1, *full[1:]])
     assert torch.equal(found.saliency, windows(batch)(images(), classify)[0])
 
 
@@ -260,7 +302,7 @@ def test_another_prediction_is_refused(batch: int) -> None:
 
 def test_a_prediction_of_another_form_is_left_out() -> None:
     found, calls = explained_as(torch.zeros(1, 7))
-    assert calls.count(1) == 2
+    assert calls.count(1) == 3
     assert torch.equal(found.saliency, windows()(images(), classify)[0])
     with pytest.raises(CaseError, match="gives no fixed output"):
         explained_as({"other": torch.zeros(1, 3)}, WithDropout(classify))
