@@ -131,10 +131,6 @@ class _CachedItems(ItemDataset):
         self._locks = Locks()
         steps = self._steps()
         self._num_cached = self._num_prepared = self._count_cached(steps)
-        # Without a cached transform there is nothing to identify.
-        settings = [steps[: self._num_cached], _settings(self.transform)] if self._num_cached else None
-        self._settings = [library_versions(), fingerprint(settings)]
-        self._setting_files = outline(settings).files
         self._folder_keys = _keys_of(steps[: self._num_cached])
 
     def _steps(self) -> tuple[Any, ...]:
@@ -197,7 +193,7 @@ class _CachedItems(ItemDataset):
 
     def _is_current(self, case: Any, key: str | None) -> bool:
         """Whether a case still has a key. Then the cache is told what its files hold."""
-        current = self._key(case) == key
+        current = self._case_key(case) == key
         durable = None if self.checksum else _durable(self.backend)
         if current and durable is not None:
             with suppress(OSError):
@@ -239,9 +235,10 @@ class _CachedItems(ItemDataset):
 
     def _key(self, case: Any) -> str:
         files = input_files(case, self._recall, self._folder_keys)
-        held = [checksum_of(file) for file in self._setting_files]
+        # Each time: a transform may read something of its module that a program, or a notebook's cell, has changed.
+        steps = [self._steps()[: self._num_cached], _settings(self.transform)] if self._num_cached else None
         outside = [get_track_meta(), torch.get_default_dtype()]
-        return fingerprint([self._settings, case, files, held, outside])
+        return fingerprint([library_versions(), with_files(steps), case, files, outside])
 
     def _recall(self, state: tuple[int, ...]) -> str | None:
         """The content of a file that an earlier process has read, as the cache on disk knows it."""
@@ -338,6 +335,12 @@ class CachedDataset(CohortDataset, _CachedItems):
         self.checksum = flag("checksum", checksum)
         # CohortDataset adds the case to errors of _CachedItems, which is the next base class.
         super().__init__(data, transform)  # type: ignore[arg-type]
+
+
+def with_files(settings: Any) -> list[Any]:
+    """What identifies settings and the files that they name."""
+    found = outline(settings, contents=True)
+    return [found.digest, [checksum_of(file) for file in found.files]]
 
 
 def _durable(backend: Backend | None) -> Backend | None:

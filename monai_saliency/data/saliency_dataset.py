@@ -13,12 +13,11 @@ from monai.transforms import Compose, MapTransform
 from monai.transforms.traits import RandomizableTrait
 from monai.utils import CommonKeys
 
-from monai_saliency.data.cached_dataset import CachedDataset, choose_backend
+from monai_saliency.data.cached_dataset import CachedDataset, choose_backend, with_files
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.networks.identity import strict_network_fingerprint
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, outline
-from monai_saliency.storage.input_files import checksum_of
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.storage.locks import Locks
 from monai_saliency.transforms import Saliencyd
 from monai_saliency.utils.arguments import callable_network
@@ -44,7 +43,7 @@ class SaliencyDataset(CachedDataset):
     Preprocessed scans are cached as in :class:`monai_saliency.data.cached_dataset.CachedDataset`, and shared with a
     dataset of that class with the same transforms. Maps are separate entries, so that for another network or another
     inferer only the maps are computed again. A cached map is used for the same scan (its files, transforms and library
-    versions), the same network and the same inferer, as they were when the dataset was made. The batch size may differ.
+    versions), the same network and the same inferer, as they are at the read. The batch size may differ.
 
     A module is identified by all that can be reached from it: weights, buffers, hooks, other attributes, and the code
     of its classes (see :func:`monai_saliency.networks.identity.strict_network_fingerprint`). This is compared at each
@@ -113,10 +112,9 @@ class SaliencyDataset(CachedDataset):
         self._to_map = Saliencyd(image_key, network, inferer, saliency_key, device, label_key, held_keys)
         self._process = os.getpid()
         steps = self._steps()
-        self._held_files: list[str] = []
         self._num_prepared = next((i for i, step in enumerate(steps) if _is_random(step)), len(steps))
         self._check_names(steps)
-        self._explaining = self._fingerprint_explaining(steps) if self.backend is not None else None
+        self._fingerprint_explaining()  # warns now, and not after the first map
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _process=os.getpid())
@@ -134,26 +132,25 @@ class SaliencyDataset(CachedDataset):
                 f"are made after it, {after}: {inner}give it to a monai.data.Dataset around this one"
             )
 
-    def _fingerprint_explaining(self, steps: Sequence[Any]) -> str | None:
+    def _fingerprint_explaining(self) -> str | None:
         """A hash of how maps are made. None, with a warning, when it cannot be identified."""
+        if self.backend is None:
+            return None
         if self._num_cached < self._num_prepared:
-            name = type(steps[self._num_cached]).__name__
+            name = type(self._steps()[self._num_cached]).__name__
             self._warn_uncached(f"{name}, before the first random transform, cannot be identified")
             return None
         inferer = self._to_map.saliency.inferer
         settings = {name: value for name, value in inferer.settings.items() if name not in _SPEED}
         decides = [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
         try:
-            self._held_files = outline(decides).files
-            return fingerprint(decides)
+            return fingerprint([with_files(decides), chosen_arithmetic()])
         except Unfingerprintable as error:
             self._warn_uncached(f"how they are made cannot be identified: {error}")
             return None
 
     def _fingerprint_network(self) -> str | None:
         """A hash of the network. None, with a warning, when it cannot be identified."""
-        if self._explaining is None:
-            return None
         network: Any = self._to_map.saliency.network
         try:
             known = strict_network_fingerprint(network, self.network_id)
@@ -174,14 +171,15 @@ class SaliencyDataset(CachedDataset):
             self._check_process(name)
         # The keys are computed before the scan is read, so that no map is cached for another scan or network.
         key = self._case_key(case)
-        network = self._fingerprint_network()
+        how = self._fingerprint_explaining()
+        network = None if how is None else self._fingerprint_network()
         item = self._preprocessed(case, key if self._num_cached else None)
         item = self._finish(item, self._steps()[self._num_cached : self._num_prepared])
         self._check_item(name, item)
 
         def is_current() -> bool:
             if self._fingerprint_network() == network:
-                return self._key(case) == key
+                return self._case_key(case) == key and self._fingerprint_explaining() == how
             self._warn(
                 "changed",
                 "a saliency map is not cached, as the network changed while it explained: one that changes itself, "
@@ -189,9 +187,7 @@ class SaliencyDataset(CachedDataset):
             )
             return False
 
-        held = [checksum_of(file) for file in self._held_files]
-        decides = [key, self._explaining, network, chosen_arithmetic(), held]
-        map_key = None if key is None or network is None else fingerprint(decides)
+        map_key = None if key is None or network is None else fingerprint([key, how, network])
         saliency = self._cached("saliency maps", map_key, lambda: self._explain(name, item), is_current)
         return {**item, self.saliency_key: saliency}
 

@@ -103,16 +103,17 @@ def fingerprint(value: Any) -> str:
     return hasher.hexdigest()
 
 
-def outline(value: Any) -> Outline:
+def outline(value: Any, contents: bool = False) -> Outline:
     """A fingerprint without the contents of tensors, for values whose tensors are many and seldom change.
 
     Args:
         value: the value. Other than for :func:`fingerprint`, it may hold TorchScript modules.
+        contents: read the tensors too, as :func:`fingerprint` does, for the sake of the files that are found.
 
     Raises:
         Unfingerprintable: as for :func:`fingerprint`.
     """
-    hasher, walk = hashlib.sha256(), Walk(_feed, large=[])
+    hasher, walk = hashlib.sha256(), Walk(_feed, large=None if contents else [])
     walk.feed(hasher, value)
     return Outline(hasher.hexdigest(), walk.large or [], sorted(walk.files))
 
@@ -287,8 +288,8 @@ def _feed_object(hasher: Any, value: Any, walk: Walk) -> None:
         # Only random transforms, which are refused, use its random state. Its log changes no result.
         state = {key: content for key, content in state.items() if key not in {"R", "log_stats"}}
     if isinstance(value, ImageReader):
-        # Some readers keep the name of the last file.
-        state = {key: content for key, content in state.items() if key != "filenames"}
+        # Some readers keep the name of the last file, and whether it was a series.
+        state = {key: content for key, content in state.items() if key not in {"filenames", "has_series"}}
     if isinstance(value, TraceableTransform):
         # This attribute exists for each thread, and only after its first use.
         state = {**state, "_tracing": bool(value.tracing)}

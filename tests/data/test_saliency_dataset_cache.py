@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -110,22 +111,20 @@ def test_changed_while_it_is_explained(cohort: Path, notes: Any, what: str) -> N
     """The map that comes of it is given, and not kept for what is there afterwards."""
     network = BoxSum()
 
-    class Interrupted(ms.PerturbationInferer):
-        def explain(self, *args: Any, **options: Any) -> Any:
-            found = super().explain(*args, **options)
-            if not changes:
-                changes.append(what)
-                if what == "scan":
-                    scan(cohort / "a.nii.gz", 7)
-                else:
-                    network.weight.data.fill_(7)
-            return found
+    items = dataset(cohort, network=network, network_id="one" if what == "scan" else None)
+    explain_case, changes = items._explain, []
 
-    changes: list[str] = []
-    parts = ms.SlidingWindowMasks(4, 4), ms.ClassScore("all", "none"), ms.OcclusionScoring()
-    inferer = Interrupted(*parts, mask_batch_size=1)
-    items = dataset(cohort, network=network, network_id="one" if what == "scan" else None, inferer=explain())
-    items._to_map.saliency.inferer = inferer
+    def interrupted(*args: Any) -> Any:
+        found = explain_case(*args)
+        if not changes:
+            changes.append(what)
+            if what == "scan":
+                scan(cohort / "a.nii.gz", 7)
+            else:
+                network.weight.data.fill_(7)
+        return found
+
+    items._explain = interrupted  # type: ignore[method-assign]
     with pytest.warns(UserWarning, match="changed while") if what == "weights" else nullcontext():
         assert items[0]["saliency"].max() == 64
     assert changes
@@ -133,6 +132,32 @@ def test_changed_while_it_is_explained(cohort: Path, notes: Any, what: str) -> N
     for _ in range(2):
         assert items[0]["saliency"].max() == 7 * 64
     assert notes() == {"scans": int(what == "scan"), "maps": 1}
+
+
+WINDOW = {"low": 0.0, "factor": 1.0}
+
+
+def windowed(x: torch.Tensor) -> torch.Tensor:
+    return (x - WINDOW["low"]) * WINDOW["factor"]
+
+
+def largest(output: torch.Tensor) -> torch.Tensor:
+    return output.amax(dim=1, keepdim=True) * WINDOW["factor"]
+
+
+def test_a_constant_changed_under_a_running_dataset(cohort: Path, notes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook, where the cell of a constant is run again: scans, or how they are explained, are made anew."""
+    scans = dataset(cohort, transform=preprocessing(Lambdad("image", windowed)))
+    target = ms.FunctionScore(largest)
+    maps = dataset(cohort, inferer=ms.sliding_window(4, 4, target=target), cache_dir=cohort.parent / "other")
+    before = [[item["saliency"].as_tensor() for item in items] for items in (scans, maps)]
+    notes()
+    monkeypatch.setitem(WINDOW, "factor", 3.0)
+    for expected in ({"scans": 3, "maps": 6}, {"scans": 0, "maps": 0}):
+        after = [[item["saliency"].as_tensor() for item in items] for items in (scans, maps)]
+        assert notes() == expected
+        for one, other in zip(chain(*before), chain(*after), strict=True):
+            torch.testing.assert_close(other, 3 * one)
 
 
 def test_a_stride_is_no_weight(cohort: Path, notes: Any) -> None:
