@@ -24,6 +24,7 @@ from monai_saliency.storage.backends import MemoryBackend
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets.auto import AutoTarget
+from monai_saliency.utils.profiling import trace
 
 NAN, INF = math.nan, math.inf
 TARGET = ms.FunctionScore(lambda output: output)
@@ -691,6 +692,18 @@ RUNS: list[Row] = [
         lambda: handler(network_id=NETWORK),
         r"`network_id` must be a name of the network, in quotes, got a Sequential",
     ),
+    (
+        "save to the text null",
+        lambda: transforms.SaveSaliencyd("saliency", "null"),
+        "where none is meant, give an empty",
+    ),
+    ("store in the text null", lambda: ScoreStore("null"), r"`root` must be a path, got 'null': where none is meant"),
+    (
+        "store in the text False",
+        lambda: ScoreStore("False"),
+        r"`root` must be a path, got .False.: where none",
+    ),
+    ("trace to the text false", lambda: trace("false").__enter__(), r"`profile` must be a path, got 'false'"),
     ("store None", lambda: ScoreStore(None), r"`root` must be a path, got None"),
     ("failures' file None", lambda: Failures(None), r"`path` must be a path, got None"),
     ("table's file 0", lambda: Summary(0), r"`path` must be a path, got 0"),

@@ -288,6 +288,10 @@ def torch_device(name: str, value: Any) -> torch.device | None:
         raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {value!r}") from None
 
 
+#: what a command line makes text of where its user means nothing; a folder of that name is ./null
+_NO_PATHS = {"null", "none", "true", "false"}
+
+
 def a_path(name: str, value: Any) -> Path:
     """A path.
 
@@ -296,10 +300,12 @@ def a_path(name: str, value: Any) -> Path:
         value: the path, or its text.
 
     Raises:
-        ValueError: when it is anything else, or empty. It names the parameter.
+        ValueError: when it is anything else, empty, or a word for nothing. It names the parameter.
     """
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         raise ValueError(f"`{name}` must be a path, got {value!r}")
+    if str(value).lower() in _NO_PATHS:
+        raise ValueError(f"`{name}` must be a path, got {str(value)!r}: where none is meant, give an empty text ''")
     return Path(value)
 
 

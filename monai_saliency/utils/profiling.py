@@ -10,6 +10,7 @@ from threading import Lock
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
 
+from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.monai_private import profile_all_threads
 
 __all__ = ["stage", "trace"]
@@ -49,12 +50,16 @@ def trace(folder: str | Path) -> Iterator[None]:
 
     Args:
         folder: the folder of the trace file.
+
+    Raises:
+        ValueError: when the folder is no path.
     """
     global _profiler
+    path = a_path("profile", folder)
     with profile(
         activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()],
         schedule=schedule(wait=0, warmup=1, active=_FORWARDS, repeat=1),
-        on_trace_ready=tensorboard_trace_handler(str(folder), use_gzip=True),
+        on_trace_ready=tensorboard_trace_handler(str(path), use_gzip=True),
         experimental_config=profile_all_threads(),
     ) as _profiler:
         try:
