@@ -25,7 +25,7 @@ from monai_saliency.bundle.batches import is_input, items_of, keys_of
 from monai_saliency.bundle.chosen_method import ChosenMethod, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser, is_generative
 from monai_saliency.bundle.placement import Placement, input_file
-from monai_saliency.bundle.replay import Recorder, Replay, randomness_untouched
+from monai_saliency.bundle.replay import Recorder, Replay, own_inferer, randomness_untouched
 from monai_saliency.bundle.run import run as run_cohort
 from monai_saliency.cases import Case, image_spacing
 from monai_saliency.distributed.base import Engine as SharingEngine
@@ -43,7 +43,6 @@ from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget, finds_nothing, read_postprocessing
 from monai_saliency.transforms import SaveSaliencyd
 from monai_saliency.utils.monai_private import event_handlers
-from monai_saliency.utils.timing import WatchedInferer
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
@@ -239,12 +238,6 @@ class Overlay:
         return ScoreStore(self.store_dir) if str(self.store_dir) else None
 
 
-def own_inferer(evaluator: Any) -> Any:
-    """The bundle's inferer, without the meter that our own evaluator puts around it."""
-    inferer = evaluator.inferer
-    return inferer.inferer if isinstance(inferer, WatchedInferer) else inferer
-
-
 def _detach_others(evaluator: Any) -> None:
     """Leave out handlers that explain already, as our own bundle has one."""
     for event, function in event_handlers(evaluator):
@@ -340,7 +333,7 @@ class OverlayHandler(SaliencyHandler):
         cases = [self._case(*each) for each in zip(items, call.inputs, places, strict=True)]
         changed = getattr(engine, "output_changed", False)
         predictions = (None if changed else predictions_of(call.output, len(images))) or [None] * len(images)
-        for group in call.groups():
+        for group in filter(None, ([i for i in group if self._has_place(cases[i])] for group in call.groups())):
             # Where a detector finds no box, the surest of those below its threshold is explained.
             unsure = call.is_list and finds_nothing(engine.state.output[CommonKeys.PRED][group[0]])  # type: ignore[index]
             changes: dict[str, Any] = {"inputs": ListInput() if call.is_list else TensorInput()}
@@ -424,6 +417,13 @@ class OverlayHandler(SaliencyHandler):
         label = input_file(item.get(CommonKeys.LABEL))
         item["label"] = str(label) if label is not None and label.name.endswith((".nii", ".nii.gz")) else ""
         return item
+
+    def _has_place(self, case: dict[Any, Any]) -> bool:
+        """Whether a case's map can lie on its scan. The case fails where it cannot."""
+        assert self._placement is not None
+        if problem := self._placement.problem(case):
+            self.explainer.refuse(CaseError(case["case"], problem))
+        return not problem
 
     def _place(self, case: dict[Any, Any]) -> dict[Any, Any]:
         assert self._placement is not None

@@ -18,6 +18,7 @@ from monai.utils import ImageMetaKey, WSIPatchKeys
 from monai_saliency.data.cohort import case_id, name_hash, scan_stem
 from monai_saliency.errors import CaseError
 from monai_saliency.transforms import SaveSaliencyd
+from monai_saliency.transforms.check import header_problem
 
 __all__ = ["Placement", "input_file"]
 
@@ -103,6 +104,11 @@ class Placement:
         whole = f"{name}{file.name.removeprefix(scan_stem(file))}"
         # frame.png beside frame.jpg and frame.png.nii
         return f"{whole}-{name_hash(file.name)}" if whole in self._names else whole
+
+    def problem(self, case: dict[Hashable, Any]) -> str | None:
+        """Why a case's map can lie nowhere, by its file's header; None where it can."""
+        image = case[self.image_key]
+        return None if input_file(image) is None else header_problem(image, image.ndim - 1)
 
     def names(self, case: dict[Hashable, Any]) -> list[str] | None:
         """What all cases are called, if they are like this one; None where the dataset does not tell."""

@@ -14,8 +14,9 @@ import torch
 from monai.inferers import Inferer, SlidingWindowInferer
 
 from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.timing import WatchedInferer
 
-__all__ = ["Call", "Recorder", "Replay"]
+__all__ = ["Call", "Recorder", "Replay", "own_inferer", "randomness_untouched"]
 
 
 @dataclass(frozen=True)
@@ -185,3 +186,9 @@ def randomness_untouched() -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
+
+
+def own_inferer(evaluator: Any) -> Any:
+    """The bundle's inferer, without the meter that our own evaluator puts around it."""
+    inferer = evaluator.inferer
+    return inferer.inferer if isinstance(inferer, WatchedInferer) else inferer

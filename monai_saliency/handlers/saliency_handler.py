@@ -17,7 +17,7 @@ from monai_saliency.cases import Case, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.handlers.background import Background
 from monai_saliency.handlers.made_by import MadeBy, described
-from monai_saliency.handlers.summary import TIMES_NOISE, Summary, figures, is_noise, summarize
+from monai_saliency.handlers.summary import TIMES_NOISE, Summary, figures, is_noise, peak_is_noise, summarize
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -234,12 +234,16 @@ class SaliencyHandler:
             arrays = maps.numpy(force=True), maps.affine.numpy()
             mark = self._made_by.mark if self._made_by is not None else ""
             rows = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark)
-            if noisy := [label_name(row["class"]) for row in rows if is_noise(row)]:
+            noisy = dict.fromkeys(label_name(row["class"]) for row in rows if peak_is_noise(row))
+            if noisy:
+                whole = all(is_noise(row) for row in rows if peak_is_noise(row))
                 logger.warning(
-                    "case %s: the peak of the map of %s may be chance: its highest value is within %d times its noise "
-                    "of 0; nothing that was hidden supports the score, or more masks are needed",
+                    "case %s: the %s of %s may be chance, %swithin %d times its noise of 0: nothing that was hidden "
+                    "supports the score, or more masks are needed",
                     explanation.name,
-                    ", ".join(dict.fromkeys(noisy)),
+                    "map" if whole else "peak of the map",
+                    ", ".join(noisy),
+                    "" if whole else "unlike its lowest value ",
                     TIMES_NOISE,
                 )
             self.summary.add(rows)

@@ -47,9 +47,9 @@ def summarize(
     Returns:
         dictionaries with the keys of :data:`COLUMNS`: the prediction of the network and its probability, the explained
         class or output channel, the image channel (if each has a map), the score of the unperturbed image, what this
-        score is and its unit, the highest value of the map, its position (scanner mm), how large a value can be by
-        chance (``""`` where that is not known), and whether the highest lies inside the label (``""`` without a label,
-        or with an empty one, or with one that cannot be read, which the log says).
+        score is and its unit, the highest value of the map, its position (scanner mm), the lowest value, how large a
+        value can be by chance (``""`` where that is not known), and whether the highest lies inside the label (``""``
+        without a label, or with an empty one, or with one that cannot be read, which the log says).
     """
     rows = []
     quantity, noise = explanation.target.quantity(), _noise(explanation)
@@ -69,6 +69,7 @@ def summarize(
                 "unit": quantity.unit,
                 **dict(zip(("peak_x_mm", "peak_y_mm", "peak_z_mm"), mm.round(2).tolist(), strict=True)),
                 "peak_saliency": float(saliency[peak]),
+                "lowest_saliency": float(np.nanmin(saliency)),
                 "noise": chance,
                 "peak_in_label": _in_label(case, mm, label) if label else "",
                 "forwards": explanation.num_forwards,
@@ -89,14 +90,22 @@ def _noise(explanation: Explanation) -> list[float | str]:
 
 
 def is_noise(row: dict[str, Any]) -> bool:
-    """Whether the peak of a row's map is within five times its noise of 0, as chance alone can put it.
+    """Whether all values of a row's map are within five times its noise of 0, as chance alone can put them.
 
-    A map of a constant score, which is zero, counts as well. A map that is negative everywhere, since all that was
-    hidden speaks against the class, does not. Where the noise is not known, nothing counts.
+    A map of a constant score, which is zero, counts as well. A map that is far below zero somewhere, since what was
+    hidden there speaks against the class, does not. Where the noise is not known, nothing counts.
     """
-    if row.get("noise", "") == "":
-        return False
-    return abs(float(row["peak_saliency"])) <= TIMES_NOISE * float(row["noise"])
+    return peak_is_noise(row) and _within_noise(row, "lowest_saliency")
+
+
+def peak_is_noise(row: dict[str, Any]) -> bool:
+    """Whether the peak of a row's map is within five times its noise of 0, whatever is below zero elsewhere."""
+    return row.get("noise", "") != "" and _within_noise(row, "peak_saliency")
+
+
+def _within_noise(row: dict[str, Any], name: str) -> bool:
+    # Tables of older versions have no lowest value.
+    return row.get(name, "") == "" or abs(float(row[name])) <= TIMES_NOISE * float(row["noise"])
 
 
 def _in_label(case: str, mm: np.ndarray, path: str | Path) -> bool | str:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.case_state import CaseState, Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
@@ -187,6 +188,16 @@ class CaseExplainer:
                 raise
             self.failures.add(case, "explain", error)
             return False
+
+    def refuse(self, error: CaseError) -> None:
+        """List a case as one that cannot be explained.
+
+        Raises:
+            CaseError: the same error, where there is no list of failures.
+        """
+        if self.failures is None:
+            raise error
+        self.failures.add(error.case, "explain", error)
 
     def _claim(self, case: str, part: Part, claim: ExitStack) -> bool:
         holder = claim.enter_context(self.store.claim(case, part)) if self.store is not None else None

@@ -30,6 +30,7 @@ SUMMARY_COLUMNS = (
     "peak_y_mm",
     "peak_z_mm",
     "peak_saliency",
+    "lowest_saliency",
     "noise",
     "peak_in_label",
     "forwards",

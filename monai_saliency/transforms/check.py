@@ -21,7 +21,10 @@ from monai_saliency.errors import CaseError
 from monai_saliency.storage.files import load_scan
 from monai_saliency.utils.arguments import whole_number
 
-__all__ = ["CheckScanD", "CheckScanDict", "CheckScand"]
+__all__ = ["CheckScanD", "CheckScanDict", "CheckScand", "header_problem"]
+
+
+_COMPLEX = "its voxels are complex numbers: save their magnitude, or the part that the network is for, as a scan"
 
 
 class CheckScand(MapTransform):
@@ -89,24 +92,40 @@ class CheckScand(MapTransform):
             )
         if 0 in shape:
             return f"the scan's shape {shape} holds no voxel"
-        scan = _file(image)
-        if image.is_complex() or (scan is not None and scan.get_data_dtype().kind == "c"):
-            return (
-                "its voxels are complex numbers: save their magnitude, or the part that the network is for, as a scan"
-            )
+        if image.is_complex():
+            return _COMPLEX
+        problem = header_problem(image, dims)
+        if problem is not None:
+            return problem
         if not bool(torch.isfinite(image).all()):
             count = int((~torch.isfinite(image)).sum())
             return (
                 f"{count} of its voxels are NaN or infinite: replace them in the file (for example by the background's "
                 "value)"
             )
-        affine = _file_affine(image, scan)
-        if affine is not None and (not np.isfinite(affine).all() or _singular(affine[:-1, :dims])):
-            return (
-                f"its affine {np.round(affine, 4).tolist()} is singular or not finite, so its voxels have no place in "
-                "the scanner: correct the file's header"
-            )
-        return None if scan is None else _two_places(image, scan)
+        return None
+
+
+def header_problem(image: torch.Tensor, dims: int) -> str | None:
+    """What is wrong with the header of the file that an image was loaded from, so that its map would have no place.
+
+    Args:
+        image: ``(C, *spatial)``, as it was loaded or after any preprocessing that keeps its meta data.
+        dims: how many spatial axes it has, 2 or 3.
+
+    Returns:
+        a sentence for an error; None where nothing is wrong, or where no file is known.
+    """
+    scan = _file(image)
+    if scan is not None and scan.get_data_dtype().kind == "c":
+        return _COMPLEX
+    affine = _file_affine(image, scan)
+    if affine is not None and (not np.isfinite(affine).all() or _singular(affine[:-1, :dims])):
+        return (
+            f"its affine {np.round(affine, 4).tolist()} is singular or not finite, so its voxels have no place in "
+            "the scanner: correct the file's header"
+        )
+    return None if scan is None else _two_places(image, scan)
 
 
 def _file(image: torch.Tensor) -> SpatialImage | None:

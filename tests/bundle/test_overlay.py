@@ -417,6 +417,41 @@ def test_files_of_one_stem_and_a_second_cohort_in_one_folder(tmp_path: Path, cap
     assert "holds 2 cases that this cohort does not have (the first is a.nii). They stay" in caplog.text
 
 
+def test_scans_without_a_place_are_refused_before_they_are_explained(tmp_path: Path) -> None:
+    """Their maps would lie nowhere. The others have theirs, and no perturbed image of the refused ones is run."""
+    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, low=0, high=200) for i in range(4)]
+    two_places = nib.load(scans[0])
+    two_places.set_qform(np.diag([-1.0, -1, 1, 1]) @ two_places.affine, int(two_places.header["sform_code"]))
+    complex_voxels = nib.Nifti1Image(nib.load(scans[1]).get_fdata().astype(np.complex64), AFFINES[1])
+    flat = nib.Nifti1Image(nib.load(scans[2]).get_fdata(dtype=np.float32), None)
+    flat.set_sform(np.diag([1.0, 0, 1, 1]), 2)
+    for path, image in zip(scans, (two_places, complex_voxels, flat), strict=False):
+        nib.save(image, path)
+    network = Counted()
+    keys = {"keys": "image"}
+    real = {"_target_": "EnsureTyped", **keys, "dtype": "$torch.float32"}
+    load = [{"_target_": name, **keys} for name in ("LoadImaged", "EnsureChannelFirstd")]
+    parts = {"preprocessing": {"_target_": "Compose", "transforms": [*load, real]}, "imports": ["$import torch"]}
+    with pytest.raises(SystemExit, match="3 cases without a map"):
+        Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(small_bundle(scans, network, **parts))
+    errors = {row["case"]: row["error"] for row in rows_of(tmp_path / "maps" / "failures.csv")}
+    assert "put voxels up to" in errors["0"]
+    assert "complex numbers" in errors["1"]
+    assert "singular" in errors["2"]
+    assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["3"]
+    assert network.images < 4 + 2 * (5 + 1) + 5  # predictions, one case, and what is run to check its rows
+
+
+class Counted(Brightness):
+    """Counts the images that it is given."""
+
+    images = 0
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        self.images += len(image)
+        return super().forward(image)
+
+
 def test_saturated_probability_gets_the_flag_to_give_and_no_other_meaning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from helpers.maps import LEFTWARD, PEAK, SHAPE, peaked
 
 from monai_saliency.cases import Case
-from monai_saliency.handlers.summary import COLUMNS, Summary, figures, is_noise, summarize
+from monai_saliency.handlers.summary import COLUMNS, Summary, figures, is_noise, peak_is_noise, summarize
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.targets import ClassScore, RegressionScore
@@ -58,6 +58,7 @@ class TestSummarize:
             "peak_y_mm": -18.0,
             "peak_z_mm": 33.0,
             "peak_saliency": 4.0,
+            "lowest_saliency": float(maps[0].min()),
             "noise": "",
             "peak_in_label": "",
             "forwards": 6,
@@ -103,6 +104,18 @@ class TestSummarize:
         maps = np.full((2, *SHAPE), -1, np.float32)
         rows = summarize("ct_7", replace(explanation(maps), noise=torch.tensor([0.1, 0.3])), maps, LEFTWARD)
         assert [is_noise(row) for row in rows] == [False, True]
+
+    def test_evidence_against_is_not_noise(self) -> None:
+        """A peak of nothing above a strong negative value: the peak is chance, the map is not."""
+        maps = np.zeros((1, *SHAPE), np.float32)
+        maps[0, 1, 1, 1], maps[0, 0, 0, 0] = -3, 0.1
+        rows = summarize("ct_7", replace(explanation(maps), noise=torch.tensor([0.1])), maps, LEFTWARD)
+        assert [row["lowest_saliency"] for row in rows] == [-3.0]
+        assert [peak_is_noise(row) for row in rows] == [True]
+        assert [is_noise(row) for row in rows] == [False]
+        assert "maps_of_noise" not in figures(rows)
+        older = {name: value for name, value in rows[0].items() if name != "lowest_saliency"}
+        assert is_noise(older)
 
     def test_2d_scan(self) -> None:
         maps = peaked()[None, :, :, 1]
