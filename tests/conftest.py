@@ -12,6 +12,8 @@ import torch.distributed as dist
 from helpers.layouts import LAYOUTS, Bundle
 from helpers.threads import left
 
+from monai_saliency.inferers.reference import ReferenceCheck
+
 __all__ = ["left"]
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and processes pass that on to their children.
@@ -26,6 +28,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_faded_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that count all that a network is given: without the batch that shows, once a network, whether its rows
+    depend on each other. ``tests/inferers/test_reference.py`` counts it.
+    """
+    monkeypatch.setattr(ReferenceCheck, "check_faded", lambda self, index, batch: None)
 
 
 @pytest.fixture(autouse=True)

@@ -96,6 +96,7 @@ METHODS: list[Callable[..., PerturbationInferer]] = [
 class TestWhatTheNetworkSees:
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.usefixtures("no_faded_batch")
     def test_law_1_all_ones_masks_are_the_identity(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Kept voxels are the image to the bit, whatever the fill."""
         image = images(1, 2, *shape, dtype=dtype) * 1e3
@@ -113,6 +114,7 @@ class TestWhatTheNetworkSees:
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("masks", [RISEMasks(11, 3, seed=5), SlidingWindowMasks(4, 3)])
     @pytest.mark.parametrize("fill", [None, ConstantFill([0.5, -2.0]), BlurFill(1.5)])
+    @pytest.mark.usefixtures("no_faded_batch")
     def test_law_1_perturbed_images(self, shape: tuple[int, ...], masks: Any, fill: Any) -> None:
         image = images(1, 2, *shape, dtype=torch.float64)
         network = Recorder(Classifier(len(shape), 2).double().eval())
@@ -126,12 +128,14 @@ class TestWhatTheNetworkSees:
 
     @pytest.mark.parametrize("count", [1, 3])
     @pytest.mark.parametrize("mask_batch_size", [1, 7, 64, 1000])
+    @pytest.mark.usefixtures("no_faded_batch")
     def test_law_7_full_batches_of_one_shape(self, count: int, mask_batch_size: int) -> None:
         network = Recorder(Classifier().eval())
         rise(20, 3, target=LOGIT, mask_batch_size=mask_batch_size)(images(count, 1, 9, 8), network)
         assert {batch.shape for batch in network.batches} == {(min(mask_batch_size, 21 * count), 1, 9, 8)}
         assert len(network.batches) == math.ceil(21 * count / mask_batch_size)
 
+    @pytest.mark.usefixtures("no_faded_batch")
     def test_masks_of_several_images_share_a_batch(self) -> None:
         """Rows run on from image to image: each unperturbed image, then its masks."""
         network = Recorder(Classifier().eval())
@@ -232,6 +236,7 @@ class TestNetworkIsLeftAsItWas:
             rise(5, 3, target=LOGIT)(images(1, 1, 8, 8), network)
         assert all(part.training for part in network.modules())
 
+    @pytest.mark.usefixtures("no_faded_batch")
     def test_no_gradients(self) -> None:
         network, inputs = Classifier().eval(), images(1, 1, 8, 8).requires_grad_()
         grad_modes = []
@@ -507,6 +512,7 @@ class TestErrors:
                 torch.ones(1, 1, 9, 9), lambda x: x.expand(-1, 2, -1, -1) * float("nan"), cases=[Case("ct_2")]
             )
 
+    @pytest.mark.usefixtures("no_faded_batch")
     def test_files_name_cases(self) -> None:
         batch = list_data_collate(
             [MetaTensor(images(1, 9, 8), meta={"filename_or_obj": f"/scans/{name}.nii.gz"}) for name in "ab"]

@@ -64,6 +64,7 @@ def explain(batch: int = 3, **settings: Any) -> ms.PerturbationInferer:
     return two_rounds(6, target=TARGET, mask_batch_size=batch, **settings)
 
 
+@pytest.mark.usefixtures("no_faded_batch")
 def test_the_map_is_that_of_both_rounds() -> None:
     network = Spots()
     (explanation,) = explain().explain(images(), network)
@@ -104,6 +105,7 @@ def test_remembered_patches() -> None:
 
 
 @pytest.mark.parametrize("stop", [0, 1, 2, 3, 4])
+@pytest.mark.usefixtures("no_faded_batch")
 def test_a_stopped_run_goes_on_in_its_round(stop: int, tmp_path: Path) -> None:
     class Stops(Spots):
         batches = 0
