@@ -131,7 +131,10 @@ class WholeImages(Scoring):
                 offset += stop - start
         if first and count > 1:
             self._check_perturbed(batch, output)
-            self.reference.check_faded(first[0], self.batch)
+            # Scores that are on disk were checked when they were made.
+            new = next((index for index in first if not self.states[index].complete), None)
+            if new is not None:
+                self.reference.check_faded(new, self.batch)
 
     def _check_perturbed(self, batch: Sequence[Rows], output: Any) -> None:
         """Check the perturbed row of each case that begins here whose scores changed most."""

@@ -115,6 +115,21 @@ def test_rows_that_hide_that_they_depend(hidden: str, size: int, fill: float) ->
         assert torch.equal(found, alone)
 
 
+def test_scores_on_disk_need_no_faded_image(tmp_path: Path) -> None:
+    """Of a case that is complete one batch is run, which vouches for its scores; of one that is not, all is as new."""
+    calls: list[int] = []
+
+    def counted() -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: (calls.append(len(x)), classify(x))[1]
+
+    store = ScoreStore(tmp_path)
+    for expected in ([1, BATCH, 1, BATCH, 1], [1, BATCH, 1]):
+        calls.clear()
+        windows().explain(images(), counted(), stored=[store.open("ct", "key")])
+        assert calls[: len(expected)] == expected
+    assert calls == expected
+
+
 def test_a_network_that_refuses_the_faded_image_is_explained() -> None:
     def network(x: torch.Tensor) -> torch.Tensor:
         if bool((x.flatten(1).amax(1) < 0.6).any()):
