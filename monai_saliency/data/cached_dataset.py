@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
 from monai.utils import TraceKeys
 
+from monai_saliency.data.case_names import CaseNames
 from monai_saliency.data.cohort import CohortDataset
 from monai_saliency.storage.backends import Backend, DiskBackend, LMDBBackend, MemoryBackend, guard
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, library_versions, outline
@@ -115,6 +117,39 @@ def choose_backend(
     return check_option("cache", cache, backends)()
 
 
+@dataclass(frozen=True)
+class Identity:
+    """What identifies a result of a case in a cache.
+
+    Attributes:
+        key: a hash of all that decides it.
+        case: a hash of the case's names, where these are no part of the key.
+        names: the names; None where they are part of the key.
+    """
+
+    key: str
+    case: str
+    names: CaseNames | None = field(default=None, compare=False)
+
+    def stored(self, item: Any) -> Any:
+        """A result as it is stored: without its names, or beside what the case is called where they stay in it."""
+        if self.names is None:
+            return item
+        unnamed = self.names.take_out(item)
+        return [self.case, item] if unnamed is None else [None, unnamed]
+
+    def read(self, stored: Any) -> Any:
+        """The result of what was stored, with the case's names; ``_MISSING`` where it is that of another name."""
+        if self.names is None:
+            return stored
+        if not isinstance(stored, list) or len(stored) != 2:
+            raise DamagedEntry("it does not say whose it is")
+        case, item = stored
+        if case is None:
+            return self.names.put_in(item)
+        return item if case == self.case else _MISSING
+
+
 class _CachedItems(ItemDataset):
     """Items whose deterministic preprocessing goes through a cache. See :class:`CachedDataset`."""
 
@@ -185,15 +220,17 @@ class _CachedItems(ItemDataset):
 
     def _prepared(self, case: Any) -> Any:
         """The item after the first ``_num_prepared`` transforms."""
-        return self._preprocessed(case, self._case_key(case) if self._num_cached else None)
+        return self._preprocessed(case, self._identity(case) if self._num_cached else None)
 
-    def _preprocessed(self, case: Any, key: str | None) -> Any:
+    def _preprocessed(self, case: Any, identity: Identity | None) -> Any:
         """The item after the first ``_num_cached`` transforms."""
-        return self._cached("preprocessed scans", key, lambda: self._compute(case), lambda: self._is_current(case, key))
+        return self._cached(
+            "preprocessed scans", identity, lambda: self._compute(case), lambda: self._is_current(case, identity)
+        )
 
-    def _is_current(self, case: Any, key: str | None) -> bool:
-        """Whether a case still has a key. Then the cache is told what its files hold."""
-        current = self._case_key(case) == key
+    def _is_current(self, case: Any, identity: Identity | None) -> bool:
+        """Whether a case is still the same. Then the cache is told what its files hold."""
+        current = self._identity(case) == identity
         durable = None if self.checksum else _durable(self.backend)
         if current and durable is not None:
             with suppress(OSError):
@@ -203,42 +240,47 @@ class _CachedItems(ItemDataset):
                         durable.put(place, encode(content, place))
         return current
 
-    def _case_key(self, case: Any) -> str | None:
-        """The key of a case in the cache. None without a cache, or when the case cannot be identified."""
+    def _identity(self, case: Any) -> Identity | None:
+        """What identifies a case in the cache. None without a cache, or when the case cannot be identified."""
         if self.backend is None:
             return None
         try:
-            return self._key(case)
+            return self._identified(case)
         except Unfingerprintable as error:
             self._warn("case", f"some cases are not cached, since they cannot be identified: {error}")
             return None
 
-    def _cached(self, what: str, key: str | None, compute: Callable[[], Any], is_current: Callable[[], bool]) -> Any:
+    def _cached(
+        self, what: str, identity: Identity | None, compute: Callable[[], Any], is_current: Callable[[], bool]
+    ) -> Any:
         """A result from the cache, or, if it is not there yet, from ``compute``.
 
         Args:
             what: what the results are called in warnings, in the plural.
-            key: the key in the cache. None does not cache the result.
+            identity: what identifies the result in the cache. None does not cache it.
             compute: computes the result. For each key, one thread at a time calls it.
-            is_current: called after computing. Returns whether the result still belongs to the key.
+            is_current: called after computing. Returns whether the result still has this identity.
         """
-        if self.backend is None or key is None:
+        if self.backend is None or identity is None:
             return compute()
-        found = self._stored(self.backend, key, what)
+        found = self._stored(self.backend, identity, what)
         if found is not _MISSING:
             return found
-        with self._locks.only_one(key):
-            found = self._stored(self.backend, key, what)
+        with self._locks.only_one(identity.key):
+            found = self._stored(self.backend, identity, what)
             if found is not _MISSING:
                 return found
-            return self._store(self.backend, key, what, compute(), is_current)
+            return self._store(self.backend, identity, what, compute(), is_current)
 
-    def _key(self, case: Any) -> str:
+    def _identified(self, case: Any) -> Identity:
         files = input_files(case, self._recall, self._folder_keys)
         # Each time: a transform may read something of its module that a program, or a notebook's cell, has changed.
         steps = [self._steps()[: self._num_cached], _settings(self.transform)] if self._num_cached else None
+        settings, is_foreign = with_files(steps)
         outside = [get_track_meta(), torch.get_default_dtype()]
-        return fingerprint([library_versions(), with_files(steps), case, files, outside])
+        names = None if is_foreign or type(case) is not dict else CaseNames(case, files)
+        held, named = ([case, files], "") if names is None else (names.unnamed, fingerprint(names.names))
+        return Identity(fingerprint([library_versions(), settings, held, outside]), named, names)
 
     def _recall(self, state: tuple[int, ...]) -> str | None:
         """The content of a file that an earlier process has read, as the cache on disk knows it."""
@@ -257,12 +299,13 @@ class _CachedItems(ItemDataset):
         _forget_ids(item)
         return item
 
-    def _store(self, backend: Backend, key: str, what: str, item: Any, is_current: Callable[[], bool]) -> Any:
+    def _store(self, backend: Backend, identity: Identity, what: str, item: Any, is_current: Callable[[], bool]) -> Any:
+        key, stored = identity.key, identity.stored(item)
         try:
-            data = encode(item, key)
+            data = encode(stored, key)
         except NotStorable as error:
             self._warn("item", f"{what} are not cached, as they cannot be stored: {error}")
-            return item
+            return identity.read(stored)
         # If a scan was replaced meanwhile, half of the old one and half of the new one may have been read.
         if is_current():
             try:
@@ -270,13 +313,14 @@ class _CachedItems(ItemDataset):
             except OSError as error:
                 self._refused(what, "written", error)
         # Not the item itself: so the first read returns to the bit what all later reads return.
-        del item
-        return decode(data, key, trusted=True)
+        del item, stored
+        return identity.read(decode(data, key, trusted=True))
 
-    def _stored(self, backend: Backend, key: str, what: str) -> Any:
+    def _stored(self, backend: Backend, identity: Identity, what: str) -> Any:
+        key = identity.key
         try:
             data = backend.get(key)
-            return _MISSING if data is None else decode(data, key, backend.trusted)
+            return _MISSING if data is None else identity.read(decode(data, key, backend.trusted))
         except OSError as error:
             self._refused(what, "read", error)
         except DamagedEntry as error:
@@ -309,8 +353,10 @@ class CachedDataset(CohortDataset, _CachedItems):
     An entry is used for the same case, the same content of its files (see
     :func:`monai_saliency.storage.input_files.input_files`) and of the files that arguments of the transforms name, the
     same transforms with the same arguments, and the same versions of monai, torch, numpy, nibabel and this package.
-    :func:`monai_saliency.storage.fingerprint.fingerprint` says what of a transform is followed, and what cannot be. If
-    the cache cannot be read or written, or an item cannot be stored, the item is computed at each read, with a warning.
+    :func:`monai_saliency.storage.fingerprint.fingerprint` says what of a transform is followed, and what cannot be. It
+    is looked at each time, so that a change shows while the dataset lives. Where all transforms are MONAI's or this
+    package's, a moved folder or a renamed case keeps its entry (:mod:`monai_saliency.data.case_names`). If the cache
+    cannot be read or written, or an item cannot be stored, the item is computed at each read, with a warning.
 
     Args:
         data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
@@ -337,10 +383,10 @@ class CachedDataset(CohortDataset, _CachedItems):
         super().__init__(data, transform)  # type: ignore[arg-type]
 
 
-def with_files(settings: Any) -> list[Any]:
-    """What identifies settings and the files that they name."""
+def with_files(settings: Any) -> tuple[list[Any], bool]:
+    """What identifies settings and the files that they name, and whether code is among them that is not MONAI's."""
     found = outline(settings, contents=True)
-    return [found.digest, [checksum_of(file) for file in found.files]]
+    return [found.digest, [checksum_of(file) for file in found.files]], found.is_foreign
 
 
 def _durable(backend: Backend | None) -> Backend | None:

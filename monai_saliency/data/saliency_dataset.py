@@ -13,7 +13,7 @@ from monai.transforms import Compose, MapTransform
 from monai.transforms.traits import RandomizableTrait
 from monai.utils import CommonKeys
 
-from monai_saliency.data.cached_dataset import CachedDataset, choose_backend, with_files
+from monai_saliency.data.cached_dataset import CachedDataset, Identity, choose_backend, with_files
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.networks.identity import strict_network_fingerprint
@@ -132,8 +132,10 @@ class SaliencyDataset(CachedDataset):
                 f"are made after it, {after}: {inner}give it to a monai.data.Dataset around this one"
             )
 
-    def _fingerprint_explaining(self) -> str | None:
-        """A hash of how maps are made. None, with a warning, when it cannot be identified."""
+    def _fingerprint_explaining(self) -> tuple[str, bool] | None:
+        """A hash of how maps are made, and whether code is in it that may look at the case's name. None, with a
+        warning, when it cannot be identified.
+        """
         if self.backend is None:
             return None
         if self._num_cached < self._num_prepared:
@@ -144,7 +146,8 @@ class SaliencyDataset(CachedDataset):
         settings = {name: value for name, value in inferer.settings.items() if name not in _SPEED}
         decides = [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
         try:
-            return fingerprint([with_files(decides), chosen_arithmetic()])
+            known, is_foreign = with_files(decides)
+            return fingerprint([known, chosen_arithmetic()]), is_foreign
         except Unfingerprintable as error:
             self._warn_uncached(f"how they are made cannot be identified: {error}")
             return None
@@ -170,16 +173,16 @@ class SaliencyDataset(CachedDataset):
         if not self.network_id:
             self._check_process(name)
         # The keys are computed before the scan is read, so that no map is cached for another scan or network.
-        key = self._case_key(case)
+        identity = self._identity(case)
         how = self._fingerprint_explaining()
         network = None if how is None else self._fingerprint_network()
-        item = self._preprocessed(case, key if self._num_cached else None)
+        item = self._preprocessed(case, identity if self._num_cached else None)
         item = self._finish(item, self._steps()[self._num_cached : self._num_prepared])
         self._check_item(name, item)
 
         def is_current() -> bool:
             if self._fingerprint_network() == network:
-                return self._case_key(case) == key and self._fingerprint_explaining() == how
+                return self._identity(case) == identity and self._fingerprint_explaining() == how
             self._warn(
                 "changed",
                 "a saliency map is not cached, as the network changed while it explained: one that changes itself, "
@@ -187,8 +190,12 @@ class SaliencyDataset(CachedDataset):
             )
             return False
 
-        map_key = None if key is None or network is None else fingerprint([key, how, network])
-        saliency = self._cached("saliency maps", map_key, lambda: self._explain(name, item), is_current)
+        of_map = None
+        if identity is not None and how is not None and network is not None:
+            named = how[1] or identity.names is None
+            decides = [identity.key, *how, network, *([identity.case] if named else [])]
+            of_map = Identity(fingerprint(decides), identity.case, None if named else identity.names)
+        saliency = self._cached("saliency maps", of_map, lambda: self._explain(name, item), is_current)
         return {**item, self.saliency_key: saliency}
 
     def _check_item(self, name: str, item: Any) -> None:

@@ -214,6 +214,7 @@ class Walk:
         files: files that are named.
         above: the ids of the containers around the current value, to cut cycles.
         known: the digests of classes, functions and modules by id, which are walked once.
+        is_foreign: whether code was met that is neither Python's, MONAI's, torch's, NumPy's, nibabel's nor ours.
     """
 
     feed_any: Callable[[Any, Any, Walk], None]
@@ -221,6 +222,12 @@ class Walk:
     files: set[str] = field(default_factory=set)
     above: list[int] = field(default_factory=list)
     known: dict[int, bytes] = field(default_factory=dict)
+    is_foreign: bool = False
+
+    def meet(self, module: str) -> None:
+        """Note whose code it is that a module holds."""
+        if not _is_versioned(module) and module.partition(".")[0] not in {"monai_saliency", "builtins"}:
+            self.is_foreign = True
 
     def feed(self, hasher: Any, value: Any) -> None:
         """Add a value to a hash."""
@@ -268,6 +275,7 @@ def feed_function(hasher: Any, value: Callable, walk: Walk) -> None:
         kind = "a lambda" if "<lambda>" in name else "a local function" if "<locals>" in name else "a function"
         raise Unfingerprintable(f"{kind} ({name}), which no module holds under its name")
     tag(hasher, "function", ".".join(home))
+    walk.meet(home[0])
     if isinstance(value, types.FunctionType) and not _is_installed(value.__module__):
         return once(hasher, value, walk, _feed_own_code)
     return tag(hasher, "code", _installed_code(home[0], value))
@@ -275,6 +283,7 @@ def feed_function(hasher: Any, value: Callable, walk: Walk) -> None:
 
 def _feed_own_code(hasher: Any, function: types.FunctionType, walk: Walk) -> None:
     """Add what one of the user's own functions does, and what it reads."""
+    walk.is_foreign = True
     code, known = function.__code__, function.__globals__
     tag(hasher, "code", _code_digest(code))
     walk.feed(hasher, [function.__defaults__, function.__kwdefaults__])
@@ -365,6 +374,7 @@ def feed_class(hasher: Any, value: type, walk: Walk) -> None:
 
 def _feed_class_code(hasher: Any, kind: type, walk: Walk) -> None:
     """Add what identifies one class, without its bases."""
+    walk.meet(kind.__module__)
     if _is_installed(kind.__module__):
         tag(hasher, "code", _installed_code(kind.__module__, kind))
         for package in vars(kind).get("packages", ()) if kind.__module__.startswith("monai_saliency.") else ():
@@ -384,6 +394,7 @@ def _feed_class_code(hasher: Any, kind: type, walk: Walk) -> None:
 
 def feed_module(hasher: Any, value: types.ModuleType, walk: Walk) -> None:
     tag(hasher, "module", value.__name__)
+    walk.meet(value.__name__)
     if not _is_installed(value.__name__):
         tag(hasher, "code", _module_digest(value.__name__))
 

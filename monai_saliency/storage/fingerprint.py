@@ -67,11 +67,13 @@ class Outline:
         digest: a hash of all but the contents of ``large``.
         large: tensors and TorchScript modules, in the order in which they were met.
         files: files that a path or text inside the value names, sorted.
+        is_foreign: whether code was met that is neither Python's, MONAI's, torch's, NumPy's, nibabel's nor ours.
     """
 
     digest: str
     large: list[Any]
     files: list[str]
+    is_foreign: bool
 
 
 def fingerprint(value: Any) -> str:
@@ -115,7 +117,7 @@ def outline(value: Any, contents: bool = False) -> Outline:
     """
     hasher, walk = hashlib.sha256(), Walk(_feed, large=None if contents else [])
     walk.feed(hasher, value)
-    return Outline(hasher.hexdigest(), walk.large or [], sorted(walk.files))
+    return Outline(hasher.hexdigest(), walk.large or [], sorted(walk.files), walk.is_foreign)
 
 
 def _feed(hasher: Any, value: Any, walk: Walk) -> None:

@@ -67,7 +67,7 @@ def test_damaged_entries(cohort: Path, cache: str, computed: Any, tmp_path: Path
     uncached = expected(cohort)
     first = dataset(cohort, cache)
     list(first)
-    key, other = (first._key(first.data[i]) for i in range(2))
+    key, other = (first._identified(first.data[i]).key for i in range(2))
     good = bytes(behind(first.backend).get(key) or b"")
     marker = tmp_path / "poisoned"
     flipped = bytearray(good)
@@ -186,7 +186,7 @@ def test_unreadable_entry(cohort: Path) -> None:
         backend = items.backend = DiskBackend(folder)
         items[0]
         (entry,) = (path for path in folder.rglob("*") if path.is_file())
-        assert entry == backend.path(items._key(items.data[0]))
+        assert entry == backend.path(items._identified(items.data[0]).key)
         entry.chmod(0o000)
         with pytest.warns(UserWarning, match="cannot be read in the cache, .*Permission denied"):
             assert_same(items[0]["image"], uncached[0]["image"])

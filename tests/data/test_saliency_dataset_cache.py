@@ -264,7 +264,7 @@ def test_damaged_entries(cohort: Path, cache: str, notes: Any) -> None:
     backend = behind(items.backend)
     keys: list[str] = []
     stored = items._stored
-    items._stored = lambda backend, key, what: keys.append(key) or stored(backend, key, what)  # type: ignore
+    items._stored = lambda backend, identity, what: keys.append(identity.key) or stored(backend, identity, what)  # type: ignore
     items[1]
     scan_key, map_key = keys
     entry, other = (bytes(backend.get(key) or b"") for key in (map_key, scan_key))
