@@ -9,7 +9,7 @@ from monai.data import decollate_batch
 
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["is_input", "items_of", "keys_of"]
+__all__ = ["goes_through_all", "is_input", "items_of", "keys_of"]
 
 
 def keys_of(item: dict[Any, Any]) -> list[str]:
@@ -36,6 +36,15 @@ def items_of(batch: Any, count: int) -> list[dict[Any, Any]]:
         dict(item) if isinstance(item, dict) else dict(enumerate(item if isinstance(item, (list, tuple)) else [item]))
         for item in items
     ]
+
+
+def goes_through_all(loader: Any, epoch_length: int | None) -> bool:
+    """Whether a run was asked for all that a loader's dataset lists: its sampler takes no part, and it is not cut."""
+    try:
+        whole = len(loader.sampler) >= len(loader.dataset)
+        return whole and (epoch_length is None or epoch_length >= len(loader))
+    except (AttributeError, TypeError):  # no sampler, or nothing that has a length
+        return False
 
 
 def is_input(value: Any, image: torch.Tensor) -> bool:

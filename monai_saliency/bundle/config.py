@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from monai.bundle import ConfigComponent, ConfigParser
 from monai.engines import EnsembleEvaluator, Evaluator
+from monai.inferers import DiffusionInferer
 
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["BundleConfig", "calling_parser", "is_generative"]
+__all__ = ["BundleConfig", "calling_parser", "is_generative", "refuse_generative"]
 
 # Ids that MONAI gives a meaning, and under which no run is described.
 _NO_RUNS = {"imports", "initialize", "finalize", "explain"}
@@ -237,3 +238,17 @@ def _texts(config: Any) -> Iterator[str]:
 def _calls_of_run(text: str) -> set[str]:
     """The ids whose ``run`` an expression calls."""
     return {id.replace("#", "::") for id in re.findall(r"@((?:\w|::|#)+)\.run\(", text)}
+
+
+def refuse_generative(evaluator: Any) -> None:
+    """Refuse an evaluator that makes images.
+
+    Raises:
+        ValueError: when it does.
+    """
+    kinds = [type(evaluator.network).__name__, type(evaluator.inferer).__name__]
+    if isinstance(evaluator.inferer, DiffusionInferer) or any(map(is_generative, kinds)):
+        raise ValueError(
+            f"this bundle is generative: its evaluator runs {kinds[0]} with {kinds[1]}, which makes images rather than "
+            "a statement about one, and a saliency map says which part of an image a statement rests on"
+        )

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from monai.bundle import ConfigParser
 from monai.data import MetaTensor
-from monai.inferers import DiffusionInferer
 from monai.transforms import Compose
 from monai.utils import CommonKeys
 
-from monai_saliency.bundle.batches import is_input, items_of, keys_of
+from monai_saliency.bundle.batches import goes_through_all, is_input, items_of, keys_of
 from monai_saliency.bundle.chosen_method import ChosenMethod, given_settings
-from monai_saliency.bundle.config import BundleConfig, calling_parser, is_generative
+from monai_saliency.bundle.config import BundleConfig, calling_parser, refuse_generative
 from monai_saliency.bundle.placement import Placement, input_file
 from monai_saliency.bundle.replay import Recorder, Replay, own_inferer, randomness_untouched
 from monai_saliency.bundle.run import run as run_cohort
@@ -169,7 +168,7 @@ class Overlay:
         for step in steps[:first]:
             bundle.evaluate(step)
         evaluator = bundle.evaluator(evaluator_id)
-        _refuse_generative(evaluator)
+        refuse_generative(evaluator)
         _detach_others(evaluator)
         folder = self.dir if self.dir is not None else bundle.output_dir() / "saliency"
         postprocessing = bundle.get(f"{evaluator_id}::postprocessing")
@@ -191,7 +190,7 @@ class Overlay:
             if not steps:
                 evaluator.run()
             if self.engine is None and getattr(evaluator, "failures", None) is None:  # our own bundle loses none
-                handler.warn_of_unmet()
+                handler.report_unmet()
             if not handler.num_cases and self.engine is None:
                 raise ValueError(
                     f"{evaluator_id} met no case, so nothing was explained: check the bundle's data settings, such as "
@@ -245,15 +244,6 @@ def _detach_others(evaluator: Any) -> None:
             evaluator.remove_event_handler(function, event)
 
 
-def _refuse_generative(evaluator: Any) -> None:
-    kinds = [type(evaluator.network).__name__, type(evaluator.inferer).__name__]
-    if isinstance(evaluator.inferer, DiffusionInferer) or any(map(is_generative, kinds)):
-        raise ValueError(
-            f"this bundle is generative: its evaluator runs {kinds[0]} with {kinds[1]}, which makes images rather than "
-            "a statement about one, and a saliency map says which part of an image a statement rests on"
-        )
-
-
 class OverlayHandler(SaliencyHandler):
     """Explains the batches of any evaluator, by what its inferer is given and gives.
 
@@ -288,6 +278,7 @@ class OverlayHandler(SaliencyHandler):
         self.last_case = "none"
         self._placement: Placement | None = None
         self._names: list[str] | None = None
+        self._epoch_length: int | None = None
         self._explains = self.inferer
         self._own = own_inferer(evaluator)
         self._recorder = Recorder(evaluator.inferer)
@@ -296,16 +287,20 @@ class OverlayHandler(SaliencyHandler):
         if isinstance(failures := getattr(evaluator, "failures", None), Failures):
             failures.withdraw_by(self.withdraw)
 
-    def warn_of_unmet(self) -> None:
-        """Report cases that were listed but not met: MONAI's ``ThreadDataLoader`` ends silently at a broken scan."""
+    def report_unmet(self) -> None:
+        """Report cases that were listed but not met: MONAI's ``ThreadDataLoader`` ends silently at a broken scan.
+
+        They are failures, unless the run was asked for fewer.
+        """
         failed = [] if self.failures is None else [row["case"] for row in self.failures.rows]
         ended = {*self.explained, *self.explainer.waiting, *failed}
-        if unmet := [name for name in self._names or [] if name not in ended]:
-            words = (
-                "%s has not met %d of the cases that its loader's dataset lists (the first is %s): the loader ended "
-            )
-            words += "early, or was asked for fewer. They have neither a map nor a failure"
-            logger.warning(words, self.evaluator_id, len(unmet), unmet[0])
+        unmet = [name for name in self._names or [] if name not in ended]
+        words = "the loader ended before it, as MONAI's ThreadDataLoader does at a scan that cannot be read"
+        for name in unmet if goes_through_all(self._loader, self._epoch_length) else []:
+            self.failures.add(name, "load", CaseError(name, f"{words}: it has no map"))  # type: ignore[union-attr]
+        if unmet:
+            words = "%s has not met %d of the cases that its loader's dataset lists (the first is %s)"
+            logger.warning(f"{words}: they have no map", self.evaluator_id, len(unmet), unmet[0])
 
     @property
     def whole_inferer(self) -> PerturbationInferer:
@@ -324,7 +319,7 @@ class OverlayHandler(SaliencyHandler):
     def batches(self, engine: Engine) -> Iterator[Batch]:
         """The images of one iteration, in the groups that can be explained together."""
         call = self._recorder.take()
-        images = call.images
+        images, self._epoch_length = call.images, engine.state.epoch_length
         items = items_of(engine.state.batch, len(images))
         if self._placement is None:
             self._start(engine, items[0], images[0])
@@ -419,8 +414,10 @@ class OverlayHandler(SaliencyHandler):
         return item
 
     def _has_place(self, case: dict[Any, Any]) -> bool:
-        """Whether a case's map can lie on its scan. The case fails where it cannot."""
+        """Whether a case's map can lie on its scan. The case fails where it cannot, and is left out if it was met."""
         assert self._placement is not None
+        if self._placement.is_again(case):
+            return False
         if problem := self._placement.problem(case):
             self.explainer.refuse(CaseError(case["case"], problem))
         return not problem

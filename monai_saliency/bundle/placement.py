@@ -71,6 +71,10 @@ class Placement:
         self._twice = {file for file, count in listed.items() if count > 1}
         self._names = Counter(case_id(self._root, Path(file)) for file in listed)
         self._met: dict[str, str] = {}
+        # The batches of a loader whose dataset gives each file once; further ones are pieces that a loader cuts.
+        once = bool(self._files) and not self._twice and len(self.dataset) == len(self._files or [])
+        self._num_batches = len(loader) if once and hasattr(loader, "__len__") else 0
+        self._again: set[str] = set()
         self._said: set[str] = set()
 
     def name(self, case: dict[Hashable, Any], place: str) -> str:
@@ -93,7 +97,12 @@ class Placement:
         twice = corner is None and os.path.abspath(file) in self._twice
         if corner is not None:
             name = f"{name}_patch-{'-'.join(map(str, np.atleast_1d(np.asarray(corner)).astype(int).tolist()))}"
-        again = self._met.setdefault(name, place) != place
+        met = self._met.setdefault(name, place)
+        batches = met.partition("-")[0], place.partition("-")[0]
+        if corner is None and batches[0] != batches[1] and int(batches[1]) < self._num_batches:
+            self._again.add(name)
+            return name
+        again = met != place
         return f"{name}-{place}" if again or twice else name
 
     def _name(self, file: Path) -> str:
@@ -104,6 +113,10 @@ class Placement:
         whole = f"{name}{file.name.removeprefix(scan_stem(file))}"
         # frame.png beside frame.jpg and frame.png.nii
         return f"{whole}-{name_hash(file.name)}" if whole in self._names else whole
+
+    def is_again(self, case: dict[Hashable, Any]) -> bool:
+        """Whether a named case was met in an earlier batch: a loader that ends early begins anew."""
+        return case["case"] in self._again
 
     def problem(self, case: dict[Hashable, Any]) -> str | None:
         """Why a case's map can lie nowhere, by its file's header; None where it can."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,7 +19,7 @@ from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explai
 from monai_saliency.networks.identity import network_fingerprint, scores_key
 from monai_saliency.sharding import Part
 from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, outline
 from monai_saliency.storage.score_store import CaseScores, ScoreStore
 from monai_saliency.utils.arguments import callable_network, instance
 from monai_saliency.utils.tensors import plain
@@ -120,7 +119,8 @@ class CaseExplainer:
         self.assignment = Assignment()
         self.explained: list[str] = []
         self.waiting: list[str] = []
-        self._fingerprints: WeakKeyDictionary[PerturbationInferer, list[str]] = WeakKeyDictionary()
+        self._before = self._parts_of_network()
+        self._parts: str | None = ""
 
     def assign(self, assignment: Assignment) -> None:
         """Set what the runs from now on do here."""
@@ -276,6 +276,24 @@ class CaseExplainer:
                 return None
         return state.explanation()
 
+    def _parts_of_network(self) -> str | None:
+        """A hash of the network's code and attributes; None where it is not known, or its name stands for it."""
+        if self.network_id or self.store is None or not isinstance(self.network, torch.nn.Module):
+            return None
+        try:
+            return outline(self.network).digest
+        except Unfingerprintable:
+            return None
+
+    def _steady_parts(self) -> str:
+        """The same, found out once, in the first batch. Empty where the network has changed since it was given, as one
+        that counts its calls, whose scores could not be used again then.
+        """
+        if self._parts == "":
+            now = self._parts_of_network()
+            self._parts = now if now == self._before else None
+        return self._parts or "not known"
+
     def _stored(
         self, images: torch.Tensor, cases: Sequence[Case], inferer: PerturbationInferer
     ) -> list[CaseScores] | None:
@@ -288,9 +306,9 @@ class CaseExplainer:
             warnings.warn("scores are not kept: the network is no module, so give it a network_id", stacklevel=2)
             return None
         try:
-            if inferer not in self._fingerprints:
-                self._fingerprints[inferer] = [fingerprint(setting) for setting in inferer.deciding]
-            settings, reads_file = self._fingerprints[inferer], isinstance(inferer.fill, CaseFill)
+            # And so may an attribute of a fill, or a constant that it reads.
+            settings = [fingerprint(setting) for setting in inferer.deciding] + [self._steady_parts()]
+            reads_file = isinstance(inferer.fill, CaseFill)
             each = [replace(case, image=image) for case, image in zip(cases, images, strict=True)]
             keys = [scores_key(network, settings, case, reads_file) for case in each]
         except Unfingerprintable as error:

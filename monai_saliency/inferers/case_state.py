@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,11 @@ from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.profiling import stage
 
 __all__ = ["CaseState", "Explanation", "merged"]
+
+logger = logging.getLogger(__name__)
+
+#: how far scores of one image may differ between runs on one kind of device, relative to the largest
+_SAME = 1e-5
 
 
 @dataclass(frozen=True)
@@ -163,11 +169,35 @@ class CaseState:
 
     def read(self, start: int, stop: int, output: Any, offset: int, count: int) -> None:
         """Score rows [start, stop), which stand at ``offset`` in the network's output of ``count`` images."""
-        if start == 0:
+        begins = start == 0
+        if begins:
             self.bind(rows(output, offset, offset + 1, count))
             start, offset = 1, offset + 1
         if start < stop:
-            self.add(start, stop, self.target(rows(output, offset, offset + stop - start, count)))
+            scores = self.target(rows(output, offset, offset + stop - start, count))
+            if begins:
+                self._doubt(start, stop, scores)
+            self.add(start, stop, scores)
+
+    def _doubt(self, start: int, stop: int, scores: torch.Tensor) -> None:
+        """Compare rows of the first batch, which is always run, with their scores on disk. Where they differ, none of
+        these is used: the network may have changed in a way that the unperturbed image does not show.
+        """
+        if self.stored is None:
+            return
+        seen = self.state.seen[start - 1 : stop - 1]
+        old, new = (each.to(self.state.scores)[seen] for each in (self.state.scores[start - 1 : stop - 1], scores))
+        scale = float(torch.cat([old, self.state.reference_scores[None].to(old)]).abs().max())
+        if torch.allclose(old, new, rtol=0, atol=_SAME * scale, equal_nan=True):
+            return
+        logger.warning(
+            "case %s: perturbed images score otherwise than on disk, though the unperturbed one scores the same: the "
+            "network or its settings have changed, so all masks are scored again",
+            self.case.name,
+        )
+        self.stored.discard()
+        self.state = self._estimator.start(self.masks, self.state.reference_scores)
+        self._ended = False
 
     def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
         """Take the scores of rows [start, stop), all of masks."""

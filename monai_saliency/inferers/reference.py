@@ -196,7 +196,7 @@ class ReferenceCheck:
             RowsDepend, CaseError: as :meth:`check`.
         """
         state = self.states[index]
-        if len(batch) < 2 or self.batch_size in _passed_by(self.forward.network):
+        if len(batch) < 2 or self._shown in _passed_by(self.forward.network):
             return
         batch[:] = torch.cat([state.case.image, state.held])
         faded = torch.lerp(state.fill, state.case.image, 0.5)
@@ -217,7 +217,13 @@ class ReferenceCheck:
         for each in beside:
             gap = difference(alone.excerpt, each.excerpt, self._tolerance, self._unperturbed.get(index))
             self._refuse(index, "the image faded by half", alone, each, gap)
-        _passed_by(self.forward.network).add(self.batch_size)
+        _passed_by(self.forward.network).add(self._shown)
+
+    @property
+    def _shown(self) -> tuple[Any, ...]:
+        """What one comparison shows of a network: nothing of another part of its output, or of another method."""
+        output = tuple(self.output) if isinstance(self.output, list) else self.output
+        return self.batch_size, getattr(self.forward.network, "__func__", None), type(self.forward.inputs), output
 
     def _refuse(self, index: int, what: str, alone: Expected, here: Expected, gap: Difference | None) -> None:
         """Raise an error where a perturbed row is not what its image gives alone."""
@@ -287,11 +293,11 @@ def _as_bound(state: CaseState) -> Callable[[Any], BoundTarget]:
     return lambda output: state.target
 
 
-#: the batch sizes at which a network has shown that its rows do not depend on each other
-_passed: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+#: where a network has shown that its rows do not depend on each other
+_passed: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
-def _passed_by(network: Any) -> set[int]:
+def _passed_by(network: Any) -> set[tuple[Any, ...]]:
     owner = getattr(network, "__self__", network)  # a bound method is made anew each time that it is named
     try:
         return _passed.setdefault(owner, set())

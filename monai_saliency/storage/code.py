@@ -11,23 +11,19 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import importlib
 import inspect
 import os
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
-import monai
-import nibabel
-import numpy as np
-import torch
-
-from monai_saliency.version import __version__
+from monai_saliency.storage.installed import is_installed, is_installed_name, is_versioned, package_version
 
 __all__ = [
     "Unfingerprintable",
@@ -36,7 +32,6 @@ __all__ = [
     "feed_function",
     "feed_module",
     "has_home",
-    "library_versions",
     "once",
     "tag",
 ]
@@ -50,46 +45,10 @@ _NO_MEMBERS = {
     *("__annotations_cache__", "__annotate_func__", "__type_params__"),
 }
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-# The code of these is identified by their versions.
-_VERSIONED = {"monai": monai, "torch": torch, "numpy": np, "nibabel": nibabel}
-_INSTALLED = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")})
 
 
 class Unfingerprintable(TypeError):
     """A value that cannot be identified: a lambda, a local function, an object of an extension module."""
-
-
-def library_versions() -> dict[str, str]:
-    """The versions of this package, and of the packages that compute a cached result."""
-    return {"monai_saliency": __version__} | {name: str(module.__version__) for name, module in _VERSIONED.items()}
-
-
-@functools.cache
-def _package_version(package: str) -> str:
-    """The version of an installed package, by the name that is imported; "" where there is none."""
-    for distribution in metadata.packages_distributions().get(package, ()):
-        return metadata.version(distribution)
-    return ""
-
-
-def _is_versioned(module: str) -> bool:
-    """Whether a module is identified by its name, and by the versions of Python and of :func:`library_versions`."""
-    top = module.partition(".")[0]
-    return top in _VERSIONED or (top in sys.stdlib_module_names and top != "__main__")
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_installed_file(file: str) -> bool:
-    real = os.path.realpath(file)
-    return real.startswith(_INSTALLED) or bool({"site-packages", "dist-packages"} & {*Path(real).parts})
-
-
-def _is_installed(module: str) -> bool:
-    """Whether a module belongs to an installed package (or to this one), which is not edited between runs."""
-    if _is_versioned(module) or module.partition(".")[0] in {"monai_saliency", "builtins"}:
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return bool(file) and module != "__main__" and _is_installed_file(str(file))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -100,7 +59,7 @@ def _installed_code(module: str, owner: Any) -> str:
         Unfingerprintable: when there is no source.
     """
     top = module.partition(".")[0]
-    if _is_versioned(module):
+    if is_versioned(module):
         return top
     version = str(getattr(sys.modules.get(top), "__version__", ""))
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -170,18 +129,32 @@ def _names_read(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _imported_names(code: types.CodeType) -> tuple[str, ...]:
-    """The modules that code imports when it runs, as it writes them."""
-    return tuple(
-        sorted(
-            {
-                each.argval
-                for inner in _inside(code)
-                for each in dis.get_instructions(inner)
-                if each.opname == "IMPORT_NAME"
-            }
-        )
-    )
+def _imported_names(code: types.CodeType, package: str) -> tuple[str, ...]:
+    """The modules that code of a package imports when it runs, and what it takes from them, by their whole names."""
+    found = set()
+    for inner in _inside(code):
+        constants: list[Any] = []
+        for each in dis.get_instructions(inner):
+            if each.opname == "LOAD_CONST":
+                constants.append(each.argval)
+            elif each.opname == "IMPORT_NAME":
+                level, taken = constants[-2:]
+                with suppress(ImportError):  # beyond the top-level package: it cannot run either
+                    name = util.resolve_name("." * level + each.argval, package)
+                    found |= {name, *(f"{name}.{part}" for part in taken or ())}
+    return tuple(sorted(found))
+
+
+def _feed_import(hasher: Any, name: str, walk: Walk) -> None:
+    """Add one of the user's own modules, or what a module holds under a name, as code that imports it finds it."""
+    module, _, part = name.rpartition(".")
+    held = getattr(sys.modules.get(module), part, None) if module else None
+    if held is None or isinstance(held, types.ModuleType):
+        try:
+            held = importlib.import_module(name)  # as the code would do in a moment
+        except Exception:
+            return tag(hasher, "missing")
+    return _feed_member(hasher, held, walk)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -226,7 +199,7 @@ class Walk:
 
     def meet(self, module: str) -> None:
         """Note whose code it is that a module holds."""
-        if not _is_versioned(module) and module.partition(".")[0] not in {"monai_saliency", "builtins"}:
+        if not is_versioned(module) and module.partition(".")[0] not in {"monai_saliency", "builtins"}:
             self.is_foreign = True
 
     def feed(self, hasher: Any, value: Any) -> None:
@@ -276,7 +249,7 @@ def feed_function(hasher: Any, value: Callable, walk: Walk) -> None:
         raise Unfingerprintable(f"{kind} ({name}), which no module holds under its name")
     tag(hasher, "function", ".".join(home))
     walk.meet(home[0])
-    if isinstance(value, types.FunctionType) and not _is_installed(value.__module__):
+    if isinstance(value, types.FunctionType) and not is_installed(value.__module__):
         return once(hasher, value, walk, _feed_own_code)
     return tag(hasher, "code", _installed_code(home[0], value))
 
@@ -286,7 +259,8 @@ def _feed_own_code(hasher: Any, function: types.FunctionType, walk: Walk) -> Non
     walk.is_foreign = True
     code, known = function.__code__, function.__globals__
     tag(hasher, "code", _code_digest(code))
-    walk.feed(hasher, [function.__defaults__, function.__kwdefaults__])
+    noted = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+    walk.feed(hasher, [function.__defaults__, function.__kwdefaults__, noted])
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if name != "__class__":
             tag(hasher, "closure", name)
@@ -295,9 +269,10 @@ def _feed_own_code(hasher: Any, function: types.FunctionType, walk: Walk) -> Non
         if chain[0] in known:
             tag(hasher, "reads", ".".join(chain))
             _feed_read(hasher, chain, known[chain[0]], code, walk)
-    for name in _imported_names(code):
-        if name and not _is_installed(name):
-            tag(hasher, "imports", _module_digest(name))
+    for name in _imported_names(code, known.get("__package__") or ""):
+        if not is_installed_name(name):
+            tag(hasher, "imports", name)
+            _feed_import(hasher, name, walk)
 
 
 def _feed_cell(hasher: Any, cell: types.CellType, walk: Walk) -> None:
@@ -315,8 +290,8 @@ def _feed_read(hasher: Any, chain: tuple[str, ...], value: Any, code: types.Code
             return tag(hasher, "environment", [(name, os.environ.get(name)) for name in _strings(code)])
         if not isinstance(value, types.ModuleType) or not name:
             break
-        if _is_installed(value.__name__) and value is not os:
-            return tag(hasher, "installed", f"{value.__name__} {_package_version(value.__name__.partition('.')[0])}")
+        if is_installed(value.__name__) and value is not os:
+            return tag(hasher, "installed", f"{value.__name__} {package_version(value.__name__.partition('.')[0])}")
         value = getattr(value, name, None)
     return _feed_member(hasher, value, walk)
 
@@ -335,7 +310,7 @@ def _feed_member(hasher: Any, value: Any, walk: Walk) -> None:
         return tag(hasher, "descriptor", value.__name__)
     module = getattr(value, "__module__", None)
     if isinstance(value, types.FunctionType):
-        if not _is_installed(value.__module__ or ""):
+        if not is_installed(value.__module__ or ""):
             return once(hasher, value, walk, _feed_own_code)
         tag(hasher, "installed", f"{value.__module__}.{value.__qualname__}")
         if value.__closure__:  # a decorator's
@@ -345,8 +320,8 @@ def _feed_member(hasher: Any, value: Any, walk: Walk) -> None:
     if hasattr(value, "__wrapped__") and callable(value):
         tag(hasher, "wrapped", type(value).__qualname__)
         return _feed_member(hasher, value.__wrapped__, walk)
-    if isinstance(value, type | types.BuiltinFunctionType) and isinstance(module, str) and _is_installed(module):
-        return tag(hasher, "installed", f"{module}.{value.__qualname__} {_package_version(module.partition('.')[0])}")
+    if isinstance(value, type | types.BuiltinFunctionType) and isinstance(module, str) and is_installed(module):
+        return tag(hasher, "installed", f"{module}.{value.__qualname__} {package_version(module.partition('.')[0])}")
     return walk.feed(hasher, value)
 
 
@@ -366,7 +341,7 @@ def has_home(function: Any) -> bool:
 
 def feed_class(hasher: Any, value: type, walk: Walk) -> None:
     for kind in value.__mro__[:-1]:
-        if "<locals>" in kind.__qualname__ and not _is_versioned(kind.__module__):
+        if "<locals>" in kind.__qualname__ and not is_versioned(kind.__module__):
             raise Unfingerprintable(f"the local class {kind.__qualname__}")
         tag(hasher, "class", f"{kind.__module__}.{kind.__qualname__}")
         once(hasher, kind, walk, _feed_class_code)
@@ -375,15 +350,15 @@ def feed_class(hasher: Any, value: type, walk: Walk) -> None:
 def _feed_class_code(hasher: Any, kind: type, walk: Walk) -> None:
     """Add what identifies one class, without its bases."""
     walk.meet(kind.__module__)
-    if _is_installed(kind.__module__):
+    if is_installed(kind.__module__):
         tag(hasher, "code", _installed_code(kind.__module__, kind))
         for package in vars(kind).get("packages", ()) if kind.__module__.startswith("monai_saliency.") else ():
-            tag(hasher, "uses", f"{package} {_package_version(package)}")
+            tag(hasher, "uses", f"{package} {package_version(package)}")
         # A method that the user's own code has put there.
         changed = [
             (name, member)
             for name, member in vars(kind).items()
-            if type(member) is types.FunctionType and not _is_installed(member.__globals__.get("__name__") or "")
+            if type(member) is types.FunctionType and not is_installed(member.__globals__.get("__name__") or "")
         ]
     else:
         changed = [(name, member) for name, member in vars(kind).items() if name not in _NO_MEMBERS]
@@ -395,8 +370,31 @@ def _feed_class_code(hasher: Any, kind: type, walk: Walk) -> None:
 def feed_module(hasher: Any, value: types.ModuleType, walk: Walk) -> None:
     tag(hasher, "module", value.__name__)
     walk.meet(value.__name__)
-    if not _is_installed(value.__name__):
-        tag(hasher, "code", _module_digest(value.__name__))
+    if not is_installed(value.__name__):
+        once(hasher, value, walk, _feed_own_module)
+
+
+def _feed_own_module(hasher: Any, module: types.ModuleType, walk: Walk) -> None:
+    """Add the code of one of the user's own modules, the values that it holds, and its other modules."""
+    tag(hasher, "code", _module_digest(module.__name__))
+    for name, value in sorted(vars(module).items()):
+        home = sys.modules.get(getattr(value, "__module__", None) or "")
+        # A package comes to hold its modules as they are imported, so those count where code takes them.
+        if name.startswith("__") or sys.modules.get(f"{module.__name__}.{name}") is value:
+            continue
+        tag(hasher, "holds", name)
+        if isinstance(value, types.ModuleType):
+            feed_module(hasher, value, walk)
+        elif isinstance(value, type | types.FunctionType):
+            # Those of the module itself are its code.
+            feed_module(hasher, home if home is not None else module, walk)
+        else:
+            inner = hashlib.sha256()
+            try:
+                _feed_member(inner, value, walk)
+            except Unfingerprintable:
+                inner.update(type(value).__qualname__.encode())
+            tag(hasher, "value", inner.digest())
 
 
 def _named(module: str, name: str) -> Any:

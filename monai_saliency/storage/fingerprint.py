@@ -35,10 +35,10 @@ from monai_saliency.storage.code import (
     feed_function,
     feed_module,
     has_home,
-    library_versions,
     once,
     tag,
 )
+from monai_saliency.storage.installed import library_versions
 from monai_saliency.utils.monai_private import is_compiled
 
 __all__ = ["Outline", "Unfingerprintable", "fingerprint", "library_versions", "outline"]

@@ -129,6 +129,12 @@ class CaseScores:
         _write(self.folder / "decides.npy", decides)
         _write(path, reference)
 
+    def discard(self) -> None:
+        """Delete all scores of masks."""
+        self._pending = None
+        for old in self.folder.glob("[!.]*-*.npy"):
+            old.unlink(missing_ok=True)
+
     def _is_mine(self) -> bool:
         """Whether what is stored belongs to the masks, and to the output, of :meth:`resume`."""
         return _decided_alike(_read(self.folder / "decides.npy"), self._decides)

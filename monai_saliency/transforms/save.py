@@ -184,6 +184,8 @@ class SaveSaliencyd(MapTransform):
                         title=str(d.get(self.title_key, case)),
                         labels=_labels(d.get("explanation")),
                     ).savefig(temporary, dpi=100)
+            else:
+                picture.unlink(missing_ok=True)  # an earlier map's
             d[f"{key}_path"] = str(path)
         return d
 

@@ -486,6 +486,56 @@ def test_cases_that_the_loader_leaves_out_are_named(tmp_path: Path, caplog: pyte
     parser["dataloader"]["sampler"] = [0, 1]
     Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(parser)
     assert "evaluator has not met 1 of the cases that its loader's dataset lists (the first is 2)" in caplog.text
+    assert not (tmp_path / "maps" / "failures.csv").exists()
+
+
+def test_a_loader_that_ends_early_loses_no_case_and_makes_up_none(tmp_path: Path) -> None:
+    """MONAI's ThreadDataLoader ends at a scan that cannot be read, and the evaluator begins it anew."""
+    scans = [volume(tmp_path / f"{name}.nii.gz", (8, 8, 8), AFFINES[1], i, high=200) for i, name in enumerate("abcde")]
+    Overlay(tmp_path / "maps", num_masks=5, activation="none").explain(small_bundle(scans, Brightness()))
+    scans[2].write_bytes(scans[2].read_bytes()[:100])
+    parser = small_bundle(scans, Brightness())
+    parser["dataloader"] = {"_target_": "ThreadDataLoader", "dataset": "@dataset", "batch_size": 1}
+    with pytest.raises(SystemExit, match="3 cases without a map"):
+        Overlay(tmp_path / "maps", num_masks=5, activation="none").explain(parser)
+    assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["a", "b"]
+    failed = rows_of(tmp_path / "maps" / "failures.csv")
+    assert [row["case"] for row in failed] == ["c", "d", "e"]
+    assert all(row["stage"] == "load" and "the loader ended before it" in row["error"] for row in failed)
+    assert sorted(path.name[:1] for path in (tmp_path / "maps").glob("*_saliency.nii.gz")) == ["a", "b"]
+
+
+def test_no_picture_of_an_earlier_map_stays(tmp_path: Path) -> None:
+    scan = volume(tmp_path / "a.nii.gz", (8, 8, 8), AFFINES[1], 0, high=200)
+    for picture in (True, False):
+        asked = Overlay(tmp_path / "maps", num_masks=5, activation="none", picture=picture)
+        asked.explain(small_bundle([scan], Brightness()))
+        assert (tmp_path / "maps" / "a_saliency.png").exists() == picture
+
+
+@pytest.mark.parametrize("sliding", [False, True])
+def test_a_network_whose_setting_changed_is_scored_again(tmp_path: Path, sliding: bool) -> None:
+    """A clip that the unperturbed scan does not show, as it shows in no score of it."""
+    scan = volume(tmp_path / "a.nii.gz", (8, 8, 8), AFFINES[1], 0, low=0, high=200)
+    inferer = {"_target_": "SlidingWindowInferer", "roi_size": [4, 4, 4]} if sliding else {"_target_": "SimpleInferer"}
+    found = []
+    for lowest, folder in ((-1000.0, "maps"), (-60.0, "maps"), (-60.0, "new")):
+        parser = small_bundle([scan], Clipped(lowest))
+        parser["evaluator"]["inferer"] = inferer
+        asked = Overlay(tmp_path / folder, method="sliding_window", fill=-300.0, activation="none", window_size=4)
+        asked.explain(parser)
+        found.append(nib.load(tmp_path / folder / "a_saliency.nii.gz").get_fdata())
+    assert np.abs(found[0] - found[1]).max() > 10
+    np.testing.assert_array_equal(found[1], found[2])
+
+
+class Clipped(Brightness):
+    def __init__(self, lowest: float) -> None:
+        super().__init__()
+        self.lowest = lowest
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return super().forward(image.clamp(min=self.lowest))
 
 
 class Broken(torch.nn.Module):

@@ -13,12 +13,11 @@ from monai.data import MetaTensor
 import monai_saliency as ms
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.inferers import case_explainer
 from monai_saliency.inferers.case_explainer import Assignment, CaseExplainer, Explained
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
 from monai_saliency.sharding import Part
 from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.fingerprint import fingerprint, library_versions
+from monai_saliency.storage.fingerprint import fingerprint, library_versions, outline
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.utils.precision import chosen_arithmetic
 
@@ -123,7 +122,8 @@ def test_the_key_of_stored_scores_covers_all_that_decides_them(tmp_path: Path) -
     )
     parts = (inferer.masks, inferer.target, inferer.fill, inferer.inferer, inferer.inputs, inferer.output)
     whole = fingerprint([{"": ["Sequential", "", ""], "0": ["Picky", "", ""]}, {}])
-    decides = [library_versions(), whole, [fingerprint(part) for part in parts], image[0].as_tensor(), []]
+    settings = [*(fingerprint(part) for part in parts), outline(network).digest]
+    decides = [library_versions(), whole, settings, image[0].as_tensor(), []]
     (folder,) = (path for path in (tmp_path / "ct_1").iterdir() if path.is_dir())
     assert folder.name == fingerprint([*decides, labels, (2.0, 2.0, 2.0), chosen_arithmetic()])[:32]
 
@@ -131,25 +131,47 @@ def test_the_key_of_stored_scores_covers_all_that_decides_them(tmp_path: Path) -
 def test_scores_of_another_version_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     for version in ("1", "2", "1"):
-        monkeypatch.setattr("monai_saliency.storage.code.__version__", version)
+        monkeypatch.setattr("monai_saliency.storage.installed.__version__", version)
         (found,) = explain(CaseExplainer(windows(), Picky(), ScoreStore(tmp_path)), IMAGES[:1], CASES[:1])
         counts.append(found.explanation.num_forwards)
     assert counts == [9, 9, 1]
 
 
-def test_settings_are_hashed_once_for_each_inferer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An inferer does not change; another one has its own key, though it be as large."""
-    hashed: list[object] = []
-    monkeypatch.setattr(case_explainer, "fingerprint", lambda value: hashed.append(value) or fingerprint(value))
-    explainer = CaseExplainer(windows(), Picky(), ScoreStore(tmp_path))
-    for _ in range(2):
-        explain(explainer, IMAGES * 0.5, CASES)
-    assert len(hashed) == len(explainer.inferer.deciding)
+def test_a_setting_that_is_changed_in_place_has_its_own_scores(tmp_path: Path) -> None:
+    """An inferer does not change, but an attribute of its fill may, as where a notebook's cell is run again."""
+    fill = ms.ConstantFill(0.0)
+    explainer = CaseExplainer(windows(fill=fill), Picky(), ScoreStore(tmp_path))
     other = explainer.inferer.replace(target=ms.ClassScore([1], "none"))
-    for expected in (18, 2):
-        found = explain(explainer, IMAGES * 0.5, CASES, inferer=other)
-        assert sum(each.explanation.num_forwards for each in found) == expected
-    assert len(hashed) == 2 * len(other.deciding)
+    for value in (0.0, 0.25):
+        fill.value = value
+        for inferer in (None, other):
+            for expected in (18, 2):
+                found = explain(explainer, IMAGES * 0.5, CASES, inferer=inferer)
+                assert sum(each.explanation.num_forwards for each in found) == expected
+            alone = (inferer or explainer.inferer).explain(IMAGES * 0.5, Picky(), cases=CASES)
+            for each, again in zip(found, alone, strict=True):
+                assert torch.equal(each.explanation.saliency, again.saliency)
+
+
+class Counting(Picky):
+    """Counts its calls, so that it is another network each time that it is looked at."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_a_network_that_counts_its_calls_resumes(tmp_path: Path) -> None:
+    """As it is called before it is explained: by the evaluator, for the prediction."""
+    for predictions, expected in ((1, 9), (3, 1)):
+        network = Counting()
+        explainer = CaseExplainer(windows(), network, ScoreStore(tmp_path))
+        for _ in range(predictions):
+            network(IMAGES)
+        (found,) = explain(explainer, IMAGES[:1], CASES[:1])
+        assert found.explanation.num_forwards == expected
 
 
 class Shared(Sharing):

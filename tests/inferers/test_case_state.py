@@ -72,6 +72,7 @@ def test_parts_merge_to_the_map_of_the_whole(image: torch.Tensor, count: int, in
     assert bool((whole.noise > 0).all())
 
 
+@pytest.mark.usefixtures("no_faded_batch")
 def test_a_part_runs_its_own_batches_and_the_first(image: torch.Tensor) -> None:
     whole = Network()
     inferer().explain(image, whole)
@@ -142,6 +143,7 @@ def test_parts_of_other_settings_are_refused(image: torch.Tensor, name: str) -> 
             merged(each)
 
 
+@pytest.mark.usefixtures("no_faded_batch")
 def test_parts_meet_in_the_store(image: torch.Tensor, tmp_path: Path) -> None:
     """Whoever completes the case can make its map, and what is stored is not computed again."""
     store = ScoreStore(tmp_path)

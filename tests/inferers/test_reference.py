@@ -115,6 +115,40 @@ def test_rows_that_hide_that_they_depend(hidden: str, size: int, fill: float) ->
         assert torch.equal(found, alone)
 
 
+class TwoHeads(torch.nn.Module):
+    """One head looks at each image, the other one at the maximum of the batch."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"good": classify(x), "bad": classify(HIDDEN["maximum"](x))}
+
+    def bad(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)["bad"]
+
+    def good(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)["good"]
+
+
+@pytest.mark.parametrize("path", [lambda name: name, lambda name: [name]])
+def test_each_part_of_the_output_is_looked_at(path: Callable[[str], Any]) -> None:
+    """And each method: that the rows of one are independent says nothing about another."""
+
+    def maps(batch: int, image: torch.Tensor, output: Any) -> torch.Tensor:
+        return ms.sliding_window(2, 2, target=TARGET, mask_batch_size=batch, output=output)(image, network)
+
+    network: Any = TwoHeads()
+    for seed in range(3):
+        image = torch.rand(1, 1, 12, 10, generator=torch.Generator().manual_seed(seed))
+        maps(BATCH, image, path("good"))
+        assert torch.equal(maps(BATCH, image, path("bad")), maps(1, image, path("bad")))
+    heads = TwoHeads()
+    for seed in range(3):
+        image = torch.rand(1, 1, 12, 10, generator=torch.Generator().manual_seed(seed))
+        network = heads.good
+        maps(BATCH, image, None)
+        network = heads.bad
+        assert torch.equal(maps(BATCH, image, None), maps(1, image, None))
+
+
 def test_scores_on_disk_need_no_faded_image(tmp_path: Path) -> None:
     """Of a case that is complete one batch is run, which vouches for its scores; of one that is not, all is as new."""
     calls: list[int] = []

@@ -228,6 +228,66 @@ def test_comments_and_docstrings_do_not_count(tmp_path: Path, monkeypatch: pytes
     assert None not in found
 
 
+#: how a function of a package takes a constant of another one of its modules
+IMPORTS = {
+    "a module": ("import {0}.consts", "{0}.consts.SCALE"),
+    "from a package": ("from {0} import consts", "consts.SCALE"),
+    "relative": ("from . import consts", "consts.SCALE"),
+    "a constant": ("from .consts import SCALE", "SCALE"),
+    "a helper that reads it": ("from {0}.ops import helper", "helper()"),
+    "a relative helper": ("from .ops import helper", "helper()"),
+    "a helper of a helper": ("from .more import deep", "deep()"),
+    "a helper's module": ("from . import more", "more.ops.helper()"),
+    "a module under a local name": ("c = consts", "c.SCALE"),
+    "a module in a table": ("c = TABLE['c']", "c.SCALE"),
+}
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+@pytest.mark.parametrize("where", ["the same process", "another process"])
+def test_what_is_imported_inside_a_function(
+    statement: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lazily, and by its relative name: a constant of such a module decides, wherever it is read."""
+    package = f"ms_lazy_{list(IMPORTS).index(statement)}_{len(where)}"
+    folder = tmp_path / package
+    folder.mkdir()
+    line, value = (text.format(package) for text in IMPORTS[statement])
+    files = {
+        "__init__": "",
+        "consts": "SCALE = VALUE\n",
+        "ops": "from . import consts\ndef helper():\n    return consts.SCALE\n",
+        "more": "from . import ops\ndef deep():\n    from .ops import helper\n    return helper()\n",
+        "network": "import torch\nfrom . import consts\nTABLE = {'c': consts}\nclass Network(torch.nn.Module):\n"
+        f"    def forward(self, x):\n        {line}\n        return {value} * x\n",
+    }
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    found = []
+    for scale in (1, 1, 2):
+        if where == "another process" or not found:
+            for name, text in files.items():
+                (folder / f"{name}.py").write_text(text.replace("VALUE", str(scale)))
+            for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+                sys.modules.pop(name)
+            importlib.invalidate_caches()
+        module = importlib.import_module(f"{package}.network")
+        sys.modules[f"{package}.consts"].SCALE = scale  # type: ignore[attr-defined]
+        network = module.Network()
+        before = identity_of(network)
+        assert network(torch.ones(1)).item() == scale
+        assert identity_of(network) == before  # also once it has imported
+        found.append(before)
+    assert found[0] == found[1] != found[2]
+    assert None not in found
+
+
+def test_attributes_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity_of(Holder(act=weights))
+    monkeypatch.setattr(weights, "scale", 4, raising=False)
+    assert identity_of(Holder(act=weights)) != before
+
+
 def test_a_file_edited_after_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs here is the code that was imported: a later process, with the edited code, must not get its maps."""
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,0 +1,68 @@
+"""Which code belongs to installed packages, whose versions identify it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from importlib import metadata, util
+from pathlib import Path
+
+import monai
+import nibabel
+import numpy as np
+import torch
+
+from monai_saliency.version import __version__
+
+__all__ = ["is_installed", "is_installed_name", "is_versioned", "library_versions", "package_version"]
+
+# The code of these is identified by their versions.
+_VERSIONED = {"monai": monai, "torch": torch, "numpy": np, "nibabel": nibabel}
+_INSTALLED = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")})
+
+
+def library_versions() -> dict[str, str]:
+    """The versions of this package, and of the packages that compute a cached result."""
+    return {"monai_saliency": __version__} | {name: str(module.__version__) for name, module in _VERSIONED.items()}
+
+
+@functools.cache
+def package_version(package: str) -> str:
+    """The version of an installed package, by the name that is imported; "" where there is none."""
+    for distribution in metadata.packages_distributions().get(package, ()):
+        return metadata.version(distribution)
+    return ""
+
+
+def is_versioned(module: str) -> bool:
+    """Whether a module is identified by its name, and by the versions of Python and of :func:`library_versions`."""
+    top = module.partition(".")[0]
+    return top in _VERSIONED or (top in sys.stdlib_module_names and top != "__main__")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_installed_file(file: str) -> bool:
+    real = os.path.realpath(file)
+    return real.startswith(_INSTALLED) or bool({"site-packages", "dist-packages"} & {*Path(real).parts})
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module belongs to an installed package (or to this one), which is not edited between runs."""
+    if is_versioned(module) or module.partition(".")[0] in {"monai_saliency", "builtins"}:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return bool(file) and module != "__main__" and _is_installed_file(str(file))
+
+
+def is_installed_name(name: str) -> bool:
+    """Whether a name that code imports is that of an installed package, imported or not."""
+    top = name.partition(".")[0]
+    if is_installed(top):
+        return True
+    try:
+        spec = util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and bool(spec.origin) and _is_installed_file(str(spec.origin))
