@@ -7,9 +7,21 @@ import time
 
 import torch
 
+# Not in the network, which would be another one after each call.
+_checked = False
+
+
+def _is_check(x: torch.Tensor) -> bool:
+    """Whether a batch is that of an image and of the image faded to zero by half, in turn."""
+    return len(x) > 2 and torch.equal(x[0], x[2]) and torch.equal(x[1], x[0] / 2) and bool(x[0].any())
+
 
 class CountingNetwork(torch.nn.Module):
-    """Two logits of a 3D image. ``log`` gets one line a forward: the batch size."""
+    """Two logits of a 3D image. ``log`` gets one line a forward: the batch size.
+
+    What shows once a network whether its rows depend on each other is a line ``check``: a batch of the image and the
+    faded image in turn, and this alone.
+    """
 
     def __init__(self, log: str, seconds: float = 0.0, seed: int = 0) -> None:
         super().__init__()
@@ -25,8 +37,10 @@ class CountingNetwork(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        global _checked
+        _checked, alone = _is_check(x), _checked and len(x) == 1
         with open(self.log, "a") as file:
-            file.write(f"{len(x)}\n")
+            file.write("check\n" if _checked or alone else f"{len(x)}\n")
             file.flush()
             os.fsync(file.fileno())
         time.sleep(self.seconds)
