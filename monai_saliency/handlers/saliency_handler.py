@@ -234,15 +234,14 @@ class SaliencyHandler:
             arrays = maps.numpy(force=True), maps.affine.numpy()
             mark = self._made_by.mark if self._made_by is not None else ""
             rows = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark)
-            noisy = dict.fromkeys(label_name(row["class"]) for row in rows if peak_is_noise(row))
-            if noisy:
-                whole = all(is_noise(row) for row in rows if peak_is_noise(row))
+            if noisy := [row for row in rows if peak_is_noise(row)]:
+                whole = all(map(is_noise, noisy))
                 logger.warning(
                     "case %s: the %s of %s may be chance, %swithin %d times its noise of 0: nothing that was hidden "
                     "supports the score, or more masks are needed",
                     explanation.name,
                     "map" if whole else "peak of the map",
-                    ", ".join(noisy),
+                    ", ".join(dict.fromkeys(label_name(row["class"]) for row in noisy)),
                     "" if whole else "unlike its lowest value ",
                     TIMES_NOISE,
                 )

@@ -164,16 +164,12 @@ def _strings(code: types.CodeType) -> tuple[str, ...]:
     return tuple(sorted(value for value in found if value.isidentifier()))
 
 
-def _module_digest(module: str) -> bytes:
-    """The hash of the code of one of the user's own modules, imported or not; ``b""`` where there is none."""
+def _module_digest(module: types.ModuleType) -> bytes:
+    """The hash of the code of one of the user's own modules; ``b""`` where there is none."""
     try:
-        loaded = sys.modules.get(module)
-        spec = None if loaded is not None else util.find_spec(module)
-        file = getattr(loaded, "__file__", None) or (spec and spec.origin)
-        if not file:
-            return b""
-        return _code_digest(compile(Path(file).read_bytes(), "module", "exec"))
-    except (ImportError, OSError, SyntaxError, ValueError):
+        file = getattr(module, "__file__", None)
+        return _code_digest(compile(Path(file).read_bytes(), "module", "exec")) if file else b""
+    except (OSError, SyntaxError, ValueError):
         return b""
 
 
@@ -376,7 +372,7 @@ def feed_module(hasher: Any, value: types.ModuleType, walk: Walk) -> None:
 
 def _feed_own_module(hasher: Any, module: types.ModuleType, walk: Walk) -> None:
     """Add the code of one of the user's own modules, the values that it holds, and its other modules."""
-    tag(hasher, "code", _module_digest(module.__name__))
+    tag(hasher, "code", _module_digest(module))
     for name, value in sorted(vars(module).items()):
         home = sys.modules.get(getattr(value, "__module__", None) or "")
         # A package comes to hold its modules as they are imported, so those count where code takes them.
