@@ -1,11 +1,11 @@
 """Saliency maps for MONAI models: which part of this scan made the network say that?
 
 The rooms are modules: ``monai_saliency.metrics``, ``monai_saliency.data``, ... Those that need an extra (``handlers``,
-``distributed``, ``engines``, ``bundle``) are imported when they are first used.
+``distributed``, ``engines``, ``bundle``) are imported when they are first used, and so is :func:`attach`.
 """
 
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
@@ -78,7 +78,9 @@ __all__ = [
 _ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize")
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"{__name__}.{name}")
+    if name == "attach":
+        return import_module(f"{__name__}.bundle.attach").attach
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,6 +34,7 @@ class Case:
         file: the file that the image was loaded from, None where it is unknown.
         prediction: what an evaluator's network gave for this image ``(1, ...)``, before any postprocessing: what is
             explained must be this. None where it is not known.
+        seconds: how long the network took for one image of this shape; None where it is not known.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Case:
     spacing: Sequence[float] | None = None
     file: str | None = None
     prediction: Any = None
+    seconds: float | None = None
 
     @staticmethod
     def of(images: torch.Tensor, index: int = 0, **given: Any) -> Case:

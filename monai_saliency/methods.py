@@ -32,12 +32,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from monai.inferers import SlidingWindowInferer
+from monai.inferers import Inferer
 
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.unwrapped import inside_of
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
@@ -114,8 +115,8 @@ def sliding_window(
 
 
 def patch_windows(
-    inferer: SlidingWindowInferer,
-    divide: int = 1,
+    inferer: Inferer,
+    divide: int | None = None,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -127,13 +128,15 @@ def patch_windows(
     overlap, volumes of 128^3 and patches of 48^3, 6 of 125 on average, against 16 for windows of that size elsewhere.
 
     Args:
-        inferer: runs the network, and decides where patches lie.
-        divide: windows for each step from patch to patch along each axis: 2 halves their edges, for a finer map.
+        inferer: runs the network: a ``SlidingWindowInferer``, or an inferer that holds one. It decides where patches
+            lie.
+        divide: windows for each step from patch to patch along each axis: 2 halves their edges, for a finer map. By
+            default as many as cost at most 50 predictions of the image.
         target: which number is explained.
         estimator: ``OcclusionScoring()`` by default.
         settings: shared by all methods, see the top of this module.
     """
-    masks = PatchWindowMasks(inferer, divide)
+    masks = PatchWindowMasks(inside_of(inferer) or inferer, divide)  # type: ignore[arg-type]
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), inferer=inferer, **settings)
 
 

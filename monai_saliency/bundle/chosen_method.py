@@ -15,14 +15,28 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+import torch
 from monai.utils import look_up_option
 
 from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.errors import AdviceError
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.unwrapped import inside_of
 
-__all__ = ["ChosenMethod", "all_settings", "describe", "find_method", "given_settings", "own_settings"]
+__all__ = [
+    "AUTO",
+    "ChosenMethod",
+    "MethodChoice",
+    "all_settings",
+    "describe",
+    "find_method",
+    "given_settings",
+    "own_settings",
+]
+
+#: the method that fits what the evaluator does, see :class:`MethodChoice`
+AUTO = "auto"
 
 Method = Callable[..., PerturbationInferer]
 logger = logging.getLogger(__name__)
@@ -81,11 +95,11 @@ def given_settings(name: str | Method, prefix: str = "") -> dict[str, Any]:
     too where nothing in the config refers to them.
 
     Args:
-        name: see :func:`find_method`.
+        name: see :func:`find_method`, or ``"auto"``.
         prefix: what precedes the ids.
     """
     bundle = BundleConfig(calling_parser())
-    own = own_settings(find_method(name, f"{prefix}method"))
+    own = all_settings() if name == AUTO else list(own_settings(find_method(name, f"{prefix}method")))
     unread = [id.removeprefix(prefix) for id in bundle.unread(prefix)]
     unread = [id for id in unread if get_close_matches(id, {*own, *all_settings()}, n=1, cutoff=0.8)]
     ids = [id for id in dict.fromkeys([*own, *unread]) if f"{prefix}{id}" in bundle.parser]
@@ -178,3 +192,44 @@ class ChosenMethod:
         if not isinstance(explain, PerturbationInferer):
             raise ValueError(f"the method {self.name} must return a PerturbationInferer, got {type(explain).__name__}")
         return explain
+
+
+class MethodChoice:
+    """A method that was chosen, or is to be chosen by what the evaluator does.
+
+    Only methods that have most of the settings that were given are looked at: ``num_masks`` asks for RISE. Where the
+    evaluator cuts patches, windows on their grid are taken, as the cheapest map of such a model. Elsewhere it is what
+    needs fewer forwards: sliding windows in 2D (about 256) and RISE in 3D (1000), where these windows are about 4000.
+
+    Args:
+        name: see :func:`find_method`, or ``"auto"``.
+        given: see :class:`ChosenMethod`.
+        defaults: see :class:`ChosenMethod`.
+        prefix: see :class:`ChosenMethod`.
+
+    Raises:
+        ValueError: as for :class:`ChosenMethod`.
+    """
+
+    def __init__(
+        self, name: str | Method, given: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
+    ) -> None:
+        self._arguments = given, defaults, prefix
+        self._chosen = None if name == AUTO else ChosenMethod(name, *self._arguments)
+        count = {each: len(given.keys() & own_settings(find_method(each)).keys()) for each in methods.__all__}
+        self._names = [each for each in methods.__all__ if count[each] == max(count.values())]
+
+    def choose(self, inferer: Any, image: torch.Tensor | None = None) -> ChosenMethod:
+        """The method for an evaluator.
+
+        Args:
+            inferer: the evaluator's own.
+            image: ``(C, *spatial)``, the first one; None before it is known.
+        """
+        if self._chosen is not None:
+            return self._chosen
+        by_cost = ["sliding_window", "rise"] if image is not None and image.ndim == 3 else ["rise", "sliding_window"]
+        grid = [] if inside_of(inferer) is None else ["patch_windows"]
+        # Patch windows without a grid say what they need.
+        names = [each for each in [*grid, *by_cost, *self._names] if each in self._names]
+        return ChosenMethod(names[0], *self._arguments)

@@ -17,7 +17,7 @@ from typing import Any
 
 from monai.bundle import ConfigParser
 
-from monai_saliency.bundle.chosen_method import all_settings, find_method, own_settings
+from monai_saliency.bundle.chosen_method import AUTO, all_settings, find_method, own_settings
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.folder_names import folder_name
 from monai_saliency.bundle.overlay import Overlay
@@ -177,7 +177,7 @@ def _settings(run: BundleRun, environment: Mapping[str, str], words: Sequence[st
     given = {run.id("method"): environment["METHOD"]} if "METHOD" in environment else {}
     name = {**config, **given, **_flags(words)}.get(run.id("method"))
     own = {}
-    if isinstance(name, str) and not name.startswith(("$", "@", "%")):
+    if isinstance(name, str) and name != AUTO and not name.startswith(("$", "@", "%")):
         own = own_settings(find_method(name, run.id("method")))
     return list(dict.fromkeys(["method", *own, *all_settings(), *HOW, *WHAT]))
 

@@ -126,22 +126,21 @@ class Replay(Inferer):
         self.kwargs = dict(call.kwargs)
 
     @staticmethod
-    def of(inferer: Any, call: Call, all_boxes: bool = False, whole_images: bool = False) -> Inferer:
-        """The inferer that explains a call: a ``SlidingWindowInferer`` itself if it takes no further inputs, since its
-        patches can be remembered, else a replay.
+    def of(inferer: Any, call: Call, all_boxes: bool = False) -> Inferer:
+        """The inferer that explains a call: a ``SlidingWindowInferer`` itself if it takes no further inputs, else a
+        replay.
 
         Args:
             inferer: the bundle's inferer.
             call: the evaluator's call for the images.
             all_boxes: let a detector report boxes below its own threshold.
-            whole_images: never give the inferer itself.
         """
         if getattr(inferer, "progress", False):
             # One bar for each batch of perturbed images would hide everything else.
             inferer = copy.copy(inferer)
             inferer.progress = False
         inferer = _without_threshold(inferer) if all_boxes else inferer
-        if isinstance(inferer, SlidingWindowInferer) and not (whole_images or call.args or call.kwargs):
+        if isinstance(inferer, SlidingWindowInferer) and not (call.args or call.kwargs):
             return inferer
         return Replay(inferer, call)
 
@@ -189,6 +188,8 @@ def randomness_untouched() -> Iterator[None]:
 
 
 def own_inferer(evaluator: Any) -> Any:
-    """The bundle's inferer, without the meter that our own evaluator puts around it."""
+    """The bundle's inferer, without what we put around it: the meter of our own evaluator, and a recorder."""
     inferer = evaluator.inferer
-    return inferer.inferer if isinstance(inferer, WatchedInferer) else inferer
+    while isinstance(inferer, (WatchedInferer, Recorder)):
+        inferer = inferer.inferer
+    return inferer

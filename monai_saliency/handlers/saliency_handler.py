@@ -114,6 +114,8 @@ class SaliencyHandler:
         self._background = Background(limit=2)
         self._made_by: MadeBy | None = None
         self._loader: Any = None
+        self._begun: Timestamp | None = None
+        self._seconds_per_value: float | None = None
         if failures is not None:
             failures.withdraw_by(self.withdraw)
 
@@ -141,12 +143,16 @@ class SaliencyHandler:
         """Register with an evaluator."""
         # Before an iteration: an evaluator may count errors inside it as failures of the iteration's own cases.
         engine.add_event_handler(Events.ITERATION_STARTED, self._background.check)
+        engine.add_event_handler(Events.ITERATION_STARTED, self._begin)
         engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self)
         # The cohort's figures are read at either event, and an epoch that is terminated has no end.
         for event in (Events.EPOCH_COMPLETED, Events.COMPLETED):
             engine.add_event_handler(event, self.finish)
         engine.add_event_handler(Events.COMPLETED, self._report)
         engine.add_event_handler(Events.EXCEPTION_RAISED, self._stop)
+
+    def _begin(self, engine: Engine) -> None:
+        self._begun = _now(engine)
 
     def finish(self) -> None:
         """Wait until all explained cases are written. An evaluator that this is attached to does so at its end.
@@ -169,7 +175,11 @@ class SaliencyHandler:
 
     def __call__(self, engine: Engine) -> None:
         self._loader = getattr(engine, "data_loader", None)
+        predicted = _now(engine)
         for batch in self.batches(engine):
+            if self._seconds_per_value is None and self._begun is not None:
+                # What the evaluator's own forward took, until a case has been explained.
+                self._seconds_per_value = predicted.seconds_since(self._begun) / batch.inputs.numel()
             predictions = batch.predictions or [None] * len(batch.items)
             cases = [self._case_of(*each) for each in zip(batch.items, predictions, strict=True)]
             write = partial(self._write_later, batch.items)
@@ -200,6 +210,7 @@ class SaliencyHandler:
             spacing=image_spacing(image[None]),
             file=image_file(image),
             prediction=prediction,
+            seconds=None if self._seconds_per_value is None else self._seconds_per_value * image.numel(),
         )
 
     def _write_later(self, items: Sequence[dict[Any, Any]], explained: Explained) -> None:
@@ -228,6 +239,8 @@ class SaliencyHandler:
         item[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(item[self.image_key])
         item["explanation"] = explanation
         item["title"] = _title(explanation)
+        if explanation.per_prediction == 1 and explanation.num_forwards > len(explanation.scores):  # nothing was stored
+            self._seconds_per_value = seconds / explanation.num_forwards / item[self.image_key].numel()
         done = self.postprocessing(item)
         if self.summary is not None:
             maps = done[self.saliency_key]
@@ -307,6 +320,10 @@ def predictions_of(output: Any, count: int) -> Sequence[Any] | None:
     except ValueError:
         return None
     return [rows(output, index, index + 1, count) for index in range(count)]
+
+
+def _now(engine: Any) -> Timestamp:
+    return Timestamp(torch.device(engine.state.device))
 
 
 class _OnHost:

@@ -73,6 +73,7 @@ def summarize(
                 "noise": chance,
                 "peak_in_label": _in_label(case, mm, label) if label else "",
                 "forwards": explanation.num_forwards,
+                "predictions": round(explanation.num_forwards / explanation.per_prediction, 3),
                 "seconds": round(seconds, 3),
                 "settings": settings,
             }

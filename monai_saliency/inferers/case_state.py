@@ -45,6 +45,7 @@ class Explanation:
             the masks whose scores were stored; or patches of images, where their outputs are remembered
             (:mod:`monai_saliency.inferers.patches`). Not counted is what is run to check that the rows of a batch are
             independent (:mod:`monai_saliency.inferers.reference`).
+        per_prediction: how many forwards one prediction of the image is: 1, or its number of patches.
         noise: ``(K,)``, how large a value of each map can be by chance, see
             :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
     """
@@ -58,6 +59,7 @@ class Explanation:
     masks: BoundMasks
     num_forwards: int
     noise: torch.Tensor | None = None
+    per_prediction: int = 1
 
     @property
     def explained(self) -> list[tuple[Any, int | None, float]]:
@@ -87,6 +89,7 @@ class CaseState:
         one_by_one: whether images go through the network one at a time, since its rows depend on each other.
         forwards_here: forwards of the network that this process, or this device, has spent on the case.
         forwards_elsewhere: forwards that others have spent on it.
+        per_prediction: how many forwards one prediction of the image is.
         origin: what decides the scores; None where nobody noted it.
     """
 
@@ -112,6 +115,7 @@ class CaseState:
         self.origin: Origin | None = None
         self.forwards_here = 0
         self.forwards_elsewhere = 0
+        self.per_prediction = 1
         self._target = target
         self._estimator = estimator
         self._first_round = first_round(masks)
@@ -327,6 +331,7 @@ class CaseState:
                 masks=self.masks,
                 num_forwards=self.num_forwards,
                 noise=self.state.noise(),
+                per_prediction=self.per_prediction,
             )
 
 

@@ -63,6 +63,11 @@ class Forward:
         self.autocast = autocast
         self.guard = guard
 
+    def of(self, inferer: Inferer, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Forward:
+        """The same seam around another inner inferer, with other further arguments."""
+        own = self.meter, self.autocast, self.guard
+        return Forward(inferer, self.inputs, self.network, args, kwargs, *own)
+
     def images(self, batch: torch.Tensor, split: SplitInputs, values: Mapping[Any, torch.Tensor]) -> Any:
         """The network's output of whole images, as the inner inferer gives it.
 

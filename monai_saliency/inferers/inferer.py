@@ -24,6 +24,7 @@ from monai_saliency.inferers.expected import RowsDepend
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
+from monai_saliency.inferers.price import tell
 from monai_saliency.inferers.reference import say_once
 from monai_saliency.inferers.settings import check_cases, check_settings
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring, WholeImages
@@ -335,7 +336,9 @@ class PerturbationInferer(Inferer):
         spans = [(0, state.num_rows) for state in states]
         while any(start < stop for start, stop in spans):
             batches = _of_part(list(_cut(spans, size)), part)
-            with self._bar(states, scoring.plan(spans, batches)) as advance:
+            plan = scoring.plan(spans, batches)
+            tell(plan.price, states, self.masks, self.progress)
+            with self._bar(states, plan) as advance:
                 scoring.score(batches, advance)
             for state in states:
                 state.end_round(look_for_others=meet is None and part.count > 1)
@@ -353,8 +356,6 @@ class PerturbationInferer(Inferer):
             yield lambda count: None
             return
         tqdm = require("tqdm", extra="bundle").tqdm
-        if plan.note:
-            tqdm.write(plan.note, file=sys.stderr)
         name = states[0].case.name if len(states) == 1 else f"{len(states)} cases"
         # A log file is not a screen: there a line every half minute is enough.
         interval = 0.5 if sys.stderr.isatty() else 30

@@ -138,12 +138,13 @@ def _refused_call(forward: Forward, output: OutputPath | None) -> str | None:
         return f"the network takes several inputs ({type(forward.inputs).__name__})"
     if callable(output) or isinstance(output, (list, tuple)):
         return f"the target reads {output} of the network's output"
-    if forward.autocast is not None:
-        return "the network runs under autocast"
-    known = {"device", "buffer_steps", "buffer_dim"} & set(forward.kwargs)
+    known = {"device", "buffer_steps", "buffer_dim", "condition"} & set(forward.kwargs)
     if known:
         return f"the inferer is called with {sorted(known)}"
-    if any(getattr(leaf, "ndim", 0) for leaf in tree_leaves((forward.args, forward.kwargs))):
+    patches = int(forward.inferer.sw_batch_size)  # type: ignore[attr-defined]
+    rows = [leaf.shape[0] for leaf in tree_leaves((forward.args, forward.kwargs)) if getattr(leaf, "ndim", 0)]
+    # One row, or more rows than a batch has patches, cannot be one for each patch.
+    if any(1 < count <= patches for count in rows):
         return "an argument of the network is an array, which may hold something for each patch of a batch"
     return None
 

@@ -6,6 +6,10 @@ inside a patch share its output. Each patch is therefore run once unperturbed, a
 of a mask to it; patches that the target does not read are not run for masks. A mask's output is the unperturbed output
 with its patches exchanged: ``(sum + sum_p w * (new_p - old_p)) / count``, in the box that they cover.
 
+The inferer may also stand inside a wrapper that does nothing but call it (:mod:`~monai_saliency.inferers.unwrapped`),
+with further arguments that every patch gets alike, and under autocast, where each patch is rounded and blended as MONAI
+rounds and blends it.
+
 Positions, weights, padding and blending are MONAI's (:func:`monai.inferers.utils.sliding_window_inference`). A network
 batch holds ``sw_batch_size`` patches, the number that the inferer was given as what fits the device. Which patches
 share a batch depends only on the images, the masks and the target, not on what is remembered or stored: a forgotten
@@ -43,10 +47,13 @@ from monai_saliency.inferers.patch_case import PatchCase, everywhere
 from monai_saliency.inferers.patch_check import PatchCheck
 from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory, owned
 from monai_saliency.inferers.patch_plan import refusal
+from monai_saliency.inferers.price import Price
+from monai_saliency.inferers.unwrapped import inside_of, sliding_call
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring
 from monai_saliency.networks.outputs import OutputPath, read
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.profiling import stage
+from monai_saliency.utils.timing import Timestamp
 
 __all__ = ["RememberedPatches", "remember"]
 
@@ -67,19 +74,31 @@ def remember(
     Returns:
         None where whole images are to be run; the log says why, once.
     """
-    if memory is None or not isinstance(forward.inferer, SlidingWindowInferer):
+    if memory is None or inside_of(forward.inferer) is None:
         return None
     image = states[0].case.image
-    reason = next(filter(None, (refusal(forward, state.masks, image, output) for state in states)), None)
+    call = sliding_call(forward.inferer, forward.args, forward.kwargs, _trials(states[0]))
+    if isinstance(call, str):
+        reason: str | None = call
+    else:
+        cuts = call.inferer
+        forward = forward.of(cuts, call.args, call.kwargs)
+        reason = next(filter(None, (refusal(forward, state.masks, image, output) for state in states)), None)
     if reason is None:
         try:
-            return RememberedPatches(forward, forward.inferer, states, output, memory)
+            return RememberedPatches(forward, cuts, states, output, memory)
         except _NotExact as error:
             reason = str(error)
             for state in states:
                 state.forwards_here = 0
     _say_once(f"no patches are remembered, every mask runs whole images: {reason}")
     return None
+
+
+def _trials(state: CaseState) -> list[torch.Tensor]:
+    """Images ``(1, C, *spatial)`` that show what a wrapper does with perturbed images of a case."""
+    image, fill = state.case.image[None], state.fill[None]
+    return [image, torch.lerp(fill, image, 0.5), fill.expand_as(image).contiguous()]
 
 
 class _NotExact(ValueError):
@@ -163,7 +182,7 @@ class RememberedPatches(Scoring):
             f"unperturbed images; whole images would need {plain}, {plain / total:.1f} times as many"
         )
         logger.info(note)
-        return Plan(total, self.done, note)
+        return Plan(total, self.done, Price(total, self.num_patches, self._seconds_each), note)
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], Any]) -> None:
         self._advance = advance
@@ -187,7 +206,10 @@ class RememberedPatches(Scoring):
         self.reference.watch(
             [case * self.num_patches + middle for case in range(len(self.states))], self.num_unperturbed
         )
-        for number in range(-(-len(self.slots) // self.batch_size)):
+        batches = -(-len(self.slots) // self.batch_size)
+        for number in range(batches):
+            if number == min(1, batches - 1):  # the first one warms up, where there are more
+                begun, start = Timestamp(self.network_device), self.done
             for slot, output in self._forward(number):
                 if not sums:
                     sums = [
@@ -196,6 +218,7 @@ class RememberedPatches(Scoring):
                 case, _, patch = self.slots[slot]
                 sums[case][everywhere(self.grid.boxes[patch])] += output.to(self.device)
                 self.whole.put(slot, owned(output))
+        self._seconds_each = Timestamp(self.network_device).seconds_since(begun) / (self.done - start)
         weights = self.weights[self.grid.crop].to(self.device)
         weight_sum = torch.zeros(shape, dtype=image.dtype, device=self.device)
         for box in self.grid.boxes:
@@ -209,6 +232,7 @@ class RememberedPatches(Scoring):
             volume = (output / weight_sum)[None]
             self.reference.check(index, volume, self._alone)
             state.bind(volume)
+            state.per_prediction = self.num_patches
             cases.append(PatchCase(state, output, weight_sum, volume, self.grid, index * self.num_patches))
         return cases
 

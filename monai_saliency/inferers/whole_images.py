@@ -14,6 +14,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.expected import RowsDepend, copied
 from monai_saliency.inferers.forward import Cancelled, Forward
+from monai_saliency.inferers.price import Price
 from monai_saliency.inferers.reference import ReferenceCheck
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
@@ -32,11 +33,13 @@ class Plan:
     Attributes:
         total: forwards from the beginning of the call to the end of the round, if nothing is run twice.
         done: forwards so far.
-        note: a line for the user, empty for none.
+        price: what they cost; None where nothing is left to run.
+        note: more for the user, empty for none.
     """
 
     total: int
     done: int = 0
+    price: Price | None = None
     note: str = ""
 
 
@@ -94,13 +97,20 @@ class WholeImages(Scoring):
         self.batch = image.new_zeros(batch_size, len(image) + split.held_images.shape[1], *image.shape[1:])
 
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
-        return Plan(sum(stop - start for batch in batches for _, start, stop in batch))
+        return Plan(sum(stop - start for batch in batches for _, start, stop in batch), price=self._price(batches))
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], Any]) -> None:
         for batch in batches:
             if not all(self.states[index].has(start, stop) for index, start, stop in batch):
                 self._run(batch)
             advance(sum(stop - start for _, start, stop in batch))
+
+    def _price(self, batches: Sequence[Sequence[Rows]]) -> Price | None:
+        """What the rows that have no scores yet cost."""
+        todo = [rows for batch in batches for rows in batch if not self.states[rows[0]].has(*rows[1:])]
+        count = sum(stop - start for _, start, stop in todo)
+        known = [state.case.seconds for state in self.states if state.case.seconds is not None]
+        return Price(count, seconds_each=max(known, default=None)) if count else None
 
     def _run(self, batch: Sequence[Rows]) -> None:
         """Make, run and read one batch."""

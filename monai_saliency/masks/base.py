@@ -29,10 +29,12 @@ class Masks(ABC):
     Attributes:
         by_region: whether masks hide whole regions, so that a map is flat in each region.
         needs_labels: whether these are the regions of the case's label map, which :meth:`bind` needs then.
+        shorter: in words, which setting makes an explanation shorter; empty where there is none.
     """
 
     by_region: bool = False
     needs_labels: bool = False
+    shorter: str = ""
 
     @abstractmethod
     def bind(

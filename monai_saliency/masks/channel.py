@@ -47,7 +47,7 @@ class ChannelMasks(Masks):
 
     def __init__(self, masks: Masks) -> None:
         self.masks = instance("masks", masks, Masks, "masks such as SlidingWindowMasks(8)")
-        self.by_region, self.needs_labels = masks.by_region, masks.needs_labels
+        self.by_region, self.needs_labels, self.shorter = masks.by_region, masks.needs_labels, masks.shorter
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
@@ -84,7 +84,7 @@ class IndependentChannelMasks(Masks):
                 "no `num_masks`: use ChannelMasks"
             )
         self.masks = masks
-        self.by_region, self.needs_labels = masks.by_region, masks.needs_labels
+        self.by_region, self.needs_labels, self.shorter = masks.by_region, masks.needs_labels, masks.shorter
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None

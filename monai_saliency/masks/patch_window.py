@@ -16,15 +16,22 @@ from monai_saliency.utils.patch_grid import PatchGrid
 __all__ = ["PatchWindowMasks"]
 
 
+#: predictions of the image that a map costs at most, where nobody says how fine it shall be
+_AFFORDABLE = 50
+
+
 class PatchWindowMasks(Masks):
     """Windows side by side on the grid of an inferer's patches, so that each window touches as few patches as possible.
 
-    A window's edge is the step between two patches, and the first window starts at the first patch's corner. With half
-    overlap a window touches two patches along each axis; a window of this size elsewhere touches up to three.
+    A window's edge is the step between two patches, or a part of it, and the first window starts at the first patch's
+    corner. With half overlap a window of one step touches two patches along each axis; a window of this size elsewhere
+    touches up to three.
 
     Args:
         inferer: the sliding-window inferer. Its ``roi_size`` and ``overlap`` place the windows.
-        divide: number of windows per step along each axis, at least 1. More give a finer map.
+        divide: number of windows per step along each axis, at least 1. More give a finer map. By default as many as
+            cost at most 50 predictions of the image, its own prediction included; where patches overlap so much that
+            even one window per step costs more, a window is as many steps long as it takes.
 
     Raises:
         ValueError: when ``divide`` is less than 1, the inferer is not a ``SlidingWindowInferer``, or
@@ -34,23 +41,53 @@ class PatchWindowMasks(Masks):
 
         >>> import torch
         >>> from monai.inferers import SlidingWindowInferer
-        >>> masks = PatchWindowMasks(SlidingWindowInferer(roi_size=(4, 4), overlap=0.5))
+        >>> masks = PatchWindowMasks(SlidingWindowInferer(roi_size=(4, 4), overlap=0.5), divide=1)
         >>> len(masks.bind(torch.zeros(1, 8, 8)))  # windows of 2 x 2 voxels
         16
     """
 
-    def __init__(self, inferer: SlidingWindowInferer, divide: int = 1) -> None:
-        self.divide = whole_number("divide", divide, 1)
+    shorter = "a smaller divide, for a coarser map"
+
+    def __init__(self, inferer: SlidingWindowInferer, divide: int | None = None) -> None:
+        self.divide = None if divide is None else whole_number("divide", divide, 1)
         words = "a SlidingWindowInferer, whose patches make the grid"
         self.inferer = instance("inferer", inferer, SlidingWindowInferer, words)
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
-        step = PatchGrid(self.inferer, image.shape[1:]).step
-        # The step of a patch that is larger than the image is larger than the image too.
-        window = [min(-(-s // self.divide), n) for s, n in zip(step, image.shape[1:], strict=True)]
+        grid = PatchGrid(self.inferer, image.shape[1:])
+        window = (
+            _affordable(grid, image.shape[1:]) if self.divide is None else _window(grid, image.shape[1:], self.divide)
+        )
         return _BoundPatchWindowMasks(SlidingWindowMasks(window, window), image, spacing)
+
+
+def _window(grid: PatchGrid, shape: Sequence[int], divide: int = 1, times: int = 1) -> list[int]:
+    """The edges of a window of so many steps, divided."""
+    # The step of a patch that is larger than the image is larger than the image too.
+    return [min(-(-s * times // divide), n) for s, n in zip(grid.step, shape, strict=True)]
+
+
+def _affordable(grid: PatchGrid, shape: Sequence[int]) -> list[int]:
+    """The edges of the smallest windows that are affordable."""
+    divide, times = 1, 1
+    while _predictions(grid, _window(grid, shape, divide + 1)) <= _AFFORDABLE and divide < max(grid.step):
+        divide += 1
+    while divide == 1 and _predictions(grid, _window(grid, shape, 1, times)) > _AFFORDABLE:
+        times += 1
+    return _window(grid, shape, divide, times)
+
+
+def _predictions(grid: PatchGrid, window: Sequence[int]) -> float:
+    """What windows cost, in predictions of the image, with remembered patches."""
+    cost = 1.0
+    for axis, edge in enumerate(window):
+        sides = {(box[axis].start, box[axis].stop) for box in grid.boxes}
+        # Windows that a patch touches along this axis; the patches along other axes are the same for each.
+        touched = [-(-stop // edge) - start // edge for start, stop in sides]
+        cost *= sum(touched) / len(touched)
+    return 1 + cost
 
 
 class _BoundPatchWindowMasks(BoundSlidingWindowMasks):

@@ -47,6 +47,7 @@ class RegionMasks(Masks):
     """
 
     by_region = True
+    shorter = "fewer regions (num_supervoxels), or fewer num_coalitions"
 
     def __init__(
         self,

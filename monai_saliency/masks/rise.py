@@ -41,6 +41,8 @@ class RISEMasks(Masks):
         torch.Size([8, 1, 32, 32, 16])
     """
 
+    shorter = "a smaller num_masks, whose map has more noise"
+
     def __init__(self, num_masks: int, grid_size: int | Sequence[int] = 8, p1: float = 0.5, seed: int = 0) -> None:
         num_masks = whole_number("num_masks", num_masks, 1)
         whole_numbers("grid_size", grid_size, 1)

@@ -49,6 +49,8 @@ class SlidingWindowMasks(Masks):
         (20, 20, 4)
     """
 
+    shorter = "a larger window_size or stride, for a coarser map"
+
     def __init__(
         self,
         window_size: float | Sequence[float] | None = None,

@@ -34,6 +34,7 @@ SUMMARY_COLUMNS = (
     "noise",
     "peak_in_label",
     "forwards",
+    "predictions",
     "seconds",
     "settings",
 )

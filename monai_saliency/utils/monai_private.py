@@ -6,6 +6,7 @@ A new release of MONAI, torch or ignite is checked here, and nowhere else.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import re
 import zipfile
@@ -32,6 +33,7 @@ __all__ = [
     "ItemDataset",
     "IterationEvaluator",
     "event_handlers",
+    "postprocessing_of",
     "global_hooks",
     "holds_compiled",
     "is_compiled",
@@ -172,6 +174,14 @@ def event_handlers(engine: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:
     for event, handlers in list(engine._event_handlers.items()):
         for function, *_ in list(handlers):
             yield event, function
+
+
+def postprocessing_of(evaluator: Any) -> Any:
+    """The transform that a MONAI evaluator applies to its outputs; None without one. It keeps it in a closure alone."""
+    for _, function in event_handlers(evaluator):
+        if getattr(function, "__name__", "") == "_run_postprocessing" and function.__closure__:
+            return inspect.getclosurevars(function).nonlocals.get("posttrans")
+    return None
 
 
 @contextmanager

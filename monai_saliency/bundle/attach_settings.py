@@ -1,0 +1,136 @@
+"""What is explained of an evaluator's predictions, and how: the settings of the overlay and of :func:`attach`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from monai.transforms import Compose
+
+from monai_saliency.bundle.chosen_method import AUTO, MethodChoice
+from monai_saliency.bundle.replay import own_inferer
+from monai_saliency.distributed.base import Engine as SharingEngine
+from monai_saliency.errors import repeat_cause_last
+from monai_saliency.fills.unit import fill_in_unit
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.targets import Target
+from monai_saliency.targets.auto import AutoTarget, read_postprocessing
+
+__all__ = ["REGIONS", "AttachSettings"]
+
+#: where a case's label map is kept, since its own key comes to hold the label's file
+REGIONS = "saliency_regions"
+
+
+class AttachSettings:
+    """What is explained of an evaluator's predictions, and how.
+
+    Args:
+        image_key: the key of a batch that holds the network's input; found by its values by default.
+        key: the key of the map, and the ending of its files' names; ``saliency`` by default.
+        label_key: the key of a batch that holds label maps, for regions and targets that are made of them.
+        target: ``"auto"`` (:class:`~monai_saliency.targets.auto.AutoTarget`) or a target.
+        output: the part of the network's output that is explained.
+        classes: of the automatic target.
+        activation: of the automatic target.
+        method: the name of a function of :mod:`monai_saliency.methods`, the dotted path of your own function, or
+            ``"auto"``: windows on the patch grid where the evaluator cuts patches, elsewhere windows or RISE, whichever
+            needs fewer forwards (:class:`~monai_saliency.bundle.chosen_method.MethodChoice`).
+        fill: what hides a voxel: a number, or a fill.
+        fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
+        mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large.
+        picture: whether to draw pictures.
+        strict: raise the first failure instead of listing it.
+        store_dir: the folder for scores, so that a stopped run resumes; ``scores`` in ``dir`` by default, none where
+            empty.
+        network_id: a name for the network in the store, needed where it is not a module.
+        engine: shares the cohort with other processes (:mod:`monai_saliency.distributed`).
+        prefix: what precedes the settings' names in a config, for errors and warnings.
+        settings: the method's own settings, by default the method's own defaults, and 100 supervoxels for
+            ``region_occlusion`` without ``label_key``.
+
+    Raises:
+        ValueError: when a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        image_key: str | None = None,
+        key: str | None = None,
+        label_key: str | None = None,
+        target: Target | str = "auto",
+        output: str | int | Sequence[str | int] | None = None,
+        classes: Sequence[int] | str = "predicted",
+        activation: str | None = None,
+        method: str | Callable[..., PerturbationInferer] = AUTO,
+        fill: float | Callable[[torch.Tensor], torch.Tensor] = 0.0,
+        fill_unit: str = "network",
+        mask_batch_size: int | None = None,
+        picture: bool = True,
+        strict: bool = False,
+        store_dir: str | Path | None = None,
+        network_id: str | None = None,
+        engine: SharingEngine | None = None,
+        prefix: str = "",
+        **settings: Any,
+    ) -> None:
+        repeat_cause_last()
+        if isinstance(target, str) and target != "auto":
+            raise ValueError(f"`{prefix}target` must be 'auto' or a target, got {target!r}")
+        self.prefix = prefix
+        # The scan's own unit needs the preprocessing, which is known at the first case.
+        fill_in_unit(fill, fill_unit, Compose(), id=f"{prefix}fill")
+        made = label_key is None and settings.get("regions") is None
+        defaults = {"num_supervoxels": 100} if made else {}
+        self.method = MethodChoice(method, settings, defaults, prefix)
+        self.image_key = image_key
+        self.key = key or "saliency"
+        self.label_key = label_key
+        self.target = target
+        self.output = output
+        self.classes = classes
+        self.activation = activation
+        self.fill = fill
+        self.fill_unit = fill_unit
+        self.mask_batch_size = mask_batch_size
+        self.picture = picture
+        self.strict = strict
+        self.store_dir = store_dir
+        self.network_id = network_id
+        self.engine = engine
+
+    def inferer(self, evaluator: Any, postprocessing: Any, image: torch.Tensor | None = None) -> PerturbationInferer:
+        """Explains what an evaluator predicts, but for what is known only at its first case: the fill in the scan's own
+        unit, and how its inferer is called.
+
+        Args:
+            evaluator: the evaluator.
+            postprocessing: what is done with its predictions.
+            image: ``(C, *spatial)``, the first one, by whose cost a method is chosen where none was; None before it is
+                known.
+        """
+        target, output = self.target, self.output
+        if isinstance(target, str):
+            target = AutoTarget(read_postprocessing(postprocessing), self.classes, self.activation, self.output)
+            output = None
+        own = own_inferer(evaluator)
+        method = self.method.choose(own, image)
+        return method(
+            target=target,
+            fill=fill_in_unit(self.fill) if self.fill_unit == "network" else None,
+            inferer=own,
+            mask_batch_size=self.mask_batch_size or 1,
+            progress=True,
+            output=output,
+            meter=getattr(evaluator, "meter", None),
+            autocast=dict(evaluator.amp_kwargs) if evaluator.amp else None,
+        )
+
+    def store(self, folder: Path) -> ScoreStore | None:
+        """The scores that are kept, for maps in a folder."""
+        if self.store_dir is None:
+            return ScoreStore(folder / "scores")
+        return ScoreStore(self.store_dir) if str(self.store_dir) else None

@@ -1,0 +1,260 @@
+"""The handler that explains the batches of any evaluator, by what its inferer is given and gives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from monai.data import MetaTensor
+from monai.utils import CommonKeys
+
+from monai_saliency.bundle.attach_settings import REGIONS, AttachSettings
+from monai_saliency.bundle.batches import goes_through_all, is_input, items_of, keys_of
+from monai_saliency.bundle.placement import Placement, input_file
+from monai_saliency.bundle.replay import Recorder, Replay, own_inferer, randomness_untouched
+from monai_saliency.cases import Case, image_spacing
+from monai_saliency.errors import CaseError
+from monai_saliency.fills.unit import fill_in_unit
+from monai_saliency.handlers.made_by import warn_of_others
+from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
+from monai_saliency.handlers.summary import Summary
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.networks.inputs import ListInput, TensorInput
+from monai_saliency.networks.outputs import rows
+from monai_saliency.storage.failures import Failures
+from monai_saliency.targets.auto import AutoTarget, finds_nothing
+from monai_saliency.transforms import SaveSaliencyd
+from monai_saliency.utils.optional_imports import require
+
+if TYPE_CHECKING:
+    from ignite.engine import Engine
+
+__all__ = ["AttachedHandler"]
+
+Events = require("ignite.engine", extra="bundle").Events
+logger = logging.getLogger(__name__)
+
+# Values in one batch of perturbed images, 64 MB in float32.
+_BATCH_VALUES = 2**24
+
+
+class AttachedHandler(SaliencyHandler):
+    """Explains the batches of any evaluator, by what its inferer is given and gives.
+
+    Args:
+        settings: what is explained, and how.
+        words: what the evaluator is called in messages, such as its id in a config.
+        evaluator: the evaluator. Its inferer is replaced by one that also records its calls.
+        postprocessing: what the bundle does with its predictions.
+        folder: the folder for maps and tables.
+
+    Attributes:
+        num_cases: how many cases were met.
+        last_case: the name of the last one.
+    """
+
+    def __init__(self, settings: AttachSettings, words: str, evaluator: Any, postprocessing: Any, folder: Path) -> None:
+        super().__init__(
+            settings.inferer(evaluator, postprocessing),
+            evaluator.network,
+            self._place,
+            summary=Summary(folder / "summary.csv"),
+            failures=Failures(folder / "failures.csv", settings.strict, shared=settings.engine is not None),
+            store=settings.store(folder),
+            network_id=settings.network_id,
+            saliency_key=settings.key,
+            label_key=None if settings.label_key is None else REGIONS,
+        )
+        self.settings = settings
+        self.words = words
+        self.folder = folder
+        self.num_cases = 0
+        self.last_case = "none"
+        self._placement: Placement | None = None
+        self._names: list[str] | None = None
+        self._epoch_length: int | None = None
+        self._explains = self.inferer
+        self._postprocessing_read = postprocessing
+        self._own = own_inferer(evaluator)
+        self._recorder = Recorder(evaluator.inferer)
+        evaluator.inferer = self._recorder
+        # Our own bundle lists cases that cannot be loaded.
+        if isinstance(failures := getattr(evaluator, "failures", None), Failures):
+            failures.withdraw_by(self.withdraw)
+
+    def report_unmet(self) -> None:
+        """Report cases that were listed but not met: MONAI's ``ThreadDataLoader`` ends silently at a broken scan.
+
+        They are failures, unless the run was asked for fewer.
+        """
+        failed = [] if self.failures is None else [row["case"] for row in self.failures.rows]
+        ended = {*self.explained, *self.explainer.waiting, *failed}
+        unmet = [name for name in self._names or [] if name not in ended]
+        words = "the loader ended before it, as MONAI's ThreadDataLoader does at a scan that cannot be read"
+        for name in unmet if goes_through_all(self._loader, self._epoch_length) else []:
+            self.failures.add(name, "load", CaseError(name, f"{words}: it has no map"))  # type: ignore[union-attr]
+        if unmet:
+            words = "%s has not met %d of the cases that its loader's dataset lists (the first is %s)"
+            logger.warning(f"{words}: they have no map", self.words, len(unmet), unmet[0])
+
+    def report_at_end(self, engine: Engine) -> None:
+        """Report unmet cases at the end of the evaluator's run, and say how many cases have no map."""
+
+        def report(engine: Engine) -> None:
+            self.report_unmet()
+            if self.failures is not None and self.failures.rows:
+                logger.error("%s", self.failures.summary(self.failures.rows))
+
+        engine.add_event_handler(Events.COMPLETED, report)
+
+    @property
+    def whole_inferer(self) -> PerturbationInferer:
+        """The inferer with its fill, and with the bundle's own inner inferer."""
+        return self._explains.replace(inferer=self._own)
+
+    def withdraw(self, case: str) -> None:
+        """Remove the row, map and picture of a case that has failed now."""
+        super().withdraw(case)
+        SaveSaliencyd(self.saliency_key, self.folder).withdraw(case)
+
+    def __call__(self, engine: Engine) -> None:
+        with randomness_untouched():
+            super().__call__(engine)
+
+    def batches(self, engine: Engine) -> Iterator[Batch]:
+        """The images of one iteration, in the groups that can be explained together."""
+        call = self._recorder.take()
+        images, self._epoch_length = call.images, engine.state.epoch_length
+        items = items_of(engine.state.batch, len(images))
+        if self._placement is None:
+            self._start(engine, items[0], images[0])
+        batch = self.explainer.assignment.place(engine.state.iteration - 1)
+        places = [f"{batch}-{i}" if len(items) > 1 else str(batch) for i in range(len(items))]
+        cases = [self._case(*each) for each in zip(items, call.inputs, places, strict=True)]
+        changed = getattr(engine, "output_changed", False)
+        predictions = (None if changed else predictions_of(call.output, len(images))) or [None] * len(images)
+        for group in filter(None, ([i for i in group if self._has_place(cases[i])] for group in call.groups())):
+            # Where a detector finds no box, the surest of those below its threshold is explained.
+            unsure = call.is_list and finds_nothing(engine.state.output[CommonKeys.PRED][group[0]])  # type: ignore[index]
+            changes: dict[str, Any] = {"inputs": ListInput() if call.is_list else TensorInput()}
+            changes["inferer"] = Replay.of(self._own, call.of(group), unsure)
+            if self.settings.mask_batch_size is None:
+                changes["mask_batch_size"] = max(1, min(16, _BATCH_VALUES // images[group[0]].numel()))
+            self.num_cases += len(group)
+            self.last_case = str(cases[group[-1]]["case"])
+            together = torch.stack([images[i] for i in group])
+            # A detector without its threshold gives more boxes than it predicted.
+            predicted = [None if unsure else predictions[i] for i in group]
+            yield Batch(together, [cases[i] for i in group], self._explains.replace(**changes), predicted)
+
+    def _start(self, engine: Any, item: dict[Any, Any], image: torch.Tensor) -> None:
+        """Find the image among what the loader gives, and print what will be explained."""
+        key = self.settings.image_key
+        if key is not None and key not in item:
+            raise ValueError(f"the batch has no key {key!r}: --saliency_image_key must be one of {keys_of(item)}")
+        if self.saliency_key != "saliency" and self.saliency_key in item:
+            raise ValueError(
+                f"`saliency_key` {self.saliency_key!r} is a key of the batch, and names the map: choose another one "
+                "(--saliency_image_key names the network's input)"
+            )
+        if key is None:
+            key = next((name for name, value in item.items() if is_input(value, image)), None)
+        self.image_key = "network_input" if key is None else key
+        # The same target, which chooses once for the cohort.
+        chosen = self.settings.inferer(engine, self._postprocessing_read, image)
+        self._explains = chosen.replace(target=self.inferer.target)
+        self._placement = placement = Placement(
+            self.folder,
+            engine.data_loader if key is not None else None,
+            self.image_key,
+            self.saliency_key,
+            self.settings.picture,
+            nearest=self._explains.masks.by_region,
+        )
+        self._names = names = None if key is None else placement.names(item)
+        if names is not None and self.failures is not None and self.summary is not None:
+            self.failures.keep(names)
+            warn_of_others(self.summary, names)
+        fill = fill_in_unit(
+            self.settings.fill,
+            self.settings.fill_unit,
+            placement.transform,
+            self.image_key,
+            f"{self.settings.prefix}fill",
+        )
+        self._explains = self._explains.replace(fill=fill)
+        found = "the network's input is no entry of the batch" if key is None else f"image {key!r}"
+        print(
+            f"monai_saliency: {self.words} ({type(engine).__name__}) runs {type(engine.network).__name__} by "
+            f"{type(self._own).__name__} on {found} {tuple(image.shape)}; "
+            f"{self._words(engine, item, image)}; maps go to {self.folder}",
+            flush=True,
+        )
+
+    def _words(self, engine: Any, item: dict[Any, Any], image: torch.Tensor) -> str:
+        """What is explained of the first image, from the output that the evaluator has just computed for it."""
+        label_key, target = self.settings.label_key, self.inferer.target
+        try:
+            labels = None if label_key is None else item.get(label_key)
+            spacing = image_spacing(item[self.image_key][None]) if self.image_key in item else None
+            forwards = len(self._explains.masks.bind(image, labels, spacing)) + 1
+            words = type(target).__name__
+            if isinstance(target, AutoTarget):
+                output, count = engine.state.output[CommonKeys.PRED], len(engine.state.output[CommonKeys.IMAGE])
+                words = target.choose(rows(output, 0, 1, count), Case("the first case", image)).words
+        except ValueError as error:  # raised again, with the case's name, when it is explained
+            return f"the first case cannot be explained ({error})"
+        return f"{words}; {self.settings.method.choose(self._own, image).name}, {forwards} forwards a case"
+
+    def _case(self, item: dict[Any, Any], image: Any, place: str) -> dict[Any, Any]:
+        assert self._placement is not None
+        value = item.get(self.image_key, image)
+        item[self.image_key] = value if isinstance(value, MetaTensor) else MetaTensor(value)
+        item["case"] = self._placement.name(item, place)
+        if self.settings.label_key is not None:
+            if not isinstance(item.get(self.settings.label_key), torch.Tensor):
+                raise ValueError(
+                    f"the batch has no label map under `saliency_label_key` {self.settings.label_key!r}, but "
+                    f"{keys_of(item)}"
+                )
+            item[REGIONS] = item[self.settings.label_key]
+        # The summary reads a label from its file.
+        label = input_file(item.get(CommonKeys.LABEL))
+        item["label"] = str(label) if label is not None and label.name.endswith((".nii", ".nii.gz")) else ""
+        return item
+
+    def _has_place(self, case: dict[Any, Any]) -> bool:
+        """Whether a case's map can lie on its scan. The case fails where it cannot, and is left out if it was met."""
+        assert self._placement is not None
+        if self._placement.is_again(case):
+            return False
+        if problem := self._placement.problem(case):
+            self.explainer.refuse(CaseError(case["case"], problem))
+        return not problem
+
+    def _place(self, case: dict[Any, Any]) -> dict[Any, Any]:
+        assert self._placement is not None
+        explanation = case["explanation"]
+        scores = explanation.scores
+        if len(scores) == 1:  # one region or channel, which is the whole image
+            scores = torch.cat([scores, explanation.reference_scores[None]])
+        span = scores.amax(dim=0) - scores.amin(dim=0)
+        flat = [label for label, width in zip(explanation.target.labels, span.tolist(), strict=True) if width == 0]
+        if len(flat) == len(span):
+            raise CaseError(
+                explanation.name,
+                f"none of {len(explanation.scores)} perturbed images changed what is explained ("
+                f"{', '.join(map(str, flat))}, {explanation.reference_scores.tolist()}), so the map would be constant: "
+                "the network does not look at the image, or its probability is saturated; try "
+                "--saliency_activation none, another --saliency_fill or larger windows",
+            )
+        if flat:
+            logger.warning(
+                "case %s: no perturbed image changed the score of %s, so their maps are constant",
+                explanation.name,
+                ", ".join(map(str, flat)),
+            )
+        return self._placement(case)

@@ -1,0 +1,87 @@
+"""What an explanation costs, told before it is paid."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.masks.base import Masks
+from monai_saliency.utils.optional_imports import require
+
+__all__ = ["Price", "tell"]
+
+logger = logging.getLogger(__name__)
+
+# A map that takes longer is worth a word on how to make it shorter.
+_LONG = 300
+
+
+@dataclass(frozen=True)
+class Price:
+    """What some forwards of the network come to.
+
+    Attributes:
+        forwards: how many; of patches, where their outputs are remembered.
+        per_prediction: forwards that one prediction of the image needs.
+        seconds_each: how long a forward takes, as far as it has been seen; None where it has not.
+        shorter: the setting of the masks that makes it shorter, empty where there is none.
+
+    Example::
+
+        >>> str(Price(1001, 1, 0.09, "num_masks"))
+        '1001 forwards, 1001 predictions of it, about 90 seconds'
+    """
+
+    forwards: int
+    per_prediction: int = 1
+    seconds_each: float | None = None
+    shorter: str = ""
+
+    @property
+    def predictions(self) -> float:
+        """The same number of forwards, in predictions of the image."""
+        return self.forwards / self.per_prediction
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it takes; None where that is not known."""
+        return None if self.seconds_each is None else self.forwards * self.seconds_each
+
+    def __str__(self) -> str:
+        patches = "patch forwards" if self.per_prediction > 1 else "forwards"
+        count = f"{self.predictions:.0f}" if self.predictions >= 10 else f"{self.predictions:.1f}"
+        words = f"{self.forwards} {patches}, {count} predictions of it"
+        if self.seconds is None:
+            return words
+        words += f", about {_duration(self.seconds)}"
+        if self.seconds > _LONG and self.shorter:
+            words += f"; shorter with {self.shorter}"
+        return words
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(1, round(seconds))} second{'s' * (round(seconds) > 1)}"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"
+
+
+def tell(price: Price | None, states: Sequence[CaseState], masks: Masks, on_screen: bool) -> None:
+    """Tell what a round costs, before it begins.
+
+    Args:
+        price: of the round; None where nothing is to be run.
+        states: the cases.
+        masks: where images are perturbed.
+        on_screen: beside a progress bar, rather than in the log alone.
+    """
+    if price is None:
+        return
+    line = f"{', '.join(state.case.name for state in states)}: {replace(price, shorter=masks.shorter)}"
+    logger.info(line)
+    if on_screen:
+        require("tqdm", extra="bundle").tqdm.write(line, file=sys.stderr)
