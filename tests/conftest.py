@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import fork_server
 from helpers.layouts import LAYOUTS, Bundle
 from helpers.threads import left
 
@@ -54,6 +55,27 @@ def _no_process_group() -> Iterator[None]:
             os.environ[name] = value
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One Ray for the tests that are not about how it is started; its workers are forked."""
+    ray = pytest.importorskip("ray", reason='needs pip install "monai-saliency[ray]"')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("RAY_worker_niceness", "0")  # or whatever else the machine does comes first
+        patch.setenv("PYTHONPATH", os.pathsep.join(entry for entry in sys.path if entry))
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=100 * 2**20,
+            log_to_driver=False,
+            runtime_env={"py_executable": fork_server.python()},
+        )
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture

@@ -268,9 +268,11 @@ def engines() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", engines())
-def test_engines(name: str, cohort: Path) -> None:
+def test_engines(name: str, cohort: Path, request: pytest.FixtureRequest) -> None:
     """The maps of images that go through one at a time; of a network that draws random numbers there is none."""
     explain = example(ENGINES, name, "ENGINES")
+    if name == "RayEngine":
+        request.getfixturevalue("cluster")
     explain(cohort, name)
     assert maps(cohort / name) == maps(cohort / "alone")
     if name in {"RankEngine", "DevicesEngine"}:

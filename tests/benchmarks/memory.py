@@ -82,7 +82,7 @@ def cases(count: int, cache: str, size: int) -> None:
             )
             dataset = cohort_dataset(data, preprocessing, cache=cache, cache_dir=folder / "cache", window=8)
             failures, network = Failures(folder / "out" / "failures.csv"), _network().eval()
-            inferer = ms.rise(7, 4, target=ms.ClassScore("all", activation="none"), mask_batch_size=8)
+            inferer = ms.rise(7, 4, target=ms.ClassScore([0], activation="none"), mask_batch_size=8)
             postprocessing = Compose(
                 [
                     Invertd(keys="saliency", transform=preprocessing, orig_keys="image", nearest_interp=False),

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import fork_server
 from helpers.own_bundle import forwards, launch, settings
 from helpers.paths import BUNDLE, TESTS
 from helpers.scans import LPS, write_scan
@@ -275,8 +276,14 @@ def slurm() -> None:
         pytest.skip(f"no SLURM answers: {done.stderr.strip()}")
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs, and what they start, from the fork server; those on this machine alone are real commands."""
+    monkeypatch.setattr(sys, "executable", fork_server.python())
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("slurm")
+@pytest.mark.usefixtures("slurm", "forked")
 def test_an_array_on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three tasks over five cases, whose numbers the overlay finds."""
     common = cohort(tmp_path, 5, monkeypatch)

@@ -66,6 +66,7 @@ def test_devices(cohort: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("split", ["cases", "masks"])
 def test_ray(cohort: Path, split: str) -> None:
     engine = {"_target_": "monai_saliency.distributed.RayEngine", "max_workers": 2, "split": split}

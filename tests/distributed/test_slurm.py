@@ -285,7 +285,7 @@ def test_shared_case(slurm: Slurm, cohort: Callable[[int], Path], options: tuple
 
 @pytest.mark.slow
 @pytest.mark.timing
-@pytest.mark.parametrize(("way", "kills"), [("killed", 2), ("cancelled", 1), ("requeued", 1), ("preempted", 1)])
+@pytest.mark.parametrize(("way", "kills"), [("killed", 1), ("cancelled", 2), ("requeued", 1), ("preempted", 1)])
 def test_stopped_and_resumed(
     slurm: Slurm, cohort: Callable[[int], Path], way: str, kills: int, partitions: list[str]
 ) -> None:

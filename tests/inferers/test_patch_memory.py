@@ -83,13 +83,13 @@ inferer = SlidingWindowInferer((32, 32, 32), sw_batch_size=2, overlap=0.25)
 target = ms.RegionScore(1, "softmax", region="all")
 labels = torch.randint(1, 13, (1, 4, 4, 4), generator=torch.Generator().manual_seed(0))
 for axis in (1, 2, 3):
-    labels = labels.repeat_interleave(24, axis)
+    labels = labels.repeat_interleave(20, axis)
 explain = ms.PerturbationInferer(
     ms.RegionMasks(40), target, ms.OcclusionScoring(), inferer=inferer, patch_memory=ms.PatchMemory(0, int(sys.argv[1]))
 )
 weights = torch.arange(1.0, 9).reshape(8, 1, 1, 1)
 cases = [ms.Case("x", labels=labels)]
-(explanation,) = explain.explain(torch.rand(1, 1, 96, 96, 96), lambda x: x * weights, cases=cases)
+(explanation,) = explain.explain(torch.rand(1, 1, 80, 80, 80), lambda x: x * weights, cases=cases)
 # Not `ru_maxrss`, which a process inherits from the one that started it.
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
 print(explanation.num_forwards, peak, *explanation.scores[:, 0].tolist())
