@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import getpass
-import inspect
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -88,7 +87,7 @@ class BundleRun:
 
     def id(self, name: str) -> str:
         """The id of a setting."""
-        ids = {*all_settings(), *inspect.signature(Overlay).parameters}
+        ids = {*all_settings(), *Overlay.ids()}
         return f"{self.prefix}{name}" if name in ids or not self.explains else name
 
     def folder(self, settings: Mapping[str, Any]) -> Path:

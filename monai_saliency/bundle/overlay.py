@@ -51,6 +51,12 @@ class Overlay:
         self.dir = None if dir is None else Path(dir)
         self.evaluator = evaluator
 
+    @staticmethod
+    def ids() -> list[str]:
+        """The names of all settings but those of methods, as ids without the prefix."""
+        parameters = [*inspect.signature(Overlay).parameters, *inspect.signature(AttachSettings).parameters]
+        return [name for name in parameters if name not in ("settings", "prefix")]
+
     @classmethod
     def from_config(cls) -> Overlay:
         """The overlay with the settings of the config in which this is called: its ids that begin with ``saliency_``.
@@ -58,8 +64,7 @@ class Overlay:
         The settings of a method need not be listed in a config file.
         """
         bundle = BundleConfig(calling_parser())
-        names = {"dir", "evaluator", *inspect.signature(AttachSettings).parameters} - {"prefix", "settings"}
-        own = {name: bundle.get(f"saliency_{name}") for name in names if f"saliency_{name}" in bundle.parser}
+        own = {name: bundle.get(f"saliency_{name}") for name in cls.ids() if f"saliency_{name}" in bundle.parser}
         return cls(**given_settings(own.get("method", AUTO), "saliency_") | own)
 
     def explain(self, parser: ConfigParser | None = None) -> None:

@@ -217,6 +217,10 @@ class CaseState:
         gaps = (self.state.scores[: stop - 1] - self.state.reference_scores).abs().sum(dim=1).nan_to_num()
         return int(gaps.argmax()) + 1 if bool((gaps > 0).any()) else None
 
+    def scored(self, start: int, stop: int) -> bool:
+        """Whether rows [start, stop) have scores, as far as that is known: before :meth:`bind` none has."""
+        return hasattr(self, "state") and self.has(start, stop)
+
     def has(self, start: int, stop: int) -> bool:
         """Whether rows [start, stop) need no forward. Row 0 always does: it decides what is explained."""
         return start > 0 and bool(self.state.seen[start - 1 : stop - 1].all())

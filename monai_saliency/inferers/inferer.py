@@ -337,7 +337,7 @@ class PerturbationInferer(Inferer):
         while any(start < stop for start, stop in spans):
             batches = _of_part(list(_cut(spans, size)), part)
             plan = scoring.plan(spans, batches)
-            tell(plan.price, states, self.masks, self.progress)
+            tell(plan.price, plan.note, states, self.masks, self.progress)
             with self._bar(states, plan) as advance:
                 scoring.score(batches, advance)
             for state in states:

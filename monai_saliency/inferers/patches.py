@@ -176,12 +176,10 @@ class RememberedPatches(Scoring):
         self.outputs = Outputs(uses, self.batch_size, self._run_batch, self.memory)
         total = self.done + self._still_needed({slot for pair in pairs for slot in pair})
         plain = self.num_patches * (len(self.states) + sum(stop - start for _, start, stop in todo))
-        names = ", ".join(state.case.name for state in self.states)
         note = (
-            f"{names}: at least {total} patch forwards, {self.done} of them for "
+            f"at least {total} patch forwards, {self.done} of them for "
             f"unperturbed images; whole images would need {plain}, {plain / total:.1f} times as many"
         )
-        logger.info(note)
         return Plan(total, self.done, Price(total, self.num_patches, self._seconds_each), note)
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], Any]) -> None:

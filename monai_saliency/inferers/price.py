@@ -32,7 +32,7 @@ class Price:
     Example::
 
         >>> str(Price(1001, 1, 0.09, "num_masks"))
-        '1001 forwards, 1001 predictions of it, about 90 seconds'
+        '1001 predictions, about 90 seconds'
     """
 
     forwards: int
@@ -51,9 +51,7 @@ class Price:
         return None if self.seconds_each is None else self.forwards * self.seconds_each
 
     def __str__(self) -> str:
-        patches = "patch forwards" if self.per_prediction > 1 else "forwards"
-        count = f"{self.predictions:.0f}" if self.predictions >= 10 else f"{self.predictions:.1f}"
-        words = f"{self.forwards} {patches}, {count} predictions of it"
+        words = f"{self.predictions:.{0 if self.predictions >= 10 or self.per_prediction == 1 else 1}f} predictions"
         if self.seconds is None:
             return words
         words += f", about {_duration(self.seconds)}"
@@ -70,18 +68,20 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours"
 
 
-def tell(price: Price | None, states: Sequence[CaseState], masks: Masks, on_screen: bool) -> None:
+def tell(price: Price | None, note: str, states: Sequence[CaseState], masks: Masks, on_screen: bool) -> None:
     """Tell what a round costs, before it begins.
 
     Args:
         price: of the round; None where nothing is to be run.
+        note: the number of forwards in words, where there is more to say.
         states: the cases.
         masks: where images are perturbed.
         on_screen: beside a progress bar, rather than in the log alone.
     """
     if price is None:
         return
-    line = f"{', '.join(state.case.name for state in states)}: {replace(price, shorter=masks.shorter)}"
+    names = ", ".join(state.case.name for state in states)
+    line = f"{names}: {note or f'{price.forwards} forwards'}; that is {replace(price, shorter=masks.shorter)}"
     logger.info(line)
     if on_screen:
         require("tqdm", extra="bundle").tqdm.write(line, file=sys.stderr)

@@ -106,8 +106,8 @@ class WholeImages(Scoring):
             advance(sum(stop - start for _, start, stop in batch))
 
     def _price(self, batches: Sequence[Sequence[Rows]]) -> Price | None:
-        """What the rows that have no scores yet cost."""
-        todo = [rows for batch in batches for rows in batch if not self.states[rows[0]].has(*rows[1:])]
+        """What the rows that have no scores yet cost; before the first batch, all that it may come to."""
+        todo = [rows for batch in batches for rows in batch if not self.states[rows[0]].scored(*rows[1:])]
         count = sum(stop - start for _, start, stop in todo)
         known = [state.case.seconds for state in self.states if state.case.seconds is not None]
         return Price(count, seconds_each=max(known, default=None)) if count else None

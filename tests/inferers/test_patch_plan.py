@@ -142,7 +142,7 @@ class TestCounted:
         inferer = SlidingWindowInferer((48, 48, 48), overlap=0.5)
         image = torch.empty(1, 128, 128, 128, device="meta")
         elsewhere = plan(SlidingWindowMasks(24, 24), inferer, image)
-        aligned = plan(PatchWindowMasks(inferer), inferer, image)
+        aligned = plan(PatchWindowMasks(inferer, 1), inferer, image)
         assert elsewhere.gain > 7
         assert aligned.gain > 2 * elsewhere.gain
         finer = plan(PatchWindowMasks(inferer, 2), inferer, image)
@@ -152,7 +152,7 @@ class TestCounted:
     @pytest.mark.parametrize("shape", [(20, 13), (5, 20, 13)])
     def test_windows_on_the_patch_grid_tile_the_image(self, shape: tuple[int, ...]) -> None:
         inferer = SlidingWindowInferer((8,) * len(shape), overlap=0.5)
-        bound = PatchWindowMasks(inferer).bind(images(1, *shape))
+        bound = PatchWindowMasks(inferer, 1).bind(images(1, *shape))
         hidden = 1 - bound.render(range(len(bound)))[:, 0]
         assert bool((hidden.sum(dim=0) == 1).all())
         assert [len(along.unique()) for along in (hidden.flatten(1).nonzero()[:, :1],)] == [len(bound)]
