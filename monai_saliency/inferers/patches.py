@@ -59,6 +59,9 @@ __all__ = ["RememberedPatches", "remember"]
 
 logger = logging.getLogger(__name__)
 
+# Perturbed images of a case with which a wrapper is tried.
+_TRIALS = 8
+
 
 def remember(
     forward: Forward, states: Sequence[CaseState], output: OutputPath | None, memory: PatchMemory | None
@@ -96,9 +99,15 @@ def remember(
 
 
 def _trials(state: CaseState) -> list[torch.Tensor]:
-    """Images ``(1, C, *spatial)`` that show what a wrapper does with perturbed images of a case."""
-    image, fill = state.case.image[None], state.fill[None]
-    return [image, torch.lerp(fill, image, 0.5), fill.expand_as(image).contiguous()]
+    """Images ``(1, C, *spatial)`` that show what a wrapper does with perturbed images of a case: some of its own, and
+    what is left where more is hidden.
+    """
+    image, fill = state.case.image[None], state.fill[None].expand_as(state.case.image[None])
+    some = np.linspace(1, state.num_rows - 1, min(_TRIALS, state.num_rows - 1), dtype=int)
+    perturbed = image.new_empty(len(some), image.shape[1] + len(state.held), *image.shape[2:])
+    for out, row in zip(perturbed, some.tolist(), strict=True):
+        state.perturb(row, row + 1, out=out[None])
+    return [image, *perturbed[:, None, : image.shape[1]], torch.lerp(fill, image, 0.5), fill.contiguous()]
 
 
 class _NotExact(ValueError):
@@ -207,7 +216,7 @@ class RememberedPatches(Scoring):
         batches = -(-len(self.slots) // self.batch_size)
         for number in range(batches):
             if number == min(1, batches - 1):  # the first one warms up, where there are more
-                begun, start = Timestamp(self.network_device), self.done
+                begun, timed = Timestamp(self.network_device), (batches - number) * self.batch_size
             for slot, output in self._forward(number):
                 if not sums:
                     sums = [
@@ -216,7 +225,7 @@ class RememberedPatches(Scoring):
                 case, _, patch = self.slots[slot]
                 sums[case][everywhere(self.grid.boxes[patch])] += output.to(self.device)
                 self.whole.put(slot, owned(output))
-        self._seconds_each = Timestamp(self.network_device).seconds_since(begun) / (self.done - start)
+        self._seconds_each = Timestamp(self.network_device).seconds_since(begun) / timed
         weights = self.weights[self.grid.crop].to(self.device)
         weight_sum = torch.zeros(shape, dtype=image.dtype, device=self.device)
         for box in self.grid.boxes:

@@ -1,0 +1,136 @@
+"""`attach`: the overlay's maps for an evaluator that is made in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.dependent import classify
+from helpers.files import maps, rows_of
+from helpers.layouts import Bundle
+from helpers.scans import LPS, volume
+from monai.bundle import ConfigParser
+from monai.data import DataLoader, Dataset
+from monai.engines import SupervisedEvaluator
+from monai.inferers import SlidingWindowInferer
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd
+
+import monai_saliency as ms
+
+
+def evaluator_of(bundle: Bundle, **changes: Any) -> Any:
+    """A bundle's evaluator, with its weights."""
+    parser = ConfigParser()
+    parser.read_config(bundle.config)
+    parser.update({**bundle.settings, **changes})
+    evaluator = parser.get_parsed_content("evaluator")
+    evaluator.network.load_state_dict(torch.load(bundle.root / bundle.layout.weights, weights_only=True))
+    return evaluator
+
+
+@pytest.mark.parametrize("name", ["spleen_ct_segmentation", "breast_density_classification"])
+@pytest.mark.parametrize("method", [{}, {"method": "rise", "num_masks": 8}])
+def test_the_overlays_maps(
+    name: str, method: dict[str, Any], make: Callable[[str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make(name)
+    none = {"saliency_num_masks": None, "saliency_grid_size": None}
+    chosen = {f"saliency_{id}": value for id, value in method.items()}
+    overlay = {"saliency_dir": str(tmp_path / "overlay"), "output_dir": str(tmp_path / "out"), **chosen}
+    if not method:
+        monkeypatch.setattr(Bundle, "explain", without_few(none))
+    bundle.explain(**overlay)
+
+    evaluator = evaluator_of(bundle, output_dir=str(tmp_path / "out2"))
+    given = method | ({"grid_size": 4} if method else {})
+    handler = ms.attach(evaluator, output_dir=tmp_path / "attached", **given)
+    evaluator.run()
+
+    assert maps(tmp_path / "attached") == maps(tmp_path / "overlay") != {}
+    first, second = (rows_of(tmp_path / out / "summary.csv") for out in ("attached", "overlay"))
+    for row in [*first, *second]:
+        del row["seconds"], row["settings"]
+    assert first == second
+    assert sorted(handler.explained) == sorted({row["case"] for row in first})
+
+
+def without_few(none: dict[str, Any]) -> Callable[..., None]:
+    """`Bundle.explain` without the few masks that it asks for elsewhere: the default method."""
+    import monai.bundle
+
+    from monai_saliency.bundle.configs import overlay_path
+
+    def explain(self: Bundle, **settings: Any) -> None:
+        files = [str(self.config), str(overlay_path("explain"))]
+        monai.bundle.run(run_id="explain", config_file=files, **self.settings | settings)
+
+    return explain
+
+
+class Classify(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return classify(x)
+
+
+def evaluator(tmp_path: Path, num_scans: int = 2, **settings: Any) -> SupervisedEvaluator:
+    data = [{"image": str(volume(tmp_path / "scans" / f"s{i}.nii.gz", (12, 11, 10), LPS, i))} for i in range(num_scans)]
+    transform = Compose([LoadImaged("image"), EnsureChannelFirstd("image"), Orientationd("image", "RAS", labels=None)])
+    return SupervisedEvaluator(torch.device("cpu"), DataLoader(Dataset(data, transform)), **settings)
+
+
+def test_ten_lines(tmp_path: Path) -> None:
+    run = evaluator(tmp_path, network=Classify())
+    handler = ms.attach(run, tmp_path / "maps", method="sliding_window", window_size=4, stride=4, activation="none")
+    run.run()
+    assert handler.explained == ["s0", "s1"]
+    assert set(maps(tmp_path / "maps")) == {"s0_saliency.nii.gz", "s1_saliency.nii.gz"}
+
+
+def test_a_scan_that_cannot_be_read_is_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from monai.data import ThreadDataLoader
+
+    run = evaluator(tmp_path, 3, network=Classify())
+    (tmp_path / "scans" / "s1.nii.gz").write_bytes(b"none")
+    run.data_loader = ThreadDataLoader(run.data_loader.dataset)
+    ms.attach(run, tmp_path / "maps", method="sliding_window", window_size=4, stride=4)
+    run.run()
+    assert {row["case"] for row in rows_of(tmp_path / "maps" / "failures.csv")} >= {"s1"}
+    assert "without a map" in caplog.text
+
+
+def test_under_amp_and_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Patches are remembered, the windows lie on their grid, and the price is told before."""
+    network = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 3, padding=1))
+    inferer = SlidingWindowInferer((6, 6, 6), 2, 0.5)
+    run = evaluator(tmp_path, network=network, inferer=inferer, amp=True)
+    ms.attach(run, tmp_path / "maps", store_dir="", classes=[1], activation="softmax")
+    run.run()
+    said = capfd.readouterr()
+    assert "patch_windows" in said.out
+    assert said.err.count("predictions, about") == 2
+    rows = rows_of(tmp_path / "maps" / "summary.csv")
+    assert all(1 < float(row["predictions"]) <= 50 for row in rows)
+    assert all(float(row["predictions"]) < float(row["forwards"]) for row in rows)
+
+
+def test_what_makes_images_is_refused(tmp_path: Path) -> None:
+    class AutoencoderKL(torch.nn.Identity):
+        pass
+
+    with pytest.raises(ValueError, match="this bundle is generative"):
+        ms.attach(evaluator(tmp_path, network=AutoencoderKL()), tmp_path / "maps")
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"target": "predicted"}, r"`target` must be 'auto' or a target, got 'predicted'"),
+        ({"method": "rice"}, r"`method` must be one of \["),
+    ],
+)
+def test_wrong_settings_are_named_without_the_configs_prefix(settings: dict, match: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=match):
+        ms.attach(evaluator(tmp_path, network=Classify()), tmp_path / "maps", **settings)
