@@ -323,7 +323,7 @@ def predictions_of(output: Any, count: int) -> Sequence[Any] | None:
 
 
 def _now(engine: Any) -> Timestamp:
-    return Timestamp(torch.device(engine.state.device))
+    return Timestamp(torch.device(getattr(engine.state, "device", None) or "cpu"))
 
 
 class _OnHost:

@@ -62,6 +62,7 @@ class TestSummarize:
             "noise": "",
             "peak_in_label": "",
             "forwards": 6,
+            "predictions": 6.0,
             "seconds": 1.235,
             "settings": "",
         }

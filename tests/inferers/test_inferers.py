@@ -436,7 +436,7 @@ class TestExplain:
     def test_progress_counts_forwards(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import tqdm
 
-        totals, counts = [], []
+        totals, counts, lines = [], [], []
 
         class Bar:
             def __init__(self, total: int, **_: Any) -> None:
@@ -450,10 +450,15 @@ class TestExplain:
             def update(self, count: int) -> None:
                 counts.append(count)
 
+            @staticmethod
+            def write(line: str, **_: Any) -> None:
+                lines.append(line)
+
         monkeypatch.setattr(tqdm, "tqdm", Bar)
         rise(6, 3, target=LOGIT, progress=True, mask_batch_size=4)(images(2, 1, 9, 8), Classifier())
         assert totals == [14]
         assert counts == [4, 4, 4, 2]
+        assert lines == ["image 0 of the batch, image 1 of the batch: 14 forwards; that is 14 predictions"]
 
 
 class LargestTensor(TorchDispatchMode):
