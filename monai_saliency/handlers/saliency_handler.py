@@ -114,7 +114,7 @@ class SaliencyHandler:
         self._background = Background(limit=2)
         self._made_by: MadeBy | None = None
         self._loader: Any = None
-        self._begun: Timestamp | None = None
+        # Of cases so far: the evaluator's own forward is slow where it is the first, and has no batch of masks.
         self._seconds_per_value: float | None = None
         if failures is not None:
             failures.withdraw_by(self.withdraw)
@@ -143,16 +143,12 @@ class SaliencyHandler:
         """Register with an evaluator."""
         # Before an iteration: an evaluator may count errors inside it as failures of the iteration's own cases.
         engine.add_event_handler(Events.ITERATION_STARTED, self._background.check)
-        engine.add_event_handler(Events.ITERATION_STARTED, self._begin)
         engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self)
         # The cohort's figures are read at either event, and an epoch that is terminated has no end.
         for event in (Events.EPOCH_COMPLETED, Events.COMPLETED):
             engine.add_event_handler(event, self.finish)
         engine.add_event_handler(Events.COMPLETED, self._report)
         engine.add_event_handler(Events.EXCEPTION_RAISED, self._stop)
-
-    def _begin(self, engine: Engine) -> None:
-        self._begun = _now(engine)
 
     def finish(self) -> None:
         """Wait until all explained cases are written. An evaluator that this is attached to does so at its end.
@@ -175,11 +171,7 @@ class SaliencyHandler:
 
     def __call__(self, engine: Engine) -> None:
         self._loader = getattr(engine, "data_loader", None)
-        predicted = _now(engine)
         for batch in self.batches(engine):
-            if self._seconds_per_value is None and self._begun is not None:
-                # What the evaluator's own forward took, until a case has been explained.
-                self._seconds_per_value = predicted.seconds_since(self._begun) / batch.inputs.numel()
             predictions = batch.predictions or [None] * len(batch.items)
             cases = [self._case_of(*each) for each in zip(batch.items, predictions, strict=True)]
             write = partial(self._write_later, batch.items)
@@ -320,10 +312,6 @@ def predictions_of(output: Any, count: int) -> Sequence[Any] | None:
     except ValueError:
         return None
     return [rows(output, index, index + 1, count) for index in range(count)]
-
-
-def _now(engine: Any) -> Timestamp:
-    return Timestamp(torch.device(getattr(engine.state, "device", None) or "cpu"))
 
 
 class _OnHost:

@@ -24,7 +24,7 @@ from monai_saliency.inferers.expected import RowsDepend
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
-from monai_saliency.inferers.price import tell
+from monai_saliency.inferers.price import tell, told_soon
 from monai_saliency.inferers.reference import say_once
 from monai_saliency.inferers.settings import check_cases, check_settings
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring, WholeImages
@@ -339,7 +339,7 @@ class PerturbationInferer(Inferer):
             plan = scoring.plan(spans, batches)
             tell(plan.price, plan.note, states, self.masks, self.progress)
             with self._bar(states, plan) as advance:
-                scoring.score(batches, advance)
+                scoring.score(batches, told_soon(plan.price, states, self.progress, advance))
             for state in states:
                 state.end_round(look_for_others=meet is None and part.count > 1)
             if meet is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.masks.base import Masks
 from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.timing import Timestamp
 
 __all__ = ["Price", "tell"]
 
@@ -54,7 +56,7 @@ class Price:
         words = f"{self.predictions:.{0 if self.predictions >= 10 or self.per_prediction == 1 else 1}f} predictions"
         if self.seconds is None:
             return words
-        words += f", about {_duration(self.seconds)}"
+        words += f", {_duration(self.seconds)}"
         if self.seconds > _LONG and self.shorter:
             words += f"; shorter with {self.shorter}"
         return words
@@ -62,10 +64,10 @@ class Price:
 
 def _duration(seconds: float) -> str:
     if seconds < 120:
-        return f"{max(1, round(seconds))} second{'s' * (round(seconds) > 1)}"
+        return f"about {max(1, round(seconds))} second{'s' * (round(seconds) > 1)}"
     if seconds < 7200:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours"
+        return f"about {seconds / 60:.0f} minutes"
+    return f"about {seconds / 3600:.1f} hours"
 
 
 def tell(price: Price | None, note: str, states: Sequence[CaseState], masks: Masks, on_screen: bool) -> None:
@@ -78,10 +80,44 @@ def tell(price: Price | None, note: str, states: Sequence[CaseState], masks: Mas
         masks: where images are perturbed.
         on_screen: beside a progress bar, rather than in the log alone.
     """
-    if price is None:
-        return
-    names = ", ".join(state.case.name for state in states)
-    line = f"{names}: {note or f'{price.forwards} forwards'}; that is {replace(price, shorter=masks.shorter)}"
+    if price is not None:
+        price = replace(price, shorter=masks.shorter)
+        _say(states, f"{note or f'{price.forwards} forwards'}; that is {price}", on_screen)
+
+
+def told_soon(
+    price: Price | None, states: Sequence[CaseState], on_screen: bool, advance: Callable[[int], Any]
+) -> Callable[[int], Any]:
+    """Where nobody knows yet how long a forward takes: tell it after the second batch. The first one warms up.
+
+    Args:
+        price: of the round; None where nothing is to be run.
+        states: the cases.
+        on_screen: beside a progress bar, rather than in the log alone.
+        advance: called with the number of forwards after each batch.
+
+    Returns:
+        what to call in its place.
+    """
+    if price is None or price.seconds_each is not None:
+        return advance
+    device = states[0].case.image.device
+    seen: list[Timestamp] = []
+
+    def advanced(count: int) -> None:
+        advance(count)
+        if len(seen) < 2:
+            seen.append(Timestamp(device))
+        if len(seen) == 2:
+            seen.append(seen[1])
+            took = seen[1].seconds_since(seen[0]) / count
+            _say(states, f"it takes {_duration(price.forwards * took)}", on_screen)
+
+    return advanced
+
+
+def _say(states: Sequence[CaseState], words: str, on_screen: bool) -> None:
+    line = f"{', '.join(state.case.name for state in states)}: {words}"
     logger.info(line)
     if on_screen:
         require("tqdm", extra="bundle").tqdm.write(line, file=sys.stderr)

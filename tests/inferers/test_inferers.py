@@ -458,7 +458,8 @@ class TestExplain:
         rise(6, 3, target=LOGIT, progress=True, mask_batch_size=4)(images(2, 1, 9, 8), Classifier())
         assert totals == [14]
         assert counts == [4, 4, 4, 2]
-        assert lines == ["image 0 of the batch, image 1 of the batch: 14 forwards; that is 14 predictions"]
+        both = "image 0 of the batch, image 1 of the batch"
+        assert lines == [f"{both}: 14 forwards; that is 14 predictions", f"{both}: it takes about 1 second"]
 
 
 class LargestTensor(TorchDispatchMode):

@@ -71,6 +71,9 @@ def test_whole_images_are_timed_by_what_is_known_of_the_case(caplog: pytest.LogC
         "coarser map"
     )
     caplog.clear()
+    explain.replace(mask_batch_size=4).explain(images(1, 2, 20, 18), network, cases=[ms.Case("x")])
+    assert [r.getMessage() for r in caplog.records][1:] == ["x: it takes about 1 second"]
+    caplog.clear()
     explain.explain(images(1, 2, 20, 18), network, cases=[ms.Case("x")])
     assert told(caplog) == "x: 17 forwards; that is 17 predictions"
 
