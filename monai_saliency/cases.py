@@ -34,6 +34,7 @@ class Case:
         file: the file that the image was loaded from, None where it is unknown.
         prediction: what an evaluator's network gave for this image ``(1, ...)``, before any postprocessing: what is
             explained must be this. None where it is not known.
+        was_given: whether an evaluator has given its network this very tensor before, which then must not have changed.
         seconds: how long the network took for one image of this shape; None where it is not known.
     """
 
@@ -44,6 +45,7 @@ class Case:
     spacing: Sequence[float] | None = None
     file: str | None = None
     prediction: Any = None
+    was_given: bool = False
     seconds: float | None = None
 
     @staticmethod

@@ -72,8 +72,11 @@ class Placement:
         self._names = Counter(case_id(self._root, Path(file)) for file in listed)
         self._met: dict[str, str] = {}
         # The batches of a loader whose dataset gives each file once; further ones are pieces that a loader cuts.
-        once = bool(self._files) and not self._twice and len(self.dataset) == len(self._files or [])
-        self._num_batches = len(loader) if once and hasattr(loader, "__len__") else 0
+        count = len(self._files or [])
+        once = (
+            bool(count) and not self._twice and len(self.dataset) == count == _length(getattr(loader, "dataset", None))
+        )
+        self._num_batches = _length(loader) if once else 0
         self._again: set[str] = set()
         self._said: set[str] = set()
 
@@ -223,3 +226,11 @@ def _common_folder(files: Sequence[Path]) -> Path:
     while not all(common == folder or common in folder.parents for folder in folders):
         common = common.parent
     return common
+
+
+def _length(value: Any) -> int:
+    """How long something is; 0 where it does not know, as a loader of pieces that are cut as they come."""
+    try:
+        return len(value)
+    except TypeError:
+        return 0

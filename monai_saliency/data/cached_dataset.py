@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from monai.data import MetaTensor, get_track_meta
-from monai.transforms import Compose, MapTransform, Transform
+from monai.transforms import Compose, Lambda, Lambdad, MapTransform, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
 from monai.utils import TraceKeys
@@ -278,7 +278,9 @@ class _CachedItems(ItemDataset):
         steps = [self._steps()[: self._num_cached], _settings(self.transform)] if self._num_cached else None
         settings, is_foreign = with_files(steps)
         outside = [get_track_meta(), torch.get_default_dtype()]
-        names = None if is_foreign or type(case) is not dict else CaseNames(case, files)
+        # A function may make anything of a name, such as its length.
+        unknown = is_foreign or type(case) is not dict or any(map(_calls_function, self._steps()))
+        names = None if unknown else CaseNames(case, files)
         held, named = ([case, files], "") if names is None else (names.unnamed, fingerprint(names.names))
         return Identity(fingerprint([library_versions(), settings, held, outside]), named, names)
 
@@ -381,6 +383,11 @@ class CachedDataset(CohortDataset, _CachedItems):
         self.checksum = flag("checksum", checksum)
         # CohortDataset adds the case to errors of _CachedItems, which is the next base class.
         super().__init__(data, transform)  # type: ignore[arg-type]
+
+
+def _calls_function(transform: Any) -> bool:
+    """Whether a transform runs a function that somebody gave it."""
+    return isinstance(transform, (Lambda, Lambdad)) or any(map(_calls_function, getattr(transform, "transforms", ())))
 
 
 def with_files(settings: Any) -> tuple[list[Any], bool]:

@@ -202,6 +202,7 @@ class SaliencyHandler:
             spacing=image_spacing(image[None]),
             file=image_file(image),
             prediction=prediction,
+            was_given=True,
             seconds=None if self._seconds_per_value is None else self._seconds_per_value * image.numel(),
         )
 

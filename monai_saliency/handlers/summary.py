@@ -71,7 +71,7 @@ def summarize(
                 "peak_saliency": float(saliency[peak]),
                 "lowest_saliency": float(np.nanmin(saliency)),
                 "noise": chance,
-                "peak_in_label": _in_label(case, mm, label) if label else "",
+                "peak_in_label": _in_label(case, mm, label) if isinstance(label, (str, Path)) and str(label) else "",
                 "forwards": explanation.num_forwards,
                 "predictions": round(explanation.num_forwards / explanation.per_prediction, 3),
                 "seconds": round(seconds, 3),

@@ -14,7 +14,7 @@ from monai_saliency.inferers.forward import Forward
 from monai_saliency.networks.comparison import Difference, Excerpt, difference, excerpt
 from monai_saliency.networks.outputs import OutputPath, check_rows, read
 from monai_saliency.targets.base import BoundTarget, label_name
-from monai_saliency.utils.monai_private import tree_map
+from monai_saliency.utils.monai_private import tensor_version, tree_map
 from monai_saliency.utils.precision import rounding_of
 from monai_saliency.utils.tensors import plain
 
@@ -22,6 +22,7 @@ __all__ = [
     "Expected",
     "RowsDepend",
     "are_detections",
+    "check_unchanged",
     "copied",
     "figures",
     "largest",
@@ -72,6 +73,27 @@ class Expected:
         found = excerpt(output)
         small = sum(shape.numel() for shape, _ in found.values()) <= _KEPT
         return Expected(words, found, copied(output) if small else None, **known)
+
+
+def check_unchanged(state: CaseState, batch: torch.Tensor, version: int) -> None:
+    """Refuse a network that changes its input in place, where an evaluator has given it the image before.
+
+    What would be explained is the changed image, while other images are perturbed: not what was predicted.
+
+    Args:
+        state: a case of the batch.
+        batch: what the network was given.
+        version: its :func:`~monai_saliency.utils.monai_private.tensor_version` before.
+
+    Raises:
+        CaseError: when it has changed since.
+    """
+    if state.case.was_given and tensor_version(batch) != version:
+        raise CaseError(
+            state.case.name,
+            "the network changes its input in place, so the image is no longer the one that was predicted: let the "
+            "network work on a copy (x = x.clone())",
+        )
 
 
 def tolerance_of(forward: Forward, state: CaseState) -> Callable[[torch.dtype], float]:

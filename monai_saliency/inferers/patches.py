@@ -42,6 +42,7 @@ from monai.inferers import SlidingWindowInferer
 from monai.utils import PytorchPadMode, look_up_option
 
 from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.expected import check_unchanged
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.patch_case import PatchCase, everywhere
 from monai_saliency.inferers.patch_check import PatchCheck
@@ -51,6 +52,7 @@ from monai_saliency.inferers.price import Price
 from monai_saliency.inferers.unwrapped import inside_of, sliding_call
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring
 from monai_saliency.networks.outputs import OutputPath, read
+from monai_saliency.utils.monai_private import tensor_version
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.timing import Timestamp
@@ -294,8 +296,11 @@ class RememberedPatches(Scoring):
                 self._perturb(slot, self.batch[place])
         # So that batches that are run again are the same to the last row, whatever was run between.
         self.batch[len(slots) :] = 0
+        version = tensor_version(self.batch)
         with stage("forward"):
             output: Any = self.forward.patches(self.batch.to(self.network_device))
+        if self.batch_size == 1:  # where MONAI gives the network a part of the image itself, not a copy
+            check_unchanged(self.states[self.slots[slots[0], 0]], self.batch, version)
         output = self._check(output, self.batch_size)
         for place, slot in enumerate(slots):
             self.reference.see(slot, output[place : place + 1])

@@ -12,12 +12,13 @@ import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import RowsDepend, copied
+from monai_saliency.inferers.expected import RowsDepend, check_unchanged, copied
 from monai_saliency.inferers.forward import Cancelled, Forward
 from monai_saliency.inferers.price import Price
 from monai_saliency.inferers.reference import ReferenceCheck
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
+from monai_saliency.utils.monai_private import tensor_version
 from monai_saliency.utils.profiling import stage
 
 __all__ = ["Plan", "Rows", "Scoring", "WholeImages"]
@@ -124,8 +125,10 @@ class WholeImages(Scoring):
                 self.states[index].perturb(start, stop, out=self.batch[offset : offset + stop - start])
                 offset += stop - start
             values = self.split.values_of([(index, stop - start) for index, start, stop in batch], count)
+        version = tensor_version(self.batch)
         with stage("forward"):
             output = self._forward(batch, values)
+        check_unchanged(self.states[batch[0][0]], self.batch, version)
         try:
             output = read(output, self.output)
             check_rows(output, count)

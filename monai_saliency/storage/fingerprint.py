@@ -165,6 +165,8 @@ def _feed_dict(hasher: Any, value: dict, walk: Walk) -> None:
     )
     for pair in sorted(_digest(key, walk) + _digest(content, walk) for key, content in items):
         hasher.update(pair)
+    if isinstance(value, collections.OrderedDict):  # two of other orders are not equal
+        walk.feed(hasher, list(value))
 
 
 def _feed_sequence(hasher: Any, value: list | tuple, walk: Walk) -> None:
@@ -248,6 +250,8 @@ def _feed_module_state(hasher: Any, value: torch.nn.Module, walk: Walk) -> None:
         if key not in _MODULE_STATE or state[key]:
             tag(hasher, "attribute", key)
             walk.feed(hasher, state[key])
+        if key == "_modules":  # a Sequential goes through its layers in this order
+            walk.feed(hasher, list(state[key]))
 
 
 def _feed_partial(hasher: Any, value: functools.partial, walk: Walk) -> None:

@@ -87,8 +87,11 @@ def profile_all_threads() -> Any:
 
 
 def tensor_version(tensor: torch.Tensor) -> int:
-    """How many changes in place autograd has counted. No public attribute has this number."""
-    return tensor._version
+    """How many changes in place autograd has counted. No public attribute has this number.
+
+    In inference mode none is counted, and this is 0.
+    """
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
+import numpy as np
 import pytest
 import torch
 from helpers.dependent import classify
@@ -13,10 +15,18 @@ from helpers.files import maps, rows_of
 from helpers.layouts import Bundle
 from helpers.scans import LPS, volume
 from monai.bundle import ConfigParser
-from monai.data import DataLoader, Dataset
+from monai.data import DataLoader, Dataset, PatchDataset
 from monai.engines import SupervisedEvaluator
 from monai.inferers import SlidingWindowInferer
-from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd
+from monai.transforms import (
+    Compose,
+    EnsureChannelFirst,
+    EnsureChannelFirstd,
+    LoadImage,
+    LoadImaged,
+    Orientationd,
+    RandSpatialCropSamples,
+)
 
 import monai_saliency as ms
 
@@ -134,3 +144,65 @@ def test_what_makes_images_is_refused(tmp_path: Path) -> None:
 def test_wrong_settings_are_named_without_the_configs_prefix(settings: dict, match: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=match):
         ms.attach(evaluator(tmp_path, network=Classify()), tmp_path / "maps", **settings)
+
+
+def explained(run: Any, folder: Path) -> list[str]:
+    """The cases that get a map, and that nothing else is listed."""
+    handler = ms.attach(run, folder, method="sliding_window", window_size=4, stride=4, activation="none", picture=False)
+    run.run()
+    assert not (folder / "failures.csv").exists()
+    return handler.explained
+
+
+def test_pieces_of_a_scan_are_cases_each(tmp_path: Path) -> None:
+    """Of a dataset that cuts each scan into pieces, none is taken for one that was met before."""
+    run = evaluator(tmp_path, network=Classify())
+    files = [item["image"] for item in run.data_loader.dataset.data]
+    scans = Dataset(files, Compose([LoadImage(image_only=True), EnsureChannelFirst()]))
+    run.data_loader = DataLoader(PatchDataset(scans, RandSpatialCropSamples((6, 6, 6), 3, random_size=False), 3))
+    run.state.epoch_length = None
+    found = explained(run, tmp_path / "maps")
+    assert len(set(found)) == 6
+
+
+def test_a_last_batch_that_the_loader_drops_is_no_failure(tmp_path: Path) -> None:
+    run = evaluator(tmp_path, 3, network=Classify())
+    run.data_loader = DataLoader(run.data_loader.dataset, batch_size=2, drop_last=True)
+    run.state.epoch_length = None
+    assert explained(run, tmp_path / "maps") == ["s0", "s1"]
+
+
+def test_a_scan_with_nan_keeps_its_name_and_grid(tmp_path: Path) -> None:
+    """The first case decides which entry of the batch is the network's input."""
+    run = evaluator(tmp_path, network=WithoutNan())
+    image = nib.load(tmp_path / "scans" / "s0.nii.gz")
+    values = image.get_fdata(dtype=np.float32)
+    values[3, 3, 3] = np.nan
+    nib.save(nib.Nifti1Image(values, image.affine), tmp_path / "scans" / "s0.nii.gz")
+    assert explained(run, tmp_path / "maps") == ["s0", "s1"]
+    assert nib.load(tmp_path / "maps" / "s0_saliency.nii.gz").shape == image.shape
+
+
+class WithoutNan(Classify):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.nan_to_num())
+
+
+class Centres(Classify):
+    """Changes its input in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x -= x.mean(dim=(1, 2, 3, 4), keepdim=True)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_network_that_changes_the_scan_in_place_is_refused(batch_size: int, tmp_path: Path) -> None:
+    """Else the changed scan would be explained, whose map is another one."""
+    run = evaluator(tmp_path, network=Centres())
+    ms.attach(run, tmp_path / "maps", method="rise", num_masks=8, activation="none", mask_batch_size=batch_size)
+    run.run()
+    rows = rows_of(tmp_path / "maps" / "failures.csv")
+    assert [row["case"] for row in rows] == ["s0", "s1"]
+    assert all("changes its input in place" in row["error"] for row in rows)
+    assert not maps(tmp_path / "maps")

@@ -125,6 +125,19 @@ def test_other_code_may_look_at_names(folder: Path, work: Counter[str]) -> None:
     assert work == {"maps": 3}
 
 
+def test_a_function_of_python_may_make_anything_of_a_name(folder: Path) -> None:
+    """Its length, for one: the case under another name has another one."""
+
+    def lengths(name: str) -> list[int]:
+        cases = [{"image": str(folder / name), "case": "x"}]
+        steps = [CopyItemsd("image", names="length"), Lambdad("length", len), LoadImaged("image")]
+        return [item["length"] for item in cohort_dataset(cases, steps, "disk", folder.parent / "cache")]
+
+    (folder / "another_name.nii.gz").write_bytes((folder / "sub-01.nii.gz").read_bytes())
+    first, second = lengths("sub-01.nii.gz"), lengths("another_name.nii.gz")
+    assert second[0] - first[0] == len("another_name") - len("sub-01")
+
+
 def test_a_name_inside_another_text(folder: Path, work: Counter[str]) -> None:
     """It cannot be exchanged, so such an item is that of one name, and is still cached under it."""
     path = folder / "sub-01.nii.gz"

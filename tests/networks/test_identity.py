@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,19 @@ def test_equal_networks_are_recognised(name: str) -> None:
     found = {identity_of(OTHERS[name](1)) for _ in range(3)}
     assert len(found) == 1
     assert None not in found
+
+
+def test_the_order_of_layers_counts() -> None:
+    """Two networks with equal names and weights that run their layers in another order."""
+
+    def of(*order: str) -> torch.nn.Module:
+        torch.manual_seed(0)
+        layers = {"convolution": torch.nn.Conv2d(1, 2, 3), "activation": torch.nn.ReLU()}
+        return torch.nn.Sequential(OrderedDict((name, layers[name]) for name in order))
+
+    first, second = of("convolution", "activation"), of("activation", "convolution")
+    assert strict_network_fingerprint(first) == strict_network_fingerprint(of("convolution", "activation"))
+    assert strict_network_fingerprint(first) != strict_network_fingerprint(second)
 
 
 def test_changes_in_place_are_noticed() -> None:
