@@ -100,16 +100,19 @@ def remember(
     return None
 
 
-def _trials(state: CaseState) -> list[torch.Tensor]:
+def _trials(state: CaseState) -> Iterator[torch.Tensor]:
     """Images ``(1, C, *spatial)`` that show what a wrapper does with perturbed images of a case: some of its own, and
-    what is left where more is hidden.
+    what is left where more is hidden. One at a time, and none where there is no wrapper.
     """
     image, fill = state.case.image[None], state.fill[None].expand_as(state.case.image[None])
     some = np.linspace(1, state.num_rows - 1, min(_TRIALS, state.num_rows - 1), dtype=int)
-    perturbed = image.new_empty(len(some), image.shape[1] + len(state.held), *image.shape[2:])
-    for out, row in zip(perturbed, some.tolist(), strict=True):
-        state.perturb(row, row + 1, out=out[None])
-    return [image, *perturbed[:, None, : image.shape[1]], torch.lerp(fill, image, 0.5), fill.contiguous()]
+    yield image
+    for row in some.tolist():
+        perturbed = image.new_empty(1, image.shape[1] + len(state.held), *image.shape[2:])
+        state.perturb(row, row + 1, out=perturbed)
+        yield perturbed[:, : image.shape[1]]
+    yield torch.lerp(fill, image, 0.5)
+    yield fill.contiguous()
 
 
 class _NotExact(ValueError):

@@ -13,7 +13,7 @@ from monai_saliency.masks.base import Masks
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.timing import Timestamp
 
-__all__ = ["Price", "tell"]
+__all__ = ["Price", "tell", "told_soon"]
 
 logger = logging.getLogger(__name__)
 
@@ -108,10 +108,9 @@ def told_soon(
         advance(count)
         if len(seen) < 2:
             seen.append(Timestamp(device))
-        if len(seen) == 2:
-            seen.append(seen[1])
-            took = seen[1].seconds_since(seen[0]) / count
-            _say(states, f"it takes {_duration(price.forwards * took)}", on_screen)
+            if len(seen) == 2:
+                took = seen[1].seconds_since(seen[0]) / count
+                _say(states, f"it takes {_duration(price.forwards * took)}", on_screen)
 
     return advanced
 

@@ -9,7 +9,7 @@ network, and gives back the very output, for the image and for perturbed ones, i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ def inside_of(inferer: Any) -> SlidingWindowInferer | None:
     return None if path is None else inferer
 
 
-def sliding_call(inferer: Any, args: Sequence[Any], kwargs: Mapping[str, Any], images: Sequence[torch.Tensor]) -> Any:
+def sliding_call(inferer: Any, args: Sequence[Any], kwargs: Mapping[str, Any], images: Iterable[torch.Tensor]) -> Any:
     """What an inferer comes down to, for some images.
 
     Args:

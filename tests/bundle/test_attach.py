@@ -43,16 +43,11 @@ def evaluator_of(bundle: Bundle, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["spleen_ct_segmentation", "breast_density_classification"])
 @pytest.mark.parametrize("method", [{}, {"method": "rise", "num_masks": 8}])
-def test_the_overlays_maps(
-    name: str, method: dict[str, Any], make: Callable[[str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_overlays_maps(name: str, method: dict[str, Any], make: Callable[[str], Bundle], tmp_path: Path) -> None:
     bundle = make(name)
-    none = {"saliency_num_masks": None, "saliency_grid_size": None}
     chosen = {f"saliency_{id}": value for id, value in method.items()}
     overlay = {"saliency_dir": str(tmp_path / "overlay"), "output_dir": str(tmp_path / "out"), **chosen}
-    if not method:
-        monkeypatch.setattr(Bundle, "explain", without_few(none))
-    bundle.explain(**overlay)
+    bundle.explain(few_masks=bool(method), **overlay)
 
     evaluator = evaluator_of(bundle, output_dir=str(tmp_path / "out2"))
     given = method | ({"grid_size": 4} if method else {})
@@ -65,19 +60,6 @@ def test_the_overlays_maps(
         del row["seconds"], row["settings"]
     assert first == second
     assert sorted(handler.explained) == sorted({row["case"] for row in first})
-
-
-def without_few(none: dict[str, Any]) -> Callable[..., None]:
-    """`Bundle.explain` without the few masks that it asks for elsewhere: the default method."""
-    import monai.bundle
-
-    from monai_saliency.bundle.configs import overlay_path
-
-    def explain(self: Bundle, **settings: Any) -> None:
-        files = [str(self.config), str(overlay_path("explain"))]
-        monai.bundle.run(run_id="explain", config_file=files, **self.settings | settings)
-
-    return explain
 
 
 class Classify(torch.nn.Module):

@@ -140,8 +140,8 @@ class Bundle:
         """The bundle as it is."""
         monai.bundle.run(run_id=self.layout.run, config_file=str(self.config), **self.settings | settings)
 
-    def explain(self, **settings: Any) -> None:
-        """The bundle with the overlay."""
-        few = {"saliency_num_masks": 12, "saliency_grid_size": 4}
+    def explain(self, few_masks: bool = True, **settings: Any) -> None:
+        """The bundle with the overlay: with a few masks of RISE, or as the overlay does by default."""
+        few = {"saliency_num_masks": 12, "saliency_grid_size": 4} if few_masks else {}
         files = [str(self.config), str(overlay_path("explain"))]
         monai.bundle.run(run_id="explain", config_file=files, **self.settings | few | settings)
