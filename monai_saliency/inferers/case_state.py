@@ -133,7 +133,7 @@ class CaseState:
 
     @property
     def _indices(self) -> Sequence[int]:
-        return self.state.indices if hasattr(self, "state") else self._first_round
+        return self.state.indices if self.is_bound else self._first_round
 
     def masks_of(self, start: int, stop: int) -> Sequence[int]:
         """The masks of rows [start, stop), all behind row 0."""
@@ -210,6 +210,16 @@ class CaseState:
             # Not `scores`, which may live in a buffer that the next batch overwrites.
             self.stored.add(start - 1, stop - 1, self.state.scores[start - 1 : stop - 1])
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether the target is bound, so that outputs have scores."""
+        return hasattr(self, "state")
+
+    def spread(self) -> torch.Tensor:
+        """``(K,)``, the largest change of each score so far."""
+        gaps = (self.state.scores[self.state.seen] - self.state.reference_scores).abs()
+        return gaps.amax(dim=0) if len(gaps) else gaps.new_zeros(gaps.shape[1:])
+
     def most_changed(self, stop: int) -> int | None:
         """The row below ``stop``, all with scores, whose scores differ most from the unperturbed image's; None where
         none differs.
@@ -219,7 +229,7 @@ class CaseState:
 
     def scored(self, start: int, stop: int) -> bool:
         """Whether rows [start, stop) have scores, as far as that is known: before :meth:`bind` none has."""
-        return hasattr(self, "state") and self.has(start, stop)
+        return self.is_bound and self.has(start, stop)
 
     def has(self, start: int, stop: int) -> bool:
         """Whether rows [start, stop) need no forward. Row 0 always does: it decides what is explained."""

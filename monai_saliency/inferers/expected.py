@@ -28,11 +28,16 @@ __all__ = [
     "largest",
     "predicted",
     "same_boxes",
+    "score_figures",
+    "scores_differ",
+    "scores_of",
     "tolerance_of",
 ]
 
 #: values of an output that is kept whole, so that errors can show its scores
 _KEPT = 2**22
+#: share of what perturbing changes in a score that does not show in a map
+_SHOWN = 0.02
 
 
 class RowsDepend(CaseError):
@@ -59,6 +64,7 @@ class Expected:
         output: the output itself ``(1, ...)``, None where it is large.
         predicted: whether an evaluator gave it.
         alone: whether it is of the image alone, and not of a batch of its copies.
+        scores: the target's scores ``(K,)`` of it, where the target was bound by then.
     """
 
     words: str
@@ -66,13 +72,55 @@ class Expected:
     output: Any = None
     predicted: bool = False
     alone: bool = True
+    scores: torch.Tensor | None = None
 
     @staticmethod
-    def of(output: Any, words: str, **known: Any) -> Expected:
-        """What is kept of an output ``(1, ...)``."""
+    def of(output: Any, words: str, state: CaseState | None = None, **known: Any) -> Expected:
+        """What is kept of an output ``(1, ...)``, with its scores if a case is given whose target is bound."""
         found = excerpt(output)
         small = sum(shape.numel() for shape, _ in found.values()) <= _KEPT
-        return Expected(words, found, copied(output) if small else None, **known)
+        scores = None if state is None else scores_of(state, output)
+        return Expected(words, found, copied(output) if small else None, scores=scores, **known)
+
+
+def scores_of(state: CaseState, output: Any) -> torch.Tensor | None:
+    """The scores ``(K,)`` of an output ``(1, ...)``; None before the target is bound, and for boxes, which may come in
+    another order.
+    """
+    if output is None or not state.is_bound or are_detections(output):
+        return None
+    return state.target(output)[0].detach().clone()
+
+
+def scores_differ(state: CaseState, one: Expected, other: Expected, tolerance: Callable[[torch.dtype], float]) -> bool:
+    """Whether the scores of one image differ by more than rounding, and by enough to show in a map.
+
+    Outputs are compared by their largest values, which may have nothing to do with what is explained: a class that is
+    masked by -1e9, or a volume in voxels beside a probability. Probabilities are compared relative to themselves, other
+    scores not relative to less than 1 where the output has such values. What is below a fiftieth of what perturbing has
+    changed so far does not show.
+
+    Args:
+        state: the case.
+        one: what the image gives.
+        other: what it gives elsewhere.
+        tolerance: the relative difference that is rounding, by the type of the scores.
+
+    Returns:
+        False as well where the scores of either are not known.
+    """
+    if one.scores is None or other.scores is None or one.scores.shape != other.scores.shape:
+        return False
+    gaps = (one.scores - other.scores).abs()
+    sizes = torch.maximum(one.scores.abs(), other.scores.abs())
+    if state.target.quantity().unit != "probability":
+        sizes = sizes.clamp(min=min(1.0, _largest(one.excerpt)))
+    return bool(((gaps > tolerance(gaps.dtype) * sizes) & (gaps > _SHOWN * state.spread())).any())
+
+
+def _largest(output: Excerpt) -> float:
+    values = [part.abs()[part.isfinite()].max() for _, part in output.values() if part.isfinite().any()]
+    return max(map(float, values), default=0.0)
 
 
 def check_unchanged(state: CaseState, batch: torch.Tensor, version: int) -> None:
@@ -123,16 +171,26 @@ def figures(bind: Callable[[Any], BoundTarget], expected: Expected, row: Any, he
         if expected.output is None:
             raise ValueError("the output is not kept")
         bound = bind(expected.output)
-        wanted, found = (
-            ", ".join(f"{label_name(label)} {score:.6g}" for label, score in zip(bound.labels, scores, strict=True))
-            for scores in (bound(each)[0].tolist() for each in (expected.output, row))
-        )
+        wanted, found = (_named(bound, bound(each)[0]) for each in (expected.output, row))
         if wanted == found:
             raise ValueError("the outputs differ where the target does not look")
     except Exception:  # a target that cannot be bound to this output: the outputs' own figures say enough
         wanted, found = (largest(each) for each in (expected.excerpt, excerpt(row)))
     words = f"{found} {here} and {wanted} {expected.words}"
     return words if gap is None else f"{words} ({gap})"
+
+
+def _named(target: BoundTarget, scores: torch.Tensor) -> str:
+    pairs = zip(target.labels, scores.tolist(), strict=True)
+    return ", ".join(f"{label_name(label)} {score:.6g}" for label, score in pairs)
+
+
+def score_figures(state: CaseState, here: Expected, expected: Expected) -> str:
+    """The scores of an image here, and those that it must have, in words."""
+    assert here.scores is not None
+    assert expected.scores is not None
+    found, wanted = (_named(state.target, each) for each in (here.scores, expected.scores))
+    return f"{found} {here.words} and {wanted} {expected.words}"
 
 
 def largest(output: Excerpt) -> str:

@@ -22,10 +22,10 @@ from monai_saliency.inferers.agreement import Origin
 from monai_saliency.inferers.case_state import CaseState, Explanation
 from monai_saliency.inferers.expected import RowsDepend
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
+from monai_saliency.inferers.once import say_once
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
 from monai_saliency.inferers.price import tell, told_soon
-from monai_saliency.inferers.reference import say_once
 from monai_saliency.inferers.settings import check_cases, check_settings
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring, WholeImages
 from monai_saliency.masks.base import Masks

@@ -41,8 +41,8 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import torch
 
@@ -55,16 +55,20 @@ from monai_saliency.inferers.expected import (
     figures,
     predicted,
     same_boxes,
+    score_figures,
+    scores_differ,
+    scores_of,
     tolerance_of,
 )
 from monai_saliency.inferers.forward import Cancelled, Forward
+from monai_saliency.inferers.once import Passed
 from monai_saliency.networks.comparison import Difference, Excerpt, difference, excerpt
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
 from monai_saliency.targets.base import BoundTarget
 from monai_saliency.utils.monai_private import holds_compiled
 
-__all__ = ["ReferenceCheck", "say_once"]
+__all__ = ["ReferenceCheck"]
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +106,7 @@ class ReferenceCheck:
         self.found = found
         self._expected: dict[int, Expected] = {} if found is None else dict(found.expected)
         self._unperturbed: dict[int, Excerpt] = {}
+        self._faded = Passed(forward, output, ["images", batch_size])
 
     @functools.cached_property
     def _tolerance(self) -> Callable[[torch.dtype], float]:
@@ -155,19 +160,26 @@ class ReferenceCheck:
             differs = not same_boxes(state.bound_to, expected.output, row, self._tolerance)
         if not differs:
             return
-        here = f"in a batch of {self.batch_size}" if self.batch_size > 1 else "explained alone"
-        words = f"the unperturbed image gives {figures(state.bound_to, expected, row, here, gap)}"
+        self._refuse_unperturbed(index, figures(state.bound_to, expected, row, self._here, gap), expected)
+
+    @property
+    def _here(self) -> str:
+        return f"in a batch of {self.batch_size}" if self.batch_size > 1 else "explained alone"
+
+    def _refuse_unperturbed(self, index: int, both: str, expected: Expected) -> NoReturn:
+        """Raise an error where the unperturbed image is not what it must be."""
+        case, words = self.states[index].case.name, f"the unperturbed image gives {both}"
         if self.batch_size > 1:
             raise self._depend(index, words, expected.alone)
         if expected.predicted:
             raise CaseError(
-                state.case.name,
+                case,
                 f"what is explained is not what was predicted: {words}. {_SUPPOSED}, or "
                 "the evaluator's other images of the batch change its prediction (let it predict one image at a time), "
                 "or it predicts with another inferer, network or precision than explains",
             )
         again = words.replace("explained alone", "alone again")
-        raise CaseError(state.case.name, f"the network gives no fixed output: {again}. {_SUPPOSED}")
+        raise CaseError(case, f"the network gives no fixed output: {again}. {_SUPPOSED}")
 
     def check_perturbed(self, chosen: Sequence[tuple[int, int, Any]]) -> None:
         """Compare perturbed rows of a batch with the same images alone, at most one row of a case.
@@ -179,11 +191,31 @@ class ReferenceCheck:
             RowsDepend, CaseError: as :meth:`check`.
         """
         # All are copied first: the next forward may overwrite them.
-        found = [(index, row, Expected.of(output, f"in a batch of {self.batch_size}")) for index, row, output in chosen]
+        found = [(index, row, Expected.of(output, self._here, self.states[index])) for index, row, output in chosen]
         for index, row, here in found:
             alone = self._run(index, self._image(index, row))
             gap = difference(alone.excerpt, here.excerpt, self._tolerance, self._unperturbed.get(index))
             self._refuse(index, f"a perturbed image (row {row})", alone, here, gap)
+
+    def check_scores(self, index: int, row: Any) -> None:
+        """Compare the scores of the unperturbed image with those of what it must give, once its batch is scored.
+
+        Args:
+            index: the case's place.
+            row: as for :meth:`check`.
+
+        Raises:
+            RowsDepend, CaseError: as :meth:`check`.
+        """
+        expected, state = self._expected.get(index), self.states[index]
+        if expected is None or expected.output is None:
+            return
+        expected = replace(expected, scores=scores_of(state, expected.output))
+        here = Expected.of(row, self._here, state)
+        # No way is left where images go through alone, and nothing says yet how much masks change: be sure.
+        times = 1 if self.batch_size > 1 else 100
+        if scores_differ(state, expected, here, lambda dtype: times * self._tolerance(dtype)):
+            self._refuse_unperturbed(index, score_figures(state, here, expected), expected)
 
     def check_faded(self, index: int, batch: torch.Tensor) -> None:
         """Compare an image that is faded by half, beside the image itself, with the same alone; once a network.
@@ -196,7 +228,7 @@ class ReferenceCheck:
             RowsDepend, CaseError: as :meth:`check`.
         """
         state = self.states[index]
-        if len(batch) < 2 or self._shown in _passed_by(self.forward.network):
+        if len(batch) < 2 or self._faded:
             return
         batch[:] = torch.cat([state.case.image, state.held])
         faded = torch.lerp(state.fill, state.case.image, 0.5)
@@ -217,19 +249,16 @@ class ReferenceCheck:
         for each in beside:
             gap = difference(alone.excerpt, each.excerpt, self._tolerance, self._unperturbed.get(index))
             self._refuse(index, "the image faded by half", alone, each, gap)
-        _passed_by(self.forward.network).add(self._shown)
-
-    @property
-    def _shown(self) -> tuple[Any, ...]:
-        """What one comparison shows of a network: nothing of another part of its output, or of another method."""
-        output = tuple(self.output) if isinstance(self.output, list) else self.output
-        return self.batch_size, getattr(self.forward.network, "__func__", None), type(self.forward.inputs), output
+        self._faded.note()
 
     def _refuse(self, index: int, what: str, alone: Expected, here: Expected, gap: Difference | None) -> None:
         """Raise an error where a perturbed row is not what its image gives alone."""
+        state = self.states[index]
         if gap is not None and not gap.beyond_rounding:
+            if scores_differ(state, alone, here, self._tolerance):
+                raise self._depend(index, f"{what} gives {score_figures(state, here, alone)}", alone.alone)
             return
-        bind = _as_bound(self.states[index])
+        bind = _as_bound(state)
         if not are_detections(here.output) or not same_boxes(bind, alone.output, here.output, self._tolerance):
             words = figures(bind, alone, here.output, here.words, gap)
             raise self._depend(index, f"{what} gives {words}", alone.alone)
@@ -286,33 +315,8 @@ class ReferenceCheck:
             check_rows(output, count)
         except ValueError as error:
             raise CaseError(self.states[index].case.name, str(error)) from error
-        return Expected.of(rows(output, row, row + 1, count), words, alone=count == 1)
+        return Expected.of(rows(output, row, row + 1, count), words, self.states[index], alone=count == 1)
 
 
 def _as_bound(state: CaseState) -> Callable[[Any], BoundTarget]:
     return lambda output: state.target
-
-
-#: where a network has shown that its rows do not depend on each other
-_passed: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
-
-
-def _passed_by(network: Any) -> set[tuple[Any, ...]]:
-    owner = getattr(network, "__self__", network)  # a bound method is made anew each time that it is named
-    try:
-        return _passed.setdefault(owner, set())
-    except TypeError:  # it cannot be referred to weakly
-        return set()
-
-
-_noted: WeakSet[Any] = WeakSet()
-
-
-def say_once(network: Any, message: str) -> None:
-    """Warn of a network once, and note further cases as information."""
-    try:
-        first = network not in _noted
-        _noted.add(network)
-    except TypeError:  # it cannot be referred to weakly
-        first = True
-    logger.log(logging.WARNING if first else logging.INFO, message)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
@@ -142,6 +141,8 @@ class WholeImages(Scoring):
                 self.states[index].read(start, stop, output, offset, count)
                 self.states[index].forwards_here += stop - start
                 offset += stop - start
+        if first:
+            self._check_scores(batch, output)
         if first and count > 1:
             self._check_perturbed(batch, output)
             # Scores that are on disk were checked when they were made.
@@ -159,6 +160,11 @@ class WholeImages(Scoring):
             offset += stop - start
         self.reference.check_perturbed(chosen)
 
+    def _check_scores(self, batch: Sequence[Rows], output: Any) -> None:
+        """Check the scores of the unperturbed rows of a batch that is scored."""
+        for index, offset in _unperturbed(batch):
+            self.reference.check_scores(index, rows(output, offset, offset + 1, len(self.batch)))
+
     def _forward(self, batch: Sequence[Rows], values: Mapping[Any, torch.Tensor]) -> Any:
         try:
             return self.forward.images(self.batch, self.split, values)
@@ -173,11 +179,18 @@ class WholeImages(Scoring):
     def _check(self, batch: Sequence[Rows], output: Any) -> Any:
         """Check the unperturbed rows of a batch, before anything of it counts; the output."""
         count = len(self.batch)
-        offsets = accumulate((stop - start for _, start, stop in batch), initial=0)
-        places = {index: offset for (index, start, _), offset in zip(batch, offsets, strict=False) if start == 0}
-        for index, offset in places.items():
+        for index, offset in _unperturbed(batch):
             if self.reference.has_other_form(index, rows(output, offset, offset + 1, count)):
                 output = copied(output)  # which the next forward may overwrite
                 self.reference.expect_alone(index)
             self.reference.check(index, rows(output, offset, offset + 1, count))
         return output
+
+
+def _unperturbed(batch: Sequence[Rows]) -> Iterator[tuple[int, int]]:
+    """Each case whose unperturbed image is in a batch, and where it stands there."""
+    offset = 0
+    for index, start, stop in batch:
+        if start == 0:
+            yield index, offset
+        offset += stop - start

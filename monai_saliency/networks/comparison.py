@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,8 @@ class Difference:
     """How far two outputs differ, at the tensor where it matters most.
 
     Attributes:
-        found: the largest difference, relative to the tensor's largest magnitude. Infinity where only one is NaN.
+        found: the largest difference, relative to the largest magnitude of the tensor, or of its channel. Infinity
+            where only one is NaN.
         allowed: how much of it is rounding.
     """
 
@@ -59,6 +60,9 @@ def difference(
 ) -> Difference | None:
     """How far two outputs differ.
 
+    Each channel of a volume ``(B, C, *spatial)`` is measured by its own magnitude, but not by less than 1, where the
+    volume has such values: one that holds -1e9 throughout, as for a class that is left out, says nothing of the others.
+
     Args:
         one: an excerpt of an output.
         other: an excerpt of another output of the same network.
@@ -72,12 +76,12 @@ def difference(
     if not one or {path: shape for path, (shape, _) in one.items()} != {p: shape for p, (shape, _) in other.items()}:
         return None
     each = []
-    for path, (_, values) in one.items():
-        scale = _largest(beside[path][1]) if beside and path in beside else 0.0
+    for path, (shape, values) in one.items():
+        third = beside[path][1] if beside and path in beside and beside[path][0] == shape else None
         others = other[path][1].to(values.device)
         if values.is_floating_point() and others.is_floating_point():
             lowest = max(values.dtype, others.dtype, key=tolerance)
-            each.append(Difference(_relative(values, others, scale), tolerance(lowest)))
+            each.append(Difference(_relative(values, others, third, shape), tolerance(lowest)))
         else:
             flips = (values != others).float().mean().item() if values.numel() else 0.0
             each.append(Difference(flips, _FLIPS))
@@ -97,27 +101,45 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     tensor = tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    step = -(-tensor.numel() // _VALUES)
+    return tensor.reshape(-1)[:: _step(tensor.shape)].clone()
+
+
+def _step(shape: Sequence[int]) -> int:
+    """Every how many-th value of a tensor is compared."""
+    step = -(-math.prod(shape) // _VALUES)
     # So that not all values come from one column.
-    while step > 1 and math.gcd(step, tensor.shape[-1]) > 1:
+    while step > 1 and math.gcd(step, shape[-1]) > 1:
         step += 1
-    return tensor.reshape(-1)[:: max(step, 1)].clone()
+    return max(step, 1)
 
 
-def _relative(one: torch.Tensor, other: torch.Tensor, scale: float) -> float:
+def _relative(one: torch.Tensor, other: torch.Tensor, third: torch.Tensor | None, shape: Sequence[int]) -> float:
     """The largest difference relative to the largest finite magnitude; NaN and infinity are equal to themselves."""
     dtype = torch.promote_types(torch.promote_types(one.dtype, other.dtype), torch.float32)
     one, other = one.to(dtype), other.to(dtype)
     same = (one == other) | (one.isnan() & other.isnan())
     if bool(same.all()):
         return 0.0
-    gaps = (one - other).abs()[~same]
-    scale = max(scale, _largest(one), _largest(other))
-    gap = gaps.nan_to_num(nan=math.inf, posinf=math.inf).max().item()
-    return gap / scale if scale else math.inf
+    gaps = torch.where(same, 0, (one - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    sizes = torch.maximum(_finite(one), _finite(other))
+    if third is not None:
+        sizes = torch.maximum(sizes, _finite(third.to(sizes)))
+    channels = _channels(shape, len(one)).to(one.device)
+    gap, scale = (each.new_zeros(int(channels.max()) + 1) for each in (gaps, sizes))
+    gap.scatter_reduce_(0, channels, gaps, "amax")
+    scale.scatter_reduce_(0, channels, sizes, "amax")
+    scale = scale.clamp(min=min(1.0, float(sizes.max())))
+    return float(torch.where(scale > 0, gap / scale, math.inf)[gap > 0].max())
 
 
-def _largest(values: torch.Tensor) -> float:
-    """The largest finite magnitude; 0 where there is none."""
-    finite = values[values.isfinite()].abs()
-    return float(finite.max()) if len(finite) else 0.0
+def _channels(shape: Sequence[int], count: int) -> torch.Tensor:
+    """The channel of each value of an excerpt of a volume ``(B, C, *spatial)``; 0 for those of anything else."""
+    step = _step(shape)
+    if len(shape) < 4 or count != -(-math.prod(shape) // step):
+        return torch.zeros(count, dtype=torch.long)
+    return torch.arange(count).mul_(step).div_(math.prod(shape[2:]), rounding_mode="floor").remainder_(shape[1])
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    """The magnitudes of values, 0 where these are not finite."""
+    return values.abs().nan_to_num(nan=0.0, posinf=0.0)

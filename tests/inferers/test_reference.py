@@ -115,6 +115,66 @@ def test_rows_that_hide_that_they_depend(hidden: str, size: int, fill: float) ->
         assert torch.equal(found, alone)
 
 
+@pytest.mark.parametrize("coupling", [each for each in COUPLINGS if each != "rows in another order"])
+@pytest.mark.parametrize("masked", [-1e9, -1e4])
+@pytest.mark.parametrize("network", [classify, segment])
+def test_a_large_value_hides_nothing(
+    network: Callable[[torch.Tensor], torch.Tensor], masked: float, coupling: str
+) -> None:
+    """A class that is left out by a large negative logit says nothing of how the others differ."""
+
+    def masks(x: torch.Tensor) -> torch.Tensor:
+        output = network(COUPLINGS[coupling](x)).clone()
+        output[:, 1] = masked
+        return output
+
+    target = TARGET if network is classify else ms.RegionScore(2, "softmax", region="all")
+    found, alone = (windows(batch, target)(images(), masks) for batch in (BATCH, 1))
+    assert torch.equal(found, alone)
+
+
+def test_a_large_value_beside_a_score_hides_nothing() -> None:
+    """A volume in voxels beside a number between 0 and 1, which is made to sum to 1 over the batch."""
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([1e4 * x.flatten(1).sum(1), x.flatten(1).mean(1).softmax(0)], dim=1)
+
+    assert not windows(target=ms.RegressionScore(1))(images(), network).any()
+
+
+@pytest.mark.parametrize("batch", [1, BATCH])
+def test_another_prediction_is_refused_beside_a_large_value(batch: int) -> None:
+    def network(x: torch.Tensor) -> torch.Tensor:
+        output = classify(x)
+        output[:, 1] = -1e9
+        return output
+
+    predicted = network(images())
+    windows(batch).explain(images(), network, cases=[Case("a", prediction=predicted)])
+    predicted[:, 0] += 0.5
+    with pytest.raises(CaseError, match="not what was predicted: the unperturbed image gives class 0"):
+        windows(batch).explain(images(), network, cases=[Case("a", prediction=predicted)])
+
+
+def test_a_network_is_looked_at_again_after_a_change() -> None:
+    """Whether rows depend on each other is found out once a network, and again when one of its flags has changed."""
+
+    class Switched(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.over_batch = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return classify(x / x.max() if self.over_batch else x)
+
+    network = Switched()
+    explainer = ms.sliding_window(2, 2, target=TARGET, mask_batch_size=BATCH)
+    explainer(images(), network)
+    network.over_batch = True
+    alone = ms.sliding_window(2, 2, target=TARGET, mask_batch_size=1)(images(), network)
+    assert torch.equal(explainer(images(), network), alone)
+
+
 class TwoHeads(torch.nn.Module):
     """One head looks at each image, the other one at the maximum of the batch."""
 
@@ -488,6 +548,18 @@ def test_difference(one: list[float], other: list[float], same: bool) -> None:
     )
     assert found is not None
     assert found.beyond_rounding == (not same)
+
+
+def test_channels_of_a_volume_are_measured_apart() -> None:
+    """But not by less than 1 where the volume has such values: rounding of large ones shows in small ones."""
+    output = torch.full((1, 3, 4, 5), 1e9)
+    output[:, 1], output[:, 2] = 3.0, 0.0
+    for channel, gap, same in [(0, 1e4, True), (0, 1e6, False), (1, 1e-4, True), (1, 1e-3, False), (2, 5e-5, True)]:
+        other = output.clone()
+        other[0, channel, 2, 3] += gap
+        found = difference(excerpt(output), excerpt(other), rounding_of(None, torch.device("cpu")))
+        assert found is not None
+        assert found.beyond_rounding == (not same)
 
 
 def test_large_outputs_are_compared_by_an_excerpt() -> None:
