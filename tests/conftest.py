@@ -13,6 +13,7 @@ from helpers import fork_server
 from helpers.layouts import LAYOUTS, Bundle
 from helpers.threads import left
 
+from monai_saliency.inferers.patch_check import PatchCheck
 from monai_saliency.inferers.reference import ReferenceCheck
 
 __all__ = ["left"]
@@ -37,6 +38,7 @@ def no_faded_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     depend on each other. ``tests/inferers/test_reference.py`` counts it.
     """
     monkeypatch.setattr(ReferenceCheck, "check_faded", lambda self, index, batch: None)
+    monkeypatch.setattr(PatchCheck, "check_faded", lambda self, index, patches, run: None)
 
 
 @pytest.fixture(autouse=True)

@@ -180,12 +180,17 @@ class CaseState:
         if start < stop:
             scores = self.target(rows(output, offset, offset + stop - start, count))
             if begins:
-                self._doubt(start, stop, scores)
+                self.doubt(start, stop, scores)
             self.add(start, stop, scores)
 
-    def _doubt(self, start: int, stop: int, scores: torch.Tensor) -> None:
-        """Compare rows of the first batch, which is always run, with their scores on disk. Where they differ, none of
-        these is used: the network may have changed in a way that the unperturbed image does not show.
+    def doubt(self, start: int, stop: int, scores: torch.Tensor) -> None:
+        """Compare rows [start, stop) with their scores on disk. Where they differ, none of these is used: the network
+        may have changed in a way that the unperturbed image does not show.
+
+        Args:
+            start: the first row, all of masks.
+            stop: the last row + 1.
+            scores: ``(stop - start, K)``, computed just now.
         """
         if self.stored is None:
             return
@@ -221,10 +226,11 @@ class CaseState:
         return gaps.amax(dim=0) if len(gaps) else gaps.new_zeros(gaps.shape[1:])
 
     def most_changed(self, stop: int) -> int | None:
-        """The row below ``stop``, all with scores, whose scores differ most from the unperturbed image's; None where
-        none differs.
+        """The row below ``stop`` whose scores differ most from the unperturbed image's, of those that have scores;
+        None where none differs.
         """
         gaps = (self.state.scores[: stop - 1] - self.state.reference_scores).abs().sum(dim=1).nan_to_num()
+        gaps *= self.state.seen[: stop - 1].to(gaps)
         return int(gaps.argmax()) + 1 if bool((gaps > 0).any()) else None
 
     def scored(self, start: int, stop: int) -> bool:

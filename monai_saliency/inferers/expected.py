@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ __all__ = [
     "are_detections",
     "check_unchanged",
     "copied",
+    "faded_rows",
     "figures",
     "largest",
     "predicted",
@@ -213,6 +214,13 @@ def same_boxes(
     # Overlaps are quotients of differences of coordinates, which have more rounding than these.
     gap = difference(excerpt(wanted), excerpt(found), lambda dtype: 10 * tolerance(dtype))
     return gap is not None and not gap.beyond_rounding
+
+
+def faded_rows(count: int) -> Sequence[int]:
+    """In which row of a batch of images and faded images in turn the first faded one stands: once behind an image, and
+    where no other image comes after it, once before it as well.
+    """
+    return (1,) if count > 2 else (1, 0)
 
 
 def are_detections(output: Any) -> bool:

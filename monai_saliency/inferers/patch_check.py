@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import RowsDepend, figures, largest, predicted, tolerance_of
+from monai_saliency.inferers.expected import RowsDepend, faded_rows, figures, largest, predicted, tolerance_of
 from monai_saliency.inferers.forward import Cancelled, Forward
+from monai_saliency.inferers.once import Passed
 from monai_saliency.networks.comparison import Excerpt, difference, excerpt
 from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.utils.monai_private import holds_compiled
@@ -38,6 +39,9 @@ class PatchCheck:
         self.batch_size = batch_size
         self._watched: list[list[int]] = []
         self._seen: dict[int, Excerpt] = {}
+        self._scale: dict[int, Excerpt] = {}
+        self._faded = Passed(forward, output, ["patches", batch_size])
+        self._perturbed: set[int] = set()
 
     def watch(self, slots: Sequence[int], count: int) -> None:
         """Choose a patch of each case. The whole batch that holds it is compared, patch by patch.
@@ -81,15 +85,73 @@ class PatchCheck:
                 continue
             seen = self._seen.pop(slot)
             single, words, is_alone = self._alone(alone, slot)
-            gap = difference(single, seen, tolerance)
-            if gap is None or gap.beyond_rounding:
-                raise RowsDepend(
-                    state.case.name,
-                    f"a patch of the unperturbed image gives {largest(seen)} in a batch of {self.batch_size} patches "
-                    f"and {largest(single)} {words}" + (f" ({gap})" if gap is not None else ""),
-                )
+            self._scale.setdefault(index, single)
+            self._compare(index, "a patch of the unperturbed image", single, words, seen)
             if not is_alone:
                 return
+
+    def wants_perturbed(self, index: int) -> bool:
+        """Whether no perturbed patch of a case was compared yet."""
+        return self.batch_size > 1 and index not in self._perturbed
+
+    def check_perturbed(
+        self, index: int, slot: int, beside: Excerpt, alone: Callable[[int, int], torch.Tensor]
+    ) -> None:
+        """Compare a perturbed patch beside others with the same alone, once a case.
+
+        Args:
+            index: the case's place.
+            slot: the patch's slot.
+            beside: its output beside others.
+            alone: as for :meth:`check`.
+
+        Raises:
+            RowsDepend: when it differs.
+        """
+        self._perturbed.add(index)
+        single, words, _ = self._alone(alone, slot)
+        self._compare(index, "a perturbed patch", single, words, beside)
+
+    def check_faded(self, index: int, patches: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Compare a patch that is faded by half, beside the unperturbed one, with the same alone; once a network.
+
+        Args:
+            index: the place of a case whose unperturbed patches are checked.
+            patches: ``(2, C, *roi_size)``, the unperturbed patch and the faded one.
+            run: gives the network's output of a batch of patches.
+
+        Raises:
+            RowsDepend: when it differs.
+        """
+        if self.batch_size < 2 or self._faded or torch.equal(*patches):
+            return
+        count, beside = self.batch_size, []
+        copies = holds_compiled(self.forward.network)
+        try:
+            for first in faded_rows(count):
+                output = run(patches[[int(row % 2 == first % 2) for row in range(count)]])
+                beside += [excerpt(output[row : row + 1]) for row in {first, range(first, count, 2)[-1]}]
+            single = excerpt(run(patches[1:].expand(count if copies else 1, *patches.shape[1:]))[:1])
+        except Cancelled:
+            raise
+        except Exception:
+            logger.debug("the network does not take a patch faded by half, or no batch of one", exc_info=True)
+            return
+        words = f"in a batch of {count} copies of it" if copies else "alone"
+        for each in beside:
+            self._compare(index, "a patch faded by half", single, words, each)
+        self._faded.note()
+
+    def _compare(self, index: int, what: str, single: Excerpt, words: str, beside: Excerpt) -> None:
+        """Raise an error where a patch beside others is not what it is alone."""
+        state = self.states[index]
+        gap = difference(single, beside, tolerance_of(self.forward, state), self._scale.get(index))
+        if gap is None or gap.beyond_rounding:
+            raise RowsDepend(
+                state.case.name,
+                f"{what} gives {largest(beside)} in a batch of {self.batch_size} patches and {largest(single)} {words}"
+                + (f" ({gap})" if gap is not None else ""),
+            )
 
     def _alone(self, alone: Callable[[int, int], torch.Tensor], slot: int) -> tuple[Excerpt, str, bool]:
         if not holds_compiled(self.forward.network):

@@ -51,6 +51,7 @@ from monai_saliency.inferers.patch_plan import refusal
 from monai_saliency.inferers.price import Price
 from monai_saliency.inferers.unwrapped import inside_of, sliding_call
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring
+from monai_saliency.networks.comparison import excerpt
 from monai_saliency.networks.outputs import OutputPath, read
 from monai_saliency.utils.monai_private import tensor_version
 from monai_saliency.utils.patch_grid import PatchGrid
@@ -165,6 +166,7 @@ class RememberedPatches(Scoring):
         self.batch_size = min(int(inferer.sw_batch_size), self.num_patches * len(states))
         self.batch = image.new_zeros(self.batch_size, len(image), *self.grid.roi_size)
         self.done = 0
+        self._doubted: set[int] = set()
         self._advance: Callable[[int], Any] = lambda count: None
         self.reference = PatchCheck(forward, states, output, self.batch_size)
         # Rows of slots: a case, a row of its state (0 for the unperturbed image), and a patch.
@@ -178,8 +180,10 @@ class RememberedPatches(Scoring):
 
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
         """Give slots to the contents of patches that the masks of a round bring."""
-        todo = self._todo(batches)
         self._number_slots(spans)
+        for index, (_, stop) in enumerate(spans):
+            self._doubt(index, stop)
+        todo = self._todo(batches)
         pairs = [pair for case, start, stop in todo for row in range(start, stop) for pair in self._pairs(case, row)]
         uses = np.bincount([slot for pair in pairs for slot in pair], minlength=len(self.slots))
         if any(state.masks.in_rounds for state in self.states):
@@ -208,6 +212,27 @@ class RememberedPatches(Scoring):
         return [
             (case, start, stop) for case, start, stop in rows if start < stop and not self.states[case].has(start, stop)
         ]
+
+    def _doubt(self, index: int, stop: int) -> None:
+        """Score one mask again whose score was on disk, the one that changed the scores most, and compare it."""
+        state = self.states[index]
+        row = state.most_changed(stop) if state.stored is not None and index not in self._doubted else None
+        if row is None:
+            return
+        self._doubted.add(index)
+        state.doubt(row, row + 1, self.cases[index].score(row, self._output)[None])
+
+    def _output(self, slot: int) -> Any:
+        """What the target needs of a slot's output, before it is known how often each will be taken."""
+        if (whole := self.whole.get(slot)) is not None:
+            return self._trim(slot, whole)
+        if slot not in self.memory:
+            for other, output in self._run_batch(slot // self.batch_size):
+                self.memory.put(other, output)
+                if other == slot:
+                    found = output
+            return found
+        return self.memory.get(slot)
 
     def _start(self) -> list[PatchCase]:
         """Run the unperturbed images, remember their patches, and bind the targets."""
@@ -246,13 +271,26 @@ class RememberedPatches(Scoring):
             state.bind(volume)
             state.per_prediction = self.num_patches
             cases.append(PatchCase(state, output, weight_sum, volume, self.grid, index * self.num_patches))
+        # Scores that are on disk were checked when they were made.
+        new = next((index for index, state in enumerate(self.states) if not state.complete), None)
+        if new is not None:
+            self.reference.check_faded(new, self._faded(new, middle), self._run)
         return cases
+
+    def _faded(self, case: int, patch: int) -> torch.Tensor:
+        """A patch ``(2, C, *roi_size)`` of an unperturbed image, and the same faded by half."""
+        state, box = self.states[case], everywhere(self.grid.boxes[patch])
+        image = state.case.image[box]
+        return torch.stack([self._padded(part) for part in (image, torch.lerp(state.fill[box], image, 0.5))])
+
+    def _run(self, patches: torch.Tensor) -> torch.Tensor:
+        """The network's output of patches."""
+        return self._check(self.forward.patches(patches.contiguous().to(self.network_device)), len(patches))
 
     def _alone(self, slot: int, count: int) -> torch.Tensor:
         """The network's output of one patch alone, or of a batch of its copies."""
         self._perturb(slot, self.batch[0])
-        patch = self.batch[:1].clone().expand(count, *self.batch.shape[1:]).contiguous()
-        return self._check(self.forward.patches(patch.to(self.network_device)), count)[:1]
+        return self._run(self.batch[:1].clone().expand(count, *self.batch.shape[1:]))[:1]
 
     def _number_slots(self, spans: Sequence[tuple[int, int]]) -> None:
         """Give a slot to each content of a patch that the masks of some rows bring."""
@@ -307,6 +345,7 @@ class RememberedPatches(Scoring):
         output = self._check(output, self.batch_size)
         for place, slot in enumerate(slots):
             self.reference.see(slot, output[place : place + 1])
+        chosen = [(slots[place], excerpt(output[place : place + 1])) for place in self._most_hidden(slots)]
         for slot in slots:
             self.states[self.slots[slot, 0]].forwards_here += 1
         self.done += len(slots)
@@ -314,6 +353,21 @@ class RememberedPatches(Scoring):
         for place, slot in enumerate(slots):
             # Weighted in the output's own precision, as MONAI does it.
             yield slot, (output[place] * self.weights).to(output.dtype)[everywhere(self.grid.crop)]
+        for slot, beside in chosen:
+            self.reference.check_perturbed(int(self.slots[slot, 0]), slot, beside, self._alone)
+
+    def _most_hidden(self, slots: Sequence[int]) -> list[int]:
+        """The places in a batch of the perturbed patches to compare: of each case of which none was compared yet, the
+        patch whose voxels changed most.
+        """
+        changes: dict[int, dict[int, float]] = {}
+        for place, slot in enumerate(slots):
+            case, row, patch = self.slots[slot].tolist()
+            if row and self.reference.wants_perturbed(case):
+                box = everywhere(self.grid.boxes[patch])
+                gap = self.batch[place][everywhere(self.grid.crop)] - self.states[case].case.image[box]
+                changes.setdefault(case, {})[place] = float(gap.abs().sum())
+        return [max(each, key=each.__getitem__) for each in changes.values() if any(each.values())]
 
     def _perturb(self, slot: int, out: torch.Tensor) -> None:
         case, row, patch = self.slots[slot]
@@ -321,7 +375,11 @@ class RememberedPatches(Scoring):
         part = out[everywhere(self.grid.crop)]
         self.states[case].perturb(row, row + 1, out=part[None], box=box)
         if any(self.grid.pad):
-            out[:] = F.pad(part[None], self.grid.pad, **self.padding)[0]
+            out[:] = self._padded(part)
+
+    def _padded(self, part: torch.Tensor) -> torch.Tensor:
+        """What lies inside the image of a patch ``(C, *box)``, padded to a patch ``(C, *roi_size)``."""
+        return F.pad(part[None], self.grid.pad, **self.padding)[0] if any(self.grid.pad) else part
 
     def _check(self, output: Any, count: int) -> torch.Tensor:
         """The part of the network's output that is explained, one tensor ``(n, C, *roi_size)``."""

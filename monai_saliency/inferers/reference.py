@@ -52,6 +52,7 @@ from monai_saliency.inferers.expected import (
     Expected,
     RowsDepend,
     are_detections,
+    faded_rows,
     figures,
     predicted,
     same_boxes,
@@ -230,21 +231,23 @@ class ReferenceCheck:
         state = self.states[index]
         if len(batch) < 2 or self._faded:
             return
-        batch[:] = torch.cat([state.case.image, state.held])
         faded = torch.lerp(state.fill, state.case.image, 0.5)
         if torch.equal(faded, state.case.image):  # nothing can be seen of it
             return
-        batch[1::2, : len(faded)] = faded
-        image = batch[1:2].clone()
+        count, beside = len(batch), []
         try:
-            output = self._images(index, batch, len(batch))
-        except Cancelled:
+            for first in faded_rows(count):
+                batch[:] = torch.cat([state.case.image, state.held])
+                batch[first::2, : len(faded)] = faded
+                image = batch[first : first + 1].clone()
+                output = self._images(index, batch, count)
+                places = {first, range(first, count, 2)[-1]}
+                beside += [self._read(index, output, count, f"in a batch of {count}", row) for row in places]
+        except (Cancelled, CaseError):
             raise
         except Exception:
             logger.debug("the network does not take an image faded by half", exc_info=True)
             return
-        last = len(batch) - 1 - len(batch) % 2
-        beside = [self._read(index, output, len(batch), f"in a batch of {len(batch)}", row) for row in {1, last}]
         alone = self._run(index, image)
         for each in beside:
             gap = difference(alone.excerpt, each.excerpt, self._tolerance, self._unperturbed.get(index))

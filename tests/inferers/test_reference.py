@@ -312,6 +312,35 @@ def test_patches(coupling: str | None, sw_batch_size: int, caplog: pytest.LogCap
         assert "a patch of the unperturbed image gives an output of shape (1, 3, 6, 6)" in caplog.text
 
 
+CLIPPED = [name for name in HIDDEN if name != "range"]  # a patch of equal values has none
+
+
+@pytest.mark.parametrize("hidden", CLIPPED)
+def test_patches_that_hide_that_they_depend(hidden: str) -> None:
+    """Each patch holds the same maximum, as a scan that is clipped does, so that only perturbed patches show it."""
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return segment(HIDDEN[hidden](x))
+
+    image = (1.6 * images()).clamp(max=1)
+    inner = SlidingWindowInferer((6, 6), 2, overlap=0.5)
+    found, alone = (
+        ms.sliding_window(
+            10, 2, target=REGION, fill=ms.ConstantFill(0.3), inferer=inner, mask_batch_size=1, patch_memory=memory
+        )(image, network)
+        for memory in (True, False)
+    )
+    assert torch.equal(found, alone)
+
+
+@pytest.mark.usefixtures("no_faded_batch")
+def test_a_perturbed_patch_is_compared_too(caplog: pytest.LogCaptureFixture) -> None:
+    """The first of a case that a window changes, as for a network that refuses the faded patch."""
+    with caplog.at_level(logging.WARNING):
+        test_patches_that_hide_that_they_depend("maximum")
+    assert "a perturbed patch gives an output of shape (1, 3, 6, 6)" in caplog.text
+
+
 def test_boxes_in_another_order_are_the_same() -> None:
     """And a detector whose rows depend on each other is found out by the scores of its boxes."""
 
