@@ -119,13 +119,16 @@ class ScoreState:
         """
         return self.estimator.compute(self.masks, *self._scored(), self.reference_scores)
 
-    def noise(self) -> torch.Tensor | None:
+    def noise(self, rounding: float = 0.0) -> torch.Tensor | None:
         """How large a value of the map can be by chance, as :meth:`Estimator.noise` returns it.
+
+        Args:
+            rounding: how far a score may be off by the network's own precision, relative to the largest score.
 
         Raises:
             ValueError: when no mask has a score.
         """
-        return self.estimator.noise(self.masks, *self._scored(), self.reference_scores)
+        return self.estimator.noise(self.masks, *self._scored(), self.reference_scores, rounding=rounding)
 
     def _scored(self) -> tuple[Sequence[int], torch.Tensor]:
         """The masks that have scores, and these."""
@@ -187,7 +190,12 @@ class Estimator(ABC):
         """
 
     def noise(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self,
+        masks: BoundMasks,
+        indices: Sequence[int],
+        scores: torch.Tensor,
+        reference_scores: torch.Tensor,
+        rounding: float = 0.0,
     ) -> torch.Tensor | None:
         """How large a value of the map can be by chance, from the scores: no mask is scored or weighted again.
 
@@ -199,6 +207,8 @@ class Estimator(ABC):
             indices: as for :meth:`compute`.
             scores: as for :meth:`compute`.
             reference_scores: as for :meth:`compute`.
+            rounding: how far a score may be off by the network's own precision, relative to the largest score: 0 for
+                float32, 2^-11 for float16, 2^-8 for bfloat16.
 
         Returns:
             ``(K,)``, in the score's unit; None, the default, where it is not known.
@@ -206,20 +216,22 @@ class Estimator(ABC):
         return None
 
 
-def score_rounding(scores: torch.Tensor, reference_scores: torch.Tensor) -> torch.Tensor:
+def score_rounding(scores: torch.Tensor, reference_scores: torch.Tensor, rounding: float = 0.0) -> torch.Tensor:
     """How far scores of one image may differ by rounding alone: eight units in the last place of the largest score.
 
-    That is one millionth of the score in float32, within which scores agree between batch sizes and devices.
+    That is one millionth of the score in float32, within which scores agree between batch sizes and devices. A network
+    that ends in half precision gives scores that are coarser than that.
 
     Args:
         scores: ``(n, K)``.
         reference_scores: ``(K,)``.
+        rounding: as for :meth:`Estimator.noise`.
 
     Returns:
         ``(K,)``.
     """
     largest = torch.cat([reference_scores[None], scores]).abs().amax(dim=0)
-    return 8 * torch.finfo(scores.dtype).eps * largest
+    return max(8 * torch.finfo(scores.dtype).eps, rounding) * largest
 
 
 def with_ones(weights: torch.Tensor) -> torch.Tensor:

@@ -38,14 +38,19 @@ class OcclusionScoring(Estimator):
         return torch.where(coverage > 0, drop / coverage, 0.0).flatten(0, 1).to(masks.dtype)
 
     def noise(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self,
+        masks: BoundMasks,
+        indices: Sequence[int],
+        scores: torch.Tensor,
+        reference_scores: torch.Tensor,
+        rounding: float = 0.0,
     ) -> torch.Tensor | None:
         """The rounding of the scores, where windows or regions are hidden in turn and nothing is left to chance.
 
         None for masks drawn at random, those with a ``num_masks``.
         """
         drawn = getattr(getattr(masks, "base", masks), "num_masks", None) is not None
-        return None if drawn else score_rounding(scores, reference_scores)
+        return None if drawn else score_rounding(scores, reference_scores, rounding)
 
 
 def _sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:

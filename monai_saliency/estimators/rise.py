@@ -88,7 +88,12 @@ class RISEScoring(Estimator):
         return weighted.flatten(0, 1).to(masks.dtype)
 
     def noise(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self,
+        masks: BoundMasks,
+        indices: Sequence[int],
+        scores: torch.Tensor,
+        reference_scores: torch.Tensor,
+        rounding: float = 0.0,
     ) -> torch.Tensor | None:
         """The standard error of a voxel of the centred and debiased maps; None for the plain one, which is read
         relative to its own mean.
@@ -96,7 +101,8 @@ class RISEScoring(Estimator):
         Where the scores do not depend on a voxel, its value has this standard deviation over other random masks:
         ``spread(f) * spread(M) / (p1 * sqrt(n))``, with the standard deviation of the scores as ``spread(f)`` in the
         centred form, and their root mean square in the debiased one. It falls with the square root of the number of
-        masks. ``spread(M)``, of a voxel of the masks, is read from a few of them.
+        masks. ``spread(M)``, of a voxel of the masks, is read from a few of them. What a network in half precision
+        rounds is part of ``spread(f)``, so that ``rounding`` adds nothing.
         """
         if self.form == "plain":
             return None

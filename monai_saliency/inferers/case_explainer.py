@@ -119,8 +119,8 @@ class CaseExplainer:
         self.assignment = Assignment()
         self.explained: list[str] = []
         self.waiting: list[str] = []
-        self._before = self._parts_of_network()
-        self._parts: str | None = ""
+        self._before: str | None = self._parts_of_network()
+        self._moves: bool | None = None
 
     def assign(self, assignment: Assignment) -> None:
         """Set what the runs from now on do here."""
@@ -256,6 +256,7 @@ class CaseExplainer:
             )
         cases = [each.case for each in claimed]
         states = inferer.score(images, self.network, cases=cases, stored=stored, part=assigned.part)
+        self._note_moves()
         # Complete cases are held only if all of the batch can be explained: otherwise each is explained alone.
         with ExitStack() as stack:
             wholes = [stack.enter_context(ExitStack()) for _ in states]
@@ -286,13 +287,20 @@ class CaseExplainer:
             return None
 
     def _steady_parts(self) -> str:
-        """The same, found out once, in the first batch. Empty where the network has changed since it was given, as one
-        that counts its calls, whose scores could not be used again then.
+        """The same for the batch that begins. No more than "not known" for a network that changes by being run, as one
+        that counts its calls: its scores could not be used again otherwise. What changes between two batches was
+        changed by somebody, and before the first batch by the evaluator's own forward, as far as is known.
         """
-        if self._parts == "":
-            now = self._parts_of_network()
-            self._parts = now if now == self._before else None
-        return self._parts or "not known"
+        now = self._parts_of_network()
+        if self._moves is None:
+            self._moves = now != self._before
+        self._before = now
+        return "not known" if self._moves or now is None else now
+
+    def _note_moves(self) -> None:
+        """Note whether the network has changed by being run."""
+        if self.store is not None and not self._moves:
+            self._moves = self._parts_of_network() != self._before
 
     def _stored(
         self, images: torch.Tensor, cases: Sequence[Case], inferer: PerturbationInferer

@@ -143,6 +143,8 @@ class WholeImages(Scoring):
                 offset += stop - start
         if first:
             self._check_scores(batch, output)
+        if first and count == 1:
+            self._doubt(first[0])
         if first and count > 1:
             self._check_perturbed(batch, output)
             # Scores that are on disk were checked when they were made.
@@ -159,6 +161,18 @@ class WholeImages(Scoring):
                 chosen.append((index, row, rows(output, offset + row, offset + row + 1, count)))
             offset += stop - start
         self.reference.check_perturbed(chosen)
+
+    def _doubt(self, index: int) -> None:
+        """Where images go through one at a time, the first batch scores no mask again whose score was on disk. So the
+        mask that changed the scores most is scored again, and compared.
+        """
+        state = self.states[index]
+        row = state.most_changed(state.num_rows) if state.stored is not None else None
+        if row is not None:
+            state.perturb(row, row + 1, out=self.batch)
+            output = self._forward([(index, row, row + 1)], self.split.values_of([(index, 1)], 1))
+            state.forwards_here += 1
+            state.doubt(row, row + 1, state.target(read(output, self.output)))
 
     def _check_scores(self, batch: Sequence[Rows], output: Any) -> None:
         """Check the scores of the unperturbed rows of a batch that is scored."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from monai.data import MetaTensor
+from monai.inferers import SimpleInferer, SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.cases import Case
@@ -34,7 +35,7 @@ class Picky(torch.nn.Module):
 
 
 def windows(mask_batch_size: int = 1, **settings: Any) -> PerturbationInferer:
-    """Eight windows. With one image a batch, stored scores cost no forward but the unperturbed image's."""
+    """Eight windows. With one image a batch, stored scores cost the unperturbed image and one window."""
     target = ms.ClassScore([0], "none")
     return ms.sliding_window(3, 3, target=target, mask_batch_size=mask_batch_size, **settings)
 
@@ -134,7 +135,7 @@ def test_scores_of_another_version_are_not_used(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr("monai_saliency.storage.installed.__version__", version)
         (found,) = explain(CaseExplainer(windows(), Picky(), ScoreStore(tmp_path)), IMAGES[:1], CASES[:1])
         counts.append(found.explanation.num_forwards)
-    assert counts == [9, 9, 1]
+    assert counts == [9, 9, 2]
 
 
 def test_a_setting_that_is_changed_in_place_has_its_own_scores(tmp_path: Path) -> None:
@@ -145,12 +146,38 @@ def test_a_setting_that_is_changed_in_place_has_its_own_scores(tmp_path: Path) -
     for value in (0.0, 0.25):
         fill.value = value
         for inferer in (None, other):
-            for expected in (18, 2):
+            # Where the fill is the image, no window changes the score, so none is scored again.
+            for expected in (18, 4 if value == 0.0 else 3):
                 found = explain(explainer, IMAGES * 0.5, CASES, inferer=inferer)
                 assert sum(each.explanation.num_forwards for each in found) == expected
             alone = (inferer or explainer.inferer).explain(IMAGES * 0.5, Picky(), cases=CASES)
             for each, again in zip(found, alone, strict=True):
                 assert torch.equal(each.explanation.saliency, again.saliency)
+
+
+class Floored(torch.nn.Module):
+    """Sees nothing below a floor, which is no part of its weights."""
+
+    floor = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(min=self.floor)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("patches", [True, False])
+@pytest.mark.parametrize("mask_batch_size", [1, 4])
+def test_a_network_that_is_changed_in_place(mask_batch_size: int, patches: bool, known: bool, tmp_path: Path) -> None:
+    """Also where the unperturbed image, which is above the floor throughout, scores the same."""
+    network, image = Floored(), IMAGES[:1] * torch.rand(6, generator=torch.Generator().manual_seed(0)) + 1
+    network.helper = None if known else lambda: None  # what holds a function without a name is not known
+    inner = SlidingWindowInferer((4, 4, 4), 2) if patches else SimpleInferer()
+    inferer = windows(mask_batch_size, inferer=inner).replace(target=ms.RegionScore(0, "none", region="all"))
+    explainer = CaseExplainer(inferer, network, ScoreStore(tmp_path))
+    for network.floor in (0.0, 0.9, 0.5):
+        (found,) = explain(explainer, image, CASES[:1])
+        (alone,) = explainer.inferer.explain(image, network)
+        assert torch.equal(found.explanation.saliency, alone.saliency)
 
 
 class Counting(Picky):
@@ -165,7 +192,7 @@ class Counting(Picky):
 
 def test_a_network_that_counts_its_calls_resumes(tmp_path: Path) -> None:
     """As it is called before it is explained: by the evaluator, for the prediction."""
-    for predictions, expected in ((1, 9), (3, 1)):
+    for predictions, expected in ((1, 9), (3, 2)):
         network = Counting()
         explainer = CaseExplainer(windows(), network, ScoreStore(tmp_path))
         for _ in range(predictions):
@@ -196,7 +223,7 @@ def test_what_a_run_is_assigned(tmp_path: Path) -> None:
     explainer.assign(Assignment())
     (found,) = explain(explainer, IMAGES[:1], CASES[:1])
     assert sharing.asked == [(False, Part()), (True, Part())]
-    assert found.explanation.num_forwards == 1
+    assert found.explanation.num_forwards == 2
     assert explainer.inferer.sharing is None
 
 
