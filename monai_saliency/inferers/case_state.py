@@ -18,6 +18,8 @@ from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.monai_private import tree_leaves
+from monai_saliency.utils.precision import half_rounding
 from monai_saliency.utils.profiling import stage
 
 __all__ = ["CaseState", "Explanation", "merged"]
@@ -91,6 +93,7 @@ class CaseState:
         forwards_elsewhere: forwards that others have spent on it.
         per_prediction: how many forwards one prediction of the image is.
         origin: what decides the scores; None where nobody noted it.
+        rounding: how far a score may be off by half precision, relative to the largest; 0 in full precision.
     """
 
     target: BoundTarget
@@ -113,6 +116,7 @@ class CaseState:
         self.stored = stored
         self.one_by_one = False
         self.origin: Origin | None = None
+        self.rounding = 0.0
         self.forwards_here = 0
         self.forwards_elsewhere = 0
         self.per_prediction = 1
@@ -167,6 +171,8 @@ class CaseState:
         self.case = replace(self.case, prediction=None)  # compared by now, and targets keep the case
         self.target = self.bound_to(reference)
         self.state = self._estimator.start(self.masks, self.target(reference)[0].clone())
+        dtypes = [each.dtype for each in tree_leaves(reference) if isinstance(each, torch.Tensor)]
+        self.rounding = max(self.rounding, half_rounding(None, *dtypes))
         if self.stored is not None:
             self.stored.resume(self.state.reference_scores, repr(self.masks.key), self.target.vouch)
             self.take_stored()
@@ -350,7 +356,7 @@ class CaseState:
                 target=self.target,
                 masks=self.masks,
                 num_forwards=self.num_forwards,
-                noise=self.state.noise(),
+                noise=self.state.noise(self.rounding),
                 per_prediction=self.per_prediction,
             )
 

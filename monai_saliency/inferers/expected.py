@@ -148,10 +148,7 @@ def check_unchanged(state: CaseState, batch: torch.Tensor, version: int) -> None
 def tolerance_of(forward: Forward, state: CaseState) -> Callable[[torch.dtype], float]:
     """What is rounding for a network and a case, by the type of an output."""
     image = state.case.image
-    autocast = None
-    if forward.autocast is not None and image.is_cuda:
-        autocast = forward.autocast.get("dtype") or torch.float16
-    return rounding_of(forward.network, image.device, autocast)
+    return rounding_of(forward.network, image.device, forward.autocast_dtype(image))
 
 
 def predicted(state: CaseState, output: OutputPath | None) -> Expected | None:

@@ -90,6 +90,12 @@ class Forward:
                 return self.inferer.network_wrapper(self.network, batch)
             return self.network(batch, *self.args, **self.kwargs)
 
+    def autocast_dtype(self, image: torch.Tensor) -> torch.dtype | None:
+        """The type of ``torch.autocast`` around the network for images like this one; None where nothing is cast."""
+        if self.autocast is None or not image.is_cuda:
+            return None
+        return self.autocast.get("dtype") or torch.float16
+
     @contextmanager
     def _around(self, batch: torch.Tensor) -> Iterator[None]:
         with ExitStack() as stack:

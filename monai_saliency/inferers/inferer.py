@@ -36,6 +36,7 @@ from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
 from monai_saliency.utils.arguments import callable_network, flag, instance, whole_number
 from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.precision import half_rounding
 from monai_saliency.utils.timing import BusyMeter
 
 __all__ = ["Meet", "PerturbationInferer", "Sharing", "explaining"]
@@ -266,10 +267,7 @@ class PerturbationInferer(Inferer):
         """
         forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
         with torch.no_grad(), evaluating(network):
-            states, split = self.start(inputs, cases, stored)
-            origin = Origin({**self.deciding_by_name, "estimator": self.estimator}, network)
-            for state in states:
-                state.origin = origin
+            states, split = self._begin(forward, inputs, cases, stored)
             size = min(self.mask_batch_size, sum(len(state.masks) + 1 for state in states))
             try:
                 scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
@@ -282,12 +280,20 @@ class PerturbationInferer(Inferer):
             say_once(network, f"{found}. Its images go through the network one at a time, which takes longer")
             # Scores of batches must not be taken for scores of single images.
             alone = stored and [each.one_by_one() for each in stored]
-            states, split = self.start(inputs, cases, alone)
-            for state in states:
-                state.one_by_one = True
+            states, split = self._begin(forward, inputs, cases, alone, one_by_one=True)
             scoring = WholeImages(forward, states, split, self.output, 1, found)
             self._score_rounds(scoring, states, 1, part or Part(), meet)
         return states
+
+    def _begin(self, forward: Forward, *given: Any, one_by_one: bool = False) -> tuple[list[CaseState], SplitInputs]:
+        """What :meth:`start` gives, with what is known of the network that scores."""
+        states, split = self.start(*given)
+        origin = Origin({**self.deciding_by_name, "estimator": self.estimator}, forward.network)
+        for state in states:
+            state.origin = origin
+            state.rounding = half_rounding(forward.network, forward.autocast_dtype(state.case.image))
+            state.one_by_one = one_by_one
+        return states, split
 
     def start(
         self,

@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["accumulation_dtype", "chosen_arithmetic", "exact_arithmetic", "network_arithmetic", "rounding_of"]
+__all__ = [
+    "accumulation_dtype",
+    "chosen_arithmetic",
+    "exact_arithmetic",
+    "half_rounding",
+    "network_arithmetic",
+    "rounding_of",
+]
 
 # How far two runs of a network on the same image may differ beside other images, relative to the largest value of the
 # output. Libraries choose their kernels by the batch size, and each kernel sums in its own order: a deep network in
@@ -144,6 +151,22 @@ def rounding_of(
         return max(found, _TF32) if found >= _ROUNDING[torch.float32] and _float32_is_rounded(device) else found
 
     return rounding
+
+
+def half_rounding(network: Any, *dtypes: torch.dtype | None) -> float:
+    """How far a score may be off since a network computes in half precision, relative to the largest score.
+
+    Args:
+        network: a module, whose parameters are looked at, or any other callable.
+        dtypes: the types of its outputs, and of ``torch.autocast`` around it; None is left out.
+
+    Returns:
+        half a unit in the last place of the coarsest type: 2^-11 for float16, 2^-8 for bfloat16; 0 for float32 and
+        finer ones, in which scores are sums of many rounded values.
+    """
+    parameters = network.parameters() if isinstance(network, torch.nn.Module) else ()
+    found = {*(each.dtype for each in parameters), *dtypes} & {torch.float16, torch.bfloat16}
+    return max((torch.finfo(dtype).eps / 2 for dtype in found if dtype), default=0.0)
 
 
 def _float32_is_rounded(device: torch.device) -> bool:

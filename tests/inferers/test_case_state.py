@@ -193,3 +193,34 @@ def test_no_map_of_a_part(image: torch.Tensor) -> None:
     (run,) = inferer().score(image, Network(), cases=[Case("brain")], part=Part(0, 2))
     with pytest.raises(CaseError, match=rf"brain.* of {MASKS} masks have scores: another part is still to be done"):
         run.explanation()
+
+
+@pytest.mark.parametrize(("dtype", "half"), [(torch.float16, 2**-11), (torch.bfloat16, 2**-8), (torch.float32, 0.0)])
+@pytest.mark.parametrize("to", [None, torch.float32])
+def test_the_noise_of_a_network_in_half_precision(dtype: torch.dtype, half: float, to: torch.dtype | None) -> None:
+    """A map of windows is no more precise than the network, and the truth lies within a few times its noise."""
+    network = Halved(dtype, to)
+    image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(2))
+    (found,) = ms.sliding_window(4, 2, target=ms.ClassScore([0], "softmax")).explain(image, network)
+    expected = max(half, 8 * torch.finfo(torch.float32).eps) * float(found.scores.max())
+    assert found.noise is not None
+    assert float(found.noise) == pytest.approx(expected)
+    network.to_dtype = None
+    exact = ms.sliding_window(4, 2, target=ms.ClassScore([0], "softmax"))(image.double(), network.double())
+    assert float((found.saliency - exact[0]).abs().max()) < 5 * expected
+
+
+class Halved(torch.nn.Module):
+    """Computes in a type of its own, and gives its output in it or in another one."""
+
+    def __init__(self, dtype: torch.dtype, to: torch.dtype | None) -> None:
+        super().__init__()
+        self.to_dtype = to
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+        ).to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = self.layers[0].weight.dtype
+        return self.layers(x.to(dtype)).to(self.to_dtype or dtype)
