@@ -31,7 +31,7 @@ __all__ = [
     "feed_class",
     "feed_function",
     "feed_module",
-    "has_home",
+    "is_installed_callable",
     "once",
     "tag",
 ]
@@ -45,6 +45,9 @@ _NO_MEMBERS = {
     *("__annotations_cache__", "__annotate_func__", "__type_params__"),
 }
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_CACHED = type(functools.cache(len))
+# What `functools` notes on what it makes of a function.
+_NOTED = {"__wrapped__", "cache_parameters", "register", "dispatch", "registry", "_clear_cache"}
 
 
 class Unfingerprintable(TypeError):
@@ -238,16 +241,44 @@ def feed_function(hasher: Any, value: Callable, walk: Walk) -> None:
         if isinstance(function, types.FunctionType):
             _feed_member(hasher, function, walk)
         return walk.feed(hasher, owner)
-    home = _home(value)
+    if _feed_decorated(hasher, value, walk):
+        return None
+    home, name = _home(value), getattr(value, "__qualname__", value.__name__)
+    # Its module holds what decorates it under its name.
+    if home is None and _is_own(value) and "<" not in name:
+        tag(hasher, "function", f"{value.__module__}.{name}")
+        return once(hasher, value, walk, _feed_own_code)
     if home is None:
-        name = getattr(value, "__qualname__", value.__name__)
         kind = "a lambda" if "<lambda>" in name else "a local function" if "<locals>" in name else "a function"
         raise Unfingerprintable(f"{kind} ({name}), which no module holds under its name")
     tag(hasher, "function", ".".join(home))
     walk.meet(home[0])
-    if isinstance(value, types.FunctionType) and not is_installed(value.__module__):
+    if _is_own(value):
         return once(hasher, value, walk, _feed_own_code)
     return tag(hasher, "code", _installed_code(home[0], value))
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a value is a Python function that the user wrote, or that takes the name of one, as `wraps` gives it."""
+    if not issubclass(type(value), types.FunctionType):
+        return False
+    return not (is_installed(value.__module__ or "") and is_installed(value.__globals__.get("__name__") or ""))
+
+
+def _feed_decorated(hasher: Any, value: Any, walk: Walk) -> bool:
+    """Add what `functools` made of functions, and whose type or code does not show them. Whether it was that."""
+    if type(value) is _CACHED:
+        tag(hasher, "cached")
+        inside = [value.__wrapped__]
+    elif getattr(value, "__globals__", None) is vars(functools) and hasattr(value, "registry"):
+        tag(hasher, "dispatched", len(value.registry))
+        inside = [each for pair in value.registry.items() for each in pair]
+    else:
+        return False
+    for each in inside:
+        _feed_member(hasher, each, walk)
+    walk.feed(hasher, {name: each for name, each in vars(value).items() if name not in _NOTED})
+    return True
 
 
 def _feed_own_code(hasher: Any, function: types.FunctionType, walk: Walk) -> None:
@@ -305,17 +336,17 @@ def _feed_member(hasher: Any, value: Any, walk: Walk) -> None:
     if isinstance(value, _DESCRIPTORS):
         return tag(hasher, "descriptor", value.__name__)
     module = getattr(value, "__module__", None)
-    if isinstance(value, types.FunctionType):
-        if not is_installed(value.__module__ or ""):
+    if _feed_decorated(hasher, value, walk):
+        return None
+    if issubclass(type(value), types.FunctionType):
+        if _is_own(value):
             return once(hasher, value, walk, _feed_own_code)
-        tag(hasher, "installed", f"{value.__module__}.{value.__qualname__}")
+        version = package_version(value.__module__.partition(".")[0])
+        tag(hasher, "installed", f"{value.__module__}.{value.__qualname__} {version}")
         if value.__closure__:  # a decorator's
             for cell in value.__closure__:
                 _feed_cell(hasher, cell, walk)
         return None
-    if hasattr(value, "__wrapped__") and callable(value):
-        tag(hasher, "wrapped", type(value).__qualname__)
-        return _feed_member(hasher, value.__wrapped__, walk)
     if isinstance(value, type | types.BuiltinFunctionType) and isinstance(module, str) and is_installed(module):
         return tag(hasher, "installed", f"{module}.{value.__qualname__} {package_version(module.partition('.')[0])}")
     return walk.feed(hasher, value)
@@ -330,9 +361,10 @@ def _home(function: Any) -> tuple[str, str] | None:
     return next((place for place in places if _named(*place) is function), None)
 
 
-def has_home(function: Any) -> bool:
-    """Whether a callable is found under a name of a module."""
-    return _home(function) is not None
+def is_installed_callable(function: Any) -> bool:
+    """Whether a callable is found under a name of an installed module, which identifies it."""
+    home = _home(function)
+    return home is not None and is_installed(home[0])
 
 
 def feed_class(hasher: Any, value: type, walk: Walk) -> None:
@@ -341,6 +373,9 @@ def feed_class(hasher: Any, value: type, walk: Walk) -> None:
             raise Unfingerprintable(f"the local class {kind.__qualname__}")
         tag(hasher, "class", f"{kind.__module__}.{kind.__qualname__}")
         once(hasher, kind, walk, _feed_class_code)
+    if not is_installed(type(value).__module__):
+        tag(hasher, "metaclass")
+        feed_class(hasher, type(value), walk)
 
 
 def _feed_class_code(hasher: Any, kind: type, walk: Walk) -> None:

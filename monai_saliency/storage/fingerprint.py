@@ -34,7 +34,7 @@ from monai_saliency.storage.code import (
     feed_class,
     feed_function,
     feed_module,
-    has_home,
+    is_installed_callable,
     once,
     tag,
 )
@@ -55,7 +55,11 @@ _NO_STATE = {
 }
 _MODULE_STATE = {"_parameters", "_buffers", "_modules", "_compiled_call_impl"}
 # What modules of MONAI write in each forward before they read it.
-_WRITTEN_FIRST = {"DynUNet": {"heads"}, "DynUNetSkipLayer": {"heads"}}
+_WRITTEN_FIRST = {("monai.networks.nets.dynunet", name): {"heads"} for name in ("DynUNet", "DynUNetSkipLayer")}
+_NOTHING: set[str] = set()
+# What a decorator copies from a function, and what says nothing about what it does.
+_NO_CODE = {"__doc__", "__annotations__", "__type_params__"}
+_MISSING = object()
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
@@ -83,7 +87,9 @@ def fingerprint(value: Any) -> str:
     Code of an installed package is identified by the package's version and the text of its source file (monai, torch,
     numpy, nibabel and Python itself: by the version alone). The user's own code is identified by what it does, without
     comments and docstrings, and by what it reads: functions, classes and constants of its module and of the user's
-    other modules, the values in its closure, and environment variables whose names it holds as text.
+    other modules, the values in its closure, and environment variables whose names it holds as text. A function inside
+    a decorator is followed too: inside ``functools.wraps``, ``cache``, ``partial`` and ``singledispatch``, and inside
+    an object of a class. The order of a dictionary and of a list counts, the order of a set and of attributes does not.
 
     What cannot be followed: names that are put together at run time (``getattr``, ``os.environ[prefix + "X"]``), files
     and services that code opens by itself, changes that a program makes to functions of installed packages, and what an
@@ -123,7 +129,7 @@ def outline(value: Any, contents: bool = False) -> Outline:
 def _feed(hasher: Any, value: Any, walk: Walk) -> None:
     kind = type(value)
     if kind not in _by_type:
-        _by_type[kind] = next((feed for kinds, feed in _FEEDERS if isinstance(value, kinds)), _feed_object)
+        _by_type[kind] = next((feed for kinds, feed in _FEEDERS if issubclass(kind, kinds)), _feed_object)
     _by_type[kind](hasher, value, walk)
 
 
@@ -157,16 +163,18 @@ def _feed_dict(hasher: Any, value: dict, walk: Walk) -> None:
     _feed_subclass(hasher, value, dict, walk)
     if isinstance(value, collections.defaultdict):
         walk.feed(hasher, value.default_factory)
-    # Tensors are numbered in this order, which must not depend on the order of insertion.
-    items = (
-        sorted(value.items(), key=lambda item: item[0])
-        if value and all(type(key) is str for key in value)
-        else value.items()
-    )
-    for pair in sorted(_digest(key, walk) + _digest(content, walk) for key, content in items):
-        hasher.update(pair)
-    if isinstance(value, collections.OrderedDict):  # two of other orders are not equal
-        walk.feed(hasher, list(value))
+    # In their order, which is that of a loop over it: of layers, of steps, of sums.
+    for key, content in value.items():
+        walk.feed(hasher, key)
+        walk.feed(hasher, content)
+
+
+def _feed_attributes(hasher: Any, state: dict[str, Any], walk: Walk) -> None:
+    """Add attributes by their names, in whichever order they were set."""
+    tag(hasher, "attributes", len(state))
+    for name in sorted(state):
+        tag(hasher, "attribute", name)
+        walk.feed(hasher, state[name])
 
 
 def _feed_sequence(hasher: Any, value: list | tuple, walk: Walk) -> None:
@@ -187,7 +195,7 @@ def _feed_set(hasher: Any, value: set | frozenset, walk: Walk) -> None:
 def _feed_subclass(hasher: Any, value: Any, base: type, walk: Walk) -> None:
     if type(value) is not base:
         feed_class(hasher, type(value), walk)
-        walk.feed(hasher, dict(getattr(value, "__dict__", {})))
+        _feed_attributes(hasher, getattr(value, "__dict__", {}), walk)
 
 
 def _feed_array(hasher: Any, value: np.ndarray | np.generic, walk: Walk) -> None:
@@ -213,7 +221,8 @@ def _feed_tensor(hasher: Any, value: torch.Tensor, walk: Walk) -> None:
     if type(value) is not torch.Tensor:
         feed_class(hasher, type(value), walk)
         # torch.compile marks the tensors that it has seen.
-        walk.feed(hasher, {key: held for key, held in value.__dict__.items() if not key.startswith("_dynamo")})
+        held = {key: content for key, content in value.__dict__.items() if not key.startswith("_dynamo")}
+        _feed_attributes(hasher, held, walk)
 
 
 def _feed_place(hasher: Any, value: Any, large: list[Any]) -> None:
@@ -246,16 +255,19 @@ def _feed_module_state(hasher: Any, value: torch.nn.Module, walk: Walk) -> None:
             for number, hook in hooks.items():
                 tag(hasher, "options", [number in option for option in options])
                 walk.feed(hasher, hook)
-    for key in sorted(state.keys() - _NO_STATE - _WRITTEN_FIRST.get(type(value).__qualname__, set())):
+    for key in sorted(state.keys() - _NO_STATE - _WRITTEN_FIRST.get(_name_of(type(value)), _NOTHING)):
         if key not in _MODULE_STATE or state[key]:
             tag(hasher, "attribute", key)
             walk.feed(hasher, state[key])
-        if key == "_modules":  # a Sequential goes through its layers in this order
-            walk.feed(hasher, list(state[key]))
+
+
+def _name_of(kind: type) -> tuple[str, str]:
+    return kind.__module__, kind.__qualname__
 
 
 def _feed_partial(hasher: Any, value: functools.partial, walk: Walk) -> None:
     tag(hasher, "partial")
+    _feed_subclass(hasher, value, functools.partial, walk)
     walk.feed(hasher, (value.func, value.args, value.keywords))
 
 
@@ -273,7 +285,7 @@ def _feed_object(hasher: Any, value: Any, walk: Walk) -> None:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, RandomizableTrait) and kind is not Compose:
         raise Unfingerprintable(f"the random transform {name} inside it")
-    if callable(value) and hasattr(value, "__name__") and has_home(value):
+    if callable(value) and hasattr(value, "__name__") and is_installed_callable(value):
         feed_function(hasher, value, walk)
         return
     if kind.__module__ == "typing":
@@ -299,8 +311,12 @@ def _feed_object(hasher: Any, value: Any, walk: Walk) -> None:
     if isinstance(value, TraceableTransform):
         # This attribute exists for each thread, and only after its first use.
         state = {**state, "_tracing": bool(value.tracing)}
-    state = {key: content for key, content in state.items() if not isinstance(content, threading.local)}
-    walk.feed(hasher, state)
+    without = {key for key, content in state.items() if isinstance(content, threading.local)}
+    if "__wrapped__" in state:
+        copied = getattr(state["__wrapped__"], "__dict__", {})
+        without |= _NO_CODE | {key for key, content in state.items() if copied.get(key, _MISSING) is content}
+        without.discard("__wrapped__")
+    _feed_attributes(hasher, {key: content for key, content in state.items() if key not in without}, walk)
 
 
 def _slots(kind: type) -> list[str]:
@@ -329,6 +345,7 @@ _FEEDERS: tuple[tuple[Any, Callable[[Any, Any, Walk], None]], ...] = (
     (functools.partial, _feed_partial),
     (type, feed_class),
     ((types.FunctionType, types.BuiltinFunctionType, types.MethodType, np.ufunc), feed_function),
+    (type(functools.cache(len)), feed_function),
     (types.ModuleType, feed_module),
     ((re.Pattern, types.GenericAlias, types.UnionType, *_LOCKS), _feed_text),
     (logging.Logger, _feed_logger),

@@ -20,7 +20,9 @@ __all__ = ["is_installed", "is_installed_name", "is_versioned", "library_version
 
 # The code of these is identified by their versions.
 _VERSIONED = {"monai": monai, "torch": torch, "numpy": np, "nibabel": nibabel}
+_PYTHON = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")})
+_PACKAGES = {"site-packages", "dist-packages"}
 
 
 def library_versions() -> dict[str, str]:
@@ -39,13 +41,35 @@ def package_version(package: str) -> str:
 def is_versioned(module: str) -> bool:
     """Whether a module is identified by its name, and by the versions of Python and of :func:`library_versions`."""
     top = module.partition(".")[0]
-    return top in _VERSIONED or (top in sys.stdlib_module_names and top != "__main__")
+    if top not in sys.stdlib_module_names or top == "__main__":
+        return top in _VERSIONED
+    file = _file_of(module)
+    return file is None or _is_python_file(file)
+
+
+def _file_of(module: str) -> str | None:
+    """The file of a module, or of the one that holds it, imported or not; None where there is none."""
+    for name in (module, module.partition(".")[0]):
+        if name in sys.modules:
+            return getattr(sys.modules[name], "__file__", None)
+    try:
+        spec = util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_python_file(file: str) -> bool:
+    """Whether a file is Python's own: somebody's `profile.py` is not."""
+    real = os.path.realpath(file)
+    return real.startswith(_PYTHON) and not _PACKAGES & {*Path(real).parts}
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_installed_file(file: str) -> bool:
     real = os.path.realpath(file)
-    return real.startswith(_INSTALLED) or bool({"site-packages", "dist-packages"} & {*Path(real).parts})
+    return real.startswith(_INSTALLED) or bool(_PACKAGES & {*Path(real).parts})
 
 
 def is_installed(module: str) -> bool:

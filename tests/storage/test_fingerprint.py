@@ -76,6 +76,8 @@ DISTINCT = [
         {1: 2},
         {2: 1},
         {"1": 2},
+        {"a": 1, "b": 2},
+        {"b": 2, "a": 1},
         {1},
         ["ab", "c"],
         ["a", "bc"],
@@ -127,7 +129,8 @@ def test_another_process_agrees() -> None:
 
 
 def test_equal_values_agree() -> None:
-    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"a": 1} | {"b": 2})
+    assert fingerprint(Settings(a=1, b=2)) == fingerprint(Settings(b=2, a=1))
     assert fingerprint({"x", "y", "z"}) == fingerprint({"z", "x", "y"})
     assert fingerprint(np.arange(6).reshape(2, 3)) == fingerprint(np.asfortranarray(np.arange(6).reshape(2, 3)))
     assert fingerprint(Spacingd("image", (1, 1, 1))) == fingerprint(Spacingd("image", (1, 1, 1)))
