@@ -17,7 +17,7 @@ from monai.transforms import Compose
 from monai.transforms.traits import RandomizableTrait
 
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.networks.identity import network_fingerprint
+from monai_saliency.networks.identity import NetworkParts, network_fingerprint, own_attributes
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.storage.tables import CaseTable
@@ -34,7 +34,11 @@ _DEEPEST, _MOST, _SHOWN = 5, 20, 5
 
 
 def described(
-    inferer: PerturbationInferer, network: Callable[..., Any], network_id: str | None = None, loader: Any = None
+    inferer: PerturbationInferer,
+    network: Callable[..., Any],
+    network_id: str | None = None,
+    loader: Any = None,
+    parts: NetworkParts | None = None,
 ) -> dict[str, str]:
     """What decides a map besides the image: values in words by their place, such as ``masks.seed``.
 
@@ -43,6 +47,8 @@ def described(
         network: the network.
         network_id: names the network where it is not a module.
         loader: the loader, whose dataset's transform is the preprocessing; None where there is none to describe.
+        parts: the parts of the network, noted before it ran. Default: as they are now. Attributes that have changed
+            since, such as a counter of calls, are named and not compared.
     """
     found: dict[str, str] = {}
     for name in ("masks", "fill", "target", "estimator", "inferer", "inputs", "output", "autocast"):
@@ -52,7 +58,26 @@ def described(
     except Unfingerprintable:
         known = None
     found |= {"network": type(network).__name__, "weights": known[:8] if known else "unknown"}
+    found |= _network_words(network, (parts or NetworkParts(network, network_id)).steady())
     _describe(_preprocessing(loader), "preprocessing", found)
+    return found
+
+
+def _network_words(network: Any, steady: Mapping[str, str | None]) -> dict[str, str]:
+    """The words for what a network is beside its weights. The first attributes are named, and a hash stands for all."""
+    same = {name: known for name, known in steady.items() if known is not None}
+    changing = sorted(steady.keys() - same.keys())
+    found = {"network code and attributes": fingerprint(sorted(same.items()))[:8]} if steady else {}
+    for name, value in [*own_attributes(network).items()][:_MOST]:
+        if name in same:
+            plain = isinstance(value, _PLAIN)
+            found[f"network.{name}"] = str(value) if plain else f"{type(value).__qualname__} {same[name][:8]}"
+    if changing:
+        shown = ", ".join(changing[:_SHOWN]) + f" and {len(changing) - _SHOWN} more" * (len(changing) > _SHOWN)
+        found["network, not compared"] = shown
+        logger.info(
+            "the network's %s changes as it runs, or cannot be identified: rows are not told apart by it", shown
+        )
     return found
 
 

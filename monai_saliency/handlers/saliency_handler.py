@@ -21,6 +21,7 @@ from monai_saliency.handlers.summary import TIMES_NOISE, Summary, figures, is_no
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.networks.identity import NetworkParts
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
@@ -113,6 +114,7 @@ class SaliencyHandler:
         self.label_key = label_key
         self._background = Background(limit=2)
         self._made_by: MadeBy | None = None
+        self._parts: NetworkParts | None = None  # of the network, before this run's first forward
         self._loader: Any = None
         # Of cases so far: the evaluator's own forward is slow where it is the first, and has no batch of masks.
         self._seconds_per_value: float | None = None
@@ -141,6 +143,8 @@ class SaliencyHandler:
 
     def attach(self, engine: Engine) -> None:
         """Register with an evaluator."""
+        engine.add_event_handler(Events.STARTED, self._forget)
+        engine.add_event_handler(Events.ITERATION_STARTED, self._note_network)
         # Before an iteration: an evaluator may count errors inside it as failures of the iteration's own cases.
         engine.add_event_handler(Events.ITERATION_STARTED, self._background.check)
         engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self)
@@ -149,6 +153,14 @@ class SaliencyHandler:
             engine.add_event_handler(event, self.finish)
         engine.add_event_handler(Events.COMPLETED, self._report)
         engine.add_event_handler(Events.EXCEPTION_RAISED, self._stop)
+
+    def _forget(self, engine: Engine) -> None:
+        """Rows of this run are marked by what the network is now, not in a run before it."""
+        self._made_by = self._parts = None
+
+    def _note_network(self, engine: Engine) -> None:
+        if self._parts is None and self.summary is not None:
+            self._parts = NetworkParts(self.explainer.network, self.explainer.network_id)
 
     def finish(self) -> None:
         """Wait until all explained cases are written. An evaluator that this is attached to does so at its end.
@@ -209,7 +221,7 @@ class SaliencyHandler:
     def _write_later(self, items: Sequence[dict[Any, Any]], explained: Explained) -> None:
         if self._made_by is None and self.summary is not None:
             network = self.explainer.network, self.explainer.network_id
-            self._made_by = MadeBy(self.summary, described(self.whole_inferer, *network, self._loader))
+            self._made_by = MadeBy(self.summary, described(self.whole_inferer, *network, self._loader, self._parts))
             self._made_by.note()
         work = partial(self._write, _OnHost(items[explained.index], explained))
         self._background.submit(work, explained.claim)

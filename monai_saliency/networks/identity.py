@@ -13,12 +13,28 @@ from weakref import WeakKeyDictionary
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, library_versions, outline
+from monai_saliency.storage.fingerprint import (
+    Unfingerprintable,
+    fingerprint,
+    library_versions,
+    module_attributes,
+    module_shell,
+    outline,
+)
 from monai_saliency.storage.input_files import input_files
+from monai_saliency.storage.installed import is_installed
 from monai_saliency.utils.monai_private import global_hooks, script_digest, script_text, tensor_version
 from monai_saliency.utils.precision import chosen_arithmetic
 
-__all__ = ["module_settings", "network_fingerprint", "network_structure", "scores_key", "strict_network_fingerprint"]
+__all__ = [
+    "NetworkParts",
+    "module_settings",
+    "network_fingerprint",
+    "network_structure",
+    "own_attributes",
+    "scores_key",
+    "strict_network_fingerprint",
+]
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _known: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary()
@@ -96,6 +112,69 @@ def strict_network_fingerprint(network: Any, network_id: str | None = None) -> s
     if signs is not None:
         _strictly_known[network] = signs, result
     return result
+
+
+class NetworkParts:
+    """What decides a network's scores beside its parameters and buffers: its code, hooks and attributes.
+
+    A network may count its calls, or keep what it has computed. What has changed by itself once the network ran is not
+    comparable between processes, or between a run and the one that resumes it. So this is made before the first
+    forward, and looked at after it.
+
+    Args:
+        network: a module, or any other callable.
+        network_id: a name for the network, which stands for all of it.
+    """
+
+    def __init__(self, network: Any, network_id: str | None = None) -> None:
+        self._network = network
+        self._before = None if network_id else _parts(network)
+
+    def steady(self) -> dict[str, str | None]:
+        """A hash of each part that is what it was: of ``code`` (with hooks, and the attributes of installed classes'
+        modules), and of each attribute in :func:`own_attributes`. None for a part that has changed, or that cannot be
+        identified. Empty where a ``network_id`` stands for it.
+        """
+        if self._before is None:
+            return {}
+        now = _parts(self._network)
+        return {
+            name: self._before.get(name) if self._before.get(name) == now.get(name) else None
+            for name in {**self._before, **now}
+        }
+
+
+def own_attributes(network: Any) -> dict[str, Any]:
+    """The attributes of a network, and of the modules inside it, whose classes are the user's own, such as
+    ``head.temperature``. Devices are left out.
+    """
+    if not isinstance(network, torch.nn.Module):
+        return {}
+    return {
+        f"{name}.{key}" if name else key: value
+        for name, part in network.named_modules()
+        if not is_installed(type(part).__module__)
+        for key, value in module_attributes(part).items()
+        if not isinstance(value, torch.device)
+    }
+
+
+def _parts(network: Any) -> dict[str, str | None]:
+    if not isinstance(network, torch.nn.Module):
+        return {"code": _print_of(network)}
+    shells = [
+        [name, module_shell(part), module_attributes(part) if is_installed(type(part).__module__) else {}]
+        for name, part in network.named_modules()
+    ]
+    code = _print_of([global_hooks(), shells]) or _print_of([*map(_print_of, shells)])
+    return {"code": code} | {name: _print_of(value) for name, value in own_attributes(network).items()}
+
+
+def _print_of(value: Any) -> str | None:
+    try:
+        return fingerprint(value)
+    except Unfingerprintable:
+        return None
 
 
 def _is_tensor(value: Any) -> bool:

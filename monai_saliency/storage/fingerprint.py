@@ -41,7 +41,15 @@ from monai_saliency.storage.code import (
 from monai_saliency.storage.installed import library_versions
 from monai_saliency.utils.monai_private import is_compiled
 
-__all__ = ["Outline", "Unfingerprintable", "fingerprint", "library_versions", "outline"]
+__all__ = [
+    "Outline",
+    "Unfingerprintable",
+    "fingerprint",
+    "library_versions",
+    "module_attributes",
+    "module_shell",
+    "outline",
+]
 
 # State of a module that changes no output of a forward in evaluation mode, or that is fed in another way.
 _NO_STATE = {
@@ -124,6 +132,25 @@ def outline(value: Any, contents: bool = False) -> Outline:
     hasher, walk = hashlib.sha256(), Walk(_feed, large=None if contents else [])
     walk.feed(hasher, value)
     return Outline(hasher.hexdigest(), walk.large or [], sorted(walk.files), walk.is_foreign)
+
+
+def module_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """The attributes of a module that may decide its output, without its parameters, buffers, modules and hooks."""
+    if isinstance(module, torch.jit.ScriptModule | torch.fx.GraphModule) or is_compiled(module):
+        return {}
+    left_out = _NO_STATE | _MODULE_STATE | _WRITTEN_FIRST.get(_name_of(type(module)), _NOTHING)
+    return {name: value for name, value in vars(module).items() if name not in left_out}
+
+
+def module_shell(module: torch.nn.Module) -> list[Any]:
+    """A module's class, and the hooks of its forward with their options."""
+    state, found = vars(module), []
+    for kind in ("_forward_pre_hooks", "_forward_hooks"):
+        options = [state.get(f"{kind}_{option}", {}) for option in ("with_kwargs", "always_called")]
+        hooks = state.get(kind) or {}
+        found.append([[hook, [number in option for option in options]] for number, hook in hooks.items()])
+    is_code = isinstance(module, torch.jit.ScriptModule | torch.fx.GraphModule) or is_compiled(module)
+    return [None if is_code else type(module), *found]
 
 
 def _feed(hasher: Any, value: Any, walk: Walk) -> None:

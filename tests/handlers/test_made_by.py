@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +14,15 @@ import torch
 from helpers.files import rows_of
 from helpers.own_bundle import rank, settings
 from helpers.scans import LPS, write_scan
+from monai.data import DataLoader, Dataset
+from monai.engines import SupervisedEvaluator
 from monai.inferers import SlidingWindowInferer
 from monai.transforms import Compose, RandScaleIntensity, ScaleIntensityRanged, Spacingd
 
 import monai_saliency as ms
 from monai_saliency.handlers.made_by import MadeBy, described, warn_of_others
+from monai_saliency.handlers.saliency_handler import SaliencyHandler
+from monai_saliency.handlers.summary import Summary
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import CaseTable
 
@@ -137,6 +141,90 @@ def test_settings_that_cannot_be_read_cost_nothing() -> None:
     words = described(explain(fill=fill), network())
     assert words["fill.odd"].endswith("Odd")
     assert words["fill.nowhere"] == "Tensor"
+
+
+class Own(torch.nn.Module):
+    """A network with plain attributes, which counts its calls and keeps what it was given last."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        self.body = network()
+        self.floor, self.classes, self.device = -9.0, (0, 1), torch.device("cpu")
+        self.calls, self.kept = 0, {}  # type: ignore[var-annotated]
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.kept[len(x)] = x
+        return self.body(x.clamp(min=self.floor))[:, list(self.classes)]
+
+
+def doubled(module: torch.nn.Module, inputs: Any) -> Any:
+    return tuple(2 * each for each in inputs)
+
+
+def hooked() -> torch.nn.Module:
+    found = Own()
+    found.body.register_forward_pre_hook(doubled)
+    return found
+
+
+def rows_by(network: torch.nn.Module, folder: Path, cases: Sequence[int], handler: Any = None) -> Any:
+    """The marks of the rows of a table, once an evaluator has explained more cases."""
+    data = [{"image": torch.rand(1, 2, 2), "case": f"c{number}"} for number in cases]
+    evaluator = SupervisedEvaluator(torch.device("cpu"), DataLoader(Dataset(data), batch_size=1), network)
+    how = ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"))
+    handler = handler or SaliencyHandler(how, network, lambda item: item, summary=Summary(folder / "summary.csv"))
+    handler.attach(evaluator)
+    evaluator.run()
+    return handler, {row["case"]: row["settings"] for row in rows_of(folder / "summary.csv")}
+
+
+OTHER_NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
+    "network.floor -9.0 there, -1.0 here": lambda: Own(floor=-1.0),
+    "network.classes": lambda: Own(classes=(1, 0)),
+    "network.flag nothing there, True here": lambda: Own(flag=True),
+    "network.body.floor nothing there, -9.0 here": lambda: Own(body=Own()),
+    "network code and attributes": hooked,
+}
+
+
+@pytest.mark.parametrize("words", OTHER_NETWORKS)
+def test_networks_with_equal_weights_are_told_apart(
+    words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows_by(Own(), tmp_path, [0, 1])
+    caplog.clear()
+    _, marks = rows_by(OTHER_NETWORKS[words](), tmp_path, [1])
+    assert marks["c0"] != marks["c1"]
+    assert words in caplog.text
+
+
+def test_what_a_network_changes_as_it_runs_is_left_out_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise each run of a network that counts its calls would be one of another network."""
+    with caplog.at_level(logging.INFO):
+        rows_by(Own(), tmp_path, [0, 1])
+    assert "the network's calls, kept changes as it runs" in caplog.text
+    caplog.clear()
+    used = Own()
+    used(torch.rand(3, 1, 2, 2))
+    for other in (Own(), used, Own(device=torch.device("meta"))):
+        _, marks = rows_by(other, tmp_path, [1])
+        assert len({*marks.values()}) == 1
+    assert "other settings" not in caplog.text
+
+
+def test_each_run_of_a_handler_is_marked_by_what_its_network_is_then(tmp_path: Path) -> None:
+    used = Own()
+    handler, _ = rows_by(used, tmp_path, [0])
+    used.body[1].weight.data.mul_(2)
+    _, marks = rows_by(used, tmp_path, [1], handler)
+    used.floor = -1.0
+    _, marks = rows_by(used, tmp_path, [2], handler)
+    assert len({*marks.values()}) == 3
 
 
 def test_a_network_that_nobody_can_identify() -> None:
