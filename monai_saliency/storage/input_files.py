@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -18,15 +19,21 @@ __all__ = ["checksum_of", "file_state", "input_files", "known_contents"]
 Recall = Callable[[tuple[int, ...]], "str | None"]
 
 # Formats with a header file and a file of voxels, which changes alone.
-_TWO_FILES = {".hdr", ".img", ".mhd", ".nhdr", ".head", ".brik"}
+_TWO_FILES = {".hdr", ".img", ".mhd", ".nhdr", ".head", ".brik", ".par", ".rec"}
+# Headers that name their files of voxels, in one line, or one in each line behind it.
+_NAMES_OTHERS = {".mhd", ".mha", ".nhdr", ".nrrd"}
+_DATA_FILE = re.compile(r"^(?:ElementDataFile\s*=|data ?file:)[ \t]*(.*?)[ \t\r]*$", re.MULTILINE | re.IGNORECASE)
+_LONGEST_HEADER = 1 << 20
+_MOST_FILES = 10_000
 _checksums: dict[tuple[int, ...], str] = {}
 
 
 def input_files(case: Any, recall: Recall | None = None, folder_keys: Collection[Any] | None = None) -> list[list[str]]:
     """The files of a case, each with the sha256 of its content.
 
-    Paths are found under any key, folders (of DICOM slices, for example) under any key but ``case``. Of a format with
-    two files, both are listed. A path that does not exist is left out, so that the fingerprint changes when it appears.
+    Paths are found under any key. Folders (of DICOM slices, for example) are too, but under ``case`` only where
+    ``folder_keys`` has it. Of a format with two files, both are listed, and so are the files that a MetaImage or NRRD
+    header names. A path that does not exist is left out, so that the fingerprint changes when it appears.
 
     Args:
         case: paths, or dictionaries and lists of them.
@@ -92,8 +99,8 @@ def _paths(case: Any, folder_keys: Collection[Any] | None, is_folder: bool = Tru
     if isinstance(case, Mapping):
         for key, value in case.items():
             # The name of a case, such as "sub-01", may also be a folder in the working directory.
-            if key != "case":
-                yield from _paths(value, folder_keys, is_folder and (folder_keys is None or key in folder_keys))
+            may_be = key != "case" if folder_keys is None else key in folder_keys
+            yield from _paths(value, folder_keys, is_folder and may_be)
     elif isinstance(case, list | tuple):
         for value in case:
             yield from _paths(value, folder_keys, is_folder)
@@ -110,5 +117,27 @@ def _files_of(path: Path, is_folder: bool) -> Iterator[str]:
             yield str(path)
             if path.suffix.lower() in _TWO_FILES:
                 yield from (str(other) for other in path.parent.iterdir() if other.name.startswith(f"{path.stem}."))
-    except OSError:
+            if path.suffix.lower() in _NAMES_OTHERS:
+                yield from (str(other) for other in _named_by(path) if other.is_file())
+    except (OSError, TypeError, ValueError):  # a name that no file can have, or not a pattern
         return
+
+
+def _named_by(header: Path) -> Iterator[Path]:
+    """The files of voxels that a MetaImage or NRRD header names: one, a list, or a pattern and its numbers."""
+    with open(header, "rb") as file:
+        text = file.read(_LONGEST_HEADER).decode("utf-8", "surrogateescape")
+    # An NRRD header ends with an empty line, a MetaImage header with this very line; voxels may follow.
+    text = text if header.suffix.lower() in {".mhd", ".mha"} else re.split(r"\r?\n\r?\n", text, maxsplit=1)[0]
+    found = _DATA_FILE.search(text)
+    if found is None or found[1].upper() == "LOCAL":
+        return
+    names = [found[1]]
+    words = found[1].split()
+    if words and words[0].upper() == "LIST":
+        names = [line.strip() for line in text[found.end() :].splitlines()]
+    elif "%" in found[1] and len(words) >= 3:
+        numbers = [int(word) for word in words[1:4] if word.lstrip("-").isdigit()]
+        first, last, step = (*numbers, 1)[:3] if len(numbers) >= 2 else (0, -1, 1)
+        names = [words[0] % number for number in range(first, last + (1 if step > 0 else -1), step or 1)[:_MOST_FILES]]
+    yield from (header.parent / name for name in names if name and "\0" not in name)

@@ -67,3 +67,51 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "_checksums", {})
     assert checksum_of(str(scan), {state: content}.get) == content
     assert checksum_of(str(tmp_path / "gone")) == ""
+
+
+#: headers, and the files of voxels that they name
+HEADERS = {
+    "one": ("scan.mhd", "ObjectType = Image\nElementDataFile = voxels.raw\n", ["voxels.raw"]),
+    "in a folder": ("scan.mhd", "ElementDataFile = deep/er/voxels file.zraw", ["deep/er/voxels file.zraw"]),
+    "a list": ("scan.mhd", "ElementDataFile = LIST\r\na.raw\r\nb.raw\r\n", ["a.raw", "b.raw"]),
+    "a list of planes": ("scan.mhd", "ElementDataFile = LIST 2D\na.raw\nb.raw", ["a.raw", "b.raw"]),
+    "a pattern": ("scan.mhd", "ElementDataFile = s%02d.raw 3 7 2\n", ["s03.raw", "s05.raw", "s07.raw"]),
+    "inside": ("scan.mha", "ElementDataFile = LOCAL\nElementDataFile = a.raw\n", []),
+    "nrrd": ("scan.nhdr", "NRRD0004\nencoding: raw\ndata file: ./voxels.raw\n", ["voxels.raw"]),
+    "nrrd, joined": ("scan.nrrd", "NRRD0004\nDATAFILE: voxels.raw\n\n", ["voxels.raw"]),
+    "nrrd, a list": ("scan.nhdr", "NRRD0004\ndata file: LIST\na.raw\nb.raw\n", ["a.raw", "b.raw"]),
+    "nrrd, a pattern": ("scan.nhdr", "NRRD0004\ndata file: s%d.raw 1 2 1 2\n", ["s1.raw", "s2.raw"]),
+    "nrrd, inside": ("scan.nrrd", "NRRD0004\nencoding: raw\n\ndata file: a.raw", []),
+    "broken": ("scan.mhd", "ElementDataFile = %s%s.raw 1 2\n", []),
+    "endless": ("scan.mhd", "ElementDataFile = s%d.raw 1 999999999999\n", ["s1.raw"]),
+    "par": ("scan.par", "# a header", ["scan.rec"]),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_the_voxels_that_a_header_names(name: str, tmp_path: Path) -> None:
+    header, text, files = HEADERS[name]
+    for file in [*files, "a.raw", "beside.raw"]:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes(b"0")
+    (tmp_path / header).write_bytes(text.encode())
+    before = input_files({"image": tmp_path / header})
+    assert {Path(file).relative_to(tmp_path).as_posix() for file, _ in before} == {header, *files}
+    for file in files:
+        (tmp_path / file).write_bytes(b"1")
+        now = input_files({"image": tmp_path / header})
+        assert now != before
+        before = now
+
+
+def test_a_file_under_the_key_that_names_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transform may read it. A folder of that name is walked only where one does."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub-01").mkdir()
+    for name in ("s.nii", "sub-01/a.dcm"):
+        (tmp_path / name).write_bytes(b"x")
+    assert [file for file, _ in input_files({"case": "s.nii"})] == ["s.nii"]
+    assert [file for file, _ in input_files({"case": "s.nii"}, folder_keys=set())] == ["s.nii"]
+    assert input_files({"case": "sub-01"}) == []
+    assert input_files({"case": "sub-01"}, folder_keys={"image"}) == []
+    assert [file for file, _ in input_files({"case": "sub-01"}, folder_keys={"case"})] == ["sub-01/a.dcm"]
