@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import sysconfig
+from collections.abc import Mapping
 from importlib import metadata, util
 from pathlib import Path
 
@@ -33,9 +35,21 @@ def library_versions() -> dict[str, str]:
 @functools.cache
 def package_version(package: str) -> str:
     """The version of an installed package, by the name that is imported; "" where there is none."""
-    for distribution in metadata.packages_distributions().get(package, ()):
-        return metadata.version(distribution)
+    if package in sys.stdlib_module_names:
+        return ""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        distribution = metadata.distribution(package)
+        if package in (distribution.read_text("top_level.txt") or "").split():
+            return distribution.version
+    for name in _providers().get(package, ()):
+        return metadata.version(name)
     return ""
+
+
+@functools.cache
+def _providers() -> Mapping[str, list[str]]:
+    """The distributions that provide each package. Slow: it looks for every file that was ever installed."""
+    return metadata.packages_distributions()
 
 
 def is_versioned(module: str) -> bool:
