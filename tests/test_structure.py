@@ -38,7 +38,19 @@ ROOMS = (
 DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 FOREIGN = "monai_saliency.utils.monai_private"
 #: What the extras of pyproject.toml install.
-EXTRAS = ("accelerate", "fire", "ignite", "lightning", "matplotlib", "mlflow", "nilearn", "pytorch_lightning", "ray")
+EXTRAS = (
+    "PIL",
+    "accelerate",
+    "fire",
+    "ignite",
+    "itk",
+    "lightning",
+    "matplotlib",
+    "mlflow",
+    "nilearn",
+    "pytorch_lightning",
+    "ray",
+)
 EXTRAS += ("skimage", "submitit", "tqdm", "yaml")
 MACHINE_PATH = re.compile(r"(?<![\w.@}-])/(?:work|home|root|Users|private|opt|tmp|var)/\w")
 

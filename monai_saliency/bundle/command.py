@@ -25,7 +25,7 @@ __all__ = ["HOW", "MACHINERY", "WHAT", "BundleRun", "from_environment", "scratch
 
 # Ids that are also environment variables of the job script, in capitals, besides the settings of methods.
 HOW = ("fill", "fill_unit", "classes", "activation", "mask_batch_size", "network_id")
-WHAT = ("dataset_dir", "section", "checkpoint", "pixdim", "spatial_size", "batch_size")
+WHAT = ("dataset_dir", "section", "checkpoint", "pixdim", "spatial_dims", "spatial_size", "channels", "batch_size")
 # Those that change no map, and so do not name the folder.
 MACHINERY = (
     *("cache", "cache_dir", "cache_checksum", "num_workers", "processes"),

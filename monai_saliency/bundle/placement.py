@@ -15,7 +15,7 @@ from monai.data import MetaTensor
 from monai.transforms import Compose, Invertd, InvertibleTransform
 from monai.utils import ImageMetaKey, WSIPatchKeys
 
-from monai_saliency.data.cohort import case_id, name_hash, scan_stem
+from monai_saliency.data.case_ids import CaseIds
 from monai_saliency.errors import CaseError
 from monai_saliency.transforms import SaveSaliencyd
 from monai_saliency.transforms.check import header_problem
@@ -69,7 +69,7 @@ class Placement:
         self._root = None if self._files is None else _common_folder(self._files)
         listed = Counter(map(os.path.abspath, self._files or []))
         self._twice = {file for file, count in listed.items() if count > 1}
-        self._names = Counter(case_id(self._root, Path(file)) for file in listed)
+        self._name = CaseIds(self._root, self._files or [])
         self._met: dict[str, str] = {}
         # The batches of a loader whose dataset gives each file once; further ones are pieces that a loader cuts.
         count = len(self._files or [])
@@ -107,15 +107,6 @@ class Placement:
             return name
         again = met != place
         return f"{name}-{place}" if again or twice else name
-
-    def _name(self, file: Path) -> str:
-        """What a file's case is called: without the suffix, unless another file's case is called so too."""
-        name = case_id(self._root, file)
-        if self._names[name] < 2:
-            return name
-        whole = f"{name}{file.name.removeprefix(scan_stem(file))}"
-        # frame.png beside frame.jpg and frame.png.nii
-        return f"{whole}-{name_hash(file.name)}" if whole in self._names else whole
 
     def is_again(self, case: dict[Hashable, Any]) -> bool:
         """Whether a named case was met in an earlier batch: a loader that ends early begins anew."""

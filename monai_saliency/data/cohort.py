@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from monai_saliency.errors import AdviceError, CaseError, as_case_error
+from monai_saliency.data.case_ids import CaseIds
+from monai_saliency.data.listings import LISTS, Listed, read_list
+from monai_saliency.errors import CaseError, as_case_error
+from monai_saliency.storage.formats import NIFTI, check_readers, format_of
 from monai_saliency.utils.arguments import a_path, instance
 from monai_saliency.utils.monai_private import ItemDataset
 
-__all__ = ["CohortDataset", "case_id", "find_cases", "name_hash", "scan_stem"]
-
-SECTIONS = ("test", "training", "validation")
-_SUFFIXES = (".nii.gz", ".nii")
-_LONGEST_NAME = 200  # bytes
-
-
-def scan_stem(path: str | Path) -> str:
-    """The file name of a scan without ``.nii.gz`` or ``.nii``.
-
-    Example::
-
-        >>> scan_stem("scans/sub-01.nii.gz")
-        'sub-01'
-    """
-    name = Path(path).name
-    return next((name[: -len(suffix)] for suffix in _SUFFIXES if name.lower().endswith(suffix)), Path(path).stem)
+__all__ = ["CohortDataset", "find_cases"]
 
 
 def find_cases(
-    dataset_dir: str | Path, section: str | None = None, exclude: str | Path | None = None
+    dataset_dir: str | Path,
+    section: str | None = None,
+    exclude: str | Path | None = None,
+    spatial_dims: int = 3,
+    channels: int = 1,
 ) -> list[dict[str, Any]]:
-    """Find the scans below a folder. A missing scan is a case too, which :class:`CohortDataset` cannot load.
+    """Find the scans below a folder, or of a list. A missing scan is a case too, which :class:`CohortDataset` cannot
+    load.
 
     Example::
 
@@ -45,66 +35,101 @@ def find_cases(
         cases[0]["case"]  # "imagesTs/hippocampus_002"
 
     Args:
-        dataset_dir: a Medical Segmentation Decathlon folder (``dataset.json`` with ``imagesTs``, ``labelsTs``, ...),
-            or any folder with ``*.nii.gz`` or ``*.nii`` files in it or below it. Links to folders are followed. A link
-            to a file that does not exist, as git-annex makes them, is a missing scan. Hidden files are left out.
-        section: the section of ``dataset.json``: ``"test"``, ``"training"`` or ``"validation"``. Default: the first of
-            these that lists a scan.
+        dataset_dir: one of
+
+            - a Medical Segmentation Decathlon folder (``dataset.json`` with ``imagesTs``, ``labelsTs``, ...);
+            - a list, ``*.json`` or ``*.csv`` (:func:`monai_saliency.data.listings.read_list`);
+            - any other folder with scans in it or below it: NIfTI, NRRD and MetaImage (``.nii``, ``.nii.gz``,
+              ``.nrrd``, ``.nhdr``, ``.mha``, ``.mhd``), and for 2D also photographs (``.png``, ``.jpg``, ``.jpeg``,
+              ``.tif``, ``.tiff``). Segmentations that are called ``*.seg.nrrd`` are left out. Links to folders are
+              followed. A link to a file that does not exist, as git-annex makes them, is a missing scan. Hidden files
+              are left out.
+        section: the section of the list. Default: the first of ``"test"``, ``"training"`` and ``"validation"`` that
+            lists a scan.
         exclude: a folder whose files are not scans of the cohort, such as an output folder below ``dataset_dir``.
+        spatial_dims: how many spatial axes the scans have, 2 or 3.
+        channels: how many channels the scans have, where no list of modalities says so.
 
     Returns:
         one dictionary for each case, sorted by ``case``:
 
-        - ``case``: the path of the scan below ``dataset_dir`` without its suffix, which is unique;
-        - ``image``: the path of the scan;
+        - ``case``: the path of the scan below the folder without its suffix; with it where two scans differ in nothing
+          else;
+        - ``image``: the path of the scan, or a list of paths for a scan whose channels are files;
         - ``label``: the path of its label map, or ``""``;
-        - ``channels``: the number of modalities along the fourth axis of the scan, 1 for a 3D scan.
+        - ``channels``: the number of channels of the scan.
 
     Raises:
         FileNotFoundError: when the folder does not exist, or none of its scans does.
-        ValueError: when the folder holds no scan, when it has no ``dataset.json`` and lies in ``exclude``, or when
-            ``dataset.json`` cannot be read.
+        ValueError: when the folder or list holds no scan, when a folder has no ``dataset.json`` and lies in
+            ``exclude``, or when the list cannot be read.
+        OptionalImportError: when the package that reads a scan is not installed. It gives the pip command.
     """
-    root = a_path("dataset_dir", dataset_dir)
+    place = a_path("dataset_dir", dataset_dir)
+    listing = place if place.suffix.lower() in LISTS and place.is_file() else place / "dataset.json"
+    root = listing.parent
     if not root.is_dir():
         raise FileNotFoundError(
-            f"`dataset_dir` {root} is not a folder: pass --dataset_dir with a folder of *.nii.gz scans, or a Medical "
-            "Segmentation Decathlon folder"
+            f"`dataset_dir` {place} is not a folder: pass --dataset_dir with a folder of scans such as *.nii.gz, a "
+            "Medical Segmentation Decathlon folder, or a list of scans (*.csv or *.json)"
         )
-    listing = root / "dataset.json"
     if listing.is_file():
-        found = _decathlon_scans(listing, section)
+        found = read_list(listing, section, channels)
     else:
-        skipped = Path(exclude).resolve() if exclude is not None else None
-        if skipped is not None and skipped in (root.resolve(), *root.resolve().parents):
-            word = "is" if skipped == root.resolve() else "holds"
-            raise ValueError(
-                f"the output folder {exclude} {word} `dataset_dir` {root}, so "
-                "scans cannot be told from maps: choose an `output_dir` beside or below `dataset_dir`"
-            )
-        found = [
-            (path, None, 1)
-            for path in map(Path, _files_below(str(root)))
-            if path.name.lower().endswith(_SUFFIXES)
-            and (skipped is None or skipped not in Path(os.path.realpath(path)).parents)
-        ]
-    where = f"section {section!r} of {listing}" if section and listing.is_file() else root
+        found = [Listed((path,), None, channels) for path in _scans_below(root, exclude, spatial_dims)]
+    where = f"section {section!r} of {listing}" if section and listing.is_file() else place
     if not found:
-        raise ValueError(
-            f"no scan found in {where}: it must hold *.nii.gz or *.nii files, or a dataset.json that lists some"
-        )
-    if not any(os.path.exists(image) for image, *_ in found):
-        raise FileNotFoundError(f"none of the {len(found)} scans of {where} exists: {_missing(found[0][0])}")
+        raise ValueError(f"no scan found in {where}: {_wanted(root, listing.is_file(), spatial_dims)}")
+    if not any(os.path.exists(each.images[0]) for each in found):
+        raise FileNotFoundError(f"none of the {len(found)} scans of {where} exists: {_missing(found[0].images[0])}")
+    check_readers(path for each in found for path in (*each.images, *filter(None, [each.label])))
+    ids = CaseIds(root, [each.images[0] for each in found])
     cases = [
-        {"case": case_id(root, image), "image": str(image), "label": str(label or ""), "channels": channels}
-        for image, label, channels in found
+        {
+            "case": ids(each.images[0]),
+            "image": str(each.images[0]) if len(each.images) == 1 else [*map(str, each.images)],
+            "label": str(each.label or ""),
+            "channels": each.channels,
+        }
+        for each in found
     ]
-    twice = [case for case, count in Counter(case["case"] for case in cases).items() if count > 1]
+    twice = [case for case, count in Counter(str(case["case"]) for case in cases).items() if count > 1]
     if twice:
         raise ValueError(
-            f"two scans of {root} share the name {twice[0]!r}: rename or remove one, so that no map is lost"
+            f"two scans of {place} share the name {twice[0]!r}: rename or remove one, so that no map is lost"
         )
-    return sorted(cases, key=lambda case: case["case"])
+    return sorted(cases, key=lambda case: str(case["case"]))
+
+
+def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int) -> list[Path]:
+    """The scans below a folder."""
+    skipped = Path(exclude).resolve() if exclude is not None else None
+    if skipped is not None and skipped in (root.resolve(), *root.resolve().parents):
+        word = "is" if skipped == root.resolve() else "holds"
+        raise ValueError(
+            f"the output folder {exclude} {word} `dataset_dir` {root}, so "
+            "scans cannot be told from maps: choose an `output_dir` beside or below `dataset_dir`"
+        )
+    return [
+        path
+        for path in map(Path, _files_below(str(root)))
+        if _is_scan(path, spatial_dims) and (skipped is None or skipped not in Path(os.path.realpath(path)).parents)
+    ]
+
+
+def _is_scan(path: Path, spatial_dims: int) -> bool:
+    found = format_of(path)
+    is_photograph = found is not None and found.is_photograph
+    # Folders of 3D scans often hold pictures of them, and 3D Slicer's segmentations.
+    return found is not None and not (is_photograph and spatial_dims != 2) and not path.name.endswith(".seg.nrrd")
+
+
+def _wanted(root: Path, is_list: bool, spatial_dims: int) -> str:
+    """What to do where there is no scan."""
+    pictures = 0 if is_list or spatial_dims == 2 else sum(_is_scan(Path(path), 2) for path in _files_below(str(root)))
+    if pictures:
+        return f"it holds {pictures} pictures, which are explained with --spatial_dims 2"
+    return "it must hold *.nii.gz or *.nii files, scans of other formats, or a dataset.json that lists some"
 
 
 def _files_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
@@ -132,69 +157,6 @@ def _missing(image: str | Path) -> str:
             "do so by `get`), or remove the link"
         )
     return f"{image} does not exist: copy it there, or take it off the list of scans"
-
-
-def _decathlon_scans(listing: Path, section: str | None) -> list[tuple[Path, Path | None, int]]:
-    try:
-        content = json.loads(listing.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise AdviceError(
-            f"{listing} is not valid JSON ({error}): mend it, or remove it to use every scan of its folder"
-        ) from error
-    lists = {name: content.get(name) or [] for name in SECTIONS} if isinstance(content, dict) else {}
-    entries = lists.get(section, []) if section else next((found for found in lists.values() if found), [])
-    if isinstance(entries, list):
-        entries = [{"image": entry} if isinstance(entry, str) else entry for entry in entries]
-    if not lists or not all(isinstance(entry, dict) and isinstance(entry.get("image"), str) for entry in entries):
-        raise ValueError(
-            f"{listing} is not the listing of a Medical Segmentation Decathlon folder, whose sections {SECTIONS} list "
-            "paths or dictionaries with an `image`: mend it, or remove it to use every scan of its folder"
-        )
-    channels = max(1, len(content.get("modality") or content.get("channel_names") or [0]))
-    scans = []
-    for entry in entries:
-        image = listing.parent / entry["image"]
-        # The Decathlon lists test scans without their labels, which may exist all the same.
-        label = listing.parent / (entry.get("label") or entry["image"].replace("images", "labels", 1))
-        scans.append((image, label if label.is_file() and label != image else None, channels))
-    return scans
-
-
-def case_id(root: Path | None, image: Path) -> str:
-    """The name of a case: the path of its scan below a folder, without its suffix.
-
-    The name of a scan outside of the folder is its file name with a hash of its own folder, and of its suffix where
-    this is not ``.nii.gz``. A file or folder name of more than 200 bytes is cut, and a hash of all of it follows: the
-    names of a case's files are longer, and a file system takes 255.
-
-    Args:
-        root: the folder of the cohort. None if there is none.
-        image: the path of the scan.
-    """
-    # Links are not followed: the target of a data manager's link has an arbitrary name.
-    path, folder = Path(os.path.abspath(image)), None if root is None else Path(os.path.abspath(root))
-    if folder is None or folder not in path.parents:
-        # Its outputs lie in the output folder all the same. The hash keeps equal file names apart.
-        suffix = path.name[len(scan_stem(path)) :]
-        source = path.parent if suffix.lower() == _SUFFIXES[0] else path.parent / suffix
-        return _short(f"{scan_stem(path)}-{name_hash(str(source))}")
-    parts = (*path.relative_to(folder).parent.parts, scan_stem(path))
-    return "/".join(map(_short, parts))
-
-
-def _short(name: str) -> str:
-    """A file name that leaves room for the endings of a case's files."""
-    if len(os.fsencode(name)) <= _LONGEST_NAME:
-        return name
-    cut = name
-    while len(os.fsencode(cut)) > _LONGEST_NAME - 9:
-        cut = cut[:-1]
-    return f"{cut}-{name_hash(name)}"
-
-
-def name_hash(name: str) -> str:
-    """Eight hexadecimal digits that tell names apart, also those that are not UTF-8."""
-    return sha256(os.fsencode(name)).hexdigest()[:8]
 
 
 class CohortDataset(ItemDataset):
@@ -225,12 +187,15 @@ class CohortDataset(ItemDataset):
         except Exception as error:
             name = str(case.get("case", index))
             image = case.get("image")
-            if isinstance(image, str | Path) and not os.path.exists(image):
-                raise CaseError(name, _missing(image)) from error
+            files = image if isinstance(image, list) else [image]
+            for file in files:
+                if isinstance(file, str | Path) and not os.path.exists(file):
+                    raise CaseError(name, _missing(file)) from error
+            kind = (format_of(image) if isinstance(image, str | Path) else None) or NIFTI
             raise as_case_error(
                 error,
                 name,
                 before=f"{image} could not be loaded: ",
-                after=". Check that the file is a complete NIfTI scan (a truncated one must be copied again), or "
+                after=f". Check that the file is a complete {kind.name} (a truncated one must be copied again), or "
                 "remove it",
             ) from error

@@ -84,6 +84,11 @@ class CheckScand(MapTransform):
             return (
                 f"the scan has {image.shape[0]} channels {shape}, {channels} are expected, one for each modality listed"
             )
+        if image.shape[0] > channels and dims == 2:
+            return (
+                f"the image has {image.shape[0]} channels {shape}, {channels} expected: set --channels "
+                f"{image.shape[0]} for a network that takes so many, or save the image with {channels}"
+            )
         if image.shape[0] > channels:
             return (
                 f"the file is a {dims + 1}D series of {image.shape[0]} volumes of shape {shape}, where {channels} is "

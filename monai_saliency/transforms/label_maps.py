@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from monai.config import KeysCollection
-from monai.transforms import EnsureChannelFirst, LoadImage, MapTransform, ResampleToMatch
+from monai.transforms import EnsureChannelFirst, MapTransform, ResampleToMatch
 from monai.utils import CommonKeys
 
 from monai_saliency.cases import image_spacing
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.storage.formats import load_image
 from monai_saliency.storage.tables import CaseTable
 
 __all__ = [
@@ -67,7 +68,7 @@ class LoadRegionsd(MapTransform):
             raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {self.names}")
         self.image_key = image_key
         self.case_key = case_key
-        self.load = LoadImage(image_only=True)
+        self.load = load_image(image_only=True)
         self.channel_first = EnsureChannelFirst()
         self.match = ResampleToMatch(mode="nearest", padding_mode="zeros")
 

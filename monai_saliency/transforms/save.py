@@ -21,6 +21,7 @@ from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.storage.files import atomic_path, load_scan
+from monai_saliency.storage.formats import load_image
 from monai_saliency.utils.arguments import a_path, flag
 from monai_saliency.visualize.pictures import plot_saliency
 
@@ -79,7 +80,11 @@ def _loaded_grid(saliency: torch.Tensor, path: str) -> _Grid:
     known = MetaKeys.ORIGINAL_AFFINE in meta
 
     def voxels() -> np.ndarray:
-        return np.moveaxis(LoadImage(image_only=True, ensure_channel_first=True)(path).numpy(), 0, -1)
+        try:
+            image = load_image(3, image_only=True, ensure_channel_first=True)(path)
+        except Exception:  # it was loaded in another way, and a map must not be lost for its picture
+            image = LoadImage(image_only=True, ensure_channel_first=True)(path)
+        return np.moveaxis(image.numpy(), 0, -1)
 
     return _Grid(
         "the image's grid as MONAI reads it",

@@ -12,7 +12,7 @@ import pytest
 from monai.transforms import LoadImaged
 
 from monai_saliency.data.cached_dataset import cohort_dataset
-from monai_saliency.data.cohort import CohortDataset, find_cases, scan_stem
+from monai_saliency.data.cohort import CohortDataset, find_cases
 from monai_saliency.data.loader import CohortLoader
 from monai_saliency.errors import CaseError
 from monai_saliency.storage.failures import Failures
@@ -32,7 +32,7 @@ class TestPlainFolder:
     def test_scans_below_a_folder(self, tmp_path: Path) -> None:
         """Recursive, sorted, both suffixes, one name in two folders kept apart; other and hidden files skipped."""
         touch(tmp_path, "b/scan.nii.gz", "a/scan.nii.gz", "a/deep/er/x.nii", "top.NII.GZ", "with.dots.nii.gz")
-        touch(tmp_path, "._top.nii.gz", "a/._scan.nii.gz", "a/.hidden.nii", "notes.txt", "a/scan.nii.gz.md5", "t.nrrd")
+        touch(tmp_path, "._top.nii.gz", "a/._scan.nii.gz", "a/.hidden.nii", "notes.txt", "a/scan.nii.gz.md5", "t.mgz")
         (tmp_path / "folder.nii.gz").mkdir()
         found = find_cases(tmp_path)
         files = {
@@ -139,9 +139,24 @@ class TestPlainFolder:
         with pytest.raises(ValueError, match=r"no scan found in .*: it must hold \*.nii.gz or \*.nii files"):
             find_cases(tmp_path)
 
-    def test_one_name_twice(self, tmp_path: Path) -> None:
-        touch(tmp_path, "sub/a.nii", "sub/a.nii.gz", "a.nii")
-        with pytest.raises(ValueError, match=r"two scans of .* share the name 'sub/a': rename or remove one"):
+    def test_scans_that_differ_in_their_suffix_alone_keep_it(self, tmp_path: Path) -> None:
+        """None is lost, and no other case changes its name."""
+        touch(tmp_path, "sub/a.nii", "sub/a.nii.gz", "a.nii", "f.png", "f.JPG", "f.png.nii", "g.tiff")
+        assert {Path(case["image"]).name: case["case"] for case in find_cases(tmp_path / "sub")} == {
+            "a.nii": "a.nii",
+            "a.nii.gz": "a.nii.gz",
+        }
+        names = [case["case"] for case in find_cases(tmp_path, spatial_dims=2)]
+        assert names[:2] + names[3:] == ["a", "f.JPG", "f.png-97e5b1e6", "g", "sub/a.nii", "sub/a.nii.gz"]
+
+    def test_formats(self, tmp_path: Path) -> None:
+        """Pictures are scans where 2D ones are asked for; beside 3D scans they are views of them."""
+        touch(tmp_path, "a.nii", "b.png", "c.seg.nrrd", "d.jpeg", "e.TIF", "f.raw", "g.txt")
+        assert [case["case"] for case in find_cases(tmp_path)] == ["a"]
+        found = find_cases(tmp_path, spatial_dims=2, channels=3)
+        assert [(case["case"], case["channels"]) for case in found] == [(name, 3) for name in "abde"]
+        (tmp_path / "a.nii").unlink()
+        with pytest.raises(ValueError, match=r"no scan found in .*: it holds 3 pictures, .* with --spatial_dims 2"):
             find_cases(tmp_path)
 
 
@@ -238,11 +253,6 @@ class TestDecathlonFolder:
         (tmp_path / "dataset.json").write_text(text)
         with pytest.raises(ValueError, match=r"dataset\.json"):
             find_cases(tmp_path)
-
-
-def test_scan_stem() -> None:
-    names = {"a/b.c.nii.gz": "b.c", "x.NII": "x", "y.nii.gz": "y", "z.nrrd": "z"}
-    assert {name: scan_stem(name) for name in names} == names
 
 
 class TestCohortDataset:

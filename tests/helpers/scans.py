@@ -55,3 +55,17 @@ def photograph(path: Path, width: int, height: int, seed: int) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
     return path
+
+
+MARK = (slice(2, 9), slice(28, 37))  # rows and columns: at the top, on the right
+
+
+def radiograph(path: Path, height: int, width: int, bits: int = 8, colours: bool = False) -> Path:
+    """A picture with a bright mark at :data:`MARK`, in gray or in colours that are gray."""
+    top = 2**bits - 1
+    voxels = np.random.default_rng(height).uniform(0.1, 0.2, (height, width))
+    voxels[MARK] = 0.9
+    image = Image.fromarray(np.rint(voxels * top).astype(np.uint16 if bits > 8 else np.uint8))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (image.convert("RGB") if colours else image).save(path)
+    return path

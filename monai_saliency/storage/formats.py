@@ -1,0 +1,185 @@
+"""The formats of scans and photographs, and MONAI's reader of each.
+
+Of what MONAI would choose by itself, NIfTI alone stays its choice. NRRD and MetaImage are always read with ITK: what
+MONAI reads NRRD with otherwise (pynrrd) mistakes spaces other than LPS that are written in short. Photographs, TIFF
+included, are always read with Pillow, so that they lie the same way whether ITK is installed or not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from monai.data import ImageReader, ITKReader, PILReader
+from monai.transforms import LoadImage, LoadImaged
+from monai.utils import MetaKeys, OptionalImportError, ensure_tuple
+
+from monai_saliency.errors import AdviceError
+from monai_saliency.utils.optional_imports import require
+
+__all__ = ["ScanReader", "check_readers", "format_of", "load_image", "scan_loader", "scan_stem"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format.
+
+    Attributes:
+        name: the words for a file of it in errors.
+        suffixes: of its files, the longest first.
+        module: the package that reads it, beside nibabel.
+        extra: the extra of ``pyproject.toml`` that installs the package.
+        is_photograph: whether it holds pictures without a place in a scanner.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    module: str = ""
+    extra: str = ""
+    is_photograph: bool = False
+
+
+NIFTI = Format("NIfTI scan", (".nii.gz", ".nii"))
+FORMATS = (
+    NIFTI,
+    Format("NRRD scan", (".nrrd", ".nhdr"), "itk", "itk"),
+    Format("MetaImage scan", (".mha", ".mhd"), "itk", "itk"),
+    Format("PNG picture", (".png",), "PIL", "pillow", True),
+    Format("JPEG picture", (".jpg", ".jpeg"), "PIL", "pillow", True),
+    Format("TIFF picture", (".tif", ".tiff"), "PIL", "pillow", True),
+)
+
+
+def format_of(path: str | Path) -> Format | None:
+    """The format of a file by its suffix; None where it is none of ours."""
+    name = Path(path).name.lower()
+    return next((each for each in FORMATS if name.endswith(each.suffixes)), None)
+
+
+def scan_stem(path: str | Path) -> str:
+    """The file name of a scan without ``.nii.gz`` or another suffix.
+
+    Example::
+
+        >>> scan_stem("scans/sub-01.nii.gz")
+        'sub-01'
+    """
+    name = Path(path).name
+    return next((name[: -len(suffix)] for suffix in NIFTI.suffixes if name.lower().endswith(suffix)), Path(path).stem)
+
+
+def check_readers(paths: Iterable[str | Path]) -> None:
+    """Refuse files whose reader is not installed.
+
+    Raises:
+        OptionalImportError: it gives the pip command.
+    """
+    for each in {format_of(path) for path in paths} - {None, NIFTI}:
+        if importlib.util.find_spec(each.module) is None:  # type: ignore[union-attr]
+            raise OptionalImportError(_missing(each))  # type: ignore[arg-type]
+
+
+def _missing(file_format: Format) -> str:
+    suffixes = " and ".join(f"*{suffix}" for suffix in file_format.suffixes)
+    return (
+        f"{suffixes} files are read with {file_format.module}, which is not installed: "
+        f'pip install "monai-saliency[{file_format.extra}]"'
+    )
+
+
+class ScanReader(ImageReader):
+    """Reads NRRD and MetaImage scans with MONAI's ``ITKReader``, photographs with its ``PILReader``.
+
+    As MONAI has it, the first axis of a photograph counts the columns. 16 bits stay 16 bits.
+
+    Args:
+        channels: how many channels a photograph gets: 1 for gray, 3 for colours. An alpha channel is dropped then, and
+            numbers of a palette become its colours. None, or another number, leaves it as it is in the file.
+
+    Raises:
+        OptionalImportError: when called, if the package that reads the file is not installed. It gives the pip command.
+        ValueError: when called, for a file of several pictures, and for 16-bit colours, which Pillow cuts to 8.
+
+    Example::
+
+        loader = LoadImage()
+        loader.register(ScanReader(channels=3))
+    """
+
+    def __init__(self, channels: int | None = None) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def verify_suffix(self, filename: Sequence[Any] | Any) -> bool:
+        """Whether all of these files are of a format that is read here."""
+        return all(format_of(name) not in (None, NIFTI) for name in ensure_tuple(filename))
+
+    def read(self, data: Sequence[Any] | Any, **kwargs: Any) -> tuple[ImageReader, Any]:
+        """Read files.
+
+        Returns:
+            MONAI's reader of their format, and what it has read.
+        """
+        found = format_of(ensure_tuple(data)[0])
+        if found is None:
+            raise ValueError(f"{data} is none of {', '.join(each.name for each in FORMATS[1:])}")
+        require(found.module, found.extra)
+        reader: ImageReader = PILReader(converter=self._converted) if found.is_photograph else ITKReader()
+        return reader, reader.read(data, **kwargs)
+
+    def get_data(self, img: tuple[ImageReader, Any]) -> tuple[np.ndarray, dict]:
+        """The voxels ``(*spatial)`` or ``(*spatial, channels)``, and the meta data, of what :meth:`read` gave."""
+        reader, content = img
+        data, meta = reader.get_data(content)
+        if isinstance(reader, PILReader) and self.channels == 3 and data.ndim == 2:  # which Pillow would cut to 8 bits
+            data = np.stack([data] * 3, axis=-1)
+            meta[MetaKeys.ORIGINAL_CHANNEL_DIM] = -1
+        return data, meta
+
+    def _converted(self, image: Any) -> Any:
+        """A Pillow image in gray or in colours."""
+        if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:  # a camera's JPEG holds a preview too
+            raise AdviceError(f"the file holds {image.n_frames} pictures, 1 is expected: split it into single pictures")
+        if self.channels not in (1, 3) or image.mode in ("L", "I", "F") or image.mode.startswith("I;16"):
+            return image
+        if ";16" in str(image.tile):
+            raise AdviceError(
+                "its colours have 16 bits, of which Pillow reads 8: save it in gray, which keeps its 16 bits, or with "
+                "8 bits a colour"
+            )
+        if image.mode in ("1", "LA", "La"):
+            return image.convert("L")
+        return image.convert("RGB" if self.channels == 3 else "L")
+
+
+def load_image(channels: int | None = None, **settings: Any) -> LoadImage:
+    """MONAI's ``LoadImage`` for all formats of this module.
+
+    Args:
+        channels: as for :class:`ScanReader`.
+        settings: of ``LoadImage``.
+    """
+    loader = LoadImage(**settings)
+    loader.register(ScanReader(channels))
+    return loader
+
+
+def scan_loader(keys: Any, channels: int | None = None, **settings: Any) -> LoadImaged:
+    """MONAI's ``LoadImaged`` for all formats of this module.
+
+    Example::
+
+        preprocessing = Compose([scan_loader("image", dtype="float32"), EnsureChannelFirstd("image")])
+
+    Args:
+        keys: the keys of the files.
+        channels: as for :class:`ScanReader`.
+        settings: of ``LoadImaged``.
+    """
+    loader = LoadImaged(keys, **settings)
+    loader.register(ScanReader(channels))
+    return loader

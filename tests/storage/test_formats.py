@@ -1,0 +1,110 @@
+"""Reading scans and photographs of all formats."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from monai.transforms import EnsureChannelFirst, LoadImage
+from monai.utils import OptionalImportError
+from PIL import Image
+
+from monai_saliency.storage.formats import check_readers, load_image, scan_loader, scan_stem
+
+RNG = np.random.default_rng(0)
+GRAY = RNG.integers(0, 256, (5, 7), dtype=np.uint8)
+DEEP = RNG.integers(0, 1 << 16, (5, 7)).astype(np.uint16)
+COLOURS = RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)
+
+
+def pictures(folder: Path) -> dict[str, Any]:
+    """Files, and the gray values ``(rows, columns)`` that are in them; None where they are of colours."""
+    gray = Image.fromarray(GRAY)
+    made = {
+        "gray.png": (gray, GRAY),
+        "deep.png": (Image.fromarray(DEEP), DEEP),
+        "deep.tiff": (Image.fromarray(DEEP), DEEP),
+        "float.tif": (Image.fromarray(GRAY / np.float32(7)), GRAY / np.float32(7)),
+        "palette.png": (gray.convert("P").remap_palette([*range(255, -1, -1)]), GRAY),
+        "alpha.png": (gray.convert("LA"), GRAY),
+        "twice.png": (gray.convert("RGBA"), GRAY),
+        "gray.jpg": (Image.fromarray(np.full((5, 7), 77, np.uint8)), np.full((5, 7), 77)),
+        "colours.png": (Image.fromarray(COLOURS), None),
+    }
+    for name, (image, _) in made.items():
+        image.save(folder / name)
+    return {name: values for name, (_, values) in made.items()}
+
+
+def test_photographs_are_read_in_gray_or_colours_and_lose_no_bits(tmp_path: Path) -> None:
+    for name, values in pictures(tmp_path).items():
+        gray, colours = (
+            load_image(channels, ensure_channel_first=True)(tmp_path / name).numpy() for channels in (1, 3)
+        )
+        assert gray.shape == (1, 7, 5), name
+        assert colours.shape == (3, 7, 5), name
+        if values is None:
+            np.testing.assert_array_equal(colours, np.moveaxis(COLOURS, -1, 0).swapaxes(1, 2))
+        else:
+            np.testing.assert_array_equal(gray[0].T, values.astype(np.float32), name)
+            np.testing.assert_array_equal(colours, np.stack([gray[0]] * 3), name)
+
+
+def test_label_maps_keep_the_numbers_of_a_palette(tmp_path: Path) -> None:
+    label = Image.fromarray(GRAY)
+    label.putpalette([*range(255, -1, -1)] * 3)
+    label.save(tmp_path / "label.png")
+    assert Image.open(tmp_path / "label.png").mode == "P"
+    np.testing.assert_array_equal(load_image()(tmp_path / "label.png").numpy().T, GRAY)
+
+
+def test_what_pillow_would_cut_is_refused(tmp_path: Path) -> None:
+    pages = [Image.fromarray(GRAY), Image.fromarray(GRAY)]
+    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
+    with pytest.raises(ValueError, match="the file holds 2 pictures, 1 is expected: split it"):
+        load_image(1)(tmp_path / "pages.tif")
+    (tmp_path / "deep.png").write_bytes(sixteen_bit_colours())
+    with pytest.raises(ValueError, match="its colours have 16 bits, of which Pillow reads 8: save it in gray"):
+        load_image(1)(tmp_path / "deep.png")
+
+
+def sixteen_bit_colours() -> bytes:
+    """A PNG of 1 x 1 pixel, which Pillow cannot write."""
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
+    pixel = zlib.compress(b"\0" + struct.pack(">HHH", 1, 2, 3))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixel) + chunk(b"IEND", b"")
+
+
+def test_other_formats_are_read_as_monai_reads_them(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", GRAY)
+    np.testing.assert_array_equal(load_image(1)(tmp_path / "a.npy"), LoadImage()(tmp_path / "a.npy"))
+
+
+def test_loader_of_dictionaries(tmp_path: Path) -> None:
+    Image.fromarray(DEEP).save(tmp_path / "a.png")
+    item = scan_loader("image", 1)({"image": str(tmp_path / "a.png"), "case": "a"})
+    assert EnsureChannelFirst()(item["image"]).shape == (1, 7, 5)
+    assert item["case"] == "a"
+
+
+@pytest.mark.parametrize(("name", "extra"), [("a.mha", "itk"), ("a.nhdr", "itk"), ("a.TIF", "pillow")])
+def test_missing_packages_give_their_pip_command(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda at: None if at in ("itk", "PIL") else find(at))
+    check_readers(["a.nii", "b.nii.gz", "c.npy"])
+    with pytest.raises(OptionalImportError, match=rf'which is not installed: pip install "monai-saliency\[{extra}\]"'):
+        check_readers(["a.nii", name])
+
+
+def test_scan_stem() -> None:
+    names = {"a/b.c.nii.gz": "b.c", "x.NII": "x", "y.nii.gz": "y", "z.nrrd": "z", "w.b.PNG": "w.b"}
+    assert {name: scan_stem(name) for name in names} == names
