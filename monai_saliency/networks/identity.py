@@ -248,6 +248,8 @@ def _signs(parts: Any, tensors: dict[str, torch.Tensor]) -> Any:
         bits = _BITS.get(tensor.element_size())
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_inference() or bits is None:
             return None
+        if tensor.is_conj() or tensor.is_neg():  # their bits are not those of their values
+            return None
         shown.append((name, tensor.shape, tensor.dtype, tensor.device, tensor_version(tensor)))
         matrix = tensor.view(bits).flatten(1) if tensor.ndim > 1 else tensor.view(bits).reshape(1, -1)
         # Sums wrap around. They are at least 32 bits wide, and as wide as the bits where those are wider: a wider sum

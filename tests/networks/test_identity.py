@@ -120,6 +120,8 @@ def local(factor: int) -> torch.nn.Module:
 OTHERS: dict[str, Callable[[int], torch.nn.Module]] = {
     "a tensor": lambda n: Holder(bias=weights(n)),
     "a tensor in a list": lambda n: Holder(biases=[weights(0), {"a": weights(n)}]),
+    "a conjugate view": lambda n: Holder(bias=torch.full((2,), n * 1j).conj()),
+    "a negative view": lambda n: Holder(bias=torch.full((2,), n * 1j).conj().imag),
     "an array": lambda n: Holder(bias=np.full(4, n)),
     "a masked array": lambda n: Holder(bias=np.ma.array(np.ones(2), mask=[n == 1, False])),
     "an engine": lambda n: Holder(engine=Engine(n)),
@@ -155,7 +157,16 @@ def test_other_networks_are_told_apart_or_unknown(make: Callable[[int], torch.nn
     assert identity_of(first) == known[0]
 
 
-KNOWN = ("a tensor", "an array", "an engine", "a config object", "a bound method", "a forward pre-hook")
+KNOWN = (
+    "a tensor",
+    "a conjugate view",
+    "a negative view",
+    "an array",
+    "an engine",
+    "a config object",
+    "a bound method",
+    "a forward pre-hook",
+)
 KNOWN += ("frozen TorchScript", "TorchScript inside", "a cell of a notebook", "modules in a plain list")
 
 
