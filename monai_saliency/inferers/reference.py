@@ -182,6 +182,30 @@ class ReferenceCheck:
         again = words.replace("explained alone", "alone again")
         raise CaseError(case, f"the network gives no fixed output: {again}. {_SUPPOSED}")
 
+    def check_batch_size(self, index: int, error: Exception) -> None:
+        """Find out, where the first batch fails, whether the network takes images one at a time only, as an exported
+        program may.
+
+        Args:
+            index: the place of a case in the batch.
+            error: of the batch.
+
+        Raises:
+            RowsDepend: where the image alone goes through, and a batch of its copies does not.
+        """
+        image = self._image(index, 0)
+        try:
+            alone = self._read(index, self._images(index, image, 1), 1, "alone")
+        except Exception:
+            return
+        try:
+            self._images(index, image.expand(self.batch_size, *image.shape[1:]).contiguous(), self.batch_size)
+        except Cancelled:
+            raise
+        except Exception:
+            problem = f"the network takes no batch of {self.batch_size} images ({type(error).__name__}: {error})"
+            raise RowsDepend(self.states[index].case.name, problem, {index: alone}) from error
+
     def check_perturbed(self, chosen: Sequence[tuple[int, int, Any]]) -> None:
         """Compare perturbed rows of a batch with the same images alone, at most one row of a case.
 

@@ -185,6 +185,8 @@ class WholeImages(Scoring):
         except Cancelled:
             raise
         except Exception as error:
+            if len(self.batch) > 1 and batch[0][1] == 0:
+                self.reference.check_batch_size(batch[0][0], error)
             # The evaluator's prediction was compared with a batch, so that this may be the first image alone.
             if self.reference.found is None or batch[0][1] > 0:
                 raise

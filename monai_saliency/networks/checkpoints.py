@@ -47,7 +47,8 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | None) -> torch.
             f"checkpoint {path} is not a file of weights that can be read without running code in it "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): save it again with "
             "torch.save(network.state_dict(), path); for a TorchScript file set network_def to "
-            "$torch.jit.load(path) and checkpoint to '' (empty)"
+            "$torch.jit.load(path), for an export (.pt2) to $torch.export.load(path).module(), and checkpoint to '' "
+            "(empty)"
         ) from error
     weights = _state_dict(content)
     if weights is None:

@@ -18,11 +18,12 @@ from helpers import fork_server
 from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE, CONFIGS, SCHEMA
 from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
-from monai.bundle import ConfigWorkflow
+from monai.bundle import ConfigParser, ConfigWorkflow
 from monai.networks.nets import DenseNet
 
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.errors import CaseError, root_cause
+from monai_saliency.networks.checkpoints import load_checkpoint
 
 
 @pytest.fixture
@@ -419,7 +420,9 @@ def test_network_takes_and_gives_what_the_metadata_says(overlay: list[str]) -> N
 
 
 def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
-    """MONAI's ``ckpt_export`` of the bundle, explained by the bundle, equals the module to the last digits."""
+    """MONAI's ``ckpt_export`` of the bundle (TorchScript), and ``torch.export``, explained by the bundle, equal the
+    module to the last digits.
+    """
     config, meta = str(CONFIGS / "inference.yaml"), str(CONFIGS / "metadata.json")
     exported = tmp_path / "model.ts"
     monai.bundle.ckpt_export(
@@ -430,11 +433,20 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
         config_file=config,
         key_in_ckpt="",
     )
+    program = tmp_path / "model.pt2"
+    parser = ConfigParser()
+    parser.read_config(config)
+    parser["bundle_root"] = str(BUNDLE)
+    network = load_checkpoint(parser.get_parsed_content("network_def"), BUNDLE / "models" / "model.pt").eval()
+    shape = parser.get_parsed_content("spatial_size")
+    batch = {0: torch.export.Dim("batch", min=1, max=64)}
+    torch.export.save(torch.export.export(network, (torch.rand(2, 1, *shape),), dynamic_shapes=(batch,)), program)
     write_scan(tmp_path / "cohort" / "scan.nii.gz", (40, 44, 38), np.diag([-4.0, -4.0, 4.0, 1.0]))
     maps = {}
     for name, network in {
         "module": {"checkpoint": str(BUNDLE / "models" / "model.pt")},
         "export": {"checkpoint": "", "network_def": f"$torch.jit.load({str(exported)!r})"},
+        "pt2": {"checkpoint": "", "network_def": f"$torch.export.load({str(program)!r}).module()"},
     }.items():
         monai.bundle.run(
             bundle_root=str(BUNDLE),
@@ -450,4 +462,5 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
         )
         maps[name] = np.asarray(nib.load(tmp_path / name / "scan_saliency.nii.gz").dataobj)
     assert np.ptp(maps["module"]) > 0.1
-    np.testing.assert_allclose(maps["export"], maps["module"], rtol=1e-5, atol=1e-5)
+    for name in ("export", "pt2"):
+        np.testing.assert_allclose(maps[name], maps["module"], rtol=1e-5, atol=1e-5)

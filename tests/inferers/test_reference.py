@@ -385,6 +385,22 @@ def test_a_network_of_one_batch_size() -> None:
         windows()(images(), Takes(Coupled(classify, "rows in another order"), BATCH))
 
 
+def test_a_network_that_takes_single_images_only(caplog: pytest.LogCaptureFixture) -> None:
+    """As an exported program may; a network that fails for its images keeps its own error."""
+    found = windows()(images(2), Takes(classify, 1))
+    assert torch.equal(found, windows(1)(images(2), classify))
+    assert "takes no batch of 4 images (RuntimeError: expected a batch of 1, got 4)" in caplog.text
+    assert "one at a time" in caplog.text
+
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        if bool((x == 0).any()):
+            raise RuntimeError("out of range")
+        return classify(x)
+
+    with pytest.raises(RuntimeError, match="out of range"):
+        windows()(images(), fails)
+
+
 def test_a_compiled_network_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monai_saliency.utils.monai_private.is_compiled", lambda part: isinstance(part, Coupled))
     for coupling in ("rows in another order", "normalised over the batch"):
