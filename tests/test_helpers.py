@@ -62,6 +62,12 @@ def test_commands_are_apart(tmp_path: Path) -> None:
     assert len({number for number, _ in lines}) == 3
 
 
+def test_commands_have_another_seed_of_hashes() -> None:
+    """So that they show what depends on it."""
+    code = "print(hash('a'))"
+    assert fork_server.run(["-c", code], env=os.environ | {"PYTHONHASHSEED": "77"}).stdout.strip() != str(hash("a"))
+
+
 WAITS = "import os, time; print(os.getpid(), flush=True); [time.sleep(0.1) for _ in range(600)]"
 
 

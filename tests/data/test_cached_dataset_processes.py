@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import fork_server
 from helpers.cached_cohort import (
     Logged,
     WaitsIn,
@@ -70,12 +69,8 @@ def test_a_second_python_run(cohort: Path, computed: Any) -> None:
     computed()
     code = f"from helpers.cached_cohort import print_digests; print_digests({str(cohort)!r})"
     path = os.pathsep.join([str(TESTS), str(ROOT)])
-    run = subprocess.run(
-        [sys.executable, "-W", "error:cached", "-c", code],
-        env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "5"},
-        capture_output=True,
-        text=True,
-    )
+    strict = "import warnings; warnings.filterwarnings('error', 'cached')"
+    run = fork_server.run(["-c", f"{strict}; {code}"], env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "5"})
     assert run.returncode == 0, run.stderr
     assert [line.split() for line in run.stdout.splitlines()] == [uncached] * 3
     assert computed() == {}

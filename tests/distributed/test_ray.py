@@ -12,6 +12,7 @@ import threading
 import time
 import types
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers import fork_server
 from helpers.all_pairs import all_pairs
 from helpers.estimators import slow_rise
 from helpers.files import rows_of, voxels
@@ -140,6 +142,22 @@ def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     assert sizes.count(str(BATCH)) - visits <= 5 * (BATCHES - 1) + 2
 
 
+def runs(pid: str) -> bool:
+    """Whether a process is more than an entry in the table."""
+    import psutil  # comes with Accelerate
+
+    try:
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until(condition: Callable[[], bool], process: Any) -> None:
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.timing
 def test_a_node_that_is_lost_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,16 +168,22 @@ def test_a_node_that_is_lost_loses_nothing(tmp_path: Path, monkeypatch: pytest.M
     monai.bundle.run(**settings(tmp_path, "plain"))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    forked = {"runtime_env": {"py_executable": fork_server.python()}}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(forked))
     node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
     try:
         lost = cluster.add_node(**node)
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         process = launch(tmp_path, "out", 0.1, config_file=shared(tmp_path, "out")["config_file"])
-        while forwards(tmp_path, "out") < 2 * BATCHES:
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.05)
+        hold = tmp_path / "out.log.hold"
+        until(lambda: forwards(tmp_path, "out") >= BATCHES, process)
+        hold.touch()
+        # Both actors are in the middle of a case, so the lost one is. It ends a little later than its node.
+        until(lambda: len(hold.read_text().split()) == 2, process)
         cluster.remove_node(lost, allow_graceful=False)
+        until(lambda: sum(map(runs, hold.read_text().split())) == 1, process)
+        hold.unlink()
         errors = process.communicate(timeout=300)[1]
         assert process.returncode == 0, errors
     finally:

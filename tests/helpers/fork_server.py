@@ -3,7 +3,8 @@
 The server is started with the first command, and ends with the tests. It has one thread and no open file, and it has
 imported what ``python -m monai.bundle`` imports, and ``monai_saliency`` itself, but none of the modules that only a
 config names. A command is a process in a session of its own, with its own arguments, environment, working directory
-and streams; signals hit it, and it ends as Python ends. What it shares with the others is the seed of Python's hashes.
+and streams; signals hit it, and it ends as Python ends. What it shares with the others is the seed of Python's hashes,
+which is not that of the tests.
 
 A system without ``pidfd_open`` (all but Linux) starts the same commands with Python itself.
 """
@@ -144,17 +145,16 @@ def start(
 
 def start_python(
     arguments: Sequence[object],
-    prefix: Sequence[str] = (),
     *,
     stdout: int = subprocess.DEVNULL,
     stderr: int = subprocess.PIPE,
     **options: Any,
 ) -> subprocess.Popen[str]:
-    """The same without the server: Python itself, run by another command where ``prefix`` is one."""
+    """The same without the server: Python itself."""
     # A shell starts its background jobs with Ctrl-C ignored, and children would inherit that.
     heard = ["env", "--default-signal=INT"] if sys.platform == "linux" else []
     return subprocess.Popen(
-        [*heard, *prefix, sys.executable, *map(str, arguments)],
+        [*heard, sys.executable, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
@@ -203,7 +203,9 @@ def _address() -> str:
     server = subprocess.Popen(
         [sys.executable, "-m", "helpers.fork_server", str(folder / "socket")],
         cwd=ROOT,
-        env=os.environ | alone | {"PYTHONPATH": path, "MLFLOW_DISABLE_TELEMETRY": "true"},
+        env={name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+        | alone
+        | {"PYTHONPATH": path, "MLFLOW_DISABLE_TELEMETRY": "true"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -6,7 +6,6 @@ import csv
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def forwards(tmp_path: Path, out: str) -> int:
 
 
 def launch(
-    tmp_path: Path, out: str, seconds: float = 0.0, prefix: Sequence[str] = (), real: bool = False, **overrides: object
+    tmp_path: Path, out: str, seconds: float = 0.0, before: str = "", real: bool = False, **overrides: object
 ) -> fork_server.Process | subprocess.Popen[str]:
     """Run the bundle from the command line, in a session of its own.
 
@@ -81,17 +80,17 @@ def launch(
         tmp_path: folder of the cohort and of what is written.
         out: name of the output folder there.
         seconds: what each forward of the network takes more.
-        prefix: another command that runs it, which starts Python itself.
+        before: Python code that the process runs before.
         real: whether Python itself is started, as users do, and not forked.
         **overrides: other ids of the config.
     """
-    command = ["-m", "monai.bundle", "run"]
+    module = "import runpy; runpy.run_module('monai.bundle', run_name='__main__', alter_sys=True)"
+    command = ["-c", f"{before}\n{module}", "run"] if before else ["-m", "monai.bundle", "run"]
     for name, value in settings(tmp_path, out, seconds, **overrides).items():
         command += [f"--{name}", value if isinstance(value, str) else repr(value)]
     environment = environment_of(tmp_path)
-    if not (real or prefix):
-        return fork_server.start(command, cwd=tmp_path, env=environment)
-    return fork_server.start_python(command, prefix, cwd=tmp_path, env=environment)
+    start = fork_server.start_python if real else fork_server.start
+    return start(command, cwd=tmp_path, env=environment)
 
 
 def environment_of(tmp_path: Path) -> dict[str, str]:

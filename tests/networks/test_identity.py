@@ -6,7 +6,6 @@ import copy
 import importlib
 import logging
 import os
-import subprocess
 import sys
 import types
 import warnings
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import fork_server
 from helpers.paths import ROOT, TESTS
 from monai.networks import nets
 
@@ -395,9 +395,8 @@ def test_ordinary_networks_are_known_in_every_process(tmp_path: Path) -> None:
         "    if size: module(torch.zeros(size))\n    print(before if t.identity_of(module) == before else 'changed')"
     )
     paths = f"{Path(__file__).parent}:{TESTS}:{ROOT}"
-    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": paths}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    found = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": paths, "PYTHONHASHSEED": "77"}
+    found = fork_server.run(["-c", code], env=environment, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

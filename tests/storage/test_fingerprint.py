@@ -7,7 +7,6 @@ import math
 import os
 import pickle
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers import fork_server
 from helpers.paths import ROOT, TESTS
 from monai.data import MetaTensor
 from monai.transforms import (
@@ -115,14 +115,8 @@ def test_another_process_agrees() -> None:
         "import test_fingerprint as t, random; junk = [object() for _ in range(random.randrange(10**5))]\n"
         "print('\\n'.join(t.fingerprint(value) for value in t.DISTINCT))"
     )
-    environment = {
-        **os.environ,
-        "PYTHONHASHSEED": "77",
-        "PYTHONPATH": f"{Path(__file__).parent}:{TESTS}:{ROOT}",
-    }
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True
-    )
+    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{TESTS}:{ROOT}", "PYTHONHASHSEED": "77"}
+    found = fork_server.run(["-c", code], env=environment)
     assert found.returncode == 0, found.stderr
     # The module is imported as `test_fingerprint` here too.
     assert found.stdout.split() == [fingerprint(value) for value in DISTINCT]
