@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import monai.bundle
+from helpers import fork_server
 from helpers.own_bundle import settings
 from helpers.scans import LPS, write_scan
 
@@ -16,6 +16,8 @@ CODE = """
 import importlib, json, os, pkgutil, signal, sys
 # Other packages, and Python itself, look at the system's name for what there is, so they are imported before.
 import ignite, monai.bundle, nibabel, random, torch
+for name in [name for name in sys.modules if name.partition(".")[0] == "monai_saliency"]:
+    del sys.modules[name]
 sys.modules["fcntl"] = None
 del signal.pthread_sigmask, os.register_at_fork, os.getuid
 
@@ -36,8 +38,7 @@ def test_import_of_all_rooms_and_a_run_in_one_process(tmp_path: Path) -> None:
     runs = {"threads": {"num_workers": 1}, "processes": {"num_workers": 1, "processes": True}}
     elsewhere = json.dumps([settings(tmp_path, out, **loading) for out, loading in runs.items()])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", CODE, elsewhere]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    ended = fork_server.run(["-c", CODE, elsewhere], env=environment)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("this file system has no locks") == 1
     monai.bundle.run(**settings(tmp_path, "here"))

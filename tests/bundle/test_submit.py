@@ -242,17 +242,19 @@ def test_two_jobs_on_this_machine_share_a_run(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_sweep_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each setting is a run of its own, and what comes of them is gathered: the better one is the reference."""
+    """Each setting is a run of its own, and what comes of them is gathered: the better one is the reference.
+
+    In this process: jobs that submitit starts here are those of the test above.
+    """
     common = cohort(tmp_path, 3, monkeypatch)
     jobs = submit_sweep(
         [{"method": "rise", "num_masks": n} for n in (30, 60)],
         BUNDLE,
         tmp_path / "sweep",
         common=common,
-        cluster="local",
-        cpus_per_task=1,
-        timeout_min=10,
+        cluster="debug",
     )
     for output, (job,) in jobs.items():
         assert job.result() == str(output)
@@ -278,7 +280,7 @@ def slurm() -> None:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs, and what they start, from the fork server; those on this machine alone are real commands."""
+    """Jobs, and what they start, from the fork server; those of a run shared on this machine are real commands."""
     monkeypatch.setattr(sys, "executable", fork_server.python())
 
 

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from helpers import fork_server
 from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes
 from monai.inferers import SlidingWindowInferer
 
@@ -74,7 +72,9 @@ class TestBounded:
     def test_resident_memory_keeps_to_the_limit(self) -> None:
         """The growth of a process over one that remembers nothing is within 20 % of a tenth of all outputs."""
         script = """
-import sys, torch
+import ctypes, sys, torch
+# Memory that is freed goes back to the system, so that the peak is of what was held (glibc's M_MMAP_THRESHOLD).
+ctypes.CDLL(None).mallopt(-3, 262144)
 from monai.inferers import SlidingWindowInferer
 import monai_saliency as ms
 torch.set_num_threads(1)
@@ -97,10 +97,8 @@ print(explanation.num_forwards, peak, *explanation.scores[:, 0].tolist())
         size = 8 * 32**3 * 4
 
         def run(limit: int) -> tuple[int, int, list[str]]:
-            # Memory that is freed goes back to the system, so that the peak is of what was held.
-            environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
-            command = [sys.executable, "-c", script, str(limit)]
-            done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+            done = fork_server.run(["-c", script, limit], check=True)
+            assert done.stdout is not None
             forwards, peak, *scores = done.stdout.split()
             return int(forwards), int(peak), scores
 
