@@ -122,7 +122,7 @@ class Cohort:
                 "no scores are kept, so the parts of a case cannot come together: keep them (--store_dir, "
                 "--saliency_store_dir), or let workers share cases (--saliency_split cases)"
             )
-        written, failed = len(self.explained), len(self._failed)
+        written, failed = len(self.explained), [*self._failed]
         try:
             for part, group in groupby(units, key=lambda unit: unit.part):
                 indices = [unit.index for unit in group]
@@ -132,7 +132,8 @@ class Cohort:
         finally:
             self._explainer.assign(Assignment())
         rows = [{"case": case, "error": ""} for case in self.explained[written:]]
-        return rows + [{"case": row["case"], "error": row["error"]} for row in self._failed[failed:]]
+        new = [row for row in self._failed if all(row is not earlier for earlier in failed)]
+        return rows + [{"case": row["case"], "error": row["error"]} for row in new]
 
     def _run_over(self, loader: Any) -> None:
         self.evaluator.data_loader = loader

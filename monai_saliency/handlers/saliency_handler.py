@@ -114,6 +114,7 @@ class SaliencyHandler:
         self.label_key = label_key
         self._background = Background(limit=2)
         self._made_by: MadeBy | None = None
+        self._is_marked = False
         self._parts: NetworkParts | None = None  # of the network, before this run's first forward
         self._loader: Any = None
         # Of cases so far: the evaluator's own forward is slow where it is the first, and has no batch of masks.
@@ -156,7 +157,7 @@ class SaliencyHandler:
 
     def _forget(self, engine: Engine) -> None:
         """Rows of this run are marked by what the network is now, not in a run before it."""
-        self._made_by = self._parts = None
+        self._is_marked, self._parts = False, None
 
     def _note_network(self, engine: Engine) -> None:
         if self._parts is None and self.summary is not None:
@@ -219,10 +220,14 @@ class SaliencyHandler:
         )
 
     def _write_later(self, items: Sequence[dict[Any, Any]], explained: Explained) -> None:
-        if self._made_by is None and self.summary is not None:
+        if not self._is_marked and self.summary is not None:
             network = self.explainer.network, self.explainer.network_id
-            self._made_by = MadeBy(self.summary, described(self.whole_inferer, *network, self._loader, self._parts))
-            self._made_by.note()
+            made_by = MadeBy(self.summary, described(self.whole_inferer, *network, self._loader, self._parts))
+            # An engine runs the evaluator for each of its units.
+            if self._made_by is None or self._made_by.mark != made_by.mark:
+                self._made_by = made_by
+                made_by.note()
+            self._is_marked = True
         work = partial(self._write, _OnHost(items[explained.index], explained))
         self._background.submit(work, explained.claim)
 
@@ -297,7 +302,7 @@ class SaliencyHandler:
         mark = self._made_by.mark if alike and self._made_by is not None else None
         rows = [] if self.summary is None else self.summary.read()
         ended |= {row["case"] for row in rows if mark is None or row["settings"] == mark}
-        ended |= set() if self.failures is None else {row["case"] for row in self.failures.read()}
+        ended |= set() if self.failures is None else {row["case"] for row in self.failures.since()}
         return [case for case in dict.fromkeys(self.explainer.waiting) if case not in ended]
 
     def figures(self) -> dict[str, float]:

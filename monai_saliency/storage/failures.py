@@ -31,6 +31,9 @@ class Failures:
         cases: the names of the cohort's cases. Rows of other cases are removed now. Default: all earlier rows are
             removed now.
         shared: other processes work on the same cohort. Then no row is removed before its case is tried again.
+
+    Attributes:
+        rows: the failures of this run, of cases that have not ended with a map since.
     """
 
     COLUMNS = ("case", "stage", "error")
@@ -43,12 +46,15 @@ class Failures:
         self.rows: list[dict[str, str]] = []
         self._table = CaseTable(self.path, columns=self.COLUMNS)
         self._withdraws: list[Callable[[str], None]] = []
+        self._earlier: list[dict[str, str]] = []
         self._lock = Lock()  # cases are explained in one thread and written in another
         with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
             if cases is None and not shared:
                 self.path.unlink(missing_ok=True)
             elif cases is not None and self.path.exists():
                 self.keep(cases)
+        with suppress(OSError):
+            self._earlier = self.read()
 
     def withdraw_by(self, withdraw: Callable[[str], None]) -> None:
         """Have what an earlier run made of a case removed as soon as the case fails, since it would pass for a result.
@@ -83,8 +89,9 @@ class Failures:
         if len(problem) > _LONGEST_ERROR:
             problem = f"{problem[:_LONGEST_ERROR]} ... ({len(problem):,} characters, all of them in the log)"
         with self._lock:
-            self.rows.append({"case": case, "stage": stage, "error": problem})
-            self._table.add(self.rows[-1:])
+            row = {"case": case, "stage": stage, "error": problem}
+            self.rows = [*self._rows_without(case), row]
+            self._table.add([row])
 
     def keep(self, cases: Collection[str]) -> None:
         """Remove the rows of all cases but these.
@@ -96,13 +103,22 @@ class Failures:
 
     def remove(self, case: str) -> None:
         """Remove the row of a case that has a map now, whichever run has written it."""
-        if self.path.exists():
-            with self._lock:
+        with self._lock:
+            self.rows = self._rows_without(case)
+            if self.path.exists():
                 self._table.replace({case})
+
+    def _rows_without(self, case: str) -> list[dict[str, str]]:
+        return [row for row in self.rows if row["case"] != case]
 
     def read(self) -> list[dict[str, str]]:
         """The rows of the file: of this run, of other runs on the folder, and of cases that were not tried again."""
         return self._table.read()
+
+    def since(self) -> list[dict[str, str]]:
+        """The rows of the file that this run, or another one meanwhile, has written."""
+        ours = {row["case"] for row in self.rows}
+        return [row for row in self.read() if row["case"] in ours or row not in self._earlier]
 
     def summary(self, rows: Sequence[dict[str, str]] | None = None) -> str:
         """One line about the failures, for the end of a run.

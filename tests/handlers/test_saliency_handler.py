@@ -123,6 +123,14 @@ def test_a_case_that_another_process_holds_is_waited_for(tmp_path: Path) -> None
     with store.claim("ct"):
         handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     assert handler.incomplete() == ["ct"]
+    # What an earlier run could not explain is not what this one has explained.
+    Failures(tmp_path / "failures.csv").add("ct", "load", ValueError("broken"))
+    handler.failures = Failures(tmp_path / "failures.csv", cases=["ct"])
+    assert handler.incomplete() == ["ct"]
+    handler.failures.add("ct", "load", ValueError("broken"))
+    assert handler.incomplete() == []
+    handler.failures = None
+    assert handler.incomplete() == ["ct"]
     handler(SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch)))
     handler.finish()
     assert handler.incomplete() == []

@@ -99,3 +99,28 @@ def test_a_long_error_of_a_failed_case(tmp_path: Path) -> None:
     assert row["error"].startswith("ValueError: xxx")
     assert row["error"].endswith("x ... (200,012 characters, all of them in the log)")
     assert len(failures.summary()) < 2200
+
+
+def test_a_case_that_succeeds_later_is_not_among_the_failures(tmp_path: Path) -> None:
+    """Neither of the table nor of the run, whose end status they decide; one that fails twice has one row."""
+    failures = Failures(tmp_path / "failures.csv")
+    for case in ("a", "b", "a"):
+        failures.add(case, "load", ValueError(f"{case} is broken"))
+    assert [row["case"] for row in failures.rows] == ["b", "a"]
+    failures.remove("a")
+    assert [row["case"] for row in failures.rows] == [row["case"] for row in failures.read()] == ["b"]
+    assert failures.summary().startswith("1 case without a map")
+    failures.remove("b")
+    assert failures.rows == failures.read() == []
+
+
+def test_the_row_of_an_earlier_failure_is_not_one_of_this_run(tmp_path: Path) -> None:
+    path = tmp_path / "failures.csv"
+    Failures(path).add("a", "load", ValueError("broken"))
+    now, beside = (Failures(path, cases=["a", "b"]) for _ in "12")
+    assert [row["case"] for row in now.read()] == ["a"]
+    assert now.since() == []
+    beside.add("b", "load", ValueError("broken"))
+    assert [row["case"] for row in now.since()] == ["b"]
+    now.add("a", "load", ValueError("broken"))
+    assert [row["case"] for row in now.since()] == ["a", "b"]
