@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +10,15 @@ from typing import Any
 
 from monai_saliency.data.case_ids import CaseIds
 from monai_saliency.data.listings import LISTS, Listed, read_list
-from monai_saliency.errors import CaseError, as_case_error
+from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.formats import NIFTI, check_readers, format_of
 from monai_saliency.utils.arguments import a_path, instance
 from monai_saliency.utils.monai_private import ItemDataset
 
 __all__ = ["CohortDataset", "find_cases"]
+
+# Folders at the top of a disk, which nobody may read.
+_OF_THE_SYSTEM = {"lost+found", "$recycle.bin", "system volume information"}
 
 
 def find_cases(
@@ -61,8 +63,8 @@ def find_cases(
 
     Raises:
         FileNotFoundError: when the folder does not exist, or none of its scans does.
-        ValueError: when the folder or list holds no scan, when a folder has no ``dataset.json`` and lies in
-            ``exclude``, or when the list cannot be read.
+        ValueError: when a folder cannot be read, when the folder or list holds no scan, when a folder has no
+            ``dataset.json`` and lies in ``exclude``, or when the list cannot be read.
         OptionalImportError: when the package that reads a scan is not installed. It gives the pip command.
     """
     place = a_path("dataset_dir", dataset_dir)
@@ -133,18 +135,31 @@ def _wanted(root: Path, is_list: bool, spatial_dims: int) -> str:
 
 
 def _files_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
-    """The files below a folder, and links to files that do not exist. ``above`` cuts loops of links."""
+    """The files below a folder, and links to files that do not exist. ``above`` cuts loops of links.
+
+    Raises:
+        AdviceError: when a folder cannot be read: nobody knows which cases it holds.
+    """
     try:
         status = os.stat(folder)
-        entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    except OSError as error:
-        warnings.warn(f"scans below {folder} are left out, as it cannot be read: {error}", stacklevel=2)
+        # Not `os.path.isdir` alone, which is false in a folder whose list may be read and whose files may not.
+        entries = [
+            (entry, os.path.isdir(entry) or entry.is_dir(follow_symlinks=False))
+            for entry in os.scandir(folder)
+            if not entry.name.startswith(".") and entry.name.lower() not in _OF_THE_SYSTEM
+        ]
+    except FileNotFoundError:  # it was removed meanwhile
         return
+    except OSError as error:
+        raise AdviceError(
+            f"the folder {folder} cannot be read ({error.strerror or error}), so scans in it would be lost: give "
+            "yourself access to it, move it out of `dataset_dir`, or list the scans to explain in a CSV file"
+        ) from error
     here = status.st_dev, status.st_ino
     if here in above:
         return
-    for entry in entries:
-        if os.path.isdir(entry):
+    for entry, is_folder in entries:
+        if is_folder:
             yield from _files_below(entry.path, (*above, here))
         elif os.path.isfile(entry) or not os.path.exists(entry):
             yield entry.path

@@ -14,7 +14,7 @@ from monai.transforms import LoadImaged
 from monai_saliency.data.cached_dataset import cohort_dataset
 from monai_saliency.data.cohort import CohortDataset, find_cases
 from monai_saliency.data.loader import CohortLoader
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import AdviceError, CaseError
 from monai_saliency.storage.failures import Failures
 
 
@@ -125,8 +125,26 @@ class TestPlainFolder:
             return scandir(folder)
 
         monkeypatch.setattr(os, "scandir", refused)
-        with pytest.warns(UserWarning, match=r"scans below .*closed are left out, .*Permission denied"):
-            assert [case["case"] for case in find_cases(tmp_path)] == ["a"]
+        with pytest.raises(AdviceError, match=r"the folder .*closed cannot be read \(Permission denied\), so scans in"):
+            find_cases(tmp_path)
+        # A disk's own folder is not one of the cohort.
+        (tmp_path / "closed").rename(tmp_path / "lost+found")
+        assert [case["case"] for case in find_cases(tmp_path)] == ["a"]
+
+    def test_a_folder_whose_files_cannot_be_reached(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its parent may be listed but not entered: then nobody can ask what a name in it is."""
+        touch(tmp_path, "a.nii.gz", "closed/deep/b.nii.gz")
+        stat, is_folder = os.stat, os.path.isdir
+
+        def refused(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if os.fspath(path).endswith("deep"):
+                raise PermissionError(13, "Permission denied", path)
+            return stat(path, *args, **kwargs)
+
+        monkeypatch.setattr(os, "stat", refused)
+        monkeypatch.setattr(os.path, "isdir", lambda path: not os.fspath(path).endswith("deep") and is_folder(path))
+        with pytest.raises(AdviceError, match=r"the folder .*deep cannot be read"):
+            find_cases(tmp_path)
 
     @pytest.mark.parametrize("name", ["nowhere", "file.nii.gz"])
     def test_no_folder(self, tmp_path: Path, name: str) -> None:
