@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,12 +31,26 @@ def items_of(batch: Any, count: int) -> list[dict[Any, Any]]:
     if isinstance(batch, (list, tuple)) and len(batch) == count and all(isinstance(item, dict) for item in batch):
         return [dict(item) for item in batch]
     items = decollate_batch(batch)
+    if len(items) != count and isinstance(batch, Mapping):
+        items = _by_key(batch, count) or items
     if len(items) != count:
         raise ValueError(f"a batch of {len(items)} cases gave the network {count} images, so which is whose is unknown")
     return [
         dict(item) if isinstance(item, dict) else dict(enumerate(item if isinstance(item, (list, tuple)) else [item]))
         for item in items
     ]
+
+
+def _by_key(batch: Mapping[Any, Any], count: int) -> list[dict[Any, Any]]:
+    """The cases of a batch with entries of another length, such as lists of clicks, which each case gets whole.
+
+    Empty where no tensor of the batch has one entry for each image.
+    """
+    parts = {key: decollate_batch(value) for key, value in batch.items()}
+    fits = {key: isinstance(part, (list, tuple)) and len(part) == count for key, part in parts.items()}
+    if not any(fits[key] and isinstance(batch[key], torch.Tensor) for key in batch):
+        return []
+    return [{key: parts[key][i] if fits[key] else batch[key] for key in batch} for i in range(count)]
 
 
 def goes_through_all(loader: Any, epoch_length: int | None) -> bool:

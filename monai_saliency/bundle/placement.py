@@ -15,8 +15,9 @@ from monai.data import MetaTensor
 from monai.transforms import Compose, Invertd, InvertibleTransform
 from monai.utils import ImageMetaKey, WSIPatchKeys
 
+from monai_saliency.bundle.inversion import inverted_by_steps, source_key
 from monai_saliency.data.case_ids import CaseIds
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import root_cause
 from monai_saliency.transforms import SaveSaliencyd
 from monai_saliency.transforms.check import header_problem
 
@@ -38,7 +39,8 @@ class Placement:
 
     The preprocessing is what the loader's dataset applies, so its ids do not matter. A map stays on the grid of the
     network's input, which the log says, where there is no way back: for images that come from no file, for patches of
-    a slide, and for pipelines of array transforms that do not restore the file's grid.
+    a slide, and for pipelines that do not restore the file's grid. Steps that cannot be inverted are passed by, and a
+    map of an image that was put together from several files goes back to the first one.
 
     Args:
         output_dir: the folder to write below.
@@ -65,7 +67,8 @@ class Placement:
         self.dataset, self.transform = _preprocessing(loader, image_key)
         self.on_scan = SaveSaliencyd(saliency_key, output_dir, picture)
         self.on_input = SaveSaliencyd(saliency_key, output_dir, picture, grid_key=image_key)
-        self._files = _files(self.dataset, image_key)
+        file_key = source_key(self.transform, image_key) if isinstance(image_key, str) else image_key
+        self._files = _files(self.dataset, image_key) or _files(self.dataset, file_key)
         self._root = None if self._files is None else _common_folder(self._files)
         listed = Counter(map(os.path.abspath, self._files or []))
         self._twice = {file for file, count in listed.items() if count > 1}
@@ -125,11 +128,7 @@ class Placement:
         return [self._name(file) for file in self._files]
 
     def __call__(self, case: dict[Hashable, Any]) -> dict[Hashable, Any]:
-        """Invert and save a case's map.
-
-        Raises:
-            CaseError: when the way back through the preprocessing fails, or does not end on the scan's grid.
-        """
+        """Invert and save a case's map: on the scan's grid, or where no way leads there on the network's input."""
         image = case[self.image_key]
         if input_file(image) is None:
             return self._keep(case, "they come from no file that is known")
@@ -137,21 +136,25 @@ class Placement:
             return self._keep(case, "they are patches of a larger image")
         if self.transform is None:
             return self._keep(case, "the loader's dataset shows no preprocessing that could be inverted")
-        original = case[self.saliency_key].clone()
-        try:
-            inverted = self._invert(case)
-        except Exception as error:
-            raise CaseError(
-                str(case["case"]),
-                "the map could not be taken back through the bundle's preprocessing "
-                f"({type(error).__name__}: {error}), so it is not saved",
-            ) from error
-        if isinstance(self.image_key, str) or self.on_scan.lies_on_scan(inverted):
-            return self.on_scan({**case, self.saliency_key: inverted})
-        return self._keep(
-            {**case, self.saliency_key: original},
-            "the bundle's transforms of arrays do not lead back to the file's grid",
-        )
+        back, reason = self._back(case)
+        return self._keep(case, reason) if back is None else self.on_scan({**case, self.saliency_key: back})
+
+    def _back(self, case: dict[Hashable, Any]) -> tuple[torch.Tensor | None, str]:
+        """A case's map on its scan, by whichever way leads there; None where none does, and the reason in words."""
+        kind = "preprocessing" if isinstance(self.image_key, str) else "transforms of arrays"
+        reason = f"the bundle's {kind} do{'es' * isinstance(self.image_key, str)} not lead back to the file's grid"
+        for way in (self._invert, self._invert_by_steps):
+            # A copy: a computed map must not be lost with a way that ends half-way.
+            copied = {**case, self.saliency_key: case[self.saliency_key].clone()}
+            try:
+                back = way(copied)
+            except Exception as error:
+                cause = root_cause(error)
+                reason = f"{reason} ({type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]})"
+                continue
+            if back is not None and self.on_scan.lies_on_scan(back):
+                return back, ""
+        return None, reason
 
     def _invert(self, case: dict[Hashable, Any]) -> torch.Tensor:
         if not isinstance(self.transform, InvertibleTransform):
@@ -160,6 +163,12 @@ class Placement:
             back = Invertd(self.saliency_key, self.transform, orig_keys=self.image_key, nearest_interp=self.nearest)
             return back(case)[self.saliency_key]
         return self.transform.inverse(case[self.saliency_key])
+
+    def _invert_by_steps(self, case: dict[Hashable, Any]) -> torch.Tensor | None:
+        if not isinstance(self.image_key, str):
+            return None
+        image = case[self.image_key]
+        return inverted_by_steps(case[self.saliency_key], image, self.transform, self.image_key, self.nearest)
 
     def _keep(self, case: dict[Hashable, Any], reason: str) -> dict[Hashable, Any]:
         """Save a map on the grid of the network's input."""

@@ -94,6 +94,10 @@ def read_postprocessing(transform: Any) -> dict[Any, Reading]:
             pairs = [(key, i) for i, key in enumerate(each.keys)]
         elif isinstance(each, (Activations, AsDiscrete)):
             pairs = [(CommonKeys.PRED, 0)]
+        elif any(cls.__name__ == "VistaPostTransformd" for cls in type(each).__mro__):  # whose module imports much
+            # It makes a label for each prompt where its logit is above 0.
+            readings |= {key: Reading("sigmoid", "threshold") for key in each.keys}
+            continue
         else:
             continue
         for key, i in pairs:

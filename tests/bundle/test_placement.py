@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,27 @@ import numpy as np
 import pytest
 import torch
 from monai.data import ArrayDataset, DataLoader, Dataset, MetaTensor
-from monai.transforms import Compose, EnsureChannelFirst, Lambdad, LoadImage, LoadImaged, Resize, Transpose
+from monai.transforms import (
+    Compose,
+    ConcatItemsd,
+    CopyItemsd,
+    EnsureChannelFirst,
+    EnsureChannelFirstd,
+    Flipd,
+    InvertibleTransform,
+    LoadImage,
+    LoadImaged,
+    MapTransform,
+    ResampleToMatchd,
+    Resize,
+    Spacingd,
+    SpatialPadd,
+    SqueezeDimd,
+    Transpose,
+)
 from PIL import Image
 
 from monai_saliency.bundle.placement import Placement
-from monai_saliency.errors import CaseError
 
 AFFINE = np.array([[2.0, 0.1, 0, 5], [-0.1, 1.5, 0.2, 6], [0, -0.2, 3.0, 7], [0, 0, 0, 1]])
 
@@ -144,12 +161,94 @@ def test_array_transforms_that_lead_elsewhere_leave_the_map_where_it_is(
     assert "do not lead back" in caplog.text
 
 
-def test_map_of_keys_that_does_not_get_back_is_refused(tmp_path: Path) -> None:
+class Cut(MapTransform):
+    """Cuts voxels off without recording it, and its inverse fails."""
+
+    def __call__(self, data: Any) -> Any:
+        return {**data, "image": data["image"][:, 2:]}
+
+
+class CutInvertible(Cut, InvertibleTransform):
+    def inverse(self, data: Any) -> Any:
+        raise KeyError("what was cut off is gone")
+
+
+@pytest.mark.parametrize("cut", [Cut("image"), CutInvertible("image")])
+def test_a_map_that_does_not_get_back_lies_on_the_networks_input(
+    cut: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A computed map is not thrown away, and the log says where it lies."""
     file = scan(tmp_path / "scan.nii.gz")
-    cut = Compose([LoadImaged("image", ensure_channel_first=True), Lambdad("image", lambda image: image[:, 2:])])
-    dataset = Dataset([{"image": str(file)}], cut)
-    with pytest.raises(CaseError, match=r"case scan: the map of shape \(8, 8, 6\).* does not lie on the scan's grid"):
-        place(Placement(tmp_path / "maps", DataLoader(dataset), "image"), dataset[0]["image"])
+    dataset = Dataset([{"image": str(file)}], Compose([LoadImaged("image", ensure_channel_first=True), cut]))
+    placement = Placement(tmp_path / "maps", DataLoader(dataset), "image")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            place(placement, dataset[0]["image"])
+    saved = nib.load(tmp_path / "maps" / "scan_saliency.nii.gz")
+    np.testing.assert_allclose(saved.get_fdata(), dataset[0]["image"][0].numpy(), rtol=1e-6)
+    said = "maps lie on the grid of the network's input, .* since the bundle's preprocessing does not lead back to"
+    assert len(re.findall(said, caplog.text)) == 1
+    assert ("what was cut off is gone" in caplog.text) == isinstance(cut, CutInvertible)
+
+
+class WithoutAllowing(MapTransform):
+    """What ``Invertd`` does not take: its keys may not be missing, as it has no word for that."""
+
+    def __init__(self) -> None:
+        self.keys = ("image",)
+
+    def __call__(self, data: Any) -> Any:
+        return {**data, "image": data["image"] * 2}
+
+
+def rises(shape: tuple[int, ...]) -> np.ndarray:
+    """Values that resampling keeps."""
+    return sum(
+        np.meshgrid(*(factor * np.arange(n) for factor, n in zip((1, 20, 300), shape, strict=True)), indexing="ij")
+    )
+
+
+PIPELINES = {
+    "without allow_missing_keys": [
+        Flipd("image", 0),
+        WithoutAllowing(),
+        Spacingd("image", (1.5, 1.5, 2.5)),
+        SqueezeDimd("image", 0),
+        EnsureChannelFirstd("image", channel_dim="no_channel"),
+    ],
+    "of two files": [
+        Flipd(["first", "second"], 0),
+        Spacingd(["first", "second"], (1.5, 1.5, 2.5)),
+        ResampleToMatchd("second", "first"),
+        ConcatItemsd(["first", "second"], "both"),
+        CopyItemsd("both", names="image"),
+        SpatialPadd("image", (20, 20, 20)),
+    ],
+}
+
+
+@pytest.mark.parametrize("steps", PIPELINES.values(), ids=PIPELINES)
+def test_a_map_goes_back_through_what_can_be_inverted(steps: list[Any], tmp_path: Path) -> None:
+    """To the file, or to the first of several, which also names the case."""
+    keys = ["image"] if len(steps) == 5 else ["first", "second"]
+    files = {key: tmp_path / f"{key}.nii.gz" for key in keys}
+    for i, file in enumerate(files.values()):
+        shape = (10 + 2 * i, 8, 6 + i)
+        nib.save(nib.Nifti1Image((rises(shape) + i).astype(np.float32), AFFINE + 0.5 * i * np.eye(4, 4)), file)
+    load = [LoadImaged(keys), EnsureChannelFirstd(keys)]
+    dataset = Dataset([{key: str(file) for key, file in files.items()}], Compose([*load, *steps]))
+    placement = Placement(tmp_path / "maps", DataLoader(dataset), "image", picture=False)
+    image = dataset[0]["image"]
+    assert placement.names({"image": image}) == [keys[0]]
+    scale = 2 if keys == ["image"] else 1
+    case: dict[Any, Any] = {"image": image, "case": keys[0]}
+    case["saliency"] = MetaTensor(image[:1].as_tensor() / scale).copy_meta_from(image)
+    placement(case)
+    saved = nib.load(tmp_path / "maps" / f"{keys[0]}_saliency.nii.gz")
+    assert saved.shape == (10, 8, 6)
+    np.testing.assert_allclose(saved.affine, AFFINE, atol=1e-4)
+    inside = (slice(2, -2),) * 3
+    np.testing.assert_allclose(saved.get_fdata()[inside], rises((10, 8, 6))[inside], atol=2)
 
 
 def test_image_from_no_file_keeps_its_grid(tmp_path: Path) -> None:

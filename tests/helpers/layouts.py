@@ -11,12 +11,15 @@ from typing import Any
 
 import monai.bundle
 import monai.networks.nets
+import numpy as np
 import torch
 from monai.bundle import ConfigParser
+from PIL import Image
 
 from helpers.paths import BUNDLES
 from helpers.scans import AFFINES, photograph, volume
 from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.data.case_ids import case_id
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,26 @@ def renamed(bundle: Path, data: Path) -> tuple[dict[str, Path], dict[str, Any]]:
     return scans, {"dataset_dir": str(data), "results": str(bundle / "eval")}
 
 
+def nuclick(bundle: Path, data: Path) -> tuple[dict[str, Path], dict[str, Any]]:
+    return {"tile": photograph(data / "tile.png", 45, 38, 0)}, {"dataset_dir": str(data)}
+
+
+def modalities(bundle: Path, data: Path) -> tuple[dict[str, Path], dict[str, Any]]:
+    """The second one lies elsewhere, on a grid of its own."""
+    volume(data / "a_t2.nii.gz", (15, 14, 12), AFFINES[1], 1)
+    return {"a_t1": volume(data / "a_t1.nii.gz", (20, 17, 9), AFFINES[0], 0)}, {"dataset_dir": str(data)}
+
+
+def pairs(bundle: Path, data: Path) -> tuple[dict[str, Path], dict[str, Any]]:
+    data.mkdir(parents=True)
+    images = {}
+    for i in range(2):
+        path = data / f"00{i}.jpeg"
+        images[case_id(None, path)] = path  # the dataset lists no files that have a folder in common
+        Image.fromarray(np.random.default_rng(i).integers(0, 256, (33, 28), dtype=np.uint8)).save(path)
+    return images, {"dataset_dir": str(data)}
+
+
 LAYOUTS = [
     Layout("spleen_ct_segmentation", spleen, run="run", words="softmax"),
     Layout("brats_mri_segmentation", brats, words="sigmoid"),
@@ -111,6 +134,10 @@ LAYOUTS = [
     Layout("valve_landmarks", valve, words="regression"),
     Layout("pathology_nuclei_segmentation_classification", pathology, words="nucleus_prediction"),
     Layout("vista3d", spleen, run="run", words="sigmoid"),
+    Layout("pathology_nuclick_annotation", nuclick, words="sigmoid"),
+    Layout("spleen_deepedit_annotation", spleen, words="softmax"),
+    Layout("two_modalities_segmentation", modalities, words="softmax"),
+    Layout("mednist_reg", pairs, words="image regression"),
     Layout("renamed_ids", renamed, run="go", network="model", words="segmentation"),
 ]
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from monai.apps.vista3d.transforms import VistaPostTransformd
 from monai.transforms import Activations, Activationsd, AsDiscreted, Compose, Invertd, SaveImaged
 
 from monai_saliency.cases import Case
@@ -35,6 +36,7 @@ def test_postprocessing_is_read_key_by_key() -> None:
         "edge": Reading("sigmoid", "threshold"),
     }
     assert read_postprocessing(Activations(sigmoid=True)) == readings(activation="sigmoid")
+    assert read_postprocessing(VistaPostTransformd("pred")) == readings(activation="sigmoid", discrete="threshold")
     assert read_postprocessing(None) == {}
 
 

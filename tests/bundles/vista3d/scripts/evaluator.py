@@ -17,6 +17,8 @@ class PromptEvaluator(SupervisedEvaluator):
             engine.state.output[CommonKeys.PRED] = engine.inferer(
                 inputs=inputs, network=engine.network, class_vector=self.class_vector.to(inputs.device)
             )
+        # With a first axis for decollating, as the prediction has.
+        engine.state.output["label_prompt"] = self.class_vector[None, :, None]
         engine.fire_event(IterationEvents.FORWARD_COMPLETED)
         engine.fire_event(IterationEvents.MODEL_COMPLETED)
         return engine.state.output
