@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import fork_server
+from helpers import fork_server, nnunet
 from helpers.layouts import LAYOUTS, Bundle
 from helpers.threads import left
 
@@ -78,6 +78,19 @@ def cluster() -> Iterator[None]:
         )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def nnunet_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small nnU-Net model of nnU-Net's own planner: the folder of the dataset's models."""
+    pytest.importorskip("nnunetv2", reason='needs pip install "monai-saliency[nnunet]"')
+    return nnunet.make_model(tmp_path_factory.mktemp("nnunet"))
+
+
+@pytest.fixture(scope="session")
+def nnunet_bright(tmp_path_factory: pytest.TempPathFactory, nnunet_models: Path) -> Path:
+    """Its model folder with a network that sees bright voxels."""
+    return nnunet.make_bright(tmp_path_factory.mktemp("nnunet_bright"), nnunet_models)
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ EXTRAS = (
     "matplotlib",
     "mlflow",
     "nilearn",
+    "nnunetv2",
     "pytorch_lightning",
     "ray",
 )

@@ -148,7 +148,9 @@ def check_unchanged(state: CaseState, batch: torch.Tensor, version: int) -> None
 def tolerance_of(forward: Forward, state: CaseState) -> Callable[[torch.dtype], float]:
     """What is rounding for a network and a case, by the type of an output."""
     image = state.case.image
-    return rounding_of(forward.network, image.device, forward.autocast_dtype(image))
+    # nnU-Net adds its patches up in float16.
+    coarse = forward.autocast_dtype(image) or getattr(forward.inferer, "blended_in", None)
+    return rounding_of(forward.network, image.device, coarse)
 
 
 def predicted(state: CaseState, output: OutputPath | None) -> Expected | None:

@@ -10,10 +10,10 @@ import torch
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.patch_memory import owned
 from monai_saliency.inferers.patch_plan import find_touches, find_trims
-from monai_saliency.utils.boxes import Box, within
+from monai_saliency.utils.boxes import Box, everywhere, within
 from monai_saliency.utils.patch_grid import PatchGrid
 
-__all__ = ["PatchCase", "around", "everywhere"]
+__all__ = ["PatchCase", "around"]
 
 
 class PatchCase:
@@ -123,11 +123,6 @@ class PatchCase:
             values = self.sums[everywhere(here)] / self.weight_sum[here]
             self._contributions[key] = self.target.contribution(values[None], box)[0]
         return self._contributions[key]
-
-
-def everywhere(box: Box) -> Box:
-    """A box in all channels."""
-    return (slice(None), *box)
 
 
 def around(boxes: Iterable[Box]) -> Box:

@@ -14,6 +14,7 @@ import torch
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
 
 from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.nnunet import NNUNetInferer
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.networks.inputs import TensorInput
 from monai_saliency.networks.outputs import OutputPath
@@ -23,7 +24,8 @@ from monai_saliency.utils.patch_grid import PatchGrid
 
 __all__ = ["PatchPlan", "find_touches", "find_trims", "plan", "refusal"]
 
-_EXACT_CALLS = (SlidingWindowInferer.__call__, SlidingWindowInfererAdapt.__call__, SliceInferer.__call__)
+_EXACT = (SlidingWindowInferer, SlidingWindowInfererAdapt, SliceInferer, NNUNetInferer)
+_EXACT_CALLS = tuple(kind.__call__ for kind in _EXACT)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from monai.utils import PytorchPadMode, look_up_option
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.expected import check_unchanged
 from monai_saliency.inferers.forward import Forward
-from monai_saliency.inferers.patch_case import PatchCase, everywhere
+from monai_saliency.inferers.patch_case import PatchCase
 from monai_saliency.inferers.patch_check import PatchCheck
 from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory, owned
 from monai_saliency.inferers.patch_plan import refusal
@@ -53,6 +53,7 @@ from monai_saliency.inferers.unwrapped import inside_of, sliding_call
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring
 from monai_saliency.networks.comparison import excerpt
 from monai_saliency.networks.outputs import OutputPath, read
+from monai_saliency.utils.boxes import everywhere
 from monai_saliency.utils.monai_private import tensor_version
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.profiling import stage

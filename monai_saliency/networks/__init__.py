@@ -6,6 +6,7 @@ module           what it holds
 ``inputs``       how a network takes its inputs (a tensor, a list, a dictionary, arguments), and which are perturbed
 ``outputs``      reading a part of a structured output, and cutting a batch's output into rows
 ``adapters``     networks of other libraries with the interface of MONAI's networks
+``nnunet``       a trained nnU-Net v2 model, and its folds and mirrored copies as one network
 ``checkpoints``  loading weights
 ``identity``     a network's fingerprint, which decides whether its stored scores may be used again
 ===============  ==============================================================================================

@@ -6,12 +6,14 @@ module          transforms
 ``check``       :class:`CheckScand`: refuse scans that cannot be explained
 ``label_maps``  :class:`LoadRegionsd`, :class:`SaveRegionsd`: label maps, and the table of their regions
 ``saliency``    :class:`Saliency`, :class:`Saliencyd`: explain an image
+``nnunet``      :class:`NNUNetPreprocessd`: nnU-Net's own preprocessing, with the way back
 ``save``        :class:`SaveSaliencyd`: write maps on the scan's own grid
 ==============  ===================================================================================
 """
 
 from .check import CheckScanD, CheckScand, CheckScanDict
 from .label_maps import LoadRegionsD, LoadRegionsd, LoadRegionsDict, SaveRegionsD, SaveRegionsd, SaveRegionsDict
+from .nnunet import NNUNetPreprocessD, NNUNetPreprocessd, NNUNetPreprocessDict
 from .saliency import Saliency, SaliencyD, Saliencyd, SaliencyDict
 from .save import SaveSaliencyD, SaveSaliencyd, SaveSaliencyDict
 
@@ -22,6 +24,9 @@ __all__ = [
     "LoadRegionsD",
     "LoadRegionsDict",
     "LoadRegionsd",
+    "NNUNetPreprocessD",
+    "NNUNetPreprocessDict",
+    "NNUNetPreprocessd",
     "Saliency",
     "SaliencyD",
     "SaliencyDict",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise, product
 
 from monai.data.utils import dense_patch_slices
 from monai.inferers import SliceInferer, SlidingWindowInferer
@@ -11,7 +12,22 @@ from monai.utils import ensure_tuple_rep, fall_back_tuple
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.monai_private import scan_interval
 
-__all__ = ["PatchGrid"]
+__all__ = ["OwnSteps", "PatchGrid"]
+
+
+class OwnSteps(SlidingWindowInferer):
+    """A ``SlidingWindowInferer`` that has its own rule of where patches begin."""
+
+    def starts(self, shape: Sequence[int]) -> list[list[int]]:
+        """Where patches begin.
+
+        Args:
+            shape: the spatial shape of the image, padded to the size of a patch.
+
+        Returns:
+            for each axis the first voxels of patches, ascending.
+        """
+        raise NotImplementedError
 
 
 class PatchGrid:
@@ -19,10 +35,12 @@ class PatchGrid:
 
     Attributes:
         roi_size: the size of a patch in voxels, for each axis.
-        step: the distance from patch to patch in voxels, for each axis.
+        step: the distance from patch to patch in voxels, for each axis; the largest where they differ.
         boxes: the box of the image that each patch sees, in MONAI's order.
         crop: where this box lies in the patch. If the patch is larger than the image, the rest is padding.
         pad: the padding, in the form that ``F.pad`` takes.
+        cuts: the box of the padded image that each patch is, in the same order.
+        inside: where the image lies in the padded one.
 
     Args:
         inferer: the inferer.
@@ -51,7 +69,21 @@ class PatchGrid:
         self.pad: list[int] = []
         for size, own, half in reversed(list(zip(padded, spatial_shape, before, strict=True))):
             self.pad += [half, size - own - half]
-        self.step = scan_interval(padded, self.roi_size, dims, overlap)
+        if isinstance(inferer, OwnSteps):
+            starts = inferer.starts(padded)
+            self.step = tuple(
+                max((after - before for before, after in pairwise(axis)), default=size)
+                for axis, size in zip(starts, self.roi_size, strict=True)
+            )
+            patches = [
+                tuple(slice(start, start + size) for start, size in zip(corner, self.roi_size, strict=True))
+                for corner in product(*starts)
+            ]
+        else:
+            self.step = scan_interval(padded, self.roi_size, dims, overlap)
+            patches = dense_patch_slices(padded, self.roi_size, self.step)
+        self.cuts: list[Box] = list(patches)
+        self.inside: Box = tuple(slice(half, half + own) for half, own in zip(before, spatial_shape, strict=True))
         # Along a padded axis there is one patch, which holds the whole image.
         self.crop = tuple(
             slice(half, half + own) if size > own else slice(0, roi)
@@ -62,5 +94,5 @@ class PatchGrid:
                 slice(0, own) if size > own else slice(int(side.start), int(side.stop))
                 for side, size, own in zip(patch, padded, spatial_shape, strict=True)
             )
-            for patch in dense_patch_slices(padded, self.roi_size, self.step)
+            for patch in self.cuts
         ]

@@ -1,0 +1,106 @@
+"""nnU-Net's model folders: which are read, and which are refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from monai_saliency.networks.nnunet import MirroredNetwork, NNUNetModel, NNUNetNetwork
+
+FULL = "nnUNetTrainer__nnUNetPlans__3d_fullres"
+
+
+@pytest.fixture
+def models(nnunet_models: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(nnunet_models, tmp_path / "models"))
+
+
+def test_finds_model_and_folds(nnunet_models: Path) -> None:
+    model = NNUNetModel(nnunet_models / FULL)
+    assert (model.folds, model.configuration, model.channels, model.activation) == ([0, 1], "3d_fullres", 1, "softmax")
+    network = model.network()
+    assert [member.axes for member in network.members] == [(0, 1, 2)] * 2
+    assert NNUNetModel(nnunet_models, "1", "2d").network(mirroring=False).members[0].axes == ()
+
+
+def cascade(models: Path) -> None:
+    plans = json.loads((models / FULL / "plans.json").read_text())
+    plans["configurations"]["3d_fullres"]["previous_stage"] = "3d_lowres"
+    (models / FULL / "plans.json").write_text(json.dumps(plans))
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return print, ("it ran",)
+
+
+def with_code(models: Path) -> None:
+    (models / FULL / "fold_0" / "checkpoint_final.pth").write_bytes(pickle.dumps(Evil()))
+
+
+def with_numpy(models: Path) -> None:
+    import numpy as np
+
+    for fold in (0, 1):
+        path = models / FULL / f"fold_{fold}" / "checkpoint_final.pth"
+        content = torch.load(path, weights_only=True) | {"_best_ema": np.float64(0.5), "logging": [np.float32(1)]}
+        torch.save(content, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "error"),
+    [
+        (cascade, (FULL,), "second stage of a cascade: its network also reads the segmentation of 3d_lowres"),
+        (with_code, (FULL,), "cannot be read without running code in it"),
+        (with_numpy, (FULL,), None),
+        (None, ("",), "holds several models"),
+        (None, ("", None, "3d_lowres"), "holds no plans.json, but only nnUNetTrainer__nnUNetPlans__2d, "),
+        (None, (FULL, None, "2d"), "are of the configuration 3d_fullres, not 2d"),
+        (None, (FULL, [0, 3]), "has no checkpoint_final.pth of fold 3; it has those of 0, 1"),
+        (None, (FULL, None, None, "checkpoint_best.pth"), "no fold of .* has the checkpoint checkpoint_best.pth"),
+        (lambda models: (models / FULL / "dataset.json").unlink(), (FULL,), "dataset.json does not exist"),
+    ],
+)
+def test_refuses_with_the_reason(
+    models: Path,
+    change: Callable[[Path], Any] | None,
+    arguments: tuple[Any, ...],
+    error: str | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if change is not None:
+        change(models)
+    if error is None:
+        NNUNetModel(models / arguments[0], *arguments[1:])
+    else:
+        with pytest.raises((ValueError, FileNotFoundError), match=error):
+            NNUNetModel(models / arguments[0], *arguments[1:])
+    assert "it ran" not in capsys.readouterr().out
+
+
+def test_mirrors_along_all_combinations_of_axes() -> None:
+    """Written slowly: each flip of the patch is flipped back, and all are averaged."""
+    network = torch.nn.Conv3d(1, 2, 3, padding=1)
+    patches = torch.randn(2, 1, 4, 5, 6)
+    with torch.no_grad():
+        flipped = [network(patches.flip(axes)).flip(axes) for axes in [(), (2,), (4,), (2, 4)]]
+        found = MirroredNetwork(network, (0, 2))(patches)
+    torch.testing.assert_close(found, torch.stack(flipped).mean(0))
+    with pytest.raises(ValueError, match="axes of a network of 2 spatial axes"):
+        MirroredNetwork(network, (2,), spatial_dims=2)
+
+
+def test_slices_of_a_volume_go_through_a_network_of_slices() -> None:
+    network = torch.nn.Conv2d(1, 2, 3, padding=1)
+    patches = torch.randn(2, 1, 1, 5, 6)
+    with torch.no_grad():
+        found = NNUNetNetwork([MirroredNetwork(network, spatial_dims=2)])(patches)
+        assert torch.equal(found[:, :, 0], network(patches[:, :, 0]))

@@ -1,0 +1,109 @@
+"""nnU-Net's preprocessing as a transform, compared with nnU-Net's own readers, preprocessor and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.nnunet import scan
+from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Orientationd
+from monai.utils import convert_to_dst_type
+
+from monai_saliency.inferers.nnunet import NNUNetInferer
+from monai_saliency.networks.nnunet import NNUNetModel
+from monai_saliency.transforms import NNUNetPreprocessd
+
+TURNED = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1]]) @ np.array([[1, 0, 0], [0, 0.8, -0.6], [0, 0.6, 0.8]])
+AFFINES = {
+    "anisotropic": nib.affines.from_matvec(np.diag([-4.1, -0.9, 0.7]), [5, -7, 20]),
+    "oblique": nib.affines.from_matvec(TURNED @ np.diag([2.3, 1.1, 1.3]), [5, -7, 20]),
+    "permuted": nib.affines.from_matvec((TURNED @ np.diag([0.8, 1.1, 3.3]))[:, [2, 0, 1]], [5, -7, 20]),
+}
+
+
+def pipeline(model: NNUNetModel) -> Compose:
+    turn = [Orientationd("image", axcodes="RAS", labels=None)] if model.reorients else []
+    own = NNUNetPreprocessd("image", model.plans, model.dataset_json, model.configuration)
+    return Compose([LoadImaged("image"), EnsureChannelFirstd("image"), *turn, own])
+
+
+def own_predictor(model: NNUNetModel) -> Any:
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+    predictor = nnUNetPredictor(use_mirroring=False, device=torch.device("cpu"), allow_tqdm=False)
+    predictor.initialize_from_trained_model_folder(str(model.folder), [0])
+    predictor.plans_manager.plans["image_reader_writer"] = model.plans["image_reader_writer"]
+    return predictor
+
+
+@pytest.mark.parametrize("configuration", ["3d_fullres", "2d"])
+@pytest.mark.parametrize("reader", ["SimpleITKIO", "NibabelIO", "NibabelIOWithReorient", "SimpleITKIOWithReorient"])
+@pytest.mark.parametrize("place", AFFINES)
+def test_preprocesses_and_inverts_as_nnunet(
+    nnunet_models: Path, tmp_path: Path, place: str, reader: str, configuration: str
+) -> None:
+    """The network's input is nnU-Net's, and logits that are inverted are its probabilities on the scan's grid."""
+    model = NNUNetModel(nnunet_models, 0, configuration)
+    model.plans["image_reader_writer"] = reader
+    predictor = own_predictor(model)
+    path = scan(tmp_path / "case.nii.gz", AFFINES[place], (7, 15, 17))
+    pre = pipeline(model)
+    item = pre({"image": str(path)})
+
+    read = predictor.plans_manager.image_reader_writer_class()
+    array, properties = read.read_images([str(path)])
+    preprocessor = predictor.configuration_manager.preprocessor_class(verbose=False)
+    managers = predictor.plans_manager, predictor.configuration_manager
+    theirs, _, known = preprocessor.run_case_npy(array, None, dict(properties), *managers, predictor.dataset_json)
+    np.testing.assert_array_equal(item["image"].numpy(), theirs)
+    assert (
+        min(np.ptp(side) < size for side, size in zip(known["bbox_used_for_cropping"], array.shape[1:], strict=True))
+        < 1
+    )
+
+    with torch.no_grad():
+        logits = NNUNetInferer(model.settings.patch_size)(item["image"][None], model.network(mirroring=False))[0]
+    item["saliency"] = convert_to_dst_type(logits, item["image"], dtype=torch.float16)[0]
+    back = Invertd("saliency", pre, orig_keys="image", nearest_interp=False)(item)["saliency"]
+    np.testing.assert_allclose(back.affine, AFFINES[place], atol=1e-5)
+    _, probabilities = predictor.predict_single_npy_array(array, properties, save_or_return_probabilities=True)
+    if model.reorients:
+        code = nib.orientations.ornt_transform(*map(nib.io_orientation, (np.eye(4), AFFINES[place])))
+        turned = [nib.orientations.apply_orientation(each.transpose(2, 1, 0), code) for each in probabilities]
+        probabilities = np.stack(turned).transpose(0, 3, 2, 1)
+    inside = (np.asarray(back) != 0).any(axis=0)
+    assert 0.5 < inside.mean() < 1
+    found = torch.as_tensor(np.asarray(back)).float().softmax(0).numpy()
+    assert np.abs(found - probabilities.transpose(0, 3, 2, 1))[:, inside].max() < 1e-6
+
+
+def test_affine_is_of_the_preprocessed_voxels(nnunet_models: Path, tmp_path: Path) -> None:
+    """A scan that holds a coordinate shows it at the place that the affine gives; and comes back as it was."""
+    affine = AFFINES["oblique"]
+    model = NNUNetModel(nnunet_models, 0, "3d_fullres")
+    model.plans["configurations"]["3d_fullres"]["normalization_schemes"] = ["NoNormalization"]
+    for axis in range(3):
+        values = nib.affines.apply_affine(affine, np.moveaxis(np.indices((7, 15, 17)), 0, -1))[..., axis]
+        nib.save(nib.Nifti1Image(values.astype(np.float32), affine), tmp_path / "case.nii.gz")
+        item = pipeline(model)({"image": str(tmp_path / "case.nii.gz")})
+        image = item["image"]
+        middle = tuple(slice(size // 4, -(size // 4)) for size in image.shape[1:])
+        places = nib.affines.apply_affine(image.affine.numpy(), np.moveaxis(np.indices(image.shape[1:]), 0, -1))
+        # Along its coarse axis nnU-Net resamples by nearest neighbour, and by splines along the others.
+        assert np.abs(image[0].numpy() - places[..., axis])[middle].max() < 2.3 / 2 + 0.1
+        assert np.abs(np.mean((image[0].numpy() - places[..., axis])[middle])) < 0.3
+
+
+def test_maps_of_regions_come_back_by_nearest_neighbour(nnunet_models: Path, tmp_path: Path) -> None:
+    model = NNUNetModel(nnunet_models, 0, "3d_fullres")
+    path = scan(tmp_path / "case.nii.gz", AFFINES["oblique"], (7, 15, 17))
+    pre = pipeline(model)
+    item = pre({"image": str(path)})
+    values = torch.randint(1, 5, item["image"].shape, generator=torch.Generator().manual_seed(0)).float()
+    item["saliency"] = convert_to_dst_type(values, item["image"])[0]
+    back = Invertd("saliency", pre, orig_keys="image", nearest_interp=True)(item)["saliency"]
+    assert set(back.unique().tolist()) == {0, 1, 2, 3, 4}
