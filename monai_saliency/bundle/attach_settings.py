@@ -114,7 +114,9 @@ class AttachSettings:
         """
         target, output = self.target, self.output
         if isinstance(target, str):
-            target = AutoTarget(read_postprocessing(postprocessing), self.classes, self.activation, self.output)
+            # A wrapper of nnU-Net makes labels itself, so that no postprocessing shows the activation.
+            activation = self.activation or getattr(evaluator, "activation", None)
+            target = AutoTarget(read_postprocessing(postprocessing), self.classes, activation, self.output)
             output = None
         own = own_inferer(evaluator)
         method = self.method.choose(own, image)

@@ -14,7 +14,8 @@ from monai.utils import CommonKeys
 from monai_saliency.bundle.attach_settings import REGIONS, AttachSettings
 from monai_saliency.bundle.batches import goes_through_all, is_input, items_of, keys_of
 from monai_saliency.bundle.placement import Placement, input_file
-from monai_saliency.bundle.replay import Recorder, Replay, own_inferer, randomness_untouched
+from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer, randomness_untouched
+from monai_saliency.bundle.wrapped_nnunet import WrappedNNUNet, predicting
 from monai_saliency.cases import Case, image_spacing
 from monai_saliency.errors import CaseError
 from monai_saliency.fills.unit import fill_in_unit
@@ -28,6 +29,7 @@ from monai_saliency.storage.failures import Failures
 from monai_saliency.targets.auto import AutoTarget, finds_nothing
 from monai_saliency.transforms import SaveSaliencyd
 from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.tensors import plain
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
@@ -57,9 +59,10 @@ class AttachedHandler(SaliencyHandler):
     """
 
     def __init__(self, settings: AttachSettings, words: str, evaluator: Any, postprocessing: Any, folder: Path) -> None:
+        self._predicting = predicting(evaluator)
         super().__init__(
-            settings.inferer(evaluator, postprocessing),
-            evaluator.network,
+            settings.inferer(self._predicting, postprocessing),
+            self._predicting.network,
             self._place,
             summary=Summary(folder / "summary.csv"),
             failures=Failures(folder / "failures.csv", settings.strict, shared=settings.engine is not None),
@@ -78,7 +81,7 @@ class AttachedHandler(SaliencyHandler):
         self._epoch_length: int | None = None
         self._explains = self.inferer
         self._postprocessing_read = postprocessing
-        self._own = own_inferer(evaluator)
+        self._own = own_inferer(self._predicting)
         self._recorder = Recorder(evaluator.inferer)
         evaluator.inferer = self._recorder
         # Our own bundle lists cases that cannot be loaded.
@@ -134,6 +137,17 @@ class AttachedHandler(SaliencyHandler):
         batch = self.explainer.assignment.place(engine.state.iteration - 1)
         places = [f"{batch}-{i}" if len(items) > 1 else str(batch) for i in range(len(items))]
         cases = [self._case(*each) for each in zip(items, call.inputs, places, strict=True)]
+        if isinstance(self._predicting, WrappedNNUNet):
+            if len(cases) > 1:
+                raise ValueError(
+                    f"MONAI's wrapper of nnU-Net predicts the first image of a batch alone, and got {len(cases)}: let "
+                    "the loader give one at a time (batch_size 1)"
+                )
+            self._enter(self._predicting, cases[0])
+            images = [plain(cases[0][self.image_key])]
+            call = Call(images[0][None])
+            # Labels cannot be compared with logits.
+            changed = True
         changed = getattr(engine, "output_changed", False)
         predictions = (None if changed else predictions_of(call.output, len(images))) or [None] * len(images)
         for group in filter(None, ([i for i in group if self._has_place(cases[i])] for group in call.groups())):
@@ -164,7 +178,8 @@ class AttachedHandler(SaliencyHandler):
             key = next((name for name, value in item.items() if is_input(value, image)), None)
         self.image_key = "network_input" if key is None else key
         # The same target, which chooses once for the cohort.
-        chosen = self.settings.inferer(engine, self._postprocessing_read, image)
+        evaluator = self._predicting if isinstance(self._predicting, WrappedNNUNet) else engine
+        chosen = self.settings.inferer(evaluator, self._postprocessing_read, image)
         self._explains = chosen.replace(target=self.inferer.target)
         self._placement = placement = Placement(
             self.folder,
@@ -174,6 +189,8 @@ class AttachedHandler(SaliencyHandler):
             self.settings.picture,
             nearest=self._explains.masks.by_region,
         )
+        if isinstance(self._predicting, WrappedNNUNet):
+            placement.begin_from(self._predicting.transform(self.image_key))
         self._names = names = None if key is None else placement.names(item)
         if names is not None and self.failures is not None and self.summary is not None:
             self.failures.keep(names)
@@ -202,12 +219,21 @@ class AttachedHandler(SaliencyHandler):
             spacing = image_spacing(item[self.image_key][None]) if self.image_key in item else None
             forwards = len(self._explains.masks.bind(image, labels, spacing)) + 1
             words = type(target).__name__
-            if isinstance(target, AutoTarget):
+            if isinstance(self._predicting, WrappedNNUNet):
+                words = "the logits of nnU-Net's network, on the grid that it sees"
+            elif isinstance(target, AutoTarget):
                 output, count = engine.state.output[CommonKeys.PRED], len(engine.state.output[CommonKeys.IMAGE])
                 words = target.choose(rows(output, 0, 1, count), Case("the first case", image)).words
         except ValueError as error:  # raised again, with the case's name, when it is explained
             return f"the first case cannot be explained ({error})"
         return f"{words}; {self.settings.method.choose(self._own, image).name}, {forwards} forwards a case"
+
+    def _enter(self, wrapped: WrappedNNUNet, case: dict[Any, Any]) -> None:
+        """Put what nnU-Net's network gets of a case's image in the place of the image."""
+        image = wrapped.preprocess(case, self.image_key)
+        if REGIONS in case:
+            case[REGIONS] = wrapped.on_grid(case[REGIONS], image)
+        case[self.image_key] = image
 
     def _case(self, item: dict[Any, Any], image: Any, place: str) -> dict[Any, Any]:
         assert self._placement is not None

@@ -83,6 +83,11 @@ class Placement:
         self._again: set[str] = set()
         self._said: set[str] = set()
 
+    def begin_from(self, transform: InvertibleTransform) -> None:
+        """Invert a further transform first, which the network's wrapper applies to its input."""
+        before = [] if self.transform is None else [self.transform]
+        self.transform = Compose([*before, transform])
+
     def name(self, case: dict[Hashable, Any], place: str) -> str:
         """What to call a case, whatever others this process meets.
 

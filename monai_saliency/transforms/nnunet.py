@@ -35,6 +35,8 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         plans: the content of the model's ``plans.json``.
         dataset_json: the content of its ``dataset.json``.
         configuration: the name of a configuration of the plans.
+        as_given: whether nnU-Net gets the axes in the image's own order, with the voxel sizes in the order of the
+            file's header. MONAI's wrapper of nnU-Net (``monai.apps.nnunet``) predicts so.
         allow_missing_keys: whether items may lack a key.
     """
 
@@ -44,6 +46,7 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         plans: Mapping[str, Any],
         dataset_json: Mapping[str, Any],
         configuration: str,
+        as_given: bool = False,
         allow_missing_keys: bool = False,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
@@ -51,6 +54,9 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         self.plans = dict(plans)
         self.dataset_json = dict(dataset_json)
         self.configuration = configuration
+        # The axes of the image in the order in which nnU-Net gets them: its readers give them as z, y, x.
+        self.axes = [0, 1, 2] if as_given else [2, 1, 0]
+        self.as_given = as_given
         # A cache keeps what this version made.
         self.version = version("nnunetv2")
 
@@ -66,6 +72,10 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
             d[key] = self._back(d[key])
         return d
 
+    @property
+    def _axes_behind_channels(self) -> tuple[int, ...]:
+        return 0, *(axis + 1 for axis in self.axes)  # its own inverse
+
     def _managers(self) -> tuple[Any, Any]:
         handler = require("nnunetv2.utilities.plans_handling.plans_handler", extra="nnunet")
         plans = handler.PlansManager(dict(self.plans))
@@ -74,16 +84,17 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
     def _preprocess(self, image: MetaTensor) -> MetaTensor:
         plans, settings = self._managers()
         affine = image.affine.numpy(force=True).astype(np.float64)
-        # nnU-Net's readers give the axes in the order z, y, x.
-        array = np.ascontiguousarray(plain(image).numpy(force=True).transpose(0, 3, 2, 1), dtype=np.float32)
-        properties: dict[str, Any] = {"spacing": _spacing(image, affine)[::-1]}
+        array = plain(image).permute(self._axes_behind_channels).numpy(force=True)
+        listed = _listed(image)
+        spacing = listed if self.as_given and listed else _spacing(affine, listed)
+        properties: dict[str, Any] = {"spacing": [spacing[axis] for axis in self.axes]}
         made = settings.preprocessor_class(verbose=False).run_case_npy(
-            array, None, properties, plans, settings, dict(self.dataset_json)
+            np.ascontiguousarray(array, dtype=np.float32), None, properties, plans, settings, dict(self.dataset_json)
         )
         box = [[int(edge) for edge in side] for side in properties["bbox_used_for_cropping"]]
         cropped = [int(size) for size in properties["shape_after_cropping_and_before_resampling"]]
         result = torch.as_tensor(made[0])
-        order = [2 - axis for axis in plans.transpose_forward]  # of the axes x, y, z
+        order = [self.axes[axis] for axis in plans.transpose_forward]
         info = {
             "spacing": [float(size) for size in properties["spacing"]],
             "box": box,
@@ -117,20 +128,28 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
             values = torch.as_tensor(found).to(values)
         whole = values.new_zeros(len(values), *info["before"])
         whole[everywhere(tuple(slice(*side) for side in info["box"]))] = values
-        whole = whole.permute(0, *(axis + 1 for axis in plans.transpose_backward)).permute(0, 3, 2, 1).contiguous()
+        whole = (
+            whole.permute(0, *(axis + 1 for axis in plans.transpose_backward))
+            .permute(self._axes_behind_channels)
+            .contiguous()
+        )
         out = MetaTensor(whole, meta=image.meta, applied_operations=image.applied_operations)
         out.affine = torch.as_tensor(info["affine"], dtype=torch.float64)
         return out
 
 
-def _spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
+def _listed(image: MetaTensor) -> list[float]:
+    """The voxel sizes in mm that the file's header lists, where it does."""
+    return np.asarray(image.meta.get("pixdim", ()), dtype=np.float64).reshape(-1)[1:4].tolist()
+
+
+def _spacing(affine: np.ndarray, listed: Sequence[float]) -> list[float]:
     """The voxel sizes in mm, by axis.
 
     They decide how many voxels the resampled scan has, and a file's header holds them in float32: they are taken from
     there, as nnU-Net's readers do, so that it has not one more or less.
     """
     sizes = nib.affines.voxel_sizes(affine)[:3].tolist()
-    listed: Sequence[float] = np.asarray(image.meta.get("pixdim", ()), dtype=np.float64).reshape(-1)[1:4].tolist()
     near = [[each for each in listed if abs(each - size) <= 1e-4 * size] for size in sizes]
     return [
         min(found, key=lambda each: abs(each - size)) if found else size

@@ -10,10 +10,17 @@ import monai.bundle
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers.nnunet import scan
+import torch
+from helpers.nnunet import NAME, scan
 from helpers.paths import BUNDLE
+from monai.data import DataLoader, Dataset
+from monai.engines import SupervisedEvaluator
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged
+from monai.utils import convert_to_dst_type
 
+import monai_saliency as ms
 from monai_saliency.bundle.configs import overlay_path
+from monai_saliency.bundle.wrapped_nnunet import predicting
 
 ANISOTROPIC = np.diag([-4.1, 0.9, 0.8, 1.0])
 TURNED = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1]]) @ np.array([[1, 0, 0], [0, 0.8, -0.6], [0, 0.6, 0.8]])
@@ -29,23 +36,88 @@ def explain(model: Path, data: Path, output: Path, **settings: Any) -> list[dict
         return list(csv.DictReader(file))
 
 
+def plant(folder: Path, affine: np.ndarray) -> tuple[Path, tuple[int, ...]]:
+    """A scan with something bright, and its place."""
+    path, place = scan(folder / "imagesTs" / "case_0000.nii.gz", affine, (8, 15, 14)), (5, 9, 6)
+    values = np.asarray(nib.load(path).dataobj)
+    values[tuple(slice(axis - 1, axis + 2) for axis in place)] += 400
+    nib.save(nib.Nifti1Image(values, affine), path)
+    return path, place
+
+
+def check_found(path: Path, affine: np.ndarray, place: tuple[int, ...]) -> None:
+    """A map lies on the scan, and its highest values within a voxel of a place."""
+    found = nib.load(path)
+    np.testing.assert_allclose(found.affine, affine, atol=1e-5)
+    saliency = np.asarray(found.dataobj)
+    assert saliency.shape == (8, 15, 14)
+    weights = np.where(saliency > saliency.max() / 2, saliency, 0)
+    centre = [(weights * index).sum() / weights.sum() for index in np.indices(saliency.shape)]
+    assert np.abs(np.subtract(centre, place)).max() < 1
+
+
 @pytest.mark.parametrize("affine", [ANISOTROPIC, OBLIQUE], ids=["anisotropic", "oblique"])
 def test_finds_what_is_planted(nnunet_bright: Path, tmp_path: Path, affine: np.ndarray) -> None:
     """Within a voxel, on the scan's own grid."""
-    path = scan(tmp_path / "imagesTs" / "case_0000.nii.gz", affine, (8, 15, 14))
-    image = nib.load(path)
-    values = np.asarray(image.dataobj)
-    place = (5, 9, 6)
-    planted = tuple(slice(axis - 1, axis + 2) for axis in place)
-    values[planted] += 400
-    nib.save(nib.Nifti1Image(values, affine), path)
-    window = {"method": "sliding_window", "window_size": [1, 3, 3], "stride": [1, 2, 2], "nnunet_mirroring": False}
-    (row,) = explain(nnunet_bright, tmp_path / "imagesTs", tmp_path / "out", **window)
+    _, place = plant(tmp_path, affine)
+    windows = {"method": "sliding_window", "window_size": [1, 3, 3], "stride": [1, 2, 2], "nnunet_mirroring": False}
+    (row,) = explain(nnunet_bright, tmp_path / "imagesTs", tmp_path / "out", **windows)
     assert row["case"] == "case"
-    found = nib.load(tmp_path / "out" / "case_saliency.nii.gz")
-    np.testing.assert_allclose(found.affine, affine, atol=1e-5)
-    saliency = np.asarray(found.dataobj)
-    assert saliency.shape == values.shape
-    weights = np.where(saliency > saliency.max() / 2, saliency, 0)
-    centre = [(weights * index).sum() / weights.sum() for index in np.indices(values.shape)]
-    assert np.abs(np.subtract(centre, place)).max() < 1
+    check_found(tmp_path / "out" / "case_saliency.nii.gz", affine, place)
+
+
+def wrapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """MONAI's wrapper, without the processes that it starts for each image."""
+    from monai.apps.nnunet import ModelnnUNetWrapper
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+    from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+    # MONAI 1.6 calls it as nnU-Net had it before 2.8.
+    monkeypatch.setattr(nnUNetTrainer, "build_network_architecture", staticmethod(get_old_network))
+    predictor = nnUNetPredictor(use_mirroring=False, device=torch.device("cpu"), allow_tqdm=False)
+    wrapper = ModelnnUNetWrapper(predictor, folder)
+
+    def predict(arrays: np.ndarray, previous: None, properties: dict[str, Any], **_: Any) -> list[np.ndarray]:
+        return [predictor.predict_single_npy_array(arrays, properties)]
+
+    predictor.predict_from_list_of_npy_arrays = predict
+    return wrapper
+
+
+def get_old_network(name: str, settings: Any, imported: Any, *counts: int, enable_deep_supervision: bool) -> Any:
+    from nnunetv2.utilities.get_network_from_plans import get_network_from_plans
+
+    return get_network_from_plans(name, settings, imported, *counts, deep_supervision=enable_deep_supervision)
+
+
+def test_monais_wrapper_is_explained(nnunet_bright: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``monai.apps.nnunet``: its labels stay what they are, and the map lies on the scan."""
+    from monai.apps.nnunet import convert_nnunet_to_monai_bundle
+
+    monkeypatch.setenv("nnUNet_results", str(nnunet_bright.parents[1]))
+    (nnunet_bright / "fold_0" / "checkpoint_best.pth").write_bytes(
+        (nnunet_bright / "fold_0" / "checkpoint_final.pth").read_bytes()
+    )
+    (tmp_path / "models").mkdir()
+    convert_nnunet_to_monai_bundle({"dataset_name_or_id": NAME}, str(tmp_path))
+    path, place = plant(tmp_path, OBLIQUE)
+    network = wrapped(tmp_path / "models" / "fold_0", monkeypatch)
+    steps = [LoadImaged("image"), EnsureChannelFirstd("image")]
+    loader = DataLoader(Dataset([{"image": str(path)}], Compose(steps)), batch_size=1)
+    evaluator = SupervisedEvaluator(torch.device("cpu"), loader, network, decollate=False)
+    evaluator.run()
+    labels = evaluator.state.output["pred"].clone()
+    assert labels.sum() > 0
+    inside = predicting(evaluator)
+    case = evaluator.state.batch["image"][0]
+    preprocessed = inside.preprocess({"image": case}, "image")
+    with torch.no_grad():
+        logits = convert_to_dst_type(inside.inferer(preprocessed[None], inside.network)[0], preprocessed)[0]
+    back = inside.transform("image").inverse({"image": logits})["image"]
+    assert torch.equal(back.argmax(0), labels[0, 0]), "what is explained is not what was predicted"
+    windows = {"method": "sliding_window", "window_size": [1, 3, 3], "stride": [1, 2, 2]}
+    handler = ms.attach(evaluator, tmp_path / "out", picture=False, **windows)
+    evaluator.run()
+    assert torch.equal(evaluator.state.output["pred"], labels)
+    assert len(handler.explained) == 1
+    check_found(tmp_path / "out" / "case_0000_saliency.nii.gz", OBLIQUE, place)
