@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from monai_saliency.data.cohort import find_cases, scan_stem
+from monai_saliency.data.cohort import find_cases
+from monai_saliency.storage.formats import scan_stem
 from monai_saliency.utils.arguments import a_path
 
 __all__ = ["find_nnunet_cases"]
