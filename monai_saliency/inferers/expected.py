@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ __all__ = [
     "are_detections",
     "check_unchanged",
     "copied",
-    "faded_rows",
+    "faded",
     "figures",
     "largest",
     "predicted",
@@ -76,10 +76,12 @@ class Expected:
     scores: torch.Tensor | None = None
 
     @staticmethod
-    def of(output: Any, words: str, state: CaseState | None = None, **known: Any) -> Expected:
-        """What is kept of an output ``(1, ...)``, with its scores if a case is given whose target is bound."""
+    def of(output: Any, words: str, state: CaseState | None = None, keep: bool = True, **known: Any) -> Expected:
+        """What is kept of an output ``(1, ...)``, with its scores if a case is given whose target is bound; the output
+        itself is kept where it is small, or where it is boxes, which are compared by their scores.
+        """
         found = excerpt(output)
-        small = sum(shape.numel() for shape, _ in found.values()) <= _KEPT
+        small = sum(shape.numel() for shape, _ in found.values()) <= _KEPT and (keep or are_detections(output))
         scores = None if state is None else scores_of(state, output)
         return Expected(words, found, copied(output) if small else None, scores=scores, **known)
 
@@ -215,11 +217,10 @@ def same_boxes(
     return gap is not None and not gap.beyond_rounding
 
 
-def faded_rows(count: int) -> Sequence[int]:
-    """In which row of a batch of images and faded images in turn the first faded one stands: once behind an image, and
-    where no other image comes after it, once before it as well.
-    """
-    return (1,) if count > 2 else (1, 0)
+def faded(image: torch.Tensor, fill: torch.Tensor, count: int) -> torch.Tensor:
+    """An image ``(C, *spatial)`` faded more and more, ``(count, C, *spatial)``: first as it is, last by half."""
+    weights = torch.linspace(1, 0.5, count).to(image).reshape(-1, *[1] * image.ndim)
+    return torch.lerp(fill.expand_as(image)[None], image[None], weights)
 
 
 def are_detections(output: Any) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import RowsDepend, faded_rows, figures, largest, predicted, tolerance_of
+from monai_saliency.inferers.expected import RowsDepend, figures, largest, predicted, tolerance_of
 from monai_saliency.inferers.forward import Cancelled, Forward
 from monai_saliency.inferers.once import Passed
 from monai_saliency.networks.comparison import Excerpt, difference, excerpt
@@ -113,33 +113,36 @@ class PatchCheck:
         self._compare(index, "a perturbed patch", single, words, beside)
 
     def check_faded(self, index: int, patches: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Compare a patch that is faded by half, beside the unperturbed one, with the same alone; once a network.
+        """Compare patches that are faded more and more with the same in other rows, and the last of them with itself
+        alone; once a network.
 
         Args:
             index: the place of a case whose unperturbed patches are checked.
-            patches: ``(2, C, *roi_size)``, the unperturbed patch and the faded one.
+            patches: ``(batch_size, C, *roi_size)``, a patch faded more and more.
             run: gives the network's output of a batch of patches.
 
         Raises:
-            RowsDepend: when it differs.
+            RowsDepend: when they differ.
         """
-        if self.batch_size < 2 or self._faded or torch.equal(*patches):
+        count = len(patches)
+        if count < 2 or self._faded or torch.equal(patches[0], patches[-1]):
             return
-        count, beside = self.batch_size, []
+        order = [count - 1, *range(count - 1)]
         copies = holds_compiled(self.forward.network)
         try:
-            for first in faded_rows(count):
-                output = run(patches[[int(row % 2 == first % 2) for row in range(count)]])
-                beside += [excerpt(output[row : row + 1]) for row in {first, range(first, count, 2)[-1]}]
-            single = excerpt(run(patches[1:].expand(count if copies else 1, *patches.shape[1:]))[:1])
+            first, again = (
+                [excerpt(row) for row in run(patches[rows]).split(1)] for rows in (list(range(count)), order)
+            )
+            single = excerpt(run(patches[-1:].expand(count if copies else 1, *patches.shape[1:]))[:1])
         except Cancelled:
             raise
         except Exception:
             logger.debug("the network does not take a patch faded by half, or no batch of one", exc_info=True)
             return
-        words = f"in a batch of {count} copies of it" if copies else "alone"
-        for each in beside:
-            self._compare(index, "a patch faded by half", single, words, each)
+        what, words = "a patch faded by up to a half", f"in a batch of {count} copies of it" if copies else "alone"
+        self._compare(index, what, single, words, first[-1])
+        for row, patch in enumerate(order):
+            self._compare(index, what, first[patch], "in another row", again[row])
         self._faded.note()
 
     def _compare(self, index: int, what: str, single: Excerpt, words: str, beside: Excerpt) -> None:

@@ -42,7 +42,7 @@ from monai.inferers import SlidingWindowInferer
 from monai.utils import PytorchPadMode, look_up_option
 
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import check_unchanged
+from monai_saliency.inferers.expected import check_unchanged, faded
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.patch_case import PatchCase
 from monai_saliency.inferers.patch_check import PatchCheck
@@ -279,10 +279,10 @@ class RememberedPatches(Scoring):
         return cases
 
     def _faded(self, case: int, patch: int) -> torch.Tensor:
-        """A patch ``(2, C, *roi_size)`` of an unperturbed image, and the same faded by half."""
+        """A patch of an unperturbed image faded more and more, ``(batch_size, C, *roi_size)``."""
         state, box = self.states[case], everywhere(self.grid.boxes[patch])
-        image = state.case.image[box]
-        return torch.stack([self._padded(part) for part in (image, torch.lerp(state.fill[box], image, 0.5))])
+        images = faded(state.case.image[box], state.fill[box], self.batch_size)
+        return torch.stack([self._padded(part) for part in images])
 
     def _run(self, patches: torch.Tensor) -> torch.Tensor:
         """The network's output of patches."""

@@ -18,9 +18,10 @@ leaves it as it is alone. So one perturbed row of the first batch, the one whose
 its image alone too: one forward a case, or none where no perturbed row of the case in its first batch has other scores.
 
 Small windows change little, so that the rows of a batch may hide that they depend on each other: the maximum of the
-batch is then that of the image nearly everywhere, but in the batch whose window hides it. So once a network, one batch
-is run of the image and of the image faded by half (``lerp(fill, image, 0.5)``) in turn, and the faded image is compared
-with itself alone: one batch and one image more.
+batch is then that of the image nearly everywhere, but in the batch whose window hides it. So once a network, a batch is
+run of the image faded more and more (``lerp(fill, image, w)`` with w from 1 to 0.5), and a second one of the same
+images in other rows. Each image must give the same in both, and the one that is faded most the same as alone: two
+batches and one image more.
 
 Where they differ by more than rounding (:func:`monai_saliency.utils.precision.rounding_of`), :class:`RowsDepend` is
 raised, images go through one at a time, and the log says so. Where that does not agree either, the case fails.
@@ -52,7 +53,7 @@ from monai_saliency.inferers.expected import (
     Expected,
     RowsDepend,
     are_detections,
-    faded_rows,
+    faded,
     figures,
     predicted,
     same_boxes,
@@ -243,7 +244,8 @@ class ReferenceCheck:
             self._refuse_unperturbed(index, score_figures(state, here, expected), expected)
 
     def check_faded(self, index: int, batch: torch.Tensor) -> None:
-        """Compare an image that is faded by half, beside the image itself, with the same alone; once a network.
+        """Compare images that are faded more and more with the same in other rows, and the last of them with itself
+        alone; once a network.
 
         Args:
             index: the place of a case whose unperturbed row is checked.
@@ -252,31 +254,34 @@ class ReferenceCheck:
         Raises:
             RowsDepend, CaseError: as :meth:`check`.
         """
-        state = self.states[index]
-        if len(batch) < 2 or self._faded:
+        state, count = self.states[index], len(batch)
+        if count < 2 or self._faded:
             return
-        faded = torch.lerp(state.fill, state.case.image, 0.5)
-        if torch.equal(faded, state.case.image):  # nothing can be seen of it
+        images = faded(state.case.image, state.fill, count)
+        if torch.equal(images[0], images[-1]):  # nothing can be seen of it
             return
-        count, beside = len(batch), []
+        batch[:] = torch.cat([state.case.image, state.held])
+        order = [count - 1, *range(count - 1)]
         try:
-            for first in faded_rows(count):
-                batch[:] = torch.cat([state.case.image, state.held])
-                batch[first::2, : len(faded)] = faded
-                image = batch[first : first + 1].clone()
-                output = self._images(index, batch, count)
-                places = {first, range(first, count, 2)[-1]}
-                beside += [self._read(index, output, count, f"in a batch of {count}", row) for row in places]
+            first, again = (self._rows(index, images[rows], batch) for rows in (list(range(count)), order))
         except (Cancelled, CaseError):
             raise
         except Exception:
             logger.debug("the network does not take an image faded by half", exc_info=True)
             return
-        alone = self._run(index, image)
-        for each in beside:
-            gap = difference(alone.excerpt, each.excerpt, self._tolerance, self._unperturbed.get(index))
-            self._refuse(index, "the image faded by half", alone, each, gap)
+        alone = self._run(index, torch.cat([images[-1], state.held])[None])
+        others = [(replace(first[image], alone=alone.alone), again[row]) for row, image in enumerate(order)]
+        for one, other in [(alone, first[-1]), *others]:
+            gap = difference(one.excerpt, other.excerpt, self._tolerance, self._unperturbed.get(index))
+            self._refuse(index, "an image faded by up to a half", one, other, gap)
         self._faded.note()
+
+    def _rows(self, index: int, images: torch.Tensor, batch: torch.Tensor) -> list[Expected]:
+        """What each row of a batch gives."""
+        batch[:, : images.shape[1]] = images
+        count = len(batch)
+        output = self._images(index, batch, count)
+        return [self._read(index, output, count, f"in row {row} of {count}", row, keep=False) for row in range(count)]
 
     def _refuse(self, index: int, what: str, alone: Expected, here: Expected, gap: Difference | None) -> None:
         """Raise an error where a perturbed row is not what its image gives alone."""
@@ -336,13 +341,13 @@ class ReferenceCheck:
     def _images(self, index: int, batch: torch.Tensor, count: int) -> Any:
         return self.forward.images(batch, self.split, self.split.values_of([(index, count)], count))
 
-    def _read(self, index: int, output: Any, count: int, words: str, row: int = 0) -> Expected:
+    def _read(self, index: int, output: Any, count: int, words: str, row: int = 0, keep: bool = True) -> Expected:
         try:
             output = read(output, self.output)
             check_rows(output, count)
         except ValueError as error:
             raise CaseError(self.states[index].case.name, str(error)) from error
-        return Expected.of(rows(output, row, row + 1, count), words, self.states[index], alone=count == 1)
+        return Expected.of(rows(output, row, row + 1, count), words, self.states[index], keep, alone=count == 1)
 
 
 def _as_bound(state: CaseState) -> Callable[[Any], BoundTarget]:

@@ -12,8 +12,9 @@ _checked = False
 
 
 def _is_check(x: torch.Tensor) -> bool:
-    """Whether a batch is that of an image and of the image faded to zero by half, in turn."""
-    return len(x) > 2 and torch.equal(x[0], x[2]) and torch.equal(x[1], x[0] / 2) and bool(x[0].any())
+    """Whether a batch is that of an image faded to zero more and more, up to a half, or the same one row further."""
+    ends = ((x[0], x[-1]), (x[1], x[0])) if len(x) > 1 else ()
+    return any(torch.equal(faded, image / 2) and bool(image.any()) for image, faded in ends)
 
 
 def _wait_at(hold: str) -> None:
@@ -32,8 +33,8 @@ class CountingNetwork(torch.nn.Module):
     """Two logits of a 3D image. ``log`` gets one line a forward: the batch size. While there is a file of the same name
     that ends with ``.hold``, every process waits in its next batch of several images, the middle of a case.
 
-    What shows once a network whether its rows depend on each other is a line ``check``: a batch of the image and the
-    faded image in turn, and this alone.
+    What shows once a network whether its rows depend on each other is a line ``check``: two batches of the image faded
+    more and more, and the last of these alone.
     """
 
     def __init__(self, log: str, seconds: float = 0.0, seed: int = 0) -> None:

@@ -134,7 +134,7 @@ class TestCounted:
         assert [e.num_forwards for e in explanations] == [each.forwards] * 3
         reference, rest = 3 * each.patches, 3 * (each.forwards - each.patches)
         alone = network.calls.count(1)
-        full = [7] * (math.ceil(reference / 7) + math.ceil(rest / 7) + 1)  # one with the faded patch
+        full = [7] * (math.ceil(reference / 7) + math.ceil(rest / 7) + 2)  # two with the faded patch
         assert sorted(network.calls) == [1] * alone + full
         # Compared alone: of each image the patches of one batch, and a perturbed one; once the faded one.
         assert 7 < alone - 3 - 1 <= 3 * 7

@@ -68,8 +68,8 @@ def test_images_go_through_one_at_a_time(coupling: str, count: int, caplog: pyte
 
 @pytest.mark.parametrize("mask_batch_size", [1, BATCH])
 def test_rows_that_are_independent_cost_two_images_more(mask_batch_size: int) -> None:
-    """The unperturbed image, and the perturbed image of the first batch whose scores changed most; once a network a
-    batch with the faded image, and the faded image alone.
+    """The unperturbed image, and the perturbed image of the first batch whose scores changed most; once a network two
+    batches of the faded image, and the faded image alone.
     """
     calls: list[int] = []
 
@@ -77,7 +77,7 @@ def test_rows_that_are_independent_cost_two_images_more(mask_batch_size: int) ->
         calls.append(len(x))
         return classify(x)
 
-    for faded in ([BATCH, 1], []):
+    for faded in ([BATCH, BATCH, 1], []):
         calls.clear()
         (found,) = windows(mask_batch_size).explain(images(), network)
         count = len(found.scores) + 1
@@ -95,6 +95,31 @@ HIDDEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "maximum of the batch so far": lambda x: x / x.flatten(1).amax(1).cummax(0).values[:, None, None, None],
     "maximum from here on": lambda x: x / x.flatten(1).amax(1).flip(0).cummax(0).values.flip(0)[:, None, None, None],
 }
+
+
+def _same_twice(x: torch.Tensor) -> torch.Tensor:
+    return x[: len(x) // 2].repeat(2, *[1] * (x.ndim - 1)) if len(x) % 2 == 0 else x
+
+
+#: how a few rows of a batch come to hold what belongs to others
+MIXED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "the second half is the first again": _same_twice,
+    "the last is the third last": lambda x: torch.cat([x[:-1], x[-3:-2]]) if len(x) > 2 else x,
+    "two rows are exchanged": lambda x: x[[0, 1, 4, 3, 2, *range(5, len(x))]] if len(x) > 4 else x,
+    "no row is above the first": lambda x: torch.minimum(x, x[:1]),
+    "each is the lowest so far": lambda x: x.cummin(dim=0).values,
+}
+
+
+@pytest.mark.parametrize("size", [6, 8])
+@pytest.mark.parametrize("mixed", MIXED)
+@pytest.mark.parametrize("network", [classify, segment])
+def test_rows_that_hold_what_belongs_to_others(
+    network: Callable[[torch.Tensor], torch.Tensor], mixed: str, size: int
+) -> None:
+    target = TARGET if network is classify else REGION
+    found, alone = (windows(batch, target)(images(), lambda x: MIXED[mixed](network(x))) for batch in (size, 1))
+    assert torch.equal(found, alone)
 
 
 @pytest.mark.parametrize("fill", [0.0, 0.5])
@@ -444,7 +469,7 @@ def test_a_prediction_costs_no_forward(batch: int) -> None:
     """Those of perturbed images remain, where there are batches."""
     found, calls = explained_as(classify(images()), batch=batch)
     full = [batch] * -(-(len(found.scores) + 1) // batch)
-    assert calls == (full if batch == 1 else [full[0], 1, batch, 1, *full[1:]])
+    assert calls == (full if batch == 1 else [full[0], 1, batch, batch, 1, *full[1:]])
     assert torch.equal(found.saliency, windows(batch)(images(), classify)[0])
 
 
