@@ -12,7 +12,7 @@ from monai.data import MetaTensor
 from monai.utils import CommonKeys
 
 from monai_saliency.bundle.attach_settings import REGIONS, AttachSettings
-from monai_saliency.bundle.batches import goes_through_all, is_input, items_of, keys_of
+from monai_saliency.bundle.batches import goes_through_all, input_key, items_of, keys_of
 from monai_saliency.bundle.placement import Placement, input_file
 from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer, randomness_untouched
 from monai_saliency.bundle.wrapped_nnunet import WrappedNNUNet, predicting
@@ -175,7 +175,7 @@ class AttachedHandler(SaliencyHandler):
                 "(--saliency_image_key names the network's input)"
             )
         if key is None:
-            key = next((name for name, value in item.items() if is_input(value, image)), None)
+            key = input_key(item, image)
         self.image_key = "network_input" if key is None else key
         # The same target, which chooses once for the cohort.
         evaluator = self._predicting if isinstance(self._predicting, WrappedNNUNet) else engine

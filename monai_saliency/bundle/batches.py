@@ -10,7 +10,7 @@ from monai.data import decollate_batch
 
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["goes_through_all", "is_input", "items_of", "keys_of"]
+__all__ = ["goes_through_all", "input_key", "items_of", "keys_of"]
 
 
 def keys_of(item: dict[Any, Any]) -> list[str]:
@@ -64,8 +64,22 @@ def goes_through_all(loader: Any, epoch_length: int | None) -> bool:
         return False
 
 
-def is_input(value: Any, image: torch.Tensor) -> bool:
-    """Whether an entry of a case is the network's input."""
+def input_key(item: dict[Any, Any], image: torch.Tensor) -> Any:
+    """The key of a case's entry that is the network's input, or else its first channels, as where an evaluator puts a
+    pair together; None where there is none.
+
+    Args:
+        item: the case.
+        image: ``(C, *spatial)``, the network's input.
+    """
+    for channels in range(len(image), 0, -1):
+        for key, value in item.items():
+            if _is_image(value, image[:channels]):
+                return key
+    return None
+
+
+def _is_image(value: Any, image: torch.Tensor) -> bool:
     if not isinstance(value, torch.Tensor) or value.shape != image.shape:
         return False
     given = plain(value).to(image)

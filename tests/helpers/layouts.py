@@ -137,6 +137,7 @@ LAYOUTS = [
     Layout("pathology_nuclick_annotation", nuclick, words="sigmoid"),
     Layout("spleen_deepedit_annotation", spleen, words="softmax"),
     Layout("two_modalities_segmentation", modalities, words="softmax"),
+    Layout("paired_registration", modalities, words="image regression"),
     Layout("mednist_reg", pairs, words="image regression"),
     Layout("renamed_ids", renamed, run="go", network="model", words="segmentation"),
 ]
