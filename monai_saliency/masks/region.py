@@ -11,7 +11,7 @@ import torch
 from monai_saliency.masks.base import BoundMasks, Masks, Regions, random_rows
 from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import check_labels, plain
 
 __all__ = ["RegionMasks"]
 
@@ -96,6 +96,7 @@ class BoundRegionMasks(BoundMasks):
                 "take it through the image's own spatial transforms, with nearest-neighbour interpolation"
             )
         labels = labels.to(self.device).reshape(self.spatial_shape)
+        check_labels(labels)
         if labels.is_floating_point():
             if not bool((labels == labels.round()).all()):
                 raise ValueError(

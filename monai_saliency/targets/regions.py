@@ -12,6 +12,7 @@ from scipy import ndimage
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
+from monai_saliency.utils.tensors import check_labels
 
 __all__ = ["Prediction", "check_region", "components", "given_region", "label_region", "on_grid"]
 
@@ -141,6 +142,10 @@ def label_region(values: Sequence[int] | None, spatial: torch.Size, case: Case) 
             f"the label map has spatial shape {tuple(labels.shape)}, the image {tuple(case.image.shape[1:])}; "
             "give both the same spatial transforms",
         )
+    try:
+        check_labels(labels)
+    except ValueError as error:
+        raise CaseError(case.name, str(error)) from error
     if values is None:
         return on_grid(labels != 0, spatial, "the label", case)
     labels = labels if labels.is_floating_point() else labels.long()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from monai.config import KeysCollection
+from monai.data import MetaTensor
 from monai.transforms import EnsureChannelFirst, MapTransform, ResampleToMatch
 from monai.utils import CommonKeys
 
@@ -17,6 +18,7 @@ from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.storage.formats import load_image
 from monai_saliency.storage.tables import CaseTable
+from monai_saliency.utils.tensors import check_labels, plain, with_meta_of
 
 __all__ = [
     "REGION_COLUMNS",
@@ -29,6 +31,7 @@ __all__ = [
     "region_rows",
 ]
 
+_EXACT = 2**24  # float32 holds whole numbers up to here
 REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
 
 
@@ -68,7 +71,7 @@ class LoadRegionsd(MapTransform):
             raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {self.names}")
         self.image_key = image_key
         self.case_key = case_key
-        self.load = load_image(image_only=True)
+        self.load = load_image(image_only=True, dtype=np.float64)  # which holds large labels exactly
         self.channel_first = EnsureChannelFirst()
         self.match = ResampleToMatch(mode="nearest", padding_mode="zeros")
 
@@ -87,8 +90,21 @@ class LoadRegionsd(MapTransform):
                     str(d.get(self.case_key, key)),
                     f"its label map {d[key]} has {len(labels)} channels, 1 is expected: number the regions in one map",
                 )
-            d[name] = self.match(labels, d[self.image_key])
+            try:
+                check_labels(labels)
+            except ValueError as error:
+                words = str(error).replace("the label map", f"its label map {d[key]}", 1)
+                raise CaseError(str(d.get(self.case_key, key)), words) from error
+            d[name] = self._matched(labels, d[self.image_key])
         return d
+
+    def _matched(self, labels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        if float(labels.abs().max()) <= _EXACT:
+            return self.match(labels, image)
+        # MONAI resamples to float32, so it gets the places of the labels in a list; 0 is around the label map.
+        values, places = plain(labels).unique(return_inverse=True)
+        matched = self.match(MetaTensor(places + 1).copy_meta_from(labels), image)
+        return with_meta_of(matched, torch.cat([values.new_zeros(1), values])[plain(matched).long()])
 
     def _load(self, data: Mapping[Hashable, Any], key: Hashable) -> torch.Tensor:
         try:

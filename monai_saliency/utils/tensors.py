@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from typing import Any
 
 import torch
 from monai.data import MetaTensor
 
-__all__ = ["plain", "to_host", "with_meta_of"]
+__all__ = ["check_labels", "plain", "to_host", "with_meta_of"]
 
 
 def plain(value: Any) -> Any:
     """The plain tensor of a MetaTensor, which shares its memory. Anything else is returned unchanged."""
     return value.as_tensor() if isinstance(value, MetaTensor) else value
+
+
+def check_labels(labels: torch.Tensor) -> None:
+    """Refuse a label map whose values a whole number cannot stand for.
+
+    Args:
+        labels: of any shape and type.
+
+    Raises:
+        ValueError: when values are NaN or infinite, or so large that their type does not tell neighbouring whole
+            numbers apart: float32 does up to 2^24, float64 up to 2^53.
+    """
+    if labels.is_complex():
+        raise ValueError(f"the label map holds complex numbers ({labels.dtype}): number its regions 1, 2, 3, ...")
+    if not labels.is_floating_point() or not labels.numel():
+        return
+    largest = float(labels.abs().max())  # NaN where there is one
+    limit = 2 / torch.finfo(labels.dtype).eps
+    if not math.isfinite(largest):
+        raise ValueError(
+            "the label map has values that are not whole numbers, NaN or infinity: give 0 to what has no label"
+        )
+    if largest > limit:
+        kind = str(labels.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"the label map has values up to {largest:.10g}, and {kind} tells whole numbers apart up to {limit:.0f}, "
+            "so several labels would become one: load it as float64 or as whole numbers, or number its regions 1, 2, 3"
+        )
 
 
 def with_meta_of(image: torch.Tensor, values: torch.Tensor) -> MetaTensor:

@@ -44,6 +44,13 @@ class TestRegionMasks:
             (torch.zeros(1, 2, 3), "no label but 0"),
             (torch.full((1, 2, 3), 0.5), "values that are not whole numbers"),
             (torch.full((1, 2, 3), float("nan")), "values that are not whole numbers"),
+            (torch.tensor([[[0.0, 1, 2], [3, 4, float("inf")]]]), "not whole numbers, NaN or infinity"),
+            (
+                torch.tensor([[[0.0, 1, 2], [3, 4, 1e20]]]),
+                r"up to 1.0+2e.20, and float32 tells whole numbers apart up to",
+            ),
+            (torch.tensor([[[0, 1, 2], [3, 4, 614454277.0]]]), "values up to 614454272, and float32 .* 16777216"),
+            (torch.tensor([[[0, 1, 2], [3, 4, 4096.0]]]).half(), "float16 tells whole numbers apart up to 2048"),
             (torch.ones(1, 3, 2), r"shape \(1, 3, 2\), the image needs one of \(1, 2, 3\)"),
         ],
     )

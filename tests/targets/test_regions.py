@@ -53,6 +53,16 @@ class TestRegionsOfLabels:
         with pytest.raises(CaseError, match="case ct_7: the label's region of channel 1 is empty"):
             target.bind(self.OUTPUT, Case("ct_7", FLAT.image, labels=self.LABELS * 0))
 
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e20, 2.0**24 + 2])
+    @pytest.mark.parametrize("values", [None, [4, 16777217]])
+    def test_labels_that_are_no_numbers_of_regions(self, value: float, values: list[int] | None) -> None:
+        """NaN is not 0, so that it would count as labelled."""
+        labels = self.LABELS.float().clone()
+        labels[0, 0, 0] = value
+        target = RegionScore([1, 0], "none", "label", label_values=values)
+        with pytest.raises(CaseError, match="case ct_7: the label map has values"):
+            target.bind(self.OUTPUT, Case("ct_7", FLAT.image, labels=labels))
+
     def test_wrong_settings(self) -> None:
         with pytest.raises(ValueError, match="`label_values` must have one entry for each channel"):
             RegionScore([0, 1], "none", "label", label_values=[1])

@@ -270,5 +270,14 @@ class TestLoadRegionsd:
         (tmp_path / "cut.nii.gz").write_bytes(b"x")
         with pytest.raises(CaseError, match=r"case s1: its label map .*cut.nii.gz could not be loaded: .* gzip"):
             LoadRegionsd()({"image": image, "label": str(tmp_path / "cut.nii.gz"), "case": "s1"})
+        for value, words in ((np.nan, "that are not whole numbers, NaN"), (1e20, "up to 1e.20")):
+            nib.save(nib.Nifti1Image(np.full((4, 4, 4), value), np.eye(4)), tmp_path / "wild.nii")
+            with pytest.raises(CaseError, match=f"case s1: its label map .*wild.nii has values {words}"):
+                LoadRegionsd()({"image": image, "label": str(tmp_path / "wild.nii"), "case": "s1"})
+        # Labels of an atlas that float32 would round to one.
+        voxels = np.where(np.indices(image.shape[1:])[0] % 2, 614454277, 614454278).astype(np.int32)
+        nib.save(nib.Nifti1Image(voxels, image.affine.numpy()), tmp_path / "atlas.nii")
+        found = LoadRegionsd()({"image": image, "label": str(tmp_path / "atlas.nii"), "case": "s1"})["regions"]
+        assert found.unique().tolist() == [614454277, 614454278]
         with pytest.raises(ValueError, match="`names` must name one place for each of the keys"):
             LoadRegionsd(["a", "b"], names="x")
