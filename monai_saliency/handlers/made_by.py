@@ -20,9 +20,10 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.identity import NetworkParts, network_fingerprint, own_attributes
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
+from monai_saliency.storage.input_files import input_files
 from monai_saliency.storage.tables import CaseTable
 
-__all__ = ["MadeBy", "described", "warn_of_others"]
+__all__ = ["MadeBy", "described", "scan_mark", "warn_of_another_scan", "warn_of_others"]
 
 logger = logging.getLogger(__name__)
 
@@ -217,3 +218,42 @@ def warn_of_others(table: CaseTable, cases: Collection[str]) -> None:
             "s" * (len(others) > 1),
             others[0],
         )
+
+
+def scan_mark(file: str | None) -> str:
+    """Eight hexadecimal digits of what a scan's files hold, wherever they lie; empty where none is known.
+
+    Args:
+        file: the path of the scan: a file, or a folder of DICOM slices.
+    """
+    contents = [content for _, content in input_files(file)] if file else []
+    return sha256("".join(contents).encode()).hexdigest()[:8] if any(contents) else ""
+
+
+def warn_of_another_scan(table: CaseTable, case: str, scan: str) -> bool:
+    """Report a row of a case that an earlier run has made of another scan, before it is replaced.
+
+    Two cohorts of equal names in one output folder look alike otherwise, where the second run stops early.
+
+    Args:
+        table: has a column ``scan``.
+        case: the name of the case.
+        scan: the mark of the scan that is explained now.
+
+    Returns:
+        whether there is such a row.
+    """
+    rows = table.read()
+    before = next((row["scan"] for row in rows if row["case"] == case and row["scan"]), scan)
+    if not scan or before == scan:
+        return False
+    logger.warning(
+        "%s holds a row of case %s that was made of another scan (`scan` %s there, %s here), and is replaced now. Rows "
+        "and maps of cases that this run does not reach may be of another cohort of the same names: choose another "
+        "output folder to keep cohorts apart",
+        table.path,
+        case,
+        before,
+        scan,
+    )
+    return True

@@ -16,7 +16,7 @@ from monai.utils import CommonKeys
 from monai_saliency.cases import Case, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.handlers.background import Background
-from monai_saliency.handlers.made_by import MadeBy, described
+from monai_saliency.handlers.made_by import MadeBy, described, scan_mark, warn_of_another_scan
 from monai_saliency.handlers.summary import TIMES_NOISE, Summary, figures, is_noise, peak_is_noise, summarize
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.case_state import Explanation
@@ -114,7 +114,7 @@ class SaliencyHandler:
         self.label_key = label_key
         self._background = Background(limit=2)
         self._made_by: MadeBy | None = None
-        self._is_marked = False
+        self._is_marked = self._is_warned = False
         self._parts: NetworkParts | None = None  # of the network, before this run's first forward
         self._loader: Any = None
         # Of cases so far: the evaluator's own forward is slow where it is the first, and has no batch of masks.
@@ -256,7 +256,9 @@ class SaliencyHandler:
             maps = done[self.saliency_key]
             arrays = maps.numpy(force=True), maps.affine.numpy()
             mark = self._made_by.mark if self._made_by is not None else ""
-            rows = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark)
+            scan = scan_mark(image_file(item[self.image_key]))
+            self._is_warned = self._is_warned or warn_of_another_scan(self.summary, explanation.name, scan)
+            rows = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark, scan)
             if noisy := [row for row in rows if peak_is_noise(row)]:
                 whole = all(map(is_noise, noisy))
                 logger.warning(

@@ -33,6 +33,7 @@ def summarize(
     label: str | Path | None = None,
     seconds: float = float("nan"),
     settings: str = "",
+    scan: str = "",
 ) -> list[dict[str, Any]]:
     """Rows of the summary for one case, one for each explained value.
 
@@ -44,6 +45,7 @@ def summarize(
         label: the file of the label map, on any grid. None if the case has no label map.
         seconds: how long explaining took.
         settings: the mark of the settings that made the maps, see :class:`monai_saliency.handlers.made_by.MadeBy`.
+        scan: the mark of the scan, see :func:`monai_saliency.handlers.made_by.scan_mark`.
 
     Returns:
         dictionaries with the keys of :data:`COLUMNS`: the prediction of the network and its probability, the explained
@@ -77,6 +79,7 @@ def summarize(
                 "predictions": round(explanation.num_forwards / explanation.per_prediction, 3),
                 "seconds": round(seconds, 3),
                 "settings": settings,
+                "scan": scan,
             }
             | explanation.target.describe()
         )

@@ -37,6 +37,7 @@ SUMMARY_COLUMNS = (
     "predictions",
     "seconds",
     "settings",
+    "scan",
 )
 
 

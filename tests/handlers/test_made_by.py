@@ -14,7 +14,7 @@ import torch
 from helpers.files import rows_of
 from helpers.own_bundle import rank, settings
 from helpers.scans import LPS, write_scan
-from monai.data import DataLoader, Dataset
+from monai.data import DataLoader, Dataset, MetaTensor
 from monai.engines import SupervisedEvaluator
 from monai.inferers import SlidingWindowInferer
 from monai.transforms import Compose, RandScaleIntensity, ScaleIntensityRanged, Spacingd
@@ -244,6 +244,35 @@ def test_cases_of_another_cohort_are_named(tmp_path: Path, caplog: pytest.LogCap
     CaseTable(table.path, ["a"], table.columns).add([{"case": "a", "settings": "x"}])
     assert "held rows of 2 cases that this cohort does not have (the first is b): they are removed" in caplog.text
     assert [row["case"] for row in table.read()] == ["a"]
+
+
+def test_another_cohort_of_the_same_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In one folder, with the same settings: a second run that stops early leaves rows that look like its own."""
+    network, how = Own(), ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"))
+
+    def run(cohort: str, cases: Sequence[str], moved: str = "") -> dict[str, str]:
+        data = []
+        for case in cases:
+            path = tmp_path / f"{cohort}{moved}" / f"{case}.bin"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(f"{cohort} {case}".encode())
+            meta = {"filename_or_obj": str(path)}
+            data.append({"image": MetaTensor(torch.rand(1, 2, 2), meta=meta), "case": case})
+        handler = SaliencyHandler(how, network, lambda item: item, summary=Summary(tmp_path / "summary.csv"))
+        evaluator = SupervisedEvaluator(torch.device("cpu"), DataLoader(Dataset(data), batch_size=1), network)
+        handler.attach(evaluator)
+        caplog.clear()
+        evaluator.run()
+        return {row["case"]: row["scan"] for row in rows_of(tmp_path / "summary.csv")}
+
+    first = run("a", ["c0", "c1", "c2"])
+    assert len({*first.values()}) == 3
+    assert run("a", ["c0", "c1"], moved="-elsewhere") == first
+    assert "another scan" not in caplog.text
+    second = run("b", ["c0", "c1"])
+    assert [case for case in first if first[case] == second[case]] == ["c2"]
+    (said,) = [message for message in caplog.messages if "another scan" in message]
+    assert "holds a row of case c0 that was made of another scan" in said
 
 
 def test_runs_on_one_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

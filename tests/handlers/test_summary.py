@@ -65,6 +65,7 @@ class TestSummarize:
             "predictions": 6.0,
             "seconds": 1.235,
             "settings": "",
+            "scan": "",
         }
         assert (second["class"], second["score"], second["peak_saliency"]) == (0, pytest.approx(0.05), -0.5)
         assert (second["peak_x_mm"], second["peak_y_mm"], second["peak_z_mm"]) == (10.0, -20.0, 30.0)
