@@ -29,8 +29,8 @@ def find_nnunet_cases(
         find_nnunet_cases("nnUNet_raw/Dataset001_BrainTumour", channels=4)[0]["image"]  # a list of 4 files
 
     Args:
-        dataset_dir: a folder of scans, as for :func:`~monai_saliency.data.find_cases`, or the folder of a dataset below
-            ``nnUNet_raw``, whose ``imagesTs`` is taken.
+        dataset_dir: a folder or list of scans, as for :func:`~monai_saliency.data.find_cases`, or the folder of a
+            dataset below ``nnUNet_raw``, whose ``imagesTs`` is taken.
         channels: how many channels the model reads.
         section: of a dataset's folder: ``"test"`` (``imagesTs``) or ``"training"`` (``imagesTr``). Default: the first
             that there is.
@@ -45,8 +45,8 @@ def find_nnunet_cases(
             a channel.
     """
     root = _images(a_path("dataset_dir", dataset_dir), section)
-    listed = (root / "dataset.json").is_file()
-    found = find_cases(root, section if listed else None, exclude)
+    listed = root.is_file() or (root / "dataset.json").is_file()
+    found = find_cases(root, section if listed else None, exclude, channels=channels)
     cases: dict[str, dict[str, Any]] = {}
     files: dict[str, dict[int, str]] = {}
     for each in found:

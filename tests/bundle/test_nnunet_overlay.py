@@ -66,6 +66,24 @@ def test_finds_what_is_planted(nnunet_bright: Path, tmp_path: Path, affine: np.n
     check_found(tmp_path / "out" / "case_saliency.nii.gz", affine, place)
 
 
+def test_default_explanation_of_all_folds(
+    nnunet_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Windows on the patch grid, patches remembered, at most 50 predictions; scans in two formats of name."""
+    for i, name in enumerate(("a_0000", "b")):
+        scan(tmp_path / "scans" / f"{name}.nii.gz", OBLIQUE, (8, 15, 14), i)
+    rows = explain(
+        nnunet_models, tmp_path / "scans", tmp_path / "out", nnunet_configuration="3d_fullres", nnunet_mirroring=False
+    )
+    assert [row["case"] for row in rows] == ["a", "b"]
+    assert all(1 < float(row["predictions"]) <= 50 for row in rows)
+    assert "no patches are remembered" not in caplog.text
+    for name in "ab":
+        saliency = nib.load(tmp_path / "out" / f"{name}_saliency.nii.gz")
+        assert saliency.shape[:3] == (8, 15, 14)
+        assert np.asarray(saliency.dataobj).std() > 0
+
+
 def wrapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """MONAI's wrapper, without the processes that it starts for each image."""
     from monai.apps.nnunet import ModelnnUNetWrapper

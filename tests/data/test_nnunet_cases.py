@@ -52,3 +52,10 @@ def test_takes_the_images_of_a_dataset_with_their_labels(tmp_path: Path) -> None
 def test_channels_must_be_complete(tmp_path: Path, names: list[str], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         find_nnunet_cases(make(tmp_path, *names), channels=2)
+
+
+def test_a_list_names_scans_as_anywhere(tmp_path: Path) -> None:
+    folder = make(tmp_path, "x_0000", "y_0000")
+    (folder / "list.csv").write_text("image\nx_0000.nii.gz\n")
+    (case,) = find_nnunet_cases(folder / "list.csv")
+    assert case["image"] == str(folder / "x_0000.nii.gz")
