@@ -101,14 +101,16 @@ class BundleConfig:
         ]
 
     def settings(self) -> dict[str, Any]:
-        """What users change, by id: plain top-level values, and expressions of a single one, without the overlay's."""
+        """What users change, by id: plain top-level values, and expressions of one or of a few numbers, without the
+        overlay's.
+        """
         found = {}
         for id, content in self.parser.get().items():
             if id.startswith(("saliency_", "_")) or id == "save_execute_config":
                 continue
             if is_plain(content):
                 found[id] = content
-            elif isinstance(content, str) and not isinstance(value := self.get(id), (dict, list)) and is_plain(value):
+            elif isinstance(content, str) and is_plain(value := self.get(id)) and _is_short(value):
                 found[id] = value
         return found
 
@@ -252,3 +254,10 @@ def refuse_generative(evaluator: Any) -> None:
             f"this bundle is generative: its evaluator runs {kinds[0]} with {kinds[1]}, which makes images rather than "
             "a statement about one, and a saliency map says which part of an image a statement rests on"
         )
+
+
+def _is_short(value: Any) -> bool:
+    """Whether a value is a single one, or a few numbers such as voxel sizes."""
+    if isinstance(value, list):
+        return len(value) <= 8 and all(isinstance(each, (int, float)) for each in value)
+    return not isinstance(value, dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import warnings
 from collections.abc import Mapping
@@ -42,23 +43,24 @@ def read_list(path: Path, section: str | None = None, channels: int = 1) -> list
         path: a JSON file as MONAI's ``load_decathlon_datalist`` reads it, or a CSV file with a column ``image`` and, as
             needed, ``label`` and ``split``.
         section: the section of a JSON file, or what stands under ``split``: ``"test"``, ``"training"``,
-            ``"validation"`` (also ``"train"`` and ``"val"``) or any other. Default: the first of these three that lists
-            a scan, and all rows of a CSV file that has none of them.
+            ``"validation"`` (also ``"train"``, ``"val"`` and the like) or any other. Default: the first of these three
+            that lists a scan, and all rows of a CSV file that has none of them.
         channels: of scans whose modalities are not listed.
 
     Raises:
-        ValueError: when the file cannot be read as such a list.
+        ValueError: when the file cannot be read as such a list, or when rows of a CSV file beside these three say
+            something else, which may be misspelt, and no section is chosen.
     """
     return (_of_table if path.suffix.lower() == ".csv" else _of_json)(path, section, channels)
 
 
 def _of_json(path: Path, section: str | None, channels: int) -> list[Listed]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         other = ", or remove it to use every scan of its folder" if path.name == "dataset.json" else ""
         raise AdviceError(f"{path} is not valid JSON ({error}): mend it{other}") from error
-    entries = _of_section(content, section) if isinstance(content, dict) else None
+    entries = _of_section(path, content, section) if isinstance(content, dict) else None
     if isinstance(entries, list):
         entries = [entry if isinstance(entry, dict) else {"image": entry} for entry in entries]
     if not isinstance(entries, list) or not all(map(_images, entries)):
@@ -72,6 +74,7 @@ def _of_json(path: Path, section: str | None, channels: int) -> list[Listed]:
         images = _images(entry)
         count = modalities or (len(images) if len(images) > 1 else channels)
         label = entry.get("label")
+        label = label[0] if isinstance(label, list) and len(label) == 1 else label
         # The Decathlon lists test scans without their labels, which may exist all the same.
         beside = None if label else _below(path, images[0].replace("images", "labels", 1))
         places = tuple(_below(path, image) for image in images)
@@ -86,22 +89,43 @@ def _images(entry: Mapping[str, Any]) -> list[str]:
     return [str(each) for each in images] if all(isinstance(each, str) and each for each in images) else []
 
 
-def _of_section(lists: Mapping[str, Any], section: str | None) -> Any:
-    """The entries of a section, whatever short name it has in the list."""
+def _of_section(path: Path, lists: Mapping[str, Any], section: str | None) -> Any:
+    """The entries of a section, under whatever names for it the list has; of a CSV file with other splits all rows."""
+    entries: dict[str, list[Any]] = {}
+    for name, each in lists.items():
+        if isinstance(each, list):
+            entries.setdefault(_long(name), []).extend(each)
+        elif _long(name) in SECTIONS:
+            return None
     if section:
-        names = (section, _SHORT.get(section, section), *(s for s, name in _SHORT.items() if name == section))
-    else:
-        names = tuple(each for name in SECTIONS for each in (name, *(s for s, long in _SHORT.items() if long == name)))
-    return next((lists[name] for name in names if lists.get(name)), [])
+        return entries.get(_long(section), [])
+    chosen = next((name for name in SECTIONS if entries.get(name)), None)
+    other = {name: len(each) for name, each in entries.items() if each and name not in SECTIONS}
+    if chosen is not None and other and path.suffix.lower() == ".csv":
+        kinds = ", ".join(f"{count} {name!r}" for name, count in other.items())
+        raise AdviceError(
+            f"{path} has rows whose `split` is none of {SECTIONS} ({kinds}), beside {chosen!r}: correct them, or "
+            "choose one with --section"
+        )
+    if chosen is None:
+        return [entry for name in other for entry in entries[name]] if path.suffix.lower() == ".csv" else []
+    return entries[chosen]
+
+
+def _long(name: str) -> str:
+    """The name of a section for one of its spellings."""
+    name = name.strip().lower()
+    return _SHORT.get(name, name)
 
 
 def _of_table(path: Path, section: str | None, channels: int) -> list[Listed]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            text = file.read()
     except ValueError as error:
         raise AdviceError(f"{path} is not a table in UTF-8 ({error}): save it as CSV UTF-8") from error
     header = text.partition("\n")[0]
-    rows = list(csv.reader(text.splitlines(), delimiter=max(",;\t", key=header.count)))
+    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count)))
     names = [name.strip().lower() for name in rows[0]] if rows else []
     if "image" not in names:
         raise AdviceError(f"{path} must have a column `image`, and may have `label` and `split`, got {names}")
@@ -113,10 +137,9 @@ def _of_table(path: Path, section: str | None, channels: int) -> list[Listed]:
         if not cells.get("image"):
             raise AdviceError(f"line {number} of {path} has no `image`: fill it in, or remove the line")
         entry = Listed((_below(path, cells["image"]),), _label(path, cells.get("label")), channels)
-        lists.setdefault(cells.get("split", "").lower(), []).append(entry)
-    if section:
-        return _of_section(lists, section.lower())
-    return _of_section(lists, None) or [entry for entries in lists.values() for entry in entries]
+        lists.setdefault(cells.get("split", ""), []).append(entry)
+    found: list[Listed] = _of_section(path, lists, section)
+    return found
 
 
 def _below(path: Path, name: str) -> Path:

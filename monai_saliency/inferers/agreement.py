@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monai_saliency.networks.identity import network_fingerprint
+from monai_saliency.networks.identity import NetworkParts, network_fingerprint
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.utils.precision import chosen_arithmetic
 
@@ -22,25 +22,37 @@ _TOLERANCE, _HALF_TOLERANCE = 1e-3, 5e-2
 class Origin:
     """What decides the scores that a process computes. It is hashed when scores come together, or are sent.
 
+    It is made before the network runs: what the network changes then, such as a counter of its calls, is not compared.
+
     Args:
         deciding: the settings that decide scores, by name.
         network: the network.
+        is_shared: whether scores come together at all, so that the network's code and attributes are to be noted.
     """
 
-    def __init__(self, deciding: Mapping[str, Any], network: Any) -> None:
+    def __init__(self, deciding: Mapping[str, Any], network: Any, is_shared: bool = True) -> None:
         self._deciding: Mapping[str, Any] | None = deciding
         self._network = network
+        self._parts = NetworkParts(network) if is_shared else None
         self._arithmetic = chosen_arithmetic()
         self._prints: dict[str, str | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_deciding": None, "_network": None, "_arithmetic": self._arithmetic, "_prints": self.prints()}
+        return {
+            "_deciding": None,
+            "_network": None,
+            "_parts": None,
+            "_arithmetic": self._arithmetic,
+            "_prints": self.prints(),
+        }
 
     def prints(self) -> dict[str, str | None]:
         """A hash of each thing that decides scores, by its name; None where it cannot be identified."""
         if self._deciding is not None and not self._prints:
             self._prints = {name: _print(_anywhere(value)) for name, value in self._deciding.items()}
             self._prints["network"] = _network_print(self._network)
+            parts = {} if self._parts is None else self._parts.steady()
+            self._prints |= {f"the network's {name}": known for name, known in parts.items()}
             self._prints["autocast or TF32"] = fingerprint(self._arithmetic)
         return self._prints
 
@@ -91,11 +103,8 @@ def differences(one: Origin | None, other: Origin | None, references: Sequence[t
     if one is None or other is None:
         return []
     ours, theirs = one.prints(), other.prints()
-    found = [
-        name
-        for name in ours
-        if ours[name] != theirs.get(name) and not _incomparable(name, ours[name], theirs.get(name))
-    ]
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    found = [name for name in names if not _incomparable(name, ours, theirs)]
     first, second = (each.detach().double().cpu() for each in references)
     if first.shape != second.shape:
         found.append(f"the number of scores ({len(first)} and {len(second)})")
@@ -109,7 +118,11 @@ def _scale(scores: torch.Tensor) -> float:
     return float(finite.max()) if len(finite) else 0.0
 
 
-def _incomparable(name: str, one: str | None, other: str | None) -> bool:
-    if one is None or other is None:
+def _incomparable(name: str, one: Mapping[str, str | None], other: Mapping[str, str | None]) -> bool:
+    is_attribute = name.startswith("the network's")
+    # An attribute that only one has is a difference; what is not known is none.
+    if any(each.get(name, "" if is_attribute else None) is None for each in (one, other)):
         return True
-    return name == "network" and one.partition("]")[0] != other.partition("]")[0]
+    # Tensors on another kind of device have another hash, wherever the network holds them.
+    kinds = {(each.get("network") or "").partition("]")[0] for each in (one, other)}
+    return (name == "network" or is_attribute) and len(kinds) > 1

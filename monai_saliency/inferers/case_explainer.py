@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,10 +16,10 @@ from monai_saliency.errors import CaseError
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.case_state import CaseState, Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
-from monai_saliency.networks.identity import network_fingerprint, scores_key
+from monai_saliency.networks.identity import network_fingerprint, network_parts, scores_key
 from monai_saliency.sharding import Part
 from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, outline
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.storage.score_store import CaseScores, ScoreStore
 from monai_saliency.utils.arguments import callable_network, instance
 from monai_saliency.utils.tensors import plain
@@ -119,8 +119,8 @@ class CaseExplainer:
         self.assignment = Assignment()
         self.explained: list[str] = []
         self.waiting: list[str] = []
-        self._before: str | None = self._parts_of_network()
-        self._moves: bool | None = None
+        self._before = self._parts_of_network()
+        self._moving: set[str] | None = None
 
     def assign(self, assignment: Assignment) -> None:
         """Set what the runs from now on do here."""
@@ -277,30 +277,24 @@ class CaseExplainer:
                 return None
         return state.explanation()
 
-    def _parts_of_network(self) -> str | None:
-        """A hash of the network's code and attributes; None where it is not known, or its name stands for it."""
-        if self.network_id or self.store is None or not isinstance(self.network, torch.nn.Module):
-            return None
-        try:
-            return outline(self.network).digest
-        except Unfingerprintable:
-            return None
+    def _parts_of_network(self) -> dict[str, str | None]:
+        """A hash of each thing beside tensors that decides what the network gives; none where it goes by its name."""
+        return {} if self.network_id or self.store is None else network_parts(self.network)
 
-    def _steady_parts(self) -> str:
-        """The same for the batch that begins. No more than "not known" for a network that changes by being run, as one
-        that counts its calls: its scores could not be used again otherwise. What changes between two batches was
-        changed by somebody, and before the first batch by the evaluator's own forward, as far as is known.
+    def _steady_parts(self) -> dict[str, str]:
+        """The same for the batch that begins, without what cannot be identified and what changes by being run, as a
+        count of calls: its scores could not be used again otherwise. What changes between two batches was changed by
+        somebody, and before the first batch by the evaluator's own forward, as far as is known.
         """
         now = self._parts_of_network()
-        if self._moves is None:
-            self._moves = now != self._before
+        if self._moving is None:
+            self._moving = _changed(self._before, now)
         self._before = now
-        return "not known" if self._moves or now is None else now
+        return {name: known for name, known in now.items() if known is not None and name not in self._moving}
 
     def _note_moves(self) -> None:
-        """Note whether the network has changed by being run."""
-        if self.store is not None and not self._moves:
-            self._moves = self._parts_of_network() != self._before
+        """Note what of the network has changed by being run."""
+        self._moving = (self._moving or set()) | _changed(self._before, self._parts_of_network())
 
     def _stored(
         self, images: torch.Tensor, cases: Sequence[Case], inferer: PerturbationInferer
@@ -315,7 +309,7 @@ class CaseExplainer:
             return None
         try:
             # And so may an attribute of a fill, or a constant that it reads.
-            settings = [fingerprint(setting) for setting in inferer.deciding] + [self._steady_parts()]
+            settings = [fingerprint(setting) for setting in [*inferer.deciding, self._steady_parts()]]
             reads_file = isinstance(inferer.fill, CaseFill)
             each = [replace(case, image=image) for case, image in zip(cases, images, strict=True)]
             keys = [scores_key(network, settings, case, reads_file) for case in each]
@@ -323,3 +317,7 @@ class CaseExplainer:
             warnings.warn(f"scores are not kept: {error}", stacklevel=2)
             return None
         return [self.store.open(case.name, key) for case, key in zip(cases, keys, strict=True)]
+
+
+def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    return {name for name in {**one, **other} if one.get(name) != other.get(name)}

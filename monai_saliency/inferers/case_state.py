@@ -197,6 +197,9 @@ class CaseState:
             start: the first row, all of masks.
             stop: the last row + 1.
             scores: ``(stop - start, K)``, computed just now.
+
+        Raises:
+            CaseError: where they differ and masks come in rounds.
         """
         if self.stored is None:
             return
@@ -211,6 +214,12 @@ class CaseState:
             self.case.name,
         )
         self.stored.discard()
+        if self.masks.in_rounds:
+            raise CaseError(
+                self.case.name,
+                "its scores on disk, by which later masks were chosen, are of another network or other settings. They "
+                "are removed: explain the case again",
+            )
         self.state = self._estimator.start(self.masks, self.state.reference_scores)
         self._ended = False
 

@@ -267,7 +267,8 @@ class PerturbationInferer(Inferer):
         """
         forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
         with torch.no_grad(), evaluating(network):
-            states, split = self._begin(forward, inputs, cases, stored)
+            shared = meet is not None or (part is not None and part.count > 1)
+            states, split = self._begin(forward, shared, inputs, cases, stored)
             size = min(self.mask_batch_size, sum(len(state.masks) + 1 for state in states))
             try:
                 scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
@@ -280,15 +281,17 @@ class PerturbationInferer(Inferer):
             say_once(network, f"{found}. Its images go through the network one at a time, which takes longer")
             # Scores of batches must not be taken for scores of single images.
             alone = stored and [each.one_by_one() for each in stored]
-            states, split = self._begin(forward, inputs, cases, alone, one_by_one=True)
+            states, split = self._begin(forward, shared, inputs, cases, alone, one_by_one=True)
             scoring = WholeImages(forward, states, split, self.output, 1, found)
             self._score_rounds(scoring, states, 1, part or Part(), meet)
         return states
 
-    def _begin(self, forward: Forward, *given: Any, one_by_one: bool = False) -> tuple[list[CaseState], SplitInputs]:
+    def _begin(
+        self, forward: Forward, shared: bool, *given: Any, one_by_one: bool = False
+    ) -> tuple[list[CaseState], SplitInputs]:
         """What :meth:`start` gives, with what is known of the network that scores."""
         states, split = self.start(*given)
-        origin = Origin({**self.deciding_by_name, "estimator": self.estimator}, forward.network)
+        origin = Origin({**self.deciding_by_name, "estimator": self.estimator}, forward.network, shared)
         for state in states:
             state.origin = origin
             state.rounding = half_rounding(forward.network, forward.autocast_dtype(state.case.image))
@@ -296,10 +299,7 @@ class PerturbationInferer(Inferer):
         return states, split
 
     def start(
-        self,
-        inputs: Any,
-        cases: Sequence[Case] | None = None,
-        stored: Sequence[CaseScores] | None = None,
+        self, inputs: Any, cases: Sequence[Case] | None = None, stored: Sequence[CaseScores] | None = None
     ) -> tuple[list[CaseState], SplitInputs]:
         """Bind masks and fill to a batch of images without running anything.
 

@@ -40,7 +40,6 @@ class PatchCheck:
         self._watched: list[list[int]] = []
         self._seen: dict[int, Excerpt] = {}
         self._scale: dict[int, Excerpt] = {}
-        self._faded = Passed(forward, output, ["patches", batch_size])
         self._perturbed: set[int] = set()
 
     def watch(self, slots: Sequence[int], count: int) -> None:
@@ -124,8 +123,9 @@ class PatchCheck:
         Raises:
             RowsDepend: when they differ.
         """
-        count = len(patches)
-        if count < 2 or self._faded or torch.equal(patches[0], patches[-1]):
+        count, state = len(patches), self.states[index]
+        passed = Passed(self.forward, self.output, ["patches", count], state.case.image, state.fill)
+        if count < 2 or passed or torch.equal(patches[0], patches[-1]):
             return
         order = [count - 1, *range(count - 1)]
         copies = holds_compiled(self.forward.network)
@@ -143,7 +143,7 @@ class PatchCheck:
         self._compare(index, what, single, words, first[-1])
         for row, patch in enumerate(order):
             self._compare(index, what, first[patch], "in another row", again[row])
-        self._faded.note()
+        passed.note()
 
     def _compare(self, index: int, what: str, single: Excerpt, words: str, beside: Excerpt) -> None:
         """Raise an error where a patch beside others is not what it is alone."""

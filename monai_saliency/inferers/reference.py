@@ -108,7 +108,6 @@ class ReferenceCheck:
         self.found = found
         self._expected: dict[int, Expected] = {} if found is None else dict(found.expected)
         self._unperturbed: dict[int, Excerpt] = {}
-        self._faded = Passed(forward, output, ["images", batch_size])
 
     @functools.cached_property
     def _tolerance(self) -> Callable[[torch.dtype], float]:
@@ -183,6 +182,26 @@ class ReferenceCheck:
         again = words.replace("explained alone", "alone again")
         raise CaseError(case, f"the network gives no fixed output: {again}. {_SUPPOSED}")
 
+    def check_again(self, index: int, row: Any) -> None:
+        """Compare the scores of the unperturbed image later in the case with those of the first batch.
+
+        Args:
+            index: the case's place.
+            row: the network's output ``(1, ...)`` of its unperturbed image.
+
+        Raises:
+            CaseError: when they differ.
+        """
+        state = self.states[index]
+        now = Expected.of(row, "after other images", state, keep=False)
+        before = replace(now, words="before them", scores=state.state.reference_scores)
+        if scores_differ(state, before, now, self._tolerance):
+            raise CaseError(
+                state.case.name,
+                f"the network gives no fixed output: the unperturbed image gives {score_figures(state, now, before)}. "
+                f"{_SUPPOSED}",
+            )
+
     def check_batch_size(self, index: int, error: Exception) -> None:
         """Find out, where the first batch fails, whether the network takes images one at a time only, as an exported
         program may.
@@ -255,7 +274,8 @@ class ReferenceCheck:
             RowsDepend, CaseError: as :meth:`check`.
         """
         state, count = self.states[index], len(batch)
-        if count < 2 or self._faded:
+        passed = Passed(self.forward, self.output, ["images", count], state.case.image, state.fill)
+        if count < 2 or passed:
             return
         images = faded(state.case.image, state.fill, count)
         if torch.equal(images[0], images[-1]):  # nothing can be seen of it
@@ -274,7 +294,7 @@ class ReferenceCheck:
         for one, other in [(alone, first[-1]), *others]:
             gap = difference(one.excerpt, other.excerpt, self._tolerance, self._unperturbed.get(index))
             self._refuse(index, "an image faded by up to a half", one, other, gap)
-        self._faded.note()
+        passed.note()
 
     def _rows(self, index: int, images: torch.Tensor, batch: torch.Tensor) -> list[Expected]:
         """What each row of a batch gives."""

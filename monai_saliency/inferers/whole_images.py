@@ -118,11 +118,14 @@ class WholeImages(Scoring):
         first = [index for index, start, _ in batch if start == 0]
         for index in first:
             self.reference.expect(index)
-        offset = 0
+        offset, last = 0, batch[-1][0]
         with stage("perturb"):
             for index, start, stop in batch:
                 self.states[index].perturb(start, stop, out=self.batch[offset : offset + stop - start])
                 offset += stop - start
+            looks_again = offset < count and last not in first
+            if looks_again:
+                self.states[last].perturb(0, 1, out=self.batch[-1:])
             values = self.split.values_of([(index, stop - start) for index, start, stop in batch], count)
         version = tensor_version(self.batch)
         with stage("forward"):
@@ -141,16 +144,19 @@ class WholeImages(Scoring):
                 self.states[index].read(start, stop, output, offset, count)
                 self.states[index].forwards_here += stop - start
                 offset += stop - start
+        if looks_again:
+            self.reference.check_again(last, rows(output, count - 1, count, count))
         if first:
             self._check_scores(batch, output)
-        if first and count == 1:
-            self._doubt(first[0])
         if first and count > 1:
             self._check_perturbed(batch, output)
             # Scores that are on disk were checked when they were made.
             new = next((index for index in first if not self.states[index].complete), None)
             if new is not None:
                 self.reference.check_faded(new, self.batch)
+        for index, start, stop in batch:
+            if start == 0:
+                self._doubt(index, stop)
 
     def _check_perturbed(self, batch: Sequence[Rows], output: Any) -> None:
         """Check the perturbed row of each case that begins here whose scores changed most."""
@@ -162,17 +168,23 @@ class WholeImages(Scoring):
             offset += stop - start
         self.reference.check_perturbed(chosen)
 
-    def _doubt(self, index: int) -> None:
-        """Where images go through one at a time, the first batch scores no mask again whose score was on disk. So the
-        mask that changed the scores most is scored again, and compared.
+    def _doubt(self, index: int, stop: int) -> None:
+        """Score a mask again whose score was on disk, the one that changed the scores most, and compare it: the rows
+        below ``stop``, of the first batch, may hide where nothing is.
         """
-        state = self.states[index]
+        state, count = self.states[index], len(self.batch)
         row = state.most_changed(state.num_rows) if state.stored is not None else None
-        if row is not None:
-            state.perturb(row, row + 1, out=self.batch)
-            output = self._forward([(index, row, row + 1)], self.split.values_of([(index, 1)], 1))
-            state.forwards_here += 1
-            state.doubt(row, row + 1, state.target(read(output, self.output)))
+        if row is None or row < stop:
+            return
+        state.perturb(row, row + 1, out=self.batch[:1])
+        self.batch[1:] = self.batch[:1]
+        output = read(
+            self._forward([(index, row, row + 1)], self.split.values_of([(index, count)], count)), self.output
+        )
+        known = state.state.scores[: stop - 1].clone()
+        state.doubt(row, row + 1, state.target(rows(output, 0, 1, count)))
+        if not state.has(1, stop):  # none on disk is used, but these are new
+            state.add(1, stop, known)
 
     def _check_scores(self, batch: Sequence[Rows], output: Any) -> None:
         """Check the scores of the unperturbed rows of a batch that is scored."""

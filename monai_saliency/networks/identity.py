@@ -30,12 +30,15 @@ __all__ = [
     "NetworkParts",
     "module_settings",
     "network_fingerprint",
+    "network_parts",
     "network_structure",
     "own_attributes",
     "scores_key",
     "strict_network_fingerprint",
 ]
 
+# Attributes that say where a network runs.
+_PLACES = {"rank", "local_rank", "global_rank", "device_id", "device_index"}
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _known: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary()
 _strictly_known: WeakKeyDictionary[torch.nn.Module, tuple[Any, str]] = WeakKeyDictionary()
@@ -128,16 +131,15 @@ class NetworkParts:
 
     def __init__(self, network: Any, network_id: str | None = None) -> None:
         self._network = network
-        self._before = None if network_id else _parts(network)
+        self._before = None if network_id else network_parts(network)
 
     def steady(self) -> dict[str, str | None]:
-        """A hash of each part that is what it was: of ``code`` (with hooks, and the attributes of installed classes'
-        modules), and of each attribute in :func:`own_attributes`. None for a part that has changed, or that cannot be
-        identified. Empty where a ``network_id`` stands for it.
+        """The hashes of :func:`network_parts` that are what they were. None for a part that has changed, or that cannot
+        be identified. Empty where a ``network_id`` stands for it.
         """
         if self._before is None:
             return {}
-        now = _parts(self._network)
+        now = network_parts(self._network)
         return {
             name: self._before.get(name) if self._before.get(name) == now.get(name) else None
             for name in {**self._before, **now}
@@ -146,7 +148,7 @@ class NetworkParts:
 
 def own_attributes(network: Any) -> dict[str, Any]:
     """The attributes of a network, and of the modules inside it, whose classes are the user's own, such as
-    ``head.temperature``. Devices are left out.
+    ``head.temperature``. Devices and ranks are left out: they say where it runs.
     """
     if not isinstance(network, torch.nn.Module):
         return {}
@@ -155,11 +157,15 @@ def own_attributes(network: Any) -> dict[str, Any]:
         for name, part in network.named_modules()
         if not is_installed(type(part).__module__)
         for key, value in module_attributes(part).items()
-        if not isinstance(value, torch.device)
+        if not isinstance(value, torch.device) and key not in _PLACES
     }
 
 
-def _parts(network: Any) -> dict[str, str | None]:
+def network_parts(network: Any) -> dict[str, str | None]:
+    """A hash of each thing beside parameters and buffers that decides a network's scores: of ``code`` (with hooks, and
+    the attributes of installed classes' modules), and of each attribute in :func:`own_attributes`. None for what cannot
+    be identified.
+    """
     if not isinstance(network, torch.nn.Module):
         return {"code": _print_of(network)}
     shells = [

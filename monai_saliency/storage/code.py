@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -160,11 +161,15 @@ def _feed_import(hasher: Any, name: str, walk: Walk) -> None:
     return _feed_member(hasher, held, walk)
 
 
+# Shells take identifiers only, `env` and os.environ also other names.
+_VARIABLE = re.compile(r"[\w.\-]{1,100}")
+
+
 @functools.lru_cache(maxsize=4096)
 def _strings(code: types.CodeType) -> tuple[str, ...]:
     """The _strings in code that can be the name of an environment variable."""
     found = {value for each in _inside(code) for value in each.co_consts if isinstance(value, str)}
-    return tuple(sorted(value for value in found if value.isidentifier()))
+    return tuple(sorted(filter(_VARIABLE.fullmatch, found)))
 
 
 def _module_digest(module: types.ModuleType) -> bytes:

@@ -23,6 +23,9 @@ from monai_saliency.utils.optional_imports import require
 
 __all__ = ["ScanReader", "check_readers", "format_of", "load_image", "scan_loader", "scan_stem"]
 
+# Tags of a TIFF: bits of a number, whether it is unsigned (1), signed (2) or a float (3), and what 0 is (0: white).
+_BITS, _KIND, _PHOTOMETRIC = 258, 339, 262
+
 
 @dataclass(frozen=True)
 class Format:
@@ -102,7 +105,8 @@ class ScanReader(ImageReader):
 
     Raises:
         OptionalImportError: when called, if the package that reads the file is not installed. It gives the pip command.
-        ValueError: when called, for a file of several pictures, and for 16-bit colours, which Pillow cuts to 8.
+        ValueError: when called, for a file of several pictures, for 16-bit colours, which Pillow cuts to 8, and for
+            TIFFs whose numbers Pillow takes for others.
 
     Example::
 
@@ -144,9 +148,13 @@ class ScanReader(ImageReader):
         """A Pillow image in gray or in colours."""
         if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:  # a camera's JPEG holds a preview too
             raise AdviceError(f"the file holds {image.n_frames} pictures, 1 is expected: split it into single pictures")
+        if wrong := _misread(image):
+            raise AdviceError(f"{wrong}: save it with 8 or 16 bits without a sign, or as float")
+        coding = str(image.tile)
+        image.load()  # a TIFF that lies on its side is turned here, and has its shape only then
         if self.channels not in (1, 3) or image.mode in ("L", "I", "F") or image.mode.startswith("I;16"):
             return image
-        if ";16" in str(image.tile):
+        if ";16" in coding:
             raise AdviceError(
                 "its colours have 16 bits, of which Pillow reads 8: save it in gray, which keeps its 16 bits, or with "
                 "8 bits a colour"
@@ -154,6 +162,19 @@ class ScanReader(ImageReader):
         if image.mode in ("1", "LA", "La"):
             return image.convert("L")
         return image.convert("RGB" if self.channels == 3 else "L")
+
+
+def _misread(image: Any) -> str:
+    """What Pillow would misread in a TIFF without a word; nothing where it reads it rightly."""
+    tags = getattr(image, "tag_v2", {})
+    bits, kind = (int(np.max(tags.get(tag) or 1)) for tag in (_BITS, _KIND))
+    if kind == 1 and bits == 32:
+        return "its whole numbers have 32 bits without a sign, of which Pillow makes negative ones from 2^31 on"
+    if kind == 2 and bits == 8:
+        return "its whole numbers have 8 bits with a sign, which Pillow reads as if they had none"
+    if bits == 16 and tags.get(_PHOTOMETRIC) == 0:
+        return "0 is white in it and it has 16 bits, which Pillow does not invert"
+    return ""
 
 
 def load_image(channels: int | None = None, **settings: Any) -> LoadImage:

@@ -57,6 +57,28 @@ def test_a_table_without_a_split_or_with_folds(folder: Path) -> None:
     assert names(folder / "folds.CSV", "1") == ["x/a"]
 
 
+def test_no_row_is_lost_by_the_name_of_its_split(folder: Path) -> None:
+    """One split under two names is one, and one that is misspelt is an error rather than left out."""
+    (folder / "list.csv").write_text("image,split\nx/a.png,val\nx/b.png,Validation\nx/c.nii.gz,training\n")
+    assert names(folder / "list.csv", "validation") == names(folder / "list.csv", "val") == ["x/a", "x/b"]
+    content = {"test": ["x/a.png"], "testing": [{"image": "x/b.png", "label": ["labels/c.nii.gz"]}]}
+    (folder / "list.json").write_text(json.dumps(content), encoding="utf-8-sig")
+    found = find_cases(folder / "list.json")
+    assert [case["case"] for case in found] == ["x/a", "x/b"]
+    assert found[1]["label"] == str(folder / "labels" / "c.nii.gz")
+    for wrong in ("tset", ""):
+        (folder / "list.csv").write_text(f"image,split\nx/a.png,test\nx/b.png,{wrong}\n")
+        with pytest.raises(ValueError, match=rf"rows whose `split` is none of .* \(1 '{wrong}'\), beside 'test'"):
+            find_cases(folder / "list.csv")
+
+
+def test_lines_end_where_a_csv_file_says(folder: Path) -> None:
+    """Other characters that end a line of text, and a line break in quotes, are part of a cell."""
+    text = 'image,note\nx/a.png,"first\nline"\nx/b.png,first\x0bline\u2028x/c.nii.gz\n'
+    (folder / "list.csv").write_text(text, encoding="utf-8", newline="")
+    assert names(folder / "list.csv") == ["x/a", "x/b"]
+
+
 def test_a_datalist_is_what_monai_makes_of_it(folder: Path) -> None:
     """Channels in files of their own, a class in place of a label map, and a section with a name of its own."""
     content = {

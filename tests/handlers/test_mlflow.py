@@ -158,13 +158,17 @@ def test_what_is_recorded(cohort: Path, tmp_path: Path) -> None:
 
 
 def test_every_setting_is_recorded(tmp_path: Path) -> None:
-    """What stands above the line of dashes in the config is what users change; all of it, and nothing else."""
+    """What stands above the line of dashes in the config is what users change; all of it, and nothing else.
+
+    The method's defaults are among its settings.
+    """
     text = (BUNDLE / "configs" / "inference.yaml").read_text()
     changed = set(yaml.safe_load(text.partition("\n# ------")[0]))
     write_scan(tmp_path / "demo" / "a.nii.gz", (12, 13, 14), LPS)
     parser = ConfigParser(yaml.safe_load(text) | {"bundle_root": str(tmp_path), "method": "helpers.own_method.tiles"})
     recorded = parser.get_parsed_content("tracker::settings")
-    assert changed - set(recorded) == {"imports", "network_def"}
+    assert changed - set(recorded) == {"imports", "network_def", "method_defaults"}
+    assert recorded["pixdim"] == [3.0, 3.0, 3.0]
     assert set(recorded) - changed == {"edge"}
     assert (recorded["edge"], recorded["output_dir"], recorded["section"]) == (4, f"{tmp_path}/eval", None)
 

@@ -143,6 +143,34 @@ def test_parts_of_other_settings_are_refused(image: torch.Tensor, name: str) -> 
             merged(each)
 
 
+class Floored(torch.nn.Module):
+    """A network of no weights whose attributes decide its scores, and which counts its calls."""
+
+    def __init__(self, floor: float, **attributes: Any) -> None:
+        super().__init__()
+        self.floor, self.calls = floor, 0
+        vars(self).update(attributes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x.clamp(min=self.floor).flatten(1).mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_parts_of_networks_with_other_attributes_are_refused(image: torch.Tensor, sent: bool) -> None:
+    """Their reference scores are equal, so nothing else shows it. What a network changes as it runs is left out."""
+
+    def part(index: int, network: torch.nn.Module) -> Any:
+        how = ms.rise(MASKS, 3, target=ms.ClassScore([0], "none"), mask_batch_size=5 - index)
+        found = how.score(image + 1, network, part=Part(index, 2))
+        return pickle.loads(pickle.dumps(found)) if sent else found
+
+    assert len(merged([part(0, Floored(0.0)), part(1, Floored(0.0, calls=7))])) == 1
+    for other in (Floored(0.5), Floored(0.0, flag=True)):
+        with pytest.raises(ValueError, match=r"its parts differ in the network's (floor|flag)"):
+            merged([part(0, Floored(0.0)), part(1, other)])
+
+
 @pytest.mark.usefixtures("no_faded_batch")
 def test_parts_meet_in_the_store(image: torch.Tensor, tmp_path: Path) -> None:
     """Whoever completes the case can make its map, and what is stored is not computed again."""

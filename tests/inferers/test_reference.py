@@ -200,6 +200,53 @@ def test_a_network_is_looked_at_again_after_a_change() -> None:
     assert torch.equal(explainer(images(), network), alone)
 
 
+@pytest.mark.parametrize("change", ["a buffer", "a function", "a hook", "the fill"])
+def test_what_a_network_was_seen_to_do_holds_while_it_stays(change: str) -> None:
+    class Held(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("over_batch", torch.tensor(change == "the fill"))
+            self.before = torch.nn.Identity.__call__
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x / x.max() if self.over_batch or self.before is brightest else x
+            return classify(x)
+
+    def brightest(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    network = Held()
+    fill = ms.ConstantFill(2.0 if change == "the fill" else 0.0)
+    ms.sliding_window(2, 2, target=TARGET, mask_batch_size=BATCH, fill=fill)(images(), network)
+    if change == "a buffer":
+        network.over_batch.fill_(True)
+    elif change == "a function":
+        network.before = brightest
+    elif change == "a hook":
+        network.register_forward_pre_hook(lambda module, inputs: (inputs[0] / inputs[0].max(),))
+    found, alone = (
+        ms.sliding_window(2, 2, target=TARGET, mask_batch_size=size)(images(), network) for size in (BATCH, 1)
+    )
+    assert torch.equal(found, alone)
+
+
+@pytest.mark.parametrize("method", ["windows", "rise"])
+def test_a_network_that_changes_later_is_refused(method: str) -> None:
+    """An unperturbed image in a row that is left over in the last batch shows it, at no cost."""
+    calls: list[int] = []
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        output = classify(x)
+        return output.flip(1) if len(calls) > 6 else output
+
+    explain = windows() if method == "windows" else ms.rise(25, 3, target=TARGET, mask_batch_size=BATCH)
+    with pytest.raises(
+        CaseError, match=r"no fixed output: the unperturbed image gives .* after other images and .* before"
+    ):
+        explain(images(), network)
+
+
 class TwoHeads(torch.nn.Module):
     """One head looks at each image, the other one at the maximum of the batch."""
 
@@ -235,14 +282,16 @@ def test_each_part_of_the_output_is_looked_at(path: Callable[[str], Any]) -> Non
 
 
 def test_scores_on_disk_need_no_faded_image(tmp_path: Path) -> None:
-    """Of a case that is complete one batch is run, which vouches for its scores; of one that is not, all is as new."""
+    """Of a case that is complete one batch is run, and one with the mask that changed the scores most, which vouch for
+    its scores; of one that is not, all is as new.
+    """
     calls: list[int] = []
 
     def counted() -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: (calls.append(len(x)), classify(x))[1]
 
     store = ScoreStore(tmp_path)
-    for expected in ([1, BATCH, 1, BATCH, 1], [1, BATCH, 1]):
+    for expected in ([1, BATCH, 1, BATCH, BATCH, 1], [1, BATCH, 1, BATCH]):
         calls.clear()
         windows().explain(images(), counted(), stored=[store.open("ct", "key")])
         assert calls[: len(expected)] == expected
@@ -306,7 +355,7 @@ def test_an_image_of_nothing_is_not_taken_for_another() -> None:
     image = images() * (halves == 1)
     explain = ms.region_occlusion(target=target, mask_batch_size=BATCH)
     explain.explain(image, lambda x: (calls.append(len(x)), network(x))[1], cases=[Case("ct", labels=halves)])
-    assert calls == [1, 3, 1, 3, 1]
+    assert calls == [1, 3, 1, 3, 3, 1]
 
 
 def test_held_inputs_follow_their_images() -> None:
@@ -524,7 +573,7 @@ def test_a_resumed_case_goes_on_one_at_a_time(tmp_path: Path) -> None:
     first, calls = explain(BATCH)
     assert calls == 1 + BATCH + count
     again, calls = explain(BATCH)
-    assert calls == 1 + BATCH + 1
+    assert calls == 1 + BATCH + 2
     assert torch.equal(first.saliency, expected.saliency)
     assert torch.equal(again.saliency, expected.saliency)
     # And what a run of batches has left, wrong for such a network, is not looked at.

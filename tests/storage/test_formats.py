@@ -71,6 +71,54 @@ def test_what_pillow_would_cut_is_refused(tmp_path: Path) -> None:
         load_image(1)(tmp_path / "deep.png")
 
 
+@pytest.mark.parametrize(
+    ("bits", "kind", "white", "message"),
+    [
+        (32, 1, 1, "32 bits without a sign"),
+        (8, 2, 1, "8 bits with a sign"),
+        (16, 1, 0, "0 is white in it and it has 16 bits"),
+        (16, 1, 1, ""),
+        (32, 2, 1, ""),
+        (32, 3, 1, ""),
+    ],
+)
+def test_what_pillow_would_take_for_other_numbers_is_refused(
+    bits: int, kind: int, white: int, message: str, tmp_path: Path
+) -> None:
+    dtype = {(32, 3): "<f4"}.get((bits, kind), f"<{'i' if kind == 2 else 'u'}{bits // 8}")
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff(GRAY.astype(dtype), bits, kind, white))
+    if message:
+        with pytest.raises(ValueError, match=message):
+            load_image(1)(path)
+    else:
+        np.testing.assert_array_equal(load_image(1)(path).numpy().T, GRAY)
+
+
+def tiff(pixels: np.ndarray, bits: int, kind: int, white: int) -> bytes:
+    """A TIFF of one strip."""
+    import struct
+
+    content = pixels.tobytes()
+    tags = {256: pixels.shape[1], 257: pixels.shape[0], 258: bits, 259: 1, 262: white, 273: 8, 277: 1}
+    tags |= {278: pixels.shape[0], 279: len(content), 339: kind}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    content += b"\0" * (len(content) % 2)
+    return (
+        struct.pack("<2sHI", b"II", 42, 8 + len(content)) + content + struct.pack("<H", len(tags)) + entries + b"\0" * 4
+    )
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_tiff_that_lies_on_its_side_is_turned(turn: int, tmp_path: Path) -> None:
+    """As Pillow shows it; its shape is known only once it is loaded."""
+    Image.fromarray(GRAY).save(tmp_path / "a.tif", tiffinfo={274: turn})
+    with Image.open(tmp_path / "a.tif") as image:
+        image.load()
+        expected = np.asarray(image)
+    np.testing.assert_array_equal(load_image(1)(tmp_path / "a.tif").numpy().T, expected)
+
+
 def sixteen_bit_colours() -> bytes:
     """A PNG of 1 x 1 pixel, which Pillow cannot write."""
     import struct
