@@ -11,7 +11,7 @@ from monai.data import MetaTensor, decollate_batch, list_data_collate
 from monai.engines import IterationEvents
 
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
-from monai_saliency.inferers.forward import evaluating
+from monai_saliency.inferers.forward import evaluating, has_no_mode
 from monai_saliency.storage.failures import Failures
 from monai_saliency.utils.monai_private import IterationEvaluator, tensor_version, tree_leaves
 from monai_saliency.utils.tensors import with_meta_of
@@ -48,7 +48,7 @@ class CohortEvaluator(IterationEvaluator):
         self._predicted = False
         self.output_changed = False
         self._versions: list[int] = []
-        if _has_no_mode(self.network):
+        if has_no_mode(self.network):
             self.mode = _as_it_is
         if meter is not None:
             self.inferer = meter.watch(self.inferer)
@@ -102,15 +102,6 @@ class CohortEvaluator(IterationEvaluator):
                 outputs += output if isinstance(output, list) else [output]
         engine.state.batch = batches
         return outputs or {}
-
-
-def _has_no_mode(network: torch.nn.Module) -> bool:
-    """Whether a network is a program of ``torch.export``, whose mode was fixed when it was made."""
-    try:
-        network.train(network.training)
-    except NotImplementedError:
-        return True
-    return False
 
 
 @contextmanager

@@ -316,7 +316,8 @@ class CaseExplainer:
         except Unfingerprintable as error:
             warnings.warn(f"scores are not kept: {error}", stacklevel=2)
             return None
-        return [self.store.open(case.name, key) for case, key in zip(cases, keys, strict=True)]
+        doubtful = None in self._before.values() or bool(self._moving)
+        return [self.store.open(case.name, key, doubtful) for case, key in zip(cases, keys, strict=True)]
 
 
 def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:

@@ -235,6 +235,11 @@ class CaseState:
         """Whether the target is bound, so that outputs have scores."""
         return hasattr(self, "state")
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the scores on disk may be of another network, as far as is known."""
+        return self.stored is not None and self.stored.doubtful
+
     def spread(self) -> torch.Tensor:
         """``(K,)``, the largest change of each score so far."""
         gaps = (self.state.scores[self.state.seen] - self.state.reference_scores).abs()

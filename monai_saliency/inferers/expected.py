@@ -116,7 +116,7 @@ def scores_differ(state: CaseState, one: Expected, other: Expected, tolerance: C
         return False
     gaps = (one.scores - other.scores).abs()
     sizes = torch.maximum(one.scores.abs(), other.scores.abs())
-    if state.target.quantity().unit != "probability":
+    if not isinstance(state.target, BoundTarget) or state.target.quantity().unit != "probability":
         sizes = sizes.clamp(min=min(1.0, _largest(one.excerpt)))
     return bool(((gaps > tolerance(gaps.dtype) * sizes) & (gaps > _SHOWN * state.spread())).any())
 

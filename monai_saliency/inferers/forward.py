@@ -122,6 +122,16 @@ def evaluating(network: Any) -> Iterator[None]:
         _modes.leave(parts)
 
 
+def has_no_mode(network: Any) -> bool:
+    """Whether a network is a program of ``torch.export``, whose mode was fixed when it was made."""
+    try:
+        if isinstance(network, torch.nn.Module):
+            network.train(network.training)
+    except NotImplementedError:
+        return True
+    return False
+
+
 class _Modes:
     """The parts of modules that are in evaluation mode for somebody here, in any thread.
 

@@ -215,9 +215,9 @@ class RememberedPatches(Scoring):
         ]
 
     def _doubt(self, index: int, stop: int) -> None:
-        """Score one mask again whose score was on disk, the one that changed the scores most, and compare it."""
+        """Where scores on disk are in doubt, score the mask again that changed the scores most, and compare it."""
         state = self.states[index]
-        row = state.most_changed(stop) if state.stored is not None and index not in self._doubted else None
+        row = state.most_changed(stop) if state.is_doubtful and index not in self._doubted else None
         if row is None:
             return
         self._doubted.add(index)

@@ -203,8 +203,8 @@ class ReferenceCheck:
             )
 
     def check_batch_size(self, index: int, error: Exception) -> None:
-        """Find out, where the first batch fails, whether the network takes images one at a time only, as an exported
-        program may.
+        """Find out, where the first batch fails, whether a network takes images one at a time only, as a program of
+        ``torch.export`` may.
 
         Args:
             index: the place of a case in the batch.
@@ -236,7 +236,7 @@ class ReferenceCheck:
             RowsDepend, CaseError: as :meth:`check`.
         """
         # All are copied first: the next forward may overwrite them.
-        found = [(index, row, Expected.of(output, self._here, self.states[index])) for index, row, output in chosen]
+        found = [(index, row, self._scored(index, row, output)) for index, row, output in chosen]
         for index, row, here in found:
             alone = self._run(index, self._image(index, row))
             gap = difference(alone.excerpt, here.excerpt, self._tolerance, self._unperturbed.get(index))
@@ -256,11 +256,17 @@ class ReferenceCheck:
         if expected is None or expected.output is None:
             return
         expected = replace(expected, scores=scores_of(state, expected.output))
-        here = Expected.of(row, self._here, state)
+        here = self._scored(index, 0, row)
         # No way is left where images go through alone, and nothing says yet how much masks change: be sure.
         times = 1 if self.batch_size > 1 else 100
         if scores_differ(state, expected, here, lambda dtype: times * self._tolerance(dtype)):
             self._refuse_unperturbed(index, score_figures(state, here, expected), expected)
+
+    def _scored(self, index: int, row: int, output: Any) -> Expected:
+        """What a row of a case that is scored has given, ``(1, ...)``."""
+        state, found = self.states[index].state, Expected.of(output, self._here)
+        scores = state.scores[row - 1] if row else state.reference_scores
+        return found if are_detections(output) else replace(found, scores=scores.clone())
 
     def check_faded(self, index: int, batch: torch.Tensor) -> None:
         """Compare images that are faded more and more with the same in other rows, and the last of them with itself

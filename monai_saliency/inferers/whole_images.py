@@ -12,7 +12,7 @@ import torch
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.expected import RowsDepend, check_unchanged, copied
-from monai_saliency.inferers.forward import Cancelled, Forward
+from monai_saliency.inferers.forward import Cancelled, Forward, has_no_mode
 from monai_saliency.inferers.price import Price
 from monai_saliency.inferers.reference import ReferenceCheck
 from monai_saliency.networks.inputs import SplitInputs
@@ -169,11 +169,11 @@ class WholeImages(Scoring):
         self.reference.check_perturbed(chosen)
 
     def _doubt(self, index: int, stop: int) -> None:
-        """Score a mask again whose score was on disk, the one that changed the scores most, and compare it: the rows
+        """Where scores on disk are in doubt, score the mask again that changed the scores most, and compare it: rows
         below ``stop``, of the first batch, may hide where nothing is.
         """
         state, count = self.states[index], len(self.batch)
-        row = state.most_changed(state.num_rows) if state.stored is not None else None
+        row = state.most_changed(state.num_rows) if state.is_doubtful else None
         if row is None or row < stop:
             return
         state.perturb(row, row + 1, out=self.batch[:1])
@@ -197,7 +197,7 @@ class WholeImages(Scoring):
         except Cancelled:
             raise
         except Exception as error:
-            if len(self.batch) > 1 and batch[0][1] == 0:
+            if len(self.batch) > 1 and batch[0][1] == 0 and has_no_mode(self.forward.network):
                 self.reference.check_batch_size(batch[0][0], error)
             # The evaluator's prediction was compared with a batch, so that this may be the first image alone.
             if self.reference.found is None or batch[0][1] > 0:

@@ -67,14 +67,15 @@ class ScoreStore:
         name = ".lock" if part is None or part.count == 1 else f".lock-{part.index}-of-{part.count}"
         return locked(self.root / case / name, wait=False)
 
-    def open(self, case: str, key: str) -> CaseScores:
+    def open(self, case: str, key: str, doubtful: bool = False) -> CaseScores:
         """The scores of one case under one key. Scores under other keys are not touched.
 
         Args:
             case: the name of the case.
             key: a hash of everything that decides the scores.
+            doubtful: whether something that decides them could not be hashed.
         """
-        return CaseScores(self.root / case / key)
+        return CaseScores(self.root / case / key, doubtful)
 
 
 class CaseScores:
@@ -82,10 +83,13 @@ class CaseScores:
 
     Args:
         folder: the folder of the files.
+        doubtful: whether the key does not hold all that decides the scores, so that more is compared before they are
+            used.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, doubtful: bool = False) -> None:
         self.folder = folder
+        self.doubtful = doubtful
         self._mine: np.ndarray | None = None
         self._decides = _decides("", None)
         self._pending: tuple[int, int, torch.Tensor, Timestamp] | None = None

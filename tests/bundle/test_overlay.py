@@ -97,15 +97,15 @@ def test_what_is_explained_is_what_was_predicted(tmp_path: Path, kind: str) -> N
 
 
 def test_a_prediction_is_compared_and_not_made_again(tmp_path: Path) -> None:
-    """The evaluator's two images, then the masks of both: of each a perturbed one is run alone, and once a batch with
-    the faded image, and this alone.
+    """The evaluator's two images, then the masks of both: of each a perturbed one is run alone, and once two batches
+    of the faded image, and this alone.
     """
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i) for i in range(2)]
     calls: list[int] = []
     network = Brightness()
     network.register_forward_hook(lambda module, args, output: calls.append(len(args[0])))
     Overlay(tmp_path / "maps", num_masks=9, mask_batch_size=4).explain(small_bundle(scans, network))
-    assert calls == [2, 4, 1, 4, 1, 4, 4, 1, 4, 4]
+    assert calls == [2, 4, 1, 4, 4, 1, 4, 4, 1, 4, 4]
 
 
 def test_regions_modalities_and_units(make: Callable[[str], Bundle], tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_scans_without_a_place_are_refused_before_they_are_explained(tmp_path: P
     assert "complex numbers" in errors["1"]
     assert "singular" in errors["2"]
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["3"]
-    assert network.images < 4 + 2 * (5 + 1) + 5  # predictions, one case, and what is run to check its rows
+    assert network.images < 4 + 3 * (5 + 1) + 5  # predictions, one case, and what is run to check its rows
 
 
 class Counted(Brightness):

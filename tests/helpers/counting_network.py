@@ -12,11 +12,7 @@ _checked = False
 
 
 def _is_check(x: torch.Tensor) -> bool:
-    """Whether a batch is that of an image faded to zero more and more, up to a half, or the same one row further; or of
-    one image alone.
-    """
-    if len(x) > 1 and torch.equal(x, x[:1].expand_as(x)):
-        return True
+    """Whether a batch is that of an image faded to zero more and more, up to a half, or the same one row further."""
     ends = ((x[0], x[-1]), (x[1], x[0])) if len(x) > 1 else ()
     return any(torch.equal(faded, image / 2) and bool(image.any()) for image, faded in ends)
 
@@ -38,7 +34,7 @@ class CountingNetwork(torch.nn.Module):
     that ends with ``.hold``, every process waits in its next batch of several images, the middle of a case.
 
     What shows once a network whether its rows depend on each other is a line ``check``: two batches of the image faded
-    more and more, and the last of these alone. So is a batch of one image, which is compared with its score on disk.
+    more and more, and the last of these alone.
     """
 
     def __init__(self, log: str, seconds: float = 0.0, seed: int = 0) -> None:

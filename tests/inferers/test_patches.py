@@ -299,14 +299,16 @@ class TestResume:
         if done and isinstance(masks, SlidingWindowMasks) and memory is True:
             assert explanations[0].num_forwards < expected[0].num_forwards
 
-    def test_a_finished_case_costs_its_unperturbed_pass_and_a_window(self, tmp_path: Path) -> None:
+    def test_a_finished_case_costs_its_unperturbed_pass(self, tmp_path: Path) -> None:
         explain = sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 2))
         image, network = images(1, 1, 20, 13), Network(2)
         store = ScoreStore(tmp_path)
         (first,) = explain.explain(image, network, stored=[store.open("a", "key")])
         (again,) = explain.explain(image, network, stored=[store.open("a", "key")])
         assert torch.equal(again.scores, first.scores)
-        # The window that changed the score most lies in one batch of two patches.
+        assert again.num_forwards == plan(explain.masks, explain.inferer, image[0]).patches
+        # Where they are in doubt, the window that changed the score most lies in one batch of two patches.
+        (again,) = explain.explain(image, network, stored=[store.open("a", "key", doubtful=True)])
         assert again.num_forwards == plan(explain.masks, explain.inferer, image[0]).patches + 2
 
     def test_a_network_that_changed_where_nothing_is_hidden(self, tmp_path: Path) -> None:
@@ -314,12 +316,12 @@ class TestResume:
         explain = sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 2))
         image, network = images(1, 1, 20, 13).abs() + 1, Network(2)
         store = ScoreStore(tmp_path)
-        explain.explain(image, network, stored=[store.open("a", "key")])
+        explain.explain(image, network, stored=[store.open("a", "key", doubtful=True)])
 
         def changed(patches: torch.Tensor) -> torch.Tensor:
             return network(patches.clamp(min=0.5))
 
-        (found,) = explain.explain(image, changed, stored=[store.open("a", "key")])
+        (found,) = explain.explain(image, changed, stored=[store.open("a", "key", doubtful=True)])
         assert torch.equal(found.saliency, explain(image, changed)[0])
 
     def test_twice_in_a_row(self) -> None:

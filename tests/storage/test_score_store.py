@@ -107,6 +107,7 @@ def test_scores_of_another_network_are_not_used(image: torch.Tensor, tmp_path: P
     assert torch.equal(explanation.saliency, expected.saliency)
 
 
+@pytest.mark.usefixtures("no_faded_batch")
 def test_a_network_that_reuses_its_output(image: torch.Tensor, tmp_path: Path) -> None:
     """What is stored is not what the next batch overwrites."""
     inner, out = Network(), torch.zeros(BATCH, 2)
