@@ -146,9 +146,8 @@ class AttachedHandler(SaliencyHandler):
             self._enter(self._predicting, cases[0])
             images = [plain(cases[0][self.image_key])]
             call = Call(images[0][None])
-            # Labels cannot be compared with logits.
-            changed = True
-        changed = getattr(engine, "output_changed", False)
+        # A wrapper's labels cannot be compared with logits.
+        changed = isinstance(self._predicting, WrappedNNUNet) or getattr(engine, "output_changed", False)
         predictions = (None if changed else predictions_of(call.output, len(images))) or [None] * len(images)
         for group in filter(None, ([i for i in group if self._has_place(cases[i])] for group in call.groups())):
             # Where a detector finds no box, the surest of those below its threshold is explained.
