@@ -1,23 +1,37 @@
-"""Explaining what an evaluator predicts, in one line."""
+"""Explaining what an evaluator, a Lightning module or a loop predicts, in one line."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.attached_handler import AttachedHandler
 from monai_saliency.bundle.config import refuse_generative
+from monai_saliency.bundle.loop import Loop, LoopExplainer
+from monai_saliency.bundle.predict_step import ExplainedStep, held_inferer, held_network, is_lightning
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.utils.monai_private import event_handlers, postprocessing_of
 
 __all__ = ["attach", "attach_to"]
 
 
-def attach(evaluator: Any, output_dir: str | Path, **settings: Any) -> AttachedHandler:
-    """Explain each case that a MONAI evaluator predicts, right after its forward. Its predictions stay what they are.
+def attach(
+    evaluator: Any,
+    output_dir: str | Path,
+    *,
+    loader: Any = None,
+    inferer: Any = None,
+    network: Any = None,
+    postprocessing: Any = None,
+    **settings: Any,
+) -> Any:
+    """Explain each case that a MONAI evaluator, a Lightning module or a loop of your own predicts, right after its
+    forward. The predictions stay what they are.
 
-    This is what ``configs/explain.yaml`` does to the evaluator of a bundle, for one that is made in Python.
+    This is what ``configs/explain.yaml`` does to the evaluator of a bundle, for what is made in Python. The maps are
+    the same, byte for byte.
 
     Example::
 
@@ -25,24 +39,77 @@ def attach(evaluator: Any, output_dir: str | Path, **settings: Any) -> AttachedH
         ms.attach(evaluator, output_dir="maps")
         evaluator.run()  # maps/<case>_saliency.nii.gz, on the scan's own grid, and maps/summary.csv
 
+        ms.attach(module, output_dir="maps")  # a Lightning module
+        trainer.predict(module, loader)
+
+        with ms.attach(network, output_dir="maps", loader=loader) as explain:
+            for batch in loader:
+                explain(batch, network(batch["image"]))
+
     Args:
-        evaluator: an evaluator with a network and an inferer, such as MONAI's ``SupervisedEvaluator``. Its inferer is
-            replaced by one that also records its calls.
+        evaluator: what predicts:
+
+            - an evaluator with a network and an inferer, such as MONAI's ``SupervisedEvaluator``. Its inferer is
+              replaced by one that also records its calls;
+            - a Lightning module, whose ``predict_step`` calls its network or an inferer that it holds as an attribute
+              once a batch. It is explained under ``Trainer.predict`` on one device;
+            - the network of a loop, in evaluation mode: any callable on batches ``(B, C, *spatial)``.
         output_dir: the folder for maps, pictures, ``summary.csv``, ``failures.csv`` and scores.
+        loader: of a loop: gives its batches. Its dataset has the files' names and the preprocessing; without it maps
+            lie on the grid of the network's input.
+        inferer: of a loop: what calls the network; of a module: the inferer that its step calls, or the attribute's
+            name, where it holds several.
+        network: of a module: the part that predicts, or its name, where several parts have weights.
+        postprocessing: of a loop or a module: the transform of its predictions, by whose activation they are explained,
+            unless ``activation`` is given.
         settings: what is explained, and how: those of
             :class:`~monai_saliency.bundle.attach_settings.AttachSettings`, such as ``method="rise"``, ``classes=[1]``
             or ``picture=False``, and the method's own.
 
     Returns:
-        the handler: ``explained`` lists the cases with maps, and ``failures`` those without.
+        for an evaluator or a module the handler: ``explained`` lists the cases with maps, and ``failures`` those
+        without. For a loop what explains a batch, a :class:`~monai_saliency.bundle.loop.LoopExplainer`, with the
+        handler as ``handler``.
 
     Raises:
-        ValueError: when a setting is wrong, or the evaluator cannot be explained, with the reason.
+        ValueError: when a setting is wrong, or the predictions cannot be explained, with the reason.
     """
-    explaining = AttachSettings(**settings)
-    handler = attach_to(evaluator, Path(output_dir), explaining, "the evaluator", postprocessing_of(evaluator))
-    handler.report_at_end(evaluator)
-    return handler
+    explaining, folder = AttachSettings(**settings), Path(output_dir)
+    given = {"loader": loader, "inferer": inferer, "network": network, "postprocessing": postprocessing}
+    if hasattr(evaluator, "add_event_handler"):
+        _refuse(given, "an evaluator has its own")
+        handler = attach_to(evaluator, folder, explaining, "the evaluator", postprocessing_of(evaluator))
+        handler.report_at_end(evaluator)
+        return handler
+    if not callable(evaluator):
+        raise ValueError(
+            "`evaluator` must be a MONAI evaluator, a Lightning module or the network of a loop, got "
+            f"{type(evaluator).__name__}"
+        )
+    _refuse({"engine": explaining.engine}, "an engine shares the cohort of an evaluator")
+    if not is_lightning(evaluator):
+        _refuse({"network": network}, "the loop's network is the first argument")
+        return _loop(Loop(evaluator, inferer, loader), folder, explaining, "the loop", postprocessing)
+    part, name = held_network(evaluator, network), held_inferer(evaluator, inferer)
+    loop = Loop(part, None if name is None else getattr(evaluator, name), loader)
+    words = f"the predict step of {type(evaluator).__name__}"
+    explainer = _loop(loop, folder, explaining, words, postprocessing)
+    ExplainedStep(evaluator, part, explainer, name)
+    return explainer.handler
+
+
+def _refuse(given: Mapping[str, Any], reason: str) -> None:
+    """Refuse settings that would not be read."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"`{name}` must not be given here: {reason}")
+
+
+def _loop(loop: Loop, folder: Path, settings: AttachSettings, words: str, postprocessing: Any) -> LoopExplainer:
+    """What explains the batches of a loop."""
+    handler = attach_to(loop, folder, settings, words, postprocessing)
+    handler.report_at_end(loop)
+    return LoopExplainer(handler, loop, settings.image_key)
 
 
 def attach_to(

@@ -96,6 +96,10 @@ class Recorder(Inferer):
             raise AttributeError(name)
         return getattr(self.inferer, name)
 
+    def note(self, call: Call) -> None:
+        """Keep a call that went another way."""
+        self._call = call
+
     def take(self) -> Call:
         """The last call, which is then forgotten.
 

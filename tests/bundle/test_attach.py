@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ def evaluator_of(bundle: Bundle, **changes: Any) -> Any:
     return evaluator
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    """All of each map's file: voxels and header."""
+    return {str(p.relative_to(folder)): gzip.decompress(p.read_bytes()) for p in folder.rglob("*_saliency.nii.gz")}
+
+
 @pytest.mark.parametrize("name", ["spleen_ct_segmentation", "breast_density_classification"])
 @pytest.mark.parametrize("method", [{}, {"method": "rise", "num_masks": 8}])
 def test_the_overlays_maps(name: str, method: dict[str, Any], make: Callable[[str], Bundle], tmp_path: Path) -> None:
@@ -55,6 +61,7 @@ def test_the_overlays_maps(name: str, method: dict[str, Any], make: Callable[[st
     evaluator.run()
 
     assert maps(tmp_path / "attached") == maps(tmp_path / "overlay") != {}
+    assert files(tmp_path / "attached") == files(tmp_path / "overlay")
     first, second = (rows_of(tmp_path / out / "summary.csv") for out in ("attached", "overlay"))
     for row in [*first, *second]:
         del row["seconds"], row["settings"]
