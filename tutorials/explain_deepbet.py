@@ -7,7 +7,7 @@ head on a grid of 128^3 and says where the brain is. Nothing of deepbet's own co
     pip install --no-deps deepbet==1.0.2
     python tutorials/explain_deepbet.py maps
 
-writes maps/mni152_saliency.nii.gz, on the scan's own grid, and a picture, after some 70 predictions of about a second.
+writes maps/mni152_saliency.nii.gz, on the scan's own grid, and a picture, after 65 predictions of about a second.
 """
 
 from __future__ import annotations

@@ -94,7 +94,8 @@ class LoopExplainer:
             kwargs: further inputs of the network, by name.
 
         Raises:
-            ValueError: when the batch has no image, or another number of cases than of images.
+            ValueError: when the batch has no image, or another number of cases than of images, or when the network is
+                autocast elsewhere than on CUDA.
             Exception: the error of a case that cannot be explained, with ``strict=True``.
         """
         self.explain(batch, Call(self._on_device(self._images(batch)), args, kwargs, prediction))
@@ -109,7 +110,12 @@ class LoopExplainer:
         state = self.loop.state
         images = call.images
         kind = images[0].device.type
-        self.loop.amp = kind == "cuda" and torch.is_autocast_enabled(kind)
+        self.loop.amp = torch.is_autocast_enabled(kind)
+        if self.loop.amp and kind != "cuda":
+            raise ValueError(
+                f"the network is autocast on the {kind}, where the perturbed images would not be, as in MONAI's "
+                "evaluators: predict in full precision (precision='32-true' of a Lightning trainer)"
+            )
         self.loop.amp_kwargs = {"dtype": torch.get_autocast_dtype(kind)} if self.loop.amp else {}
         state.iteration += 1
         if self._counts:

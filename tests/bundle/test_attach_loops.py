@@ -236,6 +236,40 @@ def test_a_step_that_cannot_be_repeated(
     assert not maps(tmp_path / "maps")
 
 
+def test_autocast_on_the_cpu_is_refused(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
+    module = Predicts(Classify())
+    ms.attach(module, tmp_path / "maps", **CLASSIFY)
+    with pytest.raises(ValueError, match="the network is autocast on the cpu"):
+        trainer(precision="bf16-mixed").predict(module, loader(1))
+
+
+def test_weights_that_are_loaded_after_attaching(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
+    """As a trainer loads a checkpoint; and a part of the loader is no failure."""
+    found = []
+    for late in (False, True):
+        module, folder = Predicts(Classify()), tmp_path / str(late)
+        if late:
+            ms.attach(module, folder, **CLASSIFY)
+        module.model.load_state_dict({"scale": torch.tensor(2.5)})
+        if not late:
+            ms.attach(module, folder, **CLASSIFY)
+        trainer(limit_predict_batches=2).predict(module, loader(1))
+        assert not (folder / "failures.csv").exists()
+        found.append(maps(folder))
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
+
+
+def test_several_devices_are_refused(
+    loader: Callable[[int], DataLoader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, run = Predicts(Classify()), trainer()
+    ms.attach(module, tmp_path / "maps", **CLASSIFY)
+    monkeypatch.setattr(type(run), "world_size", 2)
+    with pytest.raises(ValueError, match="what one device predicts, and the trainer has 2"):
+        run.predict(module, loader(1))
+
+
 def test_several_loaders_and_another_dataset_are_refused(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
     module = Predicts(Classify())
     ms.attach(module, tmp_path / "maps", **CLASSIFY)
