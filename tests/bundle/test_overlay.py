@@ -252,28 +252,6 @@ def test_the_maps_key(tmp_path: Path) -> None:
     assert "`saliency_key` 'image' is a key of the batch, and names the map" in str(root_cause(raised.value))
 
 
-def test_a_sliding_window_model_remembers_its_patches(
-    make: Callable[[str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same maps from fewer patches of the network, through the bundle's own inferer."""
-    bundle = make("spleen_ct_segmentation")
-    windows = {"saliency_method": "sliding_window", "saliency_window_size": 8, "saliency_stride": 8}
-    windows |= {"evaluator::amp": False}  # with it, whole images are run
-    bundle.explain(saliency_dir=str(tmp_path / "remembered"), **windows)
-    monkeypatch.setattr("monai_saliency.inferers.inferer.remember", lambda *args: None)
-    bundle.explain(saliency_dir=str(tmp_path / "plain"), **windows)
-    for case in bundle.scans:
-        one, other = (nib.load(tmp_path / n / f"{case}_saliency.nii.gz").get_fdata() for n in ("remembered", "plain"))
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4 * np.abs(other).max())
-    forwards = {
-        name: [int(row["forwards"]) for row in rows_of(tmp_path / name / "summary.csv")]
-        for name in ("remembered", "plain")
-    }
-    # Eight patches a volume; in the smaller volume every window touches them all.
-    assert forwards["remembered"][0] < 0.6 * 8 * forwards["plain"][0]
-    assert forwards["remembered"][1] <= 8 * forwards["plain"][1]
-
-
 def check_map(maps: Path, case: str, path: Path, layout: str) -> None:
     """A map that lies on its image, whose values differ, with the table's row and a picture."""
     saliency = nib.load(maps / f"{case}_saliency.nii.gz")

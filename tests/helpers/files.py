@@ -9,6 +9,8 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
+from monai_saliency.storage.score_store import CaseScores
+
 
 def contents(folder: Path) -> dict[str, bytes]:
     """A folder's files by path, unpacked."""
@@ -32,3 +34,9 @@ def maps(folder: Path) -> dict[str, bytes]:
     """The voxels of all maps below a folder."""
     files = sorted(folder.rglob("*_saliency.nii.gz"))
     return {str(p.relative_to(folder)): np.asarray(nib.load(p).dataobj).tobytes() for p in files}
+
+
+def scores_of(store: Path) -> dict[str, np.ndarray]:
+    """The scores ``(N, K)`` of cases that are complete in a store, each under one key, by case."""
+    folders = [path.parent for path in store.rglob("0-*.npy")]
+    return {folder.parent.relative_to(store).as_posix(): CaseScores(folder).ranges()[0][2] for folder in folders}

@@ -1,0 +1,69 @@
+"""The overlay on a bundle that cuts patches under AMP, as most of the Model Zoo's with a sliding-window inferer do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.files import rows_of, scores_of
+from helpers.layouts import Bundle
+from monai.bundle import ConfigParser
+
+from monai_saliency.bundle.attach_settings import AttachSettings
+from monai_saliency.inferers.patch_plan import plan
+
+
+@pytest.mark.parametrize(
+    "method",
+    [{}, {"saliency_method": "sliding_window", "saliency_window_size": 8, "saliency_stride": 8}],
+    ids=["by default", "sliding_window"],
+)
+def test_patches_are_remembered_under_amp(
+    method: dict[str, object],
+    make: Callable[[str], Bundle],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The same scores and maps as from whole images, from fewer patches, through the bundle's own inferer."""
+    bundle = make("spleen_ct_segmentation")
+    assert '"amp": true' in bundle.config.read_text()
+    bundle.explain(few_masks=False, saliency_dir=str(tmp_path / "remembered"), **method)
+    said = capfd.readouterr().err
+    monkeypatch.setattr("monai_saliency.inferers.inferer.remember", lambda *args: None)
+    bundle.explain(few_masks=False, saliency_dir=str(tmp_path / "whole"), **method)
+    assert "patch forwards" not in capfd.readouterr().err
+    scores = [scores_of(tmp_path / name / "scores") for name in ("remembered", "whole")]
+    rows = [rows_of(tmp_path / name / "summary.csv") for name in ("remembered", "whole")]
+    assert len(scores[0]) == len(rows[0]) == len(bundle.scans)
+    for case, ours, whole in zip(bundle.scans, *rows, strict=True):
+        np.testing.assert_allclose(scores[0][case], scores[1][case], rtol=0, atol=1e-5)
+        assert np.ptp(scores[0][case]) > 1e-3
+        one, other = (nib.load(tmp_path / n / f"{case}_saliency.nii.gz").get_fdata() for n in ("remembered", "whole"))
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+        (told,) = re.findall(rf"{case}: at least (\d+) patch forwards", said)
+        assert int(told) == int(ours["forwards"])
+        # Eight patches a volume; of the smaller one, windows that are not on the patches' grid touch all.
+        assert int(ours["forwards"]) <= 8 * (1 if method and case == "spleen_1" else 0.7) * int(whole["forwards"])
+        assert method or float(ours["predictions"]) <= 50
+
+
+def test_a_ct_by_default_costs_at_most_50_predictions(make: Callable[[str], Bundle]) -> None:
+    """Patches of 96^3 with half overlap on 270 x 270 x 225 voxels, counted without being run."""
+    bundle = make("spleen_ct_segmentation")
+    parser = ConfigParser()
+    parser.read_config(bundle.config)
+    parser.update({**bundle.settings, "inferer#roi_size": [96, 96, 96], "inferer#overlap": 0.5})
+    evaluator = parser.get_parsed_content("evaluator")
+    image = torch.empty(1, 270, 270, 225, device="meta")
+    explain = AttachSettings().inferer(evaluator, parser.get_parsed_content("postprocessing"), image)
+    assert evaluator.amp
+    assert explain.patch_memory is not None
+    counts = plan(explain.masks, explain.inferer, image)
+    assert counts.patches == 100
+    assert counts.forwards <= 50 * counts.patches < counts.plain
