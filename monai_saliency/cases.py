@@ -35,7 +35,6 @@ class Case:
         prediction: what an evaluator's network gave for this image ``(1, ...)``, before any postprocessing: what is
             explained must be this. None where it is not known.
         was_given: whether an evaluator has given its network this very tensor before, which then must not have changed.
-        seconds: how long the network took for one image of this shape; None where it is not known.
     """
 
     name: str
@@ -46,7 +45,6 @@ class Case:
     file: str | None = None
     prediction: Any = None
     was_given: bool = False
-    seconds: float | None = None
 
     @staticmethod
     def of(images: torch.Tensor, index: int = 0, **given: Any) -> Case:

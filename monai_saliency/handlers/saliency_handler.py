@@ -117,8 +117,6 @@ class SaliencyHandler:
         self._is_marked = self._is_warned = False
         self._parts: NetworkParts | None = None  # of the network, before this run's first forward
         self._loader: Any = None
-        # Of cases so far: the evaluator's own forward is slow where it is the first, and has no batch of masks.
-        self._seconds_per_value: float | None = None
         if failures is not None:
             failures.withdraw_by(self.withdraw)
 
@@ -216,7 +214,6 @@ class SaliencyHandler:
             file=image_file(image),
             prediction=prediction,
             was_given=True,
-            seconds=None if self._seconds_per_value is None else self._seconds_per_value * image.numel(),
         )
 
     def _write_later(self, items: Sequence[dict[Any, Any]], explained: Explained) -> None:
@@ -249,8 +246,6 @@ class SaliencyHandler:
         item[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(item[self.image_key])
         item["explanation"] = explanation
         item["title"] = _title(explanation)
-        if explanation.per_prediction == 1 and explanation.num_forwards > len(explanation.scores):  # nothing was stored
-            self._seconds_per_value = seconds / explanation.num_forwards / item[self.image_key].numel()
         done = self.postprocessing(item)
         if self.summary is not None:
             maps = done[self.saliency_key]

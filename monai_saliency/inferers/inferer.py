@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,9 +23,9 @@ from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.once import say_once
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
-from monai_saliency.inferers.price import tell, told_soon
+from monai_saliency.inferers.price import Pace
 from monai_saliency.inferers.settings import check_cases, check_settings
-from monai_saliency.inferers.whole_images import Plan, Rows, Scoring, WholeImages
+from monai_saliency.inferers.whole_images import Rows, Scoring, WholeImages
 from monai_saliency.masks.base import Masks
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath
@@ -35,7 +33,6 @@ from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
 from monai_saliency.utils.arguments import callable_network, flag, instance, whole_number
-from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.precision import half_rounding
 from monai_saliency.utils.timing import BusyMeter
 
@@ -265,6 +262,7 @@ class PerturbationInferer(Inferer):
                 ``part`` is a part of every round.
             guard: entered around each call of the network.
         """
+        pace = Pace(network, self.progress)
         forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
         with torch.no_grad(), evaluating(network):
             shared = meet is not None or (part is not None and part.count > 1)
@@ -274,7 +272,7 @@ class PerturbationInferer(Inferer):
                 scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
                 if scoring is None:
                     scoring = WholeImages(forward, states, split, self.output, size)
-                self._score_rounds(scoring, states, size, part or Part(), meet)
+                self._score_rounds(scoring, states, size, pace, part or Part(), meet)
                 return states
             except RowsDepend as error:
                 found, scoring = error.with_traceback(None), None  # its frames and this one hold a batch
@@ -283,7 +281,7 @@ class PerturbationInferer(Inferer):
             alone = stored and [each.one_by_one() for each in stored]
             states, split = self._begin(forward, shared, inputs, cases, alone, one_by_one=True)
             scoring = WholeImages(forward, states, split, self.output, 1, found)
-            self._score_rounds(scoring, states, 1, part or Part(), meet)
+            self._score_rounds(scoring, states, 1, pace, part or Part(), meet)
         return states
 
     def _begin(
@@ -336,16 +334,16 @@ class PerturbationInferer(Inferer):
         return CaseState(case, masks, fill[0].to(case.image), held, self.target, self.estimator, stored)
 
     def _score_rounds(
-        self, scoring: Scoring, states: Sequence[CaseState], size: int, part: Part, meet: Meet | None
+        self, scoring: Scoring, states: Sequence[CaseState], size: int, pace: Pace, part: Part, meet: Meet | None
     ) -> None:
         """Score round after round of masks, until no case has another."""
         spans = [(0, state.num_rows) for state in states]
         while any(start < stop for start, stop in spans):
             batches = _of_part(list(_cut(spans, size)), part)
             plan = scoring.plan(spans, batches)
-            tell(plan.price, plan.note, states, self.masks, self.progress)
-            with self._bar(states, plan) as advance:
-                scoring.score(batches, told_soon(plan.price, states, self.progress, advance))
+            pace.begin(plan.price, plan.note, states, self.masks)
+            with pace.bar(plan.total, plan.done) as advance:
+                scoring.score(batches, advance)
             for state in states:
                 state.end_round(look_for_others=meet is None and part.count > 1)
             if meet is not None:
@@ -355,20 +353,6 @@ class PerturbationInferer(Inferer):
             for state in states:
                 state.begin_round()
             spans = [(stop, state.num_rows) for (_, stop), state in zip(spans, states, strict=True)]
-
-    @contextmanager
-    def _bar(self, states: Sequence[CaseState], plan: Plan) -> Iterator[Callable[[int], Any]]:
-        if not self.progress:
-            yield lambda count: None
-            return
-        tqdm = require("tqdm", extra="bundle").tqdm
-        name = states[0].case.name if len(states) == 1 else f"{len(states)} cases"
-        # A log file is not a screen: there a line every half minute is enough.
-        interval = 0.5 if sys.stderr.isatty() else 30
-        with tqdm(
-            total=plan.total, initial=plan.done, desc=name, unit="forward", leave=False, mininterval=interval
-        ) as bar:
-            yield bar.update
 
 
 class Sharing(ABC):

@@ -48,7 +48,7 @@ from monai_saliency.inferers.patch_case import PatchCase
 from monai_saliency.inferers.patch_check import PatchCheck
 from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory, owned
 from monai_saliency.inferers.patch_plan import refusal
-from monai_saliency.inferers.price import Price
+from monai_saliency.inferers.price import Batches, Price
 from monai_saliency.inferers.unwrapped import inside_of, sliding_call
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring
 from monai_saliency.networks.comparison import excerpt
@@ -57,7 +57,6 @@ from monai_saliency.utils.boxes import everywhere
 from monai_saliency.utils.monai_private import tensor_version
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.profiling import stage
-from monai_saliency.utils.timing import Timestamp
 
 __all__ = ["RememberedPatches", "remember"]
 
@@ -168,7 +167,7 @@ class RememberedPatches(Scoring):
         self.batch = image.new_zeros(self.batch_size, len(image), *self.grid.roi_size)
         self.done = 0
         self._doubted: set[int] = set()
-        self._advance: Callable[[int], Any] = lambda count: None
+        self._advance: Callable[..., Any] = lambda count: None
         self.reference = PatchCheck(forward, states, output, self.batch_size)
         # Rows of slots: a case, a row of its state (0 for the unperturbed image), and a patch.
         self.slots = np.array([(case, 0, patch) for case in range(len(states)) for patch in range(self.num_patches)])
@@ -193,15 +192,17 @@ class RememberedPatches(Scoring):
             if uses[slot]:
                 self.memory.put(slot, self._trim(slot, output))
         self.outputs = Outputs(uses, self.batch_size, self._run_batch, self.memory)
-        total = self.done + self._still_needed({slot for pair in pairs for slot in pair})
+        needed = self._still_needed({slot for pair in pairs for slot in pair})
+        total = self.done + sum(len(self._slots_of(number)) for number in needed)
         plain = self.num_patches * (len(self.states) + sum(stop - start for _, start, stop in todo))
         note = (
             f"at least {total} patch forwards, {self.done} of them for "
             f"unperturbed images; whole images would need {plain}, {plain / total:.1f} times as many"
         )
-        return Plan(total, self.done, Price(total, self.num_patches, self._seconds_each), note)
+        price = Price(total, self.num_patches, Batches(len(needed), self.batch.shape, "patches"))
+        return Plan(total, self.done, price, note)
 
-    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], Any]) -> None:
+    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
         self._advance = advance
         for index, start, stop in self._todo(batches):
             scores = [self.cases[index].score(row, self.outputs.take) for row in range(start, stop)]
@@ -244,10 +245,7 @@ class RememberedPatches(Scoring):
         self.reference.watch(
             [case * self.num_patches + middle for case in range(len(self.states))], self.num_unperturbed
         )
-        batches = -(-len(self.slots) // self.batch_size)
-        for number in range(batches):
-            if number == min(1, batches - 1):  # the first one warms up, where there are more
-                begun, timed = Timestamp(self.network_device), (batches - number) * self.batch_size
+        for number in range(-(-len(self.slots) // self.batch_size)):
             for slot, output in self._forward(number):
                 if not sums:
                     sums = [
@@ -256,7 +254,6 @@ class RememberedPatches(Scoring):
                 case, _, patch = self.slots[slot]
                 sums[case][everywhere(self.grid.boxes[patch])] += output.to(self.device)
                 self.whole.put(slot, owned(output))
-        self._seconds_each = Timestamp(self.network_device).seconds_since(begun) / timed
         weights = self.weights[self.grid.crop].to(self.device)
         weight_sum = torch.zeros(shape, dtype=image.dtype, device=self.device)
         for box in self.grid.boxes:
@@ -310,10 +307,9 @@ class RememberedPatches(Scoring):
         """The slots that a row's mask needs: of unperturbed patches, and of the same ones perturbed."""
         return ((old, new) for _, old, new in self.cases[case].exchanges(row))
 
-    def _still_needed(self, slots: set[int]) -> int:
-        """Patch forwards that will give some slots, if nothing is forgotten: whole batches, each once."""
-        numbers = {slot // self.batch_size for slot in slots if slot not in self.memory}
-        return sum(len(self._slots_of(number)) for number in numbers)
+    def _still_needed(self, slots: set[int]) -> set[int]:
+        """The batches that will give some slots, if nothing is forgotten: each once."""
+        return {slot // self.batch_size for slot in slots if slot not in self.memory}
 
     def _slots_of(self, number: int) -> list[int]:
         slots = range(number * self.batch_size, min((number + 1) * self.batch_size, len(self.slots)))

@@ -13,7 +13,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.expected import RowsDepend, check_unchanged, copied
 from monai_saliency.inferers.forward import Cancelled, Forward, has_no_mode
-from monai_saliency.inferers.price import Price
+from monai_saliency.inferers.price import Batches, Price
 from monai_saliency.inferers.reference import ReferenceCheck
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
@@ -56,12 +56,13 @@ class Scoring(ABC):
         """
 
     @abstractmethod
-    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], Any]) -> None:
+    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
         """Score the rows of a round that have no scores yet.
 
         Args:
             batches: as given to :meth:`plan`.
-            advance: called with the number of forwards after each batch.
+            advance: called after each batch with the number of forwards, and with False where its scores were known and
+                it was not run.
         """
 
 
@@ -99,18 +100,20 @@ class WholeImages(Scoring):
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
         return Plan(sum(stop - start for batch in batches for _, start, stop in batch), price=self._price(batches))
 
-    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], Any]) -> None:
+    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
         for batch in batches:
-            if not all(self.states[index].has(start, stop) for index, start, stop in batch):
+            ran = not all(self.states[index].has(start, stop) for index, start, stop in batch)
+            if ran:
                 self._run(batch)
-            advance(sum(stop - start for _, start, stop in batch))
+            advance(sum(stop - start for _, start, stop in batch), ran)
 
     def _price(self, batches: Sequence[Sequence[Rows]]) -> Price | None:
         """What the rows that have no scores yet cost; before the first batch, all that it may come to."""
-        todo = [rows for batch in batches for rows in batch if not self.states[rows[0]].scored(*rows[1:])]
-        count = sum(stop - start for _, start, stop in todo)
-        known = [state.case.seconds for state in self.states if state.case.seconds is not None]
-        return Price(count, seconds_each=max(known, default=None)) if count else None
+        todo = [batch for batch in batches if not all(self.states[rows[0]].scored(*rows[1:]) for rows in batch)]
+        count = sum(stop - start for batch in todo for _, start, stop in batch)
+        inferer = self.forward.inferer
+        words = [type(inferer).__name__, *(str(getattr(inferer, name, "")) for name in ("roi_size", "overlap"))]
+        return Price(count, batches=Batches(len(todo), self.batch.shape, " ".join(words))) if count else None
 
     def _run(self, batch: Sequence[Rows]) -> None:
         """Make, run and read one batch."""

@@ -462,7 +462,8 @@ class TestTold:
         ((total, count),) = [(bar.total, bar.count) for bar in bars]
         assert count == forwards
         assert total == forwards if memory is True else 2 * counts.forwards <= total <= forwards
-        (line,) = Bar.lines
+        line, seconds = Bar.lines
+        assert seconds == "a, b: it takes about 1 second"
         assert f"a, b: at least {total} patch forwards, {2 * counts.patches} of them" in line
         assert f"whole images would need {2 * counts.plain}" in line
         assert line in caplog.text

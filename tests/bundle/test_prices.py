@@ -1,0 +1,71 @@
+"""The price that is told of a case is what it takes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import monai.bundle
+import pytest
+import torch
+from helpers.files import rows_of
+from helpers.layouts import Bundle
+from helpers.paths import BUNDLE
+from monai.networks.nets import UNet
+
+from monai_saliency.data.demo import make_cohort
+
+
+def prices(said: str, case: str) -> list[float]:
+    """The seconds that a case was said to take."""
+    return [float(seconds) for seconds in re.findall(rf"{case}: [^\r]*about ([\d.]+) exactly", said)]
+
+
+def check(said: str, folder: Path) -> None:
+    """Within 20 %, by the summary."""
+    for row in rows_of(folder / "summary.csv"):
+        (told,) = prices(said, row["case"])
+        assert abs(told - float(row["seconds"])) <= 0.2 * float(row["seconds"])
+
+
+@pytest.fixture
+def _exact_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monai_saliency.inferers.price._duration", lambda seconds: f"about {seconds:.3f} exactly")
+
+
+@pytest.mark.usefixtures("_exact_seconds")
+def test_of_a_sliding_window_bundle(
+    make: Callable[[str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where the network takes a known time."""
+    forward = UNet.forward
+
+    def slowly(self: UNet, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return forward(self, x)
+
+    bundle = make("spleen_ct_segmentation")
+    monkeypatch.setattr(UNet, "forward", slowly)
+    bundle.explain(few_masks=False, saliency_dir=str(tmp_path / "maps"), saliency_picture=False)
+    check(capfd.readouterr().err, tmp_path / "maps")
+
+
+@pytest.mark.timing
+@pytest.mark.usefixtures("_exact_seconds")
+def test_of_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """With fewer windows than it has by default, in CPU seconds of the thread that explains: others draw pictures."""
+    clock = SimpleNamespace(perf_counter=time.thread_time)
+    monkeypatch.setattr("monai_saliency.utils.timing.time", clock)
+    make_cohort(tmp_path / "demo", num_scans=3)
+    monai.bundle.run(
+        bundle_root=str(BUNDLE),
+        config_file=str(BUNDLE / "configs" / "inference.yaml"),
+        dataset_dir=str(tmp_path / "demo"),
+        output_dir=str(tmp_path / "maps"),
+        stride=12,
+        device="cpu",
+    )
+    check(capfd.readouterr().err, tmp_path / "maps")
