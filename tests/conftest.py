@@ -32,6 +32,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def _own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle's logging.conf would take the place of pytest's handlers, by which tests read the log."""
+    monkeypatch.setattr("monai.bundle.workflows._apply_logging_file", lambda path: None)
+
+
 @pytest.fixture
 def no_faded_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that count all that a network is given: without the batch that shows, once a network, whether its rows

@@ -1,0 +1,91 @@
+"""Our own bundle as the Model Zoo wants it: ids, metadata, pins and pages. ``test_own_bundle.py`` runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.metadata import metadata, requires, version
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import fork_server
+from helpers.paths import BUNDLE, ROOT
+from monai.bundle import ConfigParser, ConfigWorkflow
+from monai.bundle.properties import TrainProperties
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from monai_saliency.networks import load_checkpoint
+
+CONFIGS, DOCS = BUNDLE / "configs", BUNDLE / "docs"
+META = json.loads((CONFIGS / "metadata.json").read_text())
+PINS = META["required_packages_version"] | {
+    "torch": META["pytorch_version"],
+    "numpy": META["numpy_version"],
+    "monai": META["monai_version"],
+}
+
+
+def test_training_has_the_properties_of_a_train_workflow(tmp_path: Path) -> None:
+    settings: dict[str, object] = {"train#dataloader#drop_last": False}
+    settings |= {"bundle_root": str(BUNDLE), "dataset_dir": str(tmp_path), "num_training": 2, "num_validation": 2}
+    workflow = ConfigWorkflow(
+        str(CONFIGS / "train.yaml"), str(CONFIGS / "metadata.json"), workflow_type="train", **settings
+    )
+    workflow.initialize()
+    assert workflow.check_properties() == []
+    absent = {name for name, each in TrainProperties.items() if each["id"] not in workflow.parser}
+    # Nothing is done to predictions, and nothing but the loss is measured while it trains.
+    assert absent == {"train_postprocessing", "train_key_metric", "val_postprocessing"}
+
+
+@pytest.mark.slow
+def test_training_runs_by_its_command(tmp_path: Path) -> None:
+    """A few iterations of the demo's network, whose weights the inference's network takes."""
+    (line,) = re.findall(
+        r"^python (-m monai\.bundle run .*train\.yaml)$", (DOCS / "README.md").read_text(), re.MULTILINE
+    )
+    few = {"dataset_dir": tmp_path / "data", "ckpt_path": tmp_path / "model.pt", "num_training": 8, "num_validation": 2}
+    few |= {"epochs": 2, "val_interval": 1, "device": "cpu"}
+    command = [*line.split(), *(word for name, value in few.items() for word in (f"--{name}", str(value)))]
+    done = fork_server.run(command, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"epoch 2: loss \d", done.stdout)
+    assert re.search(r"held-out accuracy: \d\.\d+ of 2 scans", done.stdout)
+    assert "logging.conf does not exist" not in done.stdout + done.stderr
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)
+    parser = ConfigParser()
+    parser.read_config(CONFIGS / "inference.yaml")
+    network = load_checkpoint(parser.get_parsed_content("network_def"), tmp_path / "model.pt")
+    torch.testing.assert_close(dict(network.state_dict()), dict(weights))
+
+
+@pytest.mark.parametrize("name", PINS)
+def test_pinned_packages_are_those_that_we_need_and_install_on_python_3_10(name: str) -> None:
+    """As far as that is known offline. Packages whose newest release no longer does are pinned to an older one."""
+    pin = Version(PINS[name])
+    needed = [Requirement(each) for each in requires("monai-saliency") or []]
+    assert all(pin in each.specifier for each in needed if each.name.lower() == name)
+    newest = Version(version(name).partition("+")[0])
+    assert pin <= newest
+    python = SpecifierSet(metadata(name).get("Requires-Python") or "")
+    assert python.contains("3.10") == (pin == newest)
+
+
+def test_what_a_bundle_of_the_model_zoo_has() -> None:
+    assert META["eval_metrics"] == {"accuracy": 1.0}
+    assert "MNI152" in (DOCS / "data_license.txt").read_text()
+    assert (BUNDLE / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    page = (DOCS / "README.md").read_text()
+    headings = ["Model Overview", "Data", "Training configuration", "Performance", "MONAI Bundle Commands"]
+    assert re.findall(r"^# (.*)$", page, re.MULTILINE)[1:] == [*headings, "References", "License"]
+    assert "| 1.000 |" in page  # the accuracy
+    named = {re.split(r"[^\w-]", each)[0].lower() for each in META["required_packages_version"]}
+    extras = {
+        Requirement(each).name.lower()
+        for each in requires("monai-saliency") or []
+        if re.search("'demo'|'bundle'|\"demo\"|\"bundle\"", each)
+    }
+    assert extras - {"monai-saliency"} <= named
