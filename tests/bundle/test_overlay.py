@@ -682,22 +682,6 @@ def test_path_of_an_overlay_is_printed_and_nothing_else(capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_command_of_the_readme(make: Callable[[str], Bundle], tmp_path: Path) -> None:
-    bundle = make("breast_density_classification")
-    python = f"{sys.executable} -W ignore -m"
-    command = (
-        f"{python} monai.bundle run explain --bundle_root {bundle.root} "
-        f"--config_file \"['{bundle.config}', '$({python} monai_saliency overlay explain)']\" "
-        f"--saliency_num_masks 5 --saliency_dir {tmp_path / 'maps'}"
-    )
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    explained = subprocess.run(command, shell=True, capture_output=True, text=True, env=env, check=False)
-    assert explained.returncode == 0, explained.stderr
-    assert "monai_saliency: evaluator (SupervisedEvaluator)" in explained.stdout
-    assert len(list((tmp_path / "maps").rglob("*_saliency.nii.gz"))) == 2
-
-
-@pytest.mark.slow
 def test_wheel_holds_the_overlay(tmp_path: Path) -> None:
     root = ROOT
     source = tmp_path / "source"
