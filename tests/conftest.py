@@ -88,15 +88,22 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def nnunet_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small nnU-Net model of nnU-Net's own planner: the folder of the dataset's models."""
+    """Small nnU-Net models that nnU-Net has trained on scans: the folder of the dataset's models."""
     pytest.importorskip("nnunetv2", reason='needs pip install "monai-saliency[nnunet]"')
-    return nnunet.make_model(tmp_path_factory.mktemp("nnunet"))
+    return nnunet.train_on_scans(tmp_path_factory.mktemp("nnunet"))
 
 
 @pytest.fixture(scope="session")
 def nnunet_bright(tmp_path_factory: pytest.TempPathFactory, nnunet_models: Path) -> Path:
-    """Its model folder with a network that sees bright voxels."""
-    return nnunet.make_bright(tmp_path_factory.mktemp("nnunet_bright"), nnunet_models)
+    """The 3D model's folder with a network that sees bright voxels."""
+    return nnunet.with_bright(tmp_path_factory.mktemp("nnunet_bright"), nnunet_models)
+
+
+@pytest.fixture(scope="session")
+def nnunet_photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small nnU-Net model that nnU-Net has trained on photographs in colours: its model folder."""
+    pytest.importorskip("nnunetv2", reason='needs pip install "monai-saliency[nnunet]"')
+    return nnunet.train_on_photographs(tmp_path_factory.mktemp("nnunet_photographs"))
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.nnunet import NAME, scan
+from helpers.nnunet import FULL, NAME, counted_patches, own_predictor, scan
 from helpers.paths import BUNDLE
+from monai.bundle import ConfigParser
 from monai.data import DataLoader, Dataset
 from monai.engines import SupervisedEvaluator
-from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged
+from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged
 from monai.utils import convert_to_dst_type
 
 import monai_saliency as ms
@@ -27,11 +28,18 @@ TURNED = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1]]) @ np.array([[1
 OBLIQUE = nib.affines.from_matvec(TURNED @ np.diag([3.3, 1.2, 1.1]), [-20, 10, 5])
 
 
+FILES = [str(BUNDLE / "configs" / "inference.yaml"), str(overlay_path("nnunet"))]
+
+
+def ids(model: Path, data: Path, output: Path, **settings: Any) -> dict[str, Any]:
+    """Of our bundle with the overlay."""
+    given = {"nnunet_model_folder": str(model), "dataset_dir": str(data), "output_dir": str(output), "device": "cpu"}
+    return given | {"bundle_root": str(BUNDLE), "picture": False} | settings
+
+
 def explain(model: Path, data: Path, output: Path, **settings: Any) -> list[dict[str, str]]:
     """Run our bundle with the overlay; the summary's rows."""
-    files = [str(BUNDLE / "configs" / "inference.yaml"), str(overlay_path("nnunet"))]
-    given = {"nnunet_model_folder": str(model), "dataset_dir": str(data), "output_dir": str(output), "device": "cpu"}
-    monai.bundle.run(bundle_root=str(BUNDLE), config_file=files, **given | {"picture": False} | settings)
+    monai.bundle.run(config_file=FILES, **ids(model, data, output, **settings))
     with open(output / "summary.csv", newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -57,13 +65,46 @@ def check_found(path: Path, affine: np.ndarray, place: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("affine", [ANISOTROPIC, OBLIQUE], ids=["anisotropic", "oblique"])
-def test_finds_what_is_planted(nnunet_bright: Path, tmp_path: Path, affine: np.ndarray) -> None:
-    """Within a voxel, on the scan's own grid."""
+def test_finds_what_is_planted(nnunet_models: Path, tmp_path: Path, affine: np.ndarray) -> None:
+    """By a network that nnU-Net has trained: within a voxel, on the scan's own grid."""
     _, place = plant(tmp_path, affine)
-    windows = {"method": "sliding_window", "window_size": [1, 3, 3], "stride": [1, 2, 2], "nnunet_mirroring": False}
-    (row,) = explain(nnunet_bright, tmp_path / "imagesTs", tmp_path / "out", **windows)
+    windows = {"method": "sliding_window", "window_size": [1, 5, 5], "stride": [1, 3, 3], "nnunet_mirroring": False}
+    (row,) = explain(nnunet_models / FULL, tmp_path / "imagesTs", tmp_path / "out", **windows)
     assert row["case"] == "case"
     check_found(tmp_path / "out" / "case_saliency.nii.gz", affine, place)
+
+
+@pytest.mark.parametrize("mirroring", [False, True])
+@pytest.mark.parametrize("folds", [[0], [0, 1]])
+@pytest.mark.parametrize("configuration", ["3d_fullres", "2d"])
+@pytest.mark.parametrize("affine", [ANISOTROPIC, OBLIQUE], ids=["anisotropic", "oblique"])
+def test_unperturbed_probabilities_are_nnunets(
+    nnunet_models: Path, tmp_path: Path, affine: np.ndarray, configuration: str, folds: list[int], mirroring: bool
+) -> None:
+    """From the file to the scan's own grid, with what the overlay's config makes, in as many forwards."""
+    path, _ = plant(tmp_path, affine)
+    settings = {"nnunet_configuration": configuration, "nnunet_folds": folds, "nnunet_mirroring": mirroring}
+    parser = ConfigParser(ConfigParser.load_config_files(FILES))
+    parser.update(ids(nnunet_models, path.parent, tmp_path / "out", **settings))
+    pre, network, inferer = (parser.get_parsed_content(name) for name in ("preprocessing", "network", "inferer"))
+    item = pre({"image": str(path)})
+    with torch.no_grad(), counted_patches() as ours:
+        logits = inferer(item["image"][None], network)[0]
+    # nnU-Net resamples logits in float16.
+    item["pred"] = convert_to_dst_type(logits, item["image"], dtype=torch.float16)[0]
+    found = Invertd("pred", pre, orig_keys="image", nearest_interp=False)(item)["pred"]
+    np.testing.assert_allclose(found.affine, affine, atol=1e-5)
+
+    predictor = own_predictor(nnunet_models / FULL.replace("3d_fullres", configuration), folds, mirroring)
+    array, properties = predictor.plans_manager.image_reader_writer_class().read_images([str(path)])
+    with counted_patches() as theirs:
+        _, expected = predictor.predict_single_npy_array(array, properties, save_or_return_probabilities=True)
+    expected = expected.transpose(0, 3, 2, 1)
+    # Around what is cropped nnU-Net has the probability of the background, which is not of the network.
+    inside = np.asarray(found.abs().amax(0) > 0)
+    assert expected[1][inside].max() > 0.5 > expected[1][inside].min()
+    assert np.abs(np.asarray(found.float().softmax(0)) - expected)[:, inside].max() < 1e-5
+    assert sum(ours) == sum(theirs) >= len(folds) * (4 if mirroring else 1)
 
 
 def test_default_explanation_of_all_folds(
@@ -113,9 +154,6 @@ def test_monais_wrapper_is_explained(nnunet_bright: Path, tmp_path: Path, monkey
     from monai.apps.nnunet import convert_nnunet_to_monai_bundle
 
     monkeypatch.setenv("nnUNet_results", str(nnunet_bright.parents[1]))
-    (nnunet_bright / "fold_0" / "checkpoint_best.pth").write_bytes(
-        (nnunet_bright / "fold_0" / "checkpoint_final.pth").read_bytes()
-    )
     (tmp_path / "models").mkdir()
     convert_nnunet_to_monai_bundle({"dataset_name_or_id": NAME}, str(tmp_path))
     path, place = plant(tmp_path, OBLIQUE)

@@ -1,9 +1,12 @@
-"""A small nnU-Net model, made by nnU-Net's own planner, with weights saved by its own trainer."""
+"""Small nnU-Net models that nnU-Net itself has planned and trained, on made scans and on made photographs."""
 
 from __future__ import annotations
 
 import copy
 import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +16,16 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 NAME = "Dataset001_Made"
+FULL = "nnUNetTrainer__nnUNetPlans__3d_fullres"
 #: of the scans that are planned for; the axis with the largest is turned to the front
 SPACING = (3.0, 1.0, 1.0)
 #: smaller than a planner makes them, so that a small scan has several
 PATCHES = {"3d_fullres": [8, 16, 16], "2d": [16, 16]}
+#: of a training: enough to see what is bright
+ITERATIONS = 60
 
 
 class Bright(torch.nn.Module):
@@ -35,29 +42,78 @@ class Bright(torch.nn.Module):
         return self.pick(images)
 
 
-def make_model(folder: Path) -> Path:
-    """Plan for a made dataset, and save weights of two folds of two configurations.
+def train_on_scans(folder: Path) -> Path:
+    """Train two folds of two configurations on made scans with bright blobs.
 
     Returns:
         the folder of the dataset's models.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        _set_up(folder, patch)
-        plans, dataset_json = _plan(folder, patch)
-        for configuration in PATCHES:
-            for fold in range(2):
-                _save(folder, patch, plans, dataset_json, configuration, fold)
-    return folder / "results" / NAME
+    raw, random = _raw(folder), np.random.default_rng(0)
+    affine = np.diag([*SPACING, 1.0])
+    for i in range(5):
+        path = scan(raw / "imagesTr" / f"case{i}_0000.nii.gz", affine, (14, 26, 30), i)
+        values = np.asarray(nib.load(path).dataobj)
+        labels = _add_blobs(values, random, 200)
+        nib.save(nib.Nifti1Image(values, affine), path)
+        nib.save(nib.Nifti1Image(labels, affine), raw / "labelsTr" / f"case{i}.nii.gz")
+    return _train(folder, {"channel_names": {"0": "MRI"}, "file_ending": ".nii.gz"}, PATCHES, folds=2)
 
 
-def make_bright(folder: Path, made: Path) -> Path:
-    """The same model with the network :class:`Bright`; its model folder."""
-    plans = json.loads((next(made.glob("*__3d_fullres")) / "plans.json").read_text())
-    dataset_json = json.loads((next(made.glob("*__3d_fullres")) / "dataset.json").read_text())
+def train_on_photographs(folder: Path) -> Path:
+    """Train one fold on made photographs in colours, with green blobs: its model folder."""
+    raw, random = _raw(folder), np.random.default_rng(0)
+    for i in range(5):
+        path = photograph(raw / "imagesTr" / f"case{i}_0000.png", (40, 36), i)
+        values = np.array(Image.open(path))
+        labels = _add_blobs(values[..., 1], random, 120)
+        Image.fromarray(values).save(path)
+        Image.fromarray(labels).save(raw / "labelsTr" / f"case{i}.png")
+    names = {str(channel): "rgb_to_0_1" for channel in range(3)}
+    models = _train(folder, {"channel_names": names, "file_ending": ".png"}, {"2d": PATCHES["2d"]}, folds=1)
+    return next(models.glob("*__2d"))
+
+
+def with_bright(folder: Path, models: Path) -> Path:
+    """A copy of the 3D model on scans, with the network :class:`Bright` in its first fold; its model folder."""
+    model = folder / NAME / FULL
+    shutil.copytree(models / FULL, model, ignore=shutil.ignore_patterns("fold_1"))
+    plans = json.loads((model / "plans.json").read_text())
     plans["configurations"]["3d_fullres"]["architecture"]["network_class_name"] = "helpers.nnunet.Bright"
-    with pytest.MonkeyPatch.context() as patch:
-        _set_up(folder, patch)
-        return _save(folder, patch, plans, dataset_json, "3d_fullres", 0)
+    (model / "plans.json").write_text(json.dumps(plans))
+    for path in model.glob("fold_0/*.pth"):
+        content = torch.load(path, weights_only=False)
+        # MONAI 1.6 does not read the numbers of NumPy that nnU-Net's training logs.
+        content |= {"network_weights": Bright(1, 2).state_dict(), "logging": {}, "_best_ema": 0.0}
+        content["init_args"]["plans"] = plans
+        torch.save(content, path)
+    return model
+
+
+def own_predictor(model: Path, folds: Sequence[int], mirroring: bool) -> Any:
+    """nnU-Net's, on the CPU."""
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+    predictor = nnUNetPredictor(use_mirroring=mirroring, device=torch.device("cpu"), allow_tqdm=False)
+    predictor.initialize_from_trained_model_folder(str(model), folds)
+    return predictor
+
+
+@contextmanager
+def counted_patches() -> Iterator[list[int]]:
+    """The patches in each batch that any network of nnU-Net's architecture is given meanwhile, mirrored ones too."""
+    from dynamic_network_architectures.architectures.unet import PlainConvUNet
+
+    seen: list[int] = []
+
+    def count(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(module, PlainConvUNet):
+            seen.append(len(given[0]))
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 def scan(path: Path, affine: np.ndarray, shape: tuple[int, ...] = (14, 31, 27), seed: int = 0) -> Path:
@@ -69,63 +125,88 @@ def scan(path: Path, affine: np.ndarray, shape: tuple[int, ...] = (14, 31, 27), 
     return path
 
 
-def _set_up(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    for name in ("raw", "preprocessed", "results"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        patch.setenv(f"nnUNet_{name}", str(folder / name))
-    patch.setenv("nnUNet_compile", "f")
+def photograph(path: Path, shape: tuple[int, int] = (23, 31), seed: int = 0) -> Path:
+    """A picture in colours ``(rows, columns)`` with a black margin, which nnU-Net crops."""
+    values = np.random.default_rng(seed).integers(20, 100, (*shape, 3)).astype(np.uint8)
+    values[:3] = values[:, -2:] = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values).save(path)
+    return path
 
 
-def _plan(folder: Path, patch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[str, Any]]:
+def _add_blobs(values: np.ndarray, random: np.random.Generator, brighter: int) -> np.ndarray:
+    """Make some places of an image brighter; where, as a label map."""
+    labels = np.zeros(values.shape, np.uint8)
+    for _ in range(3):
+        box = tuple(slice(middle - 1, middle + 2) for middle in (random.integers(4, size - 4) for size in values.shape))
+        labels[box] = 1
+    values[labels == 1] += brighter
+    return labels
+
+
+def _raw(folder: Path) -> Path:
+    raw = folder / "raw" / NAME
+    (raw / "labelsTr").mkdir(parents=True)
+    return raw
+
+
+def _train(folder: Path, dataset_json: dict[str, Any], patches: Mapping[str, list[int]], folds: int) -> Path:
+    """What a user does with nnU-Net's commands: plan, preprocess, train."""
+    dataset_json |= {"labels": {"background": 0, "blob": 1}, "numTraining": 5}
+    (folder / "raw" / NAME / "dataset.json").write_text(json.dumps(dataset_json))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("raw", "preprocessed", "results"):
+            patch.setenv(f"nnUNet_{name}", str(folder / name))
+        patch.setenv("nnUNet_compile", "f")
+        plans = _plan(folder, patch, patches)
+        patch.setenv("nnUNet_n_proc_DA", "0")
+        for configuration in patches:
+            for fold in range(folds):
+                _run_training(plans, configuration, fold, dataset_json)
+    torch.set_num_threads(threads)
+    return folder / "results" / NAME
+
+
+def _plan(folder: Path, patch: pytest.MonkeyPatch, patches: Mapping[str, list[int]]) -> dict[str, Any]:
     from nnunetv2.experiment_planning.dataset_fingerprint import fingerprint_extractor
     from nnunetv2.experiment_planning.experiment_planners.default_experiment_planner import ExperimentPlanner
+    from nnunetv2.preprocessing.preprocessors import default_preprocessor
+    from nnunetv2.utilities import utils
 
-    raw = folder / "raw" / NAME
-    labels = np.zeros((14, 26, 30), np.uint8)
-    labels[3:8, 5:15, 8:16] = 1
-    affine = np.diag([*SPACING, 1.0])
-    for i in range(2):
-        scan(raw / "imagesTr" / f"case{i}_0000.nii.gz", affine, labels.shape, i)
-        (raw / "labelsTr").mkdir(exist_ok=True)
-        nib.save(nib.Nifti1Image(labels, affine), raw / "labelsTr" / f"case{i}.nii.gz")
-    dataset_json = {"channel_names": {"0": "MRI"}, "labels": {"background": 0, "blob": 1}}
-    dataset_json |= {"numTraining": 2, "file_ending": ".nii.gz"}
-    (raw / "dataset.json").write_text(json.dumps(dataset_json))
     # Its processes take longer to start than all the rest.
     threads = SimpleNamespace(get_context=lambda method: SimpleNamespace(Pool=ThreadPool))
-    patch.setattr(fingerprint_extractor, "multiprocessing", threads)
-    fingerprint_extractor.DatasetFingerprintExtractor(NAME, 1).run()
+    for module in (fingerprint_extractor, default_preprocessor):
+        patch.setattr(module, "multiprocessing", threads)
+    patch.setattr(utils, "Pool", ThreadPool)
+    (folder / "preprocessed").mkdir()
+    extractor = fingerprint_extractor.DatasetFingerprintExtractor(NAME, 1)
+    extractor.num_foreground_voxels_for_intensitystats = 10**4
+    extractor.run()
     planner = ExperimentPlanner(NAME)
     planner.UNet_base_num_features = 4
     planner.UNet_max_features_3d = planner.UNet_max_features_2d = 8
     planner.UNet_blocks_per_stage_encoder, planner.UNet_blocks_per_stage_decoder = (1,) * 14, (1,) * 13
+    patch.setenv("nnUNet_n_proc_DA", "1")
     planner.plan_experiment()
-    plans = json.loads((folder / "preprocessed" / NAME / "nnUNetPlans.json").read_text())
-    assert plans["transpose_forward"] != [0, 1, 2]
-    for configuration, size in PATCHES.items():
+    path = folder / "preprocessed" / NAME / "nnUNetPlans.json"
+    plans: dict[str, Any] = json.loads(path.read_text())
+    for configuration, size in patches.items():
         plans["configurations"][configuration]["patch_size"] = size
-    return plans, dataset_json
+    path.write_text(json.dumps(plans))
+    for configuration in patches:
+        default_preprocessor.DefaultPreprocessor(verbose=False).run(NAME, configuration, "nnUNetPlans", 1)
+    return plans
 
 
-def _save(
-    folder: Path,
-    patch: pytest.MonkeyPatch,
-    plans: dict[str, Any],
-    dataset_json: dict[str, Any],
-    configuration: str,
-    fold: int,
-) -> Path:
-    from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as module
+def _run_training(plans: dict[str, Any], configuration: str, fold: int, dataset_json: dict[str, Any]) -> None:
+    from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-    # There is nothing preprocessed to train with.
-    patch.setattr(module, "infer_dataset_class", lambda folder: None)
+    np.random.seed(fold)  # noqa: NPY002 - nnU-Net draws from it
     torch.manual_seed(fold)
     given = copy.deepcopy(plans) | {"continue_training": False}
-    trainer = module.nnUNetTrainer(given, configuration, fold, dataset_json, torch.device("cpu"))
-    trainer.initialize()
-    trainer.configure_rotation_dummyDA_mirroring_and_inital_patch_size()
-    trainer.save_checkpoint(str(Path(trainer.output_folder) / "checkpoint_final.pth"))
-    base = Path(trainer.output_folder_base)
-    (base / "plans.json").write_text(json.dumps(plans))
-    (base / "dataset.json").write_text(json.dumps(dataset_json))
-    return base
+    trainer = nnUNetTrainer(given, configuration, fold, dataset_json, torch.device("cpu"))
+    trainer.num_epochs, trainer.num_iterations_per_epoch, trainer.num_val_iterations_per_epoch = 1, ITERATIONS, 1
+    trainer.logger.plot_progress_png = lambda folder: None
+    trainer.run_training()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from helpers.nnunet import own_predictor
 
 from monai_saliency import PerturbationInferer
 from monai_saliency.estimators import OcclusionScoring
@@ -18,15 +18,6 @@ from monai_saliency.networks.nnunet import NNUNetModel
 from monai_saliency.targets import RegionScore
 
 SHAPES = {"3d_fullres": ((11, 30, 24), (5, 19, 13)), "2d": ((3, 30, 24), (2, 19, 13))}
-
-
-def own_predictor(folder: Path, folds: Any, mirroring: bool) -> Any:
-    """nnU-Net's."""
-    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
-
-    predictor = nnUNetPredictor(use_mirroring=mirroring, device=torch.device("cpu"), allow_tqdm=False)
-    predictor.initialize_from_trained_model_folder(str(folder), folds)
-    return predictor
 
 
 @contextmanager

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from helpers.nnunet import FULL
 
 from monai_saliency.networks.nnunet import MirroredNetwork, NNUNetModel, NNUNetNetwork
-
-FULL = "nnUNetTrainer__nnUNetPlans__3d_fullres"
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def with_code(models: Path) -> None:
 
 
 def with_numpy(models: Path) -> None:
-    import numpy as np
-
+    """Beside the float32 that nnU-Net has logged in the training of these models."""
     for fold in (0, 1):
         path = models / FULL / f"fold_{fold}" / "checkpoint_final.pth"
-        content = torch.load(path, weights_only=True) | {"_best_ema": np.float64(0.5), "logging": [np.float32(1)]}
-        torch.save(content, path)
+        content = torch.load(path, weights_only=False)
+        assert isinstance(content["logging"]["train_losses"][0], np.float32)
+        torch.save(content | {"_best_ema": np.float64(0.5)}, path)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,8 @@ def with_numpy(models: Path) -> None:
         (None, ("", None, "3d_lowres"), "holds no plans.json, but only nnUNetTrainer__nnUNetPlans__2d, "),
         (None, (FULL, None, "2d"), "are of the configuration 3d_fullres, not 2d"),
         (None, (FULL, [0, 3]), "has no checkpoint_final.pth of fold 3; it has those of 0, 1"),
-        (None, (FULL, None, None, "checkpoint_best.pth"), "no fold of .* has the checkpoint checkpoint_best.pth"),
+        (None, (FULL, None, None, "checkpoint_best.pth"), None),
+        (None, (FULL, None, None, "checkpoint_latest.pth"), "no fold of .* has the checkpoint checkpoint_latest.pth"),
         (lambda models: (models / FULL / "dataset.json").unlink(), (FULL,), "dataset.json does not exist"),
     ],
 )

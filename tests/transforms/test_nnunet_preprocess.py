@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.nnunet import scan
+from helpers.nnunet import own_predictor, scan
 from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Orientationd
 from monai.utils import convert_to_dst_type
 
@@ -31,15 +30,6 @@ def pipeline(model: NNUNetModel) -> Compose:
     return Compose([LoadImaged("image"), EnsureChannelFirstd("image"), *turn, own])
 
 
-def own_predictor(model: NNUNetModel) -> Any:
-    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
-
-    predictor = nnUNetPredictor(use_mirroring=False, device=torch.device("cpu"), allow_tqdm=False)
-    predictor.initialize_from_trained_model_folder(str(model.folder), [0])
-    predictor.plans_manager.plans["image_reader_writer"] = model.plans["image_reader_writer"]
-    return predictor
-
-
 @pytest.mark.parametrize("configuration", ["3d_fullres", "2d"])
 @pytest.mark.parametrize("reader", ["SimpleITKIO", "NibabelIO", "NibabelIOWithReorient", "SimpleITKIOWithReorient"])
 @pytest.mark.parametrize("place", AFFINES)
@@ -49,7 +39,8 @@ def test_preprocesses_and_inverts_as_nnunet(
     """The network's input is nnU-Net's, and logits that are inverted are its probabilities on the scan's grid."""
     model = NNUNetModel(nnunet_models, 0, configuration)
     model.plans["image_reader_writer"] = reader
-    predictor = own_predictor(model)
+    predictor = own_predictor(model.folder, [0], mirroring=False)
+    predictor.plans_manager.plans["image_reader_writer"] = reader
     path = scan(tmp_path / "case.nii.gz", AFFINES[place], (7, 15, 17))
     pre = pipeline(model)
     item = pre({"image": str(path)})
