@@ -17,12 +17,16 @@ _FOLDERS = {None: ("imagesTs", "imagesTr"), "test": ("imagesTs",), "training": (
 
 
 def find_nnunet_cases(
-    dataset_dir: str | Path, channels: int = 1, section: str | None = None, exclude: str | Path | None = None
+    dataset_dir: str | Path,
+    channels: int = 1,
+    section: str | None = None,
+    exclude: str | Path | None = None,
+    spatial_dims: int = 3,
 ) -> list[dict[str, Any]]:
     """Find the scans that a model of nnU-Net predicts.
 
     nnU-Net's files are called ``<case>_0000.nii.gz``, ``<case>_0001.nii.gz`` and so on, one for each channel. For one
-    channel the number may be left out.
+    channel the number may be left out. A photograph has all its colours in one file, ``<case>_0000.png``.
 
     Example::
 
@@ -35,6 +39,7 @@ def find_nnunet_cases(
         section: of a dataset's folder: ``"test"`` (``imagesTs``) or ``"training"`` (``imagesTr``). Default: the first
             that there is.
         exclude: a folder whose files are not scans of the cohort.
+        spatial_dims: 3 for scans, 2 for photographs.
 
     Returns:
         one dictionary for each case, as of :func:`~monai_saliency.data.find_cases`; ``image`` is a list of files where
@@ -46,7 +51,7 @@ def find_nnunet_cases(
     """
     root = _images(a_path("dataset_dir", dataset_dir), section)
     listed = root.is_file() or (root / "dataset.json").is_file()
-    found = find_cases(root, section if listed else None, exclude, channels=channels)
+    found = find_cases(root, section if listed else None, exclude, spatial_dims, channels)
     cases: dict[str, dict[str, Any]] = {}
     files: dict[str, dict[int, str]] = {}
     for each in found:
@@ -57,16 +62,23 @@ def find_nnunet_cases(
         name = each["case"].removesuffix(number[0])
         files.setdefault(name, {})[int(number[1])] = each["image"]
     for name, by_channel in files.items():
-        if name in cases or sorted(by_channel) != list(range(channels)):
+        # How many channels a photograph has is known when it is read.
+        expected = range(min(len(by_channel), channels) if spatial_dims == 2 else channels)
+        if name in cases or sorted(by_channel) != list(expected):
             wanted = ", ".join(f"{Path(name).name}_{channel:04d}" for channel in range(channels))
             has = ", ".join(Path(by_channel[channel]).name for channel in sorted(by_channel))
             raise ValueError(
                 f"case {name} of {root} must have {channels} channel{'s' * (channels > 1)}, each in a file ({wanted}), "
                 f"got {has}" + (" and a file without a number" if name in cases else "")
             )
-        image = [by_channel[channel] for channel in range(channels)]
+        image = [by_channel[channel] for channel in expected]
         label = _label(Path(image[0]))
-        cases[name] = {"case": name, "image": image if channels > 1 else image[0], "label": label, "channels": channels}
+        cases[name] = {
+            "case": name,
+            "image": image if len(image) > 1 else image[0],
+            "label": label,
+            "channels": channels,
+        }
     return [cases[name] for name in sorted(cases)]
 
 

@@ -29,13 +29,17 @@ class NNUNetInferer(OwnSteps):
     So what they explain differs from the prediction by the rounding of float16.
 
     Args:
-        patch_size: the size of a patch in voxels, from the plans. Two numbers for a network of slices: these are cut
-            across the first spatial axis.
+        patch_size: the size of a patch in voxels, from the plans. Two numbers for a network of slices: of a volume,
+            these are cut across the first spatial axis.
         step_size: the distance between patches in parts of a patch, in (0, 1], at the most.
         gaussian: whether patches count more in their middle.
         sw_batch_size: patches in one network batch of an explanation. A prediction of one image runs one at a time, as
             nnU-Net's does.
         device: where a prediction is put together; by default where the image is.
+        spatial_dims: of the images: 3 for volumes, 2 for photographs.
+
+    Raises:
+        ValueError: when ``step_size`` is out of range, or a patch has more axes than an image.
     """
 
     #: the type of the sums of a prediction
@@ -48,12 +52,15 @@ class NNUNetInferer(OwnSteps):
         gaussian: bool = True,
         sw_batch_size: int = 2,
         device: torch.device | str | None = None,
+        spatial_dims: int = 3,
     ) -> None:
         if not 0 < step_size <= 1:
             raise ValueError(f"`step_size` must be in (0, 1], got {step_size}")
         size = [int(edge) for edge in patch_size]
+        if len(size) > spatial_dims:
+            raise ValueError(f"`patch_size` must have at most {spatial_dims} axes, as the images have, got {size}")
         # A volume's slices are its patches of one voxel along the first axis.
-        roi_size = (1,) * (3 - len(size)) + tuple(size)
+        roi_size = (1,) * (spatial_dims - len(size)) + tuple(size)
         mode = "gaussian" if gaussian else "constant"
         super().__init__(roi_size, sw_batch_size, overlap=1 - step_size, mode=mode, device=device)
         self.patch_size = tuple(size)

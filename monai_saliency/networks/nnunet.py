@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, combinations
 from pathlib import Path
 from pickle import UnpicklingError
@@ -22,6 +22,8 @@ from monai_saliency.utils.optional_imports import require
 
 __all__ = ["MirroredNetwork", "NNUNetModel", "NNUNetNetwork"]
 
+#: nnU-Net's readers whose scans are read as they do it
+_READERS = ("SimpleITKIO", "SimpleITKIOWithReorient", "NibabelIO", "NibabelIOWithReorient", "NaturalImage2DIO")
 _ENTRIES = ("network_weights", "trainer_name", "init_args", "inference_allowed_mirroring_axes")
 
 
@@ -113,8 +115,8 @@ class NNUNetModel:
 
     Raises:
         FileNotFoundError: when a file is missing.
-        ValueError: when there are several models to choose from, the folds do not fit each other, or the model is the
-            second stage of a cascade.
+        ValueError: when there are several models to choose from, the folds do not fit each other, the model is the
+            second stage of a cascade, or its scans are read by another reader than those of NIfTI and of photographs.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class NNUNetModel:
         self.folder = _model_folder(folder, configuration)
         self.dataset_json = _json(self.folder / "dataset.json")
         self.plans = _json(self.folder / "plans.json")
+        self._check_reader()
         self.checkpoint = checkpoint
         self.folds = _folds(self.folder, folds, checkpoint)
         self.checkpoints = [_read(self.folder / f"fold_{fold}" / checkpoint) for fold in self.folds]
@@ -173,7 +176,34 @@ class NNUNetModel:
     @property
     def reorients(self) -> bool:
         """Whether nnU-Net's reader turns scans to RAS axes first."""
-        return str(self.plans["image_reader_writer"]).endswith("WithReorient")
+        return self._reader.endswith("WithReorient")
+
+    @property
+    def reads_photographs(self) -> bool:
+        """Whether its images are 2D files such as PNG, which nnU-Net's ``NaturalImage2DIO`` reads."""
+        return self._reader == "NaturalImage2DIO"
+
+    @property
+    def spatial_dims(self) -> int:
+        """How many spatial axes an image has: 2 for photographs, 3 for scans, also where slices are predicted."""
+        return 2 if self.reads_photographs else 3
+
+    @property
+    def _reader(self) -> str:
+        return str(self.plans["image_reader_writer"])
+
+    def _check_reader(self) -> None:
+        if self._reader == "Tiff3DIO":
+            raise ValueError(
+                f"the scans of {self.folder} are 3D TIFFs, which have no place in a scanner for a map: save them as "
+                "NIfTI, with the pages as the third axis and the voxel sizes of their *.json in reverse, and write "
+                "`image_reader_writer`: SimpleITKIO into plans.json"
+            )
+        if self._reader not in _READERS:
+            raise ValueError(
+                f"the scans of {self.folder} are read by {self._reader}, which may turn them: explained are models "
+                f"with nnU-Net's {', '.join(_READERS)} as `image_reader_writer` in plans.json"
+            )
 
     def network(self, mirroring: bool = True) -> NNUNetNetwork:
         """The folds' networks as one, in evaluation mode, on the CPU.
@@ -217,16 +247,24 @@ def _model_folder(folder: str | Path, configuration: str | None) -> Path:
     found = [each for each in below if configuration in (None, each.name.rpartition("__")[2])]
     if len(found) == 1:
         return found[0]
-    if not found:
-        listed = f", but only {', '.join(each.name for each in below)}" if below else ""
+    if below and not found:
         raise FileNotFoundError(
-            f"{folder} holds no plans.json{listed}: pass --nnunet_model_folder with the model folder that nnU-Net's "
-            "training made, <nnUNet_results>/<dataset>/<trainer>__<plans>__<configuration>"
+            f"{folder} holds no model of the configuration {configuration}, only {_listed(below)}: choose one of these "
+            "by --nnunet_configuration, or train that one"
+        )
+    if not found:
+        raise FileNotFoundError(
+            f"{folder} holds no plans.json: pass --nnunet_model_folder with the model folder that nnU-Net's training "
+            "made, <nnUNet_results>/<dataset>/<trainer>__<plans>__<configuration>"
         )
     raise ValueError(
-        f"{folder} holds several models ({', '.join(each.name for each in found)}): pass one of these folders as "
-        "--nnunet_model_folder, or choose by --nnunet_configuration"
+        f"{folder} holds several models ({_listed(found)}): pass one of these folders as --nnunet_model_folder"
+        + (", or choose by --nnunet_configuration" if configuration is None else "")
     )
+
+
+def _listed(paths: Iterable[Path]) -> str:
+    return ", ".join(sorted({path.name for path in paths})) or "none"
 
 
 def _folds(folder: Path, folds: Sequence[int | str] | int | str | None, checkpoint: str) -> list[int | str]:
@@ -236,12 +274,18 @@ def _folds(folder: Path, folds: Sequence[int | str] | int | str | None, checkpoi
         folds = [fold for fold in there if fold != "all"] or there
     elif isinstance(folds, (int, str)):
         folds = [folds]
+    if not there:
+        raise FileNotFoundError(
+            f"no fold of {folder} has the checkpoint {checkpoint}: is the training finished? Folds there: "
+            f"{_listed(folder.glob('fold_*'))}; checkpoints in them: {_listed(folder.glob('fold_*/*.pth'))}, of which "
+            "--nnunet_checkpoint chooses"
+        )
     if not folds:
-        raise FileNotFoundError(f"no fold of {folder} has the checkpoint {checkpoint}: is the training finished?")
+        raise ValueError(f"`folds` must name a fold, got {folds!r}; {folder} has {', '.join(there)}")
     missing = [str(fold) for fold in folds if str(fold) not in there]
     if missing:
         raise FileNotFoundError(
-            f"{folder} has no {checkpoint} of fold {', '.join(missing)}; it has those of {', '.join(there) or 'none'}"
+            f"{folder} has no {checkpoint} of fold {', '.join(missing)}; it has those of {', '.join(there)}"
         )
     return [fold if fold == "all" else int(fold) for fold in folds]
 

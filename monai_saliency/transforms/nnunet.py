@@ -21,6 +21,10 @@ from monai_saliency.utils.tensors import plain
 __all__ = ["NNUNetPreprocessD", "NNUNetPreprocessDict", "NNUNetPreprocessd"]
 
 
+#: how far apart nnU-Net's readers put the slices of a 2D image, in voxels
+_SLICES_APART = 999
+
+
 class NNUNetPreprocessd(MapTransform, InvertibleTransform):
     """Preprocesses scans as nnU-Net does, by nnU-Net's own preprocessor: transposes, crops, normalizes and resamples.
 
@@ -30,14 +34,21 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
     The result is a MetaTensor ``(C, *spatial)`` with nnU-Net's order of axes and the affine of its voxels. Its inverse
     is what nnU-Net does to its logits: it resamples to the cropped scan, fills up with zeros, and transposes.
 
+    A photograph ``(C, columns, rows)``, which
+    :func:`~monai_saliency.storage.nnunet_photographs.nnunet_photograph_loader` loads, is one slice for nnU-Net. The
+    result is ``(C, rows, columns)``.
+
     Args:
-        keys: the keys of the images ``(C, x, y, z)``.
+        keys: the keys of the images ``(C, x, y, z)`` or ``(C, x, y)``.
         plans: the content of the model's ``plans.json``.
         dataset_json: the content of its ``dataset.json``.
         configuration: the name of a configuration of the plans.
         as_given: whether nnU-Net gets the axes in the image's own order, with the voxel sizes in the order of the
             file's header. MONAI's wrapper of nnU-Net (``monai.apps.nnunet``) predicts so.
         allow_missing_keys: whether items may lack a key.
+
+    Raises:
+        ValueError: when called, for a 2D image, where the model's slices lie across it.
     """
 
     def __init__(
@@ -84,9 +95,16 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
     def _preprocess(self, image: MetaTensor) -> MetaTensor:
         plans, settings = self._managers()
         affine = image.affine.numpy(force=True).astype(np.float64)
-        array = plain(image).permute(self._axes_behind_channels).numpy(force=True)
+        volume = _with_slice(image, -1)
+        array = volume.permute(self._axes_behind_channels).numpy(force=True)
         listed = _listed(image)
         spacing = listed if self.as_given and listed else _spacing(affine, listed)
+        is_flat = volume.ndim > image.ndim
+        order = [self.axes[axis] for axis in plans.transpose_forward]
+        if is_flat:
+            if order[0] != 2:
+                raise ValueError("the image is 2D, and the model cuts slices across it: a scan of 3 axes is expected")
+            spacing = [*spacing[:2], _SLICES_APART * max(spacing[:2])]
         properties: dict[str, Any] = {"spacing": [spacing[axis] for axis in self.axes]}
         made = settings.preprocessor_class(verbose=False).run_case_npy(
             np.ascontiguousarray(array, dtype=np.float32), None, properties, plans, settings, dict(self.dataset_json)
@@ -94,7 +112,6 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         box = [[int(edge) for edge in side] for side in properties["bbox_used_for_cropping"]]
         cropped = [int(size) for size in properties["shape_after_cropping_and_before_resampling"]]
         result = torch.as_tensor(made[0])
-        order = [self.axes[axis] for axis in plans.transpose_forward]
         info = {
             "spacing": [float(size) for size in properties["spacing"]],
             "box": box,
@@ -109,6 +126,8 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         for axis, (of, size, (start, _)) in enumerate(zip(order, scale, box, strict=True)):
             # Voxels' edges fall together, so their centres lie half a voxel from there.
             place[of, axis], place[of, 3] = size, start + (size - 1) / 2
+        if is_flat:
+            result, place = result[:, 0], place[:, [1, 2, 0, 3]]
         out = MetaTensor(result, meta=image.meta, applied_operations=[*image.applied_operations])
         out.affine = torch.as_tensor(affine @ place)
         self.push_transform(out, orig_size=image.shape[1:], extra_info=info)
@@ -117,7 +136,7 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
     def _back(self, image: MetaTensor) -> MetaTensor:
         plans, settings = self._managers()
         info = self.pop_transform(image)[TraceKeys.EXTRA_INFO]
-        values = plain(image)
+        values = _with_slice(image, 1)
         spacing = [info["spacing"][axis] for axis in plans.transpose_forward]
         network = [*spacing[: len(spacing) - len(settings.spacing)], *settings.spacing]
         if info["mode"] == "nearest":
@@ -133,9 +152,16 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
             .permute(self._axes_behind_channels)
             .contiguous()
         )
+        if values.ndim > image.ndim:
+            whole = whole[..., 0]
         out = MetaTensor(whole, meta=image.meta, applied_operations=image.applied_operations)
         out.affine = torch.as_tensor(info["affine"], dtype=torch.float64)
         return out
+
+
+def _with_slice(image: torch.Tensor, axis: int) -> torch.Tensor:
+    """A volume ``(C, *spatial)`` as it is; a 2D image with an axis for its one slice."""
+    return plain(image).unsqueeze(axis) if image.ndim == 3 else plain(image)
 
 
 def _listed(image: MetaTensor) -> list[float]:

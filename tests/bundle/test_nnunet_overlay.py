@@ -11,13 +11,15 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.nnunet import FULL, NAME, counted_patches, own_predictor, scan
+from helpers.nnunet import FULL, NAME, counted_patches, own_predictor, photograph, scan
 from helpers.paths import BUNDLE
+from helpers.scans import mark_in_picture
 from monai.bundle import ConfigParser
 from monai.data import DataLoader, Dataset
 from monai.engines import SupervisedEvaluator
 from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged
 from monai.utils import convert_to_dst_type
+from PIL import Image
 
 import monai_saliency as ms
 from monai_saliency.bundle.configs import overlay_path
@@ -123,6 +125,52 @@ def test_default_explanation_of_all_folds(
         saliency = nib.load(tmp_path / "out" / f"{name}_saliency.nii.gz")
         assert saliency.shape[:3] == (8, 15, 14)
         assert np.asarray(saliency.dataobj).std() > 0
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_photographs_get_maps_that_lie_as_they_do(nnunet_photographs: Path, tmp_path: Path, suffix: str) -> None:
+    """Colours, a planted blob at the top on the right, odd size: the map as NIfTI and as a picture."""
+    path, shape = tmp_path / "imagesTs" / f"case_0000.{suffix}", (33, 41)
+    photograph(path, shape)
+    values = np.array(Image.open(path))
+    middle = np.array([5, 32])
+    values[4:7, 31:34] = (220, 250, 220)
+    Image.fromarray(values).save(path)
+    windows = {"method": "sliding_window", "window_size": [5, 5], "stride": [3, 3], "nnunet_mirroring": False}
+    with counted_patches() as ours:
+        (row,) = explain(nnunet_photographs, path.parent, tmp_path / "out", picture=True, **windows)
+    assert row["case"] == "case"
+    assert sum(ours) > 10
+    saved = nib.load(tmp_path / "out" / "case_saliency.nii.gz")
+    np.testing.assert_array_equal(saved.affine, np.eye(4))
+    saliency = saved.get_fdata().T  # the photograph's rows and columns
+    assert saliency.shape == shape
+    weights = np.where(saliency > saliency.max() / 2, saliency, 0)
+    centre = [(weights * index).sum() / weights.sum() for index in np.indices(shape)]
+    assert np.abs(np.subtract(centre, middle)).max() < 1
+    shown = mark_in_picture(tmp_path / "out" / "case_saliency.png", shape)
+    assert np.abs(np.subtract(shown, middle + 0.5)).max() < 1
+
+
+def test_default_explanation_of_photographs(nnunet_photographs: Path, tmp_path: Path) -> None:
+    """Windows on the patch grid, patches remembered, at most 50 predictions; two sizes."""
+    for i in range(2):
+        photograph(tmp_path / "scans" / f"case{i}_0000.png", (33 - 4 * i, 41), i)
+    rows = explain(nnunet_photographs, tmp_path / "scans", tmp_path / "out", nnunet_mirroring=False)
+    assert all(1 < float(row["predictions"]) <= 50 for row in rows)
+    for i in range(2):
+        saliency = nib.load(tmp_path / "out" / f"case{i}_saliency.nii.gz")
+        assert saliency.shape[:2] == (41, 33 - 4 * i)
+        assert np.asarray(saliency.dataobj).std() > 0
+
+
+@pytest.mark.parametrize("gray", [True, False])
+def test_photograph_with_other_channels_is_refused(nnunet_photographs: Path, tmp_path: Path, gray: bool) -> None:
+    """Where nnU-Net fails too, and is not given colours that nobody has photographed."""
+    path = photograph(tmp_path / "imagesTs" / "case_0000.png")
+    Image.open(path).convert("L" if gray else "RGBA").save(path)
+    with pytest.raises(SystemExit, match=f"the (scan|image) has {1 if gray else 4} channels .*, 3 .*expected"):
+        explain(nnunet_photographs, path.parent, tmp_path / "out")
 
 
 def wrapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

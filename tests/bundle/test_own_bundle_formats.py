@@ -8,8 +8,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.own_bundle import run
-from helpers.scans import MARK, radiograph
-from PIL import Image
+from helpers.scans import MARK, mark_in_picture, radiograph
 
 FLAT = {"network_def": {"_target_": "helpers.brightness.Brightness"}, "spatial_dims": 2, "spatial_size": [32, 24]}
 FLAT |= {"pixdim": None, "window_size": 6, "stride": 3, "classes": [1], "activation": "none"}
@@ -39,16 +38,6 @@ def test_radiographs_get_maps_that_lie_as_they_do(tmp_path: Path) -> None:
         middle = [(each.start + each.stop) / 2 for each in MARK]
         shown = mark_in_picture(tmp_path / "out" / f"{row['case']}_saliency.png", SIZES[name])
         assert np.abs(np.subtract(shown, middle)).max() < 2.5
-
-
-def mark_in_picture(path: Path, shape: tuple[int, int]) -> tuple[float, float]:
-    """Row and column of the photograph's brightest part as a picture shows it, which a green cross spans."""
-    red, green, blue = np.moveaxis(np.asarray(Image.open(path).convert("RGB")).astype(int), -1, 0)
-    cross = np.argwhere((green > 150) & (red < 120) & (blue < 120))
-    (top, left), (bottom, right) = cross.min(axis=0), cross.max(axis=0) + 1
-    bright = np.argwhere(np.minimum(red, blue)[top:bottom, left:right] > 120) + 0.5
-    rows, columns = bright.mean(axis=0) / (bottom - top, right - left) * shape
-    return rows, columns
 
 
 DIRECTION = np.array([[0.0, -0.8, 0.6], [1.0, 0.0, 0.0], [0.0, 0.6, 0.8]])

@@ -24,8 +24,6 @@ FULL = "nnUNetTrainer__nnUNetPlans__3d_fullres"
 SPACING = (3.0, 1.0, 1.0)
 #: smaller than a planner makes them, so that a small scan has several
 PATCHES = {"3d_fullres": [8, 16, 16], "2d": [16, 16]}
-#: of a training: enough to see what is bright
-ITERATIONS = 60
 
 
 class Bright(torch.nn.Module):
@@ -56,7 +54,7 @@ def train_on_scans(folder: Path) -> Path:
         labels = _add_blobs(values, random, 200)
         nib.save(nib.Nifti1Image(values, affine), path)
         nib.save(nib.Nifti1Image(labels, affine), raw / "labelsTr" / f"case{i}.nii.gz")
-    return _train(folder, {"channel_names": {"0": "MRI"}, "file_ending": ".nii.gz"}, PATCHES, folds=2)
+    return _train(folder, {"channel_names": {"0": "MRI"}, "file_ending": ".nii.gz"}, PATCHES, folds=2, iterations=60)
 
 
 def train_on_photographs(folder: Path) -> Path:
@@ -65,11 +63,13 @@ def train_on_photographs(folder: Path) -> Path:
     for i in range(5):
         path = photograph(raw / "imagesTr" / f"case{i}_0000.png", (40, 36), i)
         values = np.array(Image.open(path))
-        labels = _add_blobs(values[..., 1], random, 120)
+        labels = _add_blobs(values[..., 1], random, 150)
         Image.fromarray(values).save(path)
         Image.fromarray(labels).save(raw / "labelsTr" / f"case{i}.png")
     names = {str(channel): "rgb_to_0_1" for channel in range(3)}
-    models = _train(folder, {"channel_names": names, "file_ending": ".png"}, {"2d": PATCHES["2d"]}, folds=1)
+    models = _train(
+        folder, {"channel_names": names, "file_ending": ".png"}, {"2d": PATCHES["2d"]}, folds=1, iterations=200
+    )
     return next(models.glob("*__2d"))
 
 
@@ -150,7 +150,9 @@ def _raw(folder: Path) -> Path:
     return raw
 
 
-def _train(folder: Path, dataset_json: dict[str, Any], patches: Mapping[str, list[int]], folds: int) -> Path:
+def _train(
+    folder: Path, dataset_json: dict[str, Any], patches: Mapping[str, list[int]], folds: int, iterations: int
+) -> Path:
     """What a user does with nnU-Net's commands: plan, preprocess, train."""
     dataset_json |= {"labels": {"background": 0, "blob": 1}, "numTraining": 5}
     (folder / "raw" / NAME / "dataset.json").write_text(json.dumps(dataset_json))
@@ -164,7 +166,7 @@ def _train(folder: Path, dataset_json: dict[str, Any], patches: Mapping[str, lis
         patch.setenv("nnUNet_n_proc_DA", "0")
         for configuration in patches:
             for fold in range(folds):
-                _run_training(plans, configuration, fold, dataset_json)
+                _run_training(plans, configuration, fold, dataset_json, iterations)
     torch.set_num_threads(threads)
     return folder / "results" / NAME
 
@@ -200,13 +202,15 @@ def _plan(folder: Path, patch: pytest.MonkeyPatch, patches: Mapping[str, list[in
     return plans
 
 
-def _run_training(plans: dict[str, Any], configuration: str, fold: int, dataset_json: dict[str, Any]) -> None:
+def _run_training(
+    plans: dict[str, Any], configuration: str, fold: int, dataset_json: dict[str, Any], iterations: int
+) -> None:
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
     np.random.seed(fold)  # noqa: NPY002 - nnU-Net draws from it
     torch.manual_seed(fold)
     given = copy.deepcopy(plans) | {"continue_training": False}
     trainer = nnUNetTrainer(given, configuration, fold, dataset_json, torch.device("cpu"))
-    trainer.num_epochs, trainer.num_iterations_per_epoch, trainer.num_val_iterations_per_epoch = 1, ITERATIONS, 1
+    trainer.num_epochs, trainer.num_iterations_per_epoch, trainer.num_val_iterations_per_epoch = 1, iterations, 1
     trainer.logger.plot_progress_png = lambda folder: None
     trainer.run_training()

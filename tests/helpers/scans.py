@@ -69,3 +69,13 @@ def radiograph(path: Path, height: int, width: int, bits: int = 8, colours: bool
     path.parent.mkdir(parents=True, exist_ok=True)
     (image.convert("RGB") if colours else image).save(path)
     return path
+
+
+def mark_in_picture(path: Path, shape: tuple[int, int]) -> tuple[float, float]:
+    """Row and column of the photograph's brightest part as a picture shows it, which a green cross spans."""
+    red, green, blue = np.moveaxis(np.asarray(Image.open(path).convert("RGB")).astype(int), -1, 0)
+    cross = np.argwhere((green > 150) & (red < 120) & (blue < 120))
+    (top, left), (bottom, right) = cross.min(axis=0), cross.max(axis=0) + 1
+    bright = np.argwhere(np.minimum(red, blue)[top:bottom, left:right] > 120) + 0.5
+    rows, columns = bright.mean(axis=0) / (bottom - top, right - left) * shape
+    return rows, columns
