@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,7 @@ from helpers.nnunet import FULL, NAME, counted_patches, own_predictor, photograp
 from helpers.paths import BUNDLE
 from helpers.scans import mark_in_picture
 from monai.bundle import ConfigParser
-from monai.data import DataLoader, Dataset
-from monai.engines import SupervisedEvaluator
-from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged
+from monai.transforms import Invertd
 from monai.utils import convert_to_dst_type
 from PIL import Image
 
@@ -110,16 +109,25 @@ def test_unperturbed_probabilities_are_nnunets(
 
 
 def test_default_explanation_of_all_folds(
-    nnunet_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    nnunet_models: Path, no_faded_batch: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Windows on the patch grid, patches remembered, at most 50 predictions; scans in two formats of name."""
+    """Windows on the patch grid, patches remembered, at most 50 of nnU-Net's own predictions, counted in patches; scans
+    in two formats of name.
+    """
     for i, name in enumerate(("a_0000", "b")):
         scan(tmp_path / "scans" / f"{name}.nii.gz", OBLIQUE, (8, 15, 14), i)
-    rows = explain(
-        nnunet_models, tmp_path / "scans", tmp_path / "out", nnunet_configuration="3d_fullres", nnunet_mirroring=False
-    )
+    settings = {"nnunet_configuration": "3d_fullres", "nnunet_mirroring": False}
+    with counted_patches() as ours:
+        rows = explain(nnunet_models, tmp_path / "scans", tmp_path / "out", **settings)
+    predictor = own_predictor(nnunet_models / FULL, [0, 1], mirroring=False)
+    with counted_patches() as theirs:
+        for path in sorted((tmp_path / "scans").iterdir()):
+            predictor.predict_single_npy_array(*predictor.plans_manager.image_reader_writer_class().read_images([path]))
     assert [row["case"] for row in rows] == ["a", "b"]
     assert all(1 < float(row["predictions"]) <= 50 for row in rows)
+    # With the prediction itself; and for each case and fold three patches are compared alone.
+    found = sum(theirs) / 2 * sum(1 + float(row["predictions"]) for row in rows)
+    assert found <= sum(ours) <= found + 2 * 2 * 3
     assert "no patches are remembered" not in caplog.text
     for name in "ab":
         saliency = nib.load(tmp_path / "out" / f"{name}_saliency.nii.gz")
@@ -173,28 +181,22 @@ def test_photograph_with_other_channels_is_refused(nnunet_photographs: Path, tmp
         explain(nnunet_photographs, path.parent, tmp_path / "out")
 
 
-def wrapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """MONAI's wrapper, without the processes that it starts for each image."""
-    from monai.apps.nnunet import ModelnnUNetWrapper
-    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
-    from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
-
-    # MONAI 1.6 calls it as nnU-Net had it before 2.8.
-    monkeypatch.setattr(nnUNetTrainer, "build_network_architecture", staticmethod(get_old_network))
-    predictor = nnUNetPredictor(use_mirroring=False, device=torch.device("cpu"), allow_tqdm=False)
-    wrapper = ModelnnUNetWrapper(predictor, folder)
-
-    def predict(arrays: np.ndarray, previous: None, properties: dict[str, Any], **_: Any) -> list[np.ndarray]:
-        return [predictor.predict_single_npy_array(arrays, properties)]
-
-    predictor.predict_from_list_of_npy_arrays = predict
-    return wrapper
-
-
-def get_old_network(name: str, settings: Any, imported: Any, *counts: int, enable_deep_supervision: bool) -> Any:
-    from nnunetv2.utilities.get_network_from_plans import get_network_from_plans
-
-    return get_network_from_plans(name, settings, imported, *counts, deep_supervision=enable_deep_supervision)
+def wrapped_bundle(folder: Path, scan: Path) -> tuple[str, dict[str, Any]]:
+    """A bundle around MONAI's wrapper, as a user would write it; its config's file, and the ids of its evaluator."""
+    network = {"_target_": "helpers.nnunet.monais_wrapper", "folder": str(folder / "models" / "fold_0")}
+    steps = [{"_target_": "LoadImaged", "keys": "image"}, {"_target_": "EnsureChannelFirstd", "keys": "image"}]
+    dataset = {"_target_": "Dataset", "data": [{"image": str(scan)}]}
+    content: dict[str, Any] = {"imports": ["$import torch"], "bundle_root": str(folder), "network_def": network}
+    content |= {"preprocessing": {"_target_": "Compose", "transforms": steps}, "inferer": {"_target_": "SimpleInferer"}}
+    content |= {"dataset": dataset | {"transform": "@preprocessing"}, "device": "$torch.device('cpu')"}
+    content |= {"dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1}}
+    evaluator = {"device": "@device", "val_data_loader": "@dataloader", "network": "@network_def"}
+    evaluator |= {"inferer": "@inferer", "decollate": False}
+    content |= {"evaluator": {"_target_": "SupervisedEvaluator"} | evaluator, "run": ["$@evaluator.run()"]}
+    path = folder / "configs" / "inference.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(content))
+    return str(path), content
 
 
 def test_monais_wrapper_is_explained(nnunet_bright: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +207,9 @@ def test_monais_wrapper_is_explained(nnunet_bright: Path, tmp_path: Path, monkey
     (tmp_path / "models").mkdir()
     convert_nnunet_to_monai_bundle({"dataset_name_or_id": NAME}, str(tmp_path))
     path, place = plant(tmp_path, OBLIQUE)
-    network = wrapped(tmp_path / "models" / "fold_0", monkeypatch)
-    steps = [LoadImaged("image"), EnsureChannelFirstd("image")]
-    loader = DataLoader(Dataset([{"image": str(path)}], Compose(steps)), batch_size=1)
-    evaluator = SupervisedEvaluator(torch.device("cpu"), loader, network, decollate=False)
+    config, content = wrapped_bundle(tmp_path, path)
+    parser = ConfigParser(content)
+    evaluator = parser.get_parsed_content("evaluator")
     evaluator.run()
     labels = evaluator.state.output["pred"].clone()
     assert labels.sum() > 0
@@ -225,3 +226,8 @@ def test_monais_wrapper_is_explained(nnunet_bright: Path, tmp_path: Path, monkey
     assert torch.equal(evaluator.state.output["pred"], labels)
     assert len(handler.explained) == 1
     check_found(tmp_path / "out" / "case_0000_saliency.nii.gz", OBLIQUE, place)
+    settings = {f"saliency_{name}": value for name, value in (windows | {"dir": str(tmp_path / "by_overlay")}).items()}
+    files = [config, str(overlay_path("explain"))]
+    monai.bundle.run(run_id="explain", config_file=files, saliency_picture=False, **settings)
+    found = (nib.load(tmp_path / folder / "case_0000_saliency.nii.gz").get_fdata() for folder in ("out", "by_overlay"))
+    np.testing.assert_array_equal(*found)

@@ -98,6 +98,31 @@ def own_predictor(model: Path, folds: Sequence[int], mirroring: bool) -> Any:
     return predictor
 
 
+def monais_wrapper(folder: str) -> Any:
+    """MONAI's ``ModelnnUNetWrapper``, without the processes that it starts for each image."""
+    from monai.apps.nnunet import ModelnnUNetWrapper
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+    from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+    predictor = nnUNetPredictor(use_mirroring=False, device=torch.device("cpu"), allow_tqdm=False)
+    with pytest.MonkeyPatch.context() as patch:
+        # MONAI 1.6 calls it as nnU-Net had it before 2.8.
+        patch.setattr(nnUNetTrainer, "build_network_architecture", staticmethod(_old_network))
+        wrapper = ModelnnUNetWrapper(predictor, folder)
+
+    def predict(arrays: np.ndarray, previous: None, properties: dict[str, Any], **_: Any) -> list[np.ndarray]:
+        return [predictor.predict_single_npy_array(arrays, properties)]
+
+    predictor.predict_from_list_of_npy_arrays = predict
+    return wrapper
+
+
+def _old_network(name: str, settings: Any, imported: Any, *counts: int, enable_deep_supervision: bool) -> Any:
+    from nnunetv2.utilities.get_network_from_plans import get_network_from_plans
+
+    return get_network_from_plans(name, settings, imported, *counts, deep_supervision=enable_deep_supervision)
+
+
 @contextmanager
 def counted_patches() -> Iterator[list[int]]:
     """The patches in each batch that any network of nnU-Net's architecture is given meanwhile, mirrored ones too."""

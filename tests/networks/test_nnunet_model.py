@@ -31,10 +31,20 @@ def test_finds_model_and_folds(nnunet_models: Path) -> None:
     assert NNUNetModel(nnunet_models, "1", "2d").network(mirroring=False).members[0].axes == ()
 
 
+CASCADE = "3d_cascade_fullres"
+
+
 def cascade(models: Path) -> None:
+    """As nnU-Net lays it out: the second stage has its own folder and inherits the settings of ``3d_fullres``."""
     plans = json.loads((models / FULL / "plans.json").read_text())
-    plans["configurations"]["3d_fullres"]["previous_stage"] = "3d_lowres"
+    stage = {"inherits_from": "3d_fullres", "previous_stage": "3d_lowres"}
+    plans["configurations"] |= {"3d_lowres": {"next_stage": CASCADE}, CASCADE: stage}
     (models / FULL / "plans.json").write_text(json.dumps(plans))
+    for path in (models / FULL).glob("fold_*/*.pth"):
+        content = torch.load(path, weights_only=False)
+        content["init_args"]["configuration"] = CASCADE
+        torch.save(content, path)
+    (models / FULL).rename(models / FULL.replace("3d_fullres", CASCADE))
 
 
 def only_all(models: Path) -> None:
@@ -71,7 +81,11 @@ def with_numpy(models: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "arguments", "error"),
     [
-        (cascade, (FULL,), "second stage of a cascade: its network also reads the segmentation of 3d_lowres"),
+        (
+            cascade,
+            ("", None, CASCADE),
+            "second stage of a cascade: its network also reads the segmentation of 3d_lowres",
+        ),
         (with_code, (FULL,), "cannot be read without running code in it"),
         (with_numpy, (FULL,), None),
         (None, ("",), "holds several models"),
