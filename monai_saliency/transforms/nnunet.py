@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -44,7 +44,8 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         dataset_json: the content of its ``dataset.json``.
         configuration: the name of a configuration of the plans.
         as_given: whether nnU-Net gets the axes in the image's own order, with the voxel sizes in the order of the
-            file's header. MONAI's wrapper of nnU-Net (``monai.apps.nnunet``) predicts so.
+            NIfTI header, or else of the affine's diagonal. MONAI's wrapper of nnU-Net (``monai.apps.nnunet``) predicts
+            so.
         allow_missing_keys: whether items may lack a key.
 
     Raises:
@@ -97,8 +98,7 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         affine = image.affine.numpy(force=True).astype(np.float64)
         volume = _with_slice(image, -1)
         array = volume.permute(self._axes_behind_channels).numpy(force=True)
-        listed = _listed(image)
-        spacing = listed if self.as_given and listed else _spacing(affine, listed)
+        spacing = (_wrapped_spacing if self.as_given else _spacing)(image, affine)
         is_flat = volume.ndim > image.ndim
         order = [self.axes[axis] for axis in plans.transpose_forward]
         if is_flat:
@@ -164,18 +164,28 @@ def _with_slice(image: torch.Tensor, axis: int) -> torch.Tensor:
     return plain(image).unsqueeze(axis) if image.ndim == 3 else plain(image)
 
 
-def _listed(image: MetaTensor) -> list[float]:
-    """The voxel sizes in mm that the file's header lists, where it does."""
+def _pixdim(image: MetaTensor) -> list[float]:
+    """The voxel sizes in mm that a NIfTI header lists, where there is one."""
     return np.asarray(image.meta.get("pixdim", ()), dtype=np.float64).reshape(-1)[1:4].tolist()
 
 
-def _spacing(affine: np.ndarray, listed: Sequence[float]) -> list[float]:
+def _wrapped_spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
+    """The voxel sizes that MONAI's wrapper of nnU-Net takes, right or not."""
+    return _pixdim(image) or np.abs(np.diag(affine))[:3].tolist()
+
+
+def _spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
     """The voxel sizes in mm, by axis.
 
-    They decide how many voxels the resampled scan has, and a file's header holds them in float32: they are taken from
-    there, as nnU-Net's readers do, so that it has not one more or less.
+    They decide how many voxels the resampled scan has. So they are taken from the file's header, as nnU-Net's readers
+    do: the affine's columns have other last digits, which half a voxel is enough to turn into one more or less.
     """
+    # MONAI's ITKReader has them as `spacing`.
+    listed = _pixdim(image) or np.asarray(image.meta.get("spacing", ()), dtype=np.float64).reshape(-1).tolist()
     sizes = nib.affines.voxel_sizes(affine)[:3].tolist()
+    if len(listed) == len(sizes) and np.allclose(listed, sizes, rtol=1e-4, atol=0):
+        return listed
+    # The axes were turned.
     near = [[each for each in listed if abs(each - size) <= 1e-4 * size] for size in sizes]
     return [
         min(found, key=lambda each: abs(each - size)) if found else size

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.nnunet import own_predictor, scan
+from monai.data import MetaTensor
 from monai.transforms import Compose, EnsureChannelFirstd, Invertd, LoadImaged, Orientationd
-from monai.utils import convert_to_dst_type
+from monai.utils import TraceKeys, convert_to_dst_type
 
 from monai_saliency.inferers.nnunet import NNUNetInferer
 from monai_saliency.networks.nnunet import NNUNetModel
+from monai_saliency.storage.formats import scan_loader
 from monai_saliency.transforms import NNUNetPreprocessd
 
 TURNED = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1]]) @ np.array([[1, 0, 0], [0, 0.8, -0.6], [0, 0.6, 0.8]])
@@ -70,6 +72,39 @@ def test_preprocesses_and_inverts_as_nnunet(
     assert 0.5 < inside.mean() < 1
     found = torch.as_tensor(np.asarray(back)).float().softmax(0).numpy()
     assert np.abs(found - probabilities.transpose(0, 3, 2, 1))[:, inside].max() < 1e-6
+
+
+@pytest.mark.parametrize("suffix", ["mha", "nrrd", "nii.gz"])
+def test_takes_voxel_sizes_as_nnunet_reads_them(nnunet_models: Path, tmp_path: Path, suffix: str) -> None:
+    """Oblique; 15 voxels of 4.1 mm are 20.5 of 3 mm: with another last digit it would be one more."""
+    itk = pytest.importorskip("SimpleITK")
+    if suffix != "nii.gz":
+        pytest.importorskip("itk")
+    model = NNUNetModel(nnunet_models, 0, "3d_fullres")
+    random = np.random.default_rng(0)
+    for _ in range(5):
+        image = itk.GetImageFromArray(random.normal(100, 20, (12, 14, 15)).astype(np.float32))
+        image.SetSpacing([4.1, 3.8, 3.8])
+        image.SetDirection(np.linalg.qr(random.normal(size=(3, 3)))[0].ravel().tolist())
+        path = str(tmp_path / f"case.{suffix}")
+        itk.WriteImage(image, path)
+        array, properties = model.manager.image_reader_writer_class().read_images([path])
+        arguments = array, None, dict(properties), model.manager, model.settings, model.dataset_json
+        theirs, _, _ = model.settings.preprocessor_class(verbose=False).run_case_npy(*arguments)
+        own = NNUNetPreprocessd("image", model.plans, model.dataset_json, model.configuration)
+        item = Compose([scan_loader("image", dtype=np.float32), EnsureChannelFirstd("image"), own])({"image": path})
+        np.testing.assert_array_equal(item["image"].numpy(), theirs)
+        info = item["image"].applied_operations[-1][TraceKeys.EXTRA_INFO]
+        assert info["spacing"] == [*map(float, properties["spacing"])]
+
+
+def test_takes_voxel_sizes_as_monais_wrapper(nnunet_models: Path) -> None:
+    """From the affine's diagonal, where there is no NIfTI header."""
+    model = NNUNetModel(nnunet_models, 0, "3d_fullres")
+    image = MetaTensor(torch.rand(1, 7, 8, 9), affine=torch.tensor(AFFINES["oblique"]))
+    own = NNUNetPreprocessd("image", model.plans, model.dataset_json, model.configuration, as_given=True)
+    info = own({"image": image})["image"].applied_operations[-1][TraceKeys.EXTRA_INFO]
+    np.testing.assert_allclose(info["spacing"], np.abs(np.diag(AFFINES["oblique"])[:3]))
 
 
 def test_affine_is_of_the_preprocessed_voxels(nnunet_models: Path, tmp_path: Path) -> None:
