@@ -12,9 +12,14 @@ from monai.transforms import LoadImaged
 from monai.utils import MetaKeys, ensure_tuple
 
 from monai_saliency.errors import AdviceError
+from monai_saliency.storage.formats import format_of
 from monai_saliency.utils.optional_imports import require
 
 __all__ = ["NNUNetPhotographReader", "nnunet_photograph_loader"]
+
+
+#: a tag of a TIFF
+_ORIENTATION = 274
 
 
 class NNUNetPhotographReader(ImageReader):
@@ -25,7 +30,8 @@ class NNUNetPhotographReader(ImageReader):
 
     Raises:
         OptionalImportError: when nnU-Net is not installed. It gives the pip command.
-        ValueError: when called, for files of one case that differ in size or in their number of colours.
+        ValueError: when called, for files of one case that differ in size or in their number of colours, and for a TIFF
+            that viewers turn.
     """
 
     def __init__(self) -> None:
@@ -45,6 +51,8 @@ class NNUNetPhotographReader(ImageReader):
             nnU-Net's array ``(C, 1, rows, columns)``, float32.
         """
         files = [str(file) for file in ensure_tuple(data)]
+        for file in files:
+            _check_upright(file)
         module = require("nnunetv2.imageio.natural_image_reader_writer", extra="nnunet")
         try:
             array: np.ndarray = module.NaturalImage2DIO().read_images(files)[0]
@@ -61,6 +69,20 @@ class NNUNetPhotographReader(ImageReader):
         """The pixels ``(columns, rows, C)`` of what :meth:`read` gave, and the meta data."""
         data = np.ascontiguousarray(img[:, 0].transpose(2, 1, 0))
         return data, {MetaKeys.SPATIAL_SHAPE: np.asarray(data.shape[:2]), MetaKeys.ORIGINAL_CHANNEL_DIM: -1}
+
+
+def _check_upright(file: str) -> None:
+    """Refuse a TIFF that viewers, and Pillow for the picture of a map, turn by its tag, which nnU-Net ignores."""
+    found = format_of(file)
+    if found is None or ".tif" not in found.suffixes:
+        return
+    with require("PIL.Image", "pillow").open(file) as image:
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    if orientation != 1:
+        raise AdviceError(
+            f"{file} lies on its side: its tag `Orientation` is {orientation}, by which viewers turn it and nnU-Net "
+            "does not. Save it upright, if the model was trained on such pictures"
+        )
 
 
 def nnunet_photograph_loader(keys: Any, **settings: Any) -> LoadImaged:

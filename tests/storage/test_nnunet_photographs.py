@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.nnunet import photograph
 from PIL import Image
@@ -26,11 +27,18 @@ def gray_with_alpha(folder: Path) -> list[Path]:
     return [folder / "case_0000.png"]
 
 
+def on_its_side(folder: Path) -> list[Path]:
+    path = photograph(folder / "case_0000.tif")
+    Image.fromarray(np.asarray(Image.open(path))).save(path, tiffinfo={274: 6})
+    return [path]
+
+
 @pytest.mark.parametrize(
     ("make", "error"),
     [
         (unlike, "its 2 files differ in size or in their number of colours, which nnU-Net refuses"),
         (scan_for_photograph, "case_0000.nii.gz"),
+        (on_its_side, "case_0000.tif lies on its side: its tag `Orientation` is 6"),
         (gray_with_alpha, "last dimension must have shape 3 or 4"),
     ],
 )
