@@ -131,9 +131,10 @@ def check(saved: nib.Nifti1Image, scan: Path, dims: int, limit: float = 0.5) -> 
     assert np.linalg.norm(np.subtract(*to_mm)) < nib.affines.voxel_sizes(saved.affine)[:dims].max()
 
 
+# None, each, each pair, and all. Three and four, in any order: the test below.
 COMBINATIONS = [
     names
-    for count in range(6)
+    for count in (0, 1, 2, 5)
     for names in itertools.combinations(("orientation", "spacing", "crop", "resize", "pad"), count)
 ]
 
