@@ -125,8 +125,14 @@ def attach_to(
         postprocessing: what is done with its predictions.
 
     Raises:
-        ValueError: when the evaluator makes images rather than a statement about one.
+        ValueError: when the evaluator has not one network, or makes images rather than a statement about one.
     """
+    if not hasattr(evaluator, "network"):
+        raise ValueError(
+            f"{type(evaluator).__name__} has no `network`: what can be explained is an evaluator with one network and "
+            "one inferer, such as SupervisedEvaluator. Explain the members of an ensemble one by one, or make one "
+            "network of them"
+        )
     refuse_generative(evaluator)
     for event, function in event_handlers(evaluator):
         if isinstance(getattr(function, "__self__", function), SaliencyHandler):  # as our own bundle has one

@@ -88,6 +88,12 @@ class AttachedHandler(SaliencyHandler):
         if isinstance(failures := getattr(evaluator, "failures", None), Failures):
             failures.withdraw_by(self.withdraw)
 
+    def attach(self, engine: Engine) -> None:
+        """Register with an evaluator."""
+        super().attach(engine)
+        # An iteration that came to no end has left its call.
+        engine.add_event_handler(Events.ITERATION_STARTED, lambda _: self._recorder.forget())
+
     def report_unmet(self) -> None:
         """Report cases that were listed but not met: MONAI's ``ThreadDataLoader`` ends silently at a broken scan.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from monai.inferers import Inferer, SlidingWindowInferer
 
+from monai_saliency.utils.monai_private import tree_leaves, tree_map
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import WatchedInferer
 
@@ -58,7 +60,8 @@ class Call:
     def groups(self) -> list[list[int]]:
         """The images that can be explained together: each alone if they are a list, or come with further tensors."""
         count = len(self.inputs)
-        alone = self.is_list or any(isinstance(value, torch.Tensor) for value in [*self.args, *self.kwargs.values()])
+        further = tree_leaves((tuple(self.args), dict(self.kwargs)))
+        alone = self.is_list or any(isinstance(value, torch.Tensor) for value in further)
         return [[i] for i in range(count)] if alone else [list(range(count))]
 
     def of(self, group: Sequence[int]) -> Call:
@@ -70,11 +73,11 @@ class Call:
             return value
 
         inputs = [self.inputs[i] for i in group]
-        return Call(inputs, tuple(map(row, self.args)), {name: row(value) for name, value in self.kwargs.items()})
+        return Call(inputs, *tree_map(row, (tuple(self.args), dict(self.kwargs))))
 
 
 class Recorder(Inferer):
-    """A bundle's inferer that keeps its last call.
+    """A bundle's inferer that keeps its call.
 
     Args:
         inferer: the bundle's inferer.
@@ -84,11 +87,13 @@ class Recorder(Inferer):
         super().__init__()
         self.inferer = inferer
         self._call: Call | None = None
+        self._outputs = 0
 
     def __call__(self, inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._call = Call(inputs, args, kwargs)  # known also where the inferer fails
         output = self.inferer(inputs, network, *args, **kwargs)
         self._call = Call(inputs, args, kwargs, output)
+        self._outputs += 1
         return output
 
     def __getattr__(self, name: str) -> Any:
@@ -98,20 +103,31 @@ class Recorder(Inferer):
 
     def note(self, call: Call) -> None:
         """Keep a call that went another way."""
-        self._call = call
+        self._call, self._outputs = call, 1
+
+    def forget(self) -> None:
+        """Forget what an iteration has left that came to no end."""
+        self._call, self._outputs = None, 0
 
     def take(self) -> Call:
-        """The last call, which is then forgotten.
+        """The call, which is then forgotten.
 
         Raises:
-            ValueError: when there was none.
+            ValueError: when there was none; when there were several, of which nobody knows what they came to.
         """
         if self._call is None:
             raise ValueError(
                 "the bundle's evaluator predicts without its inferer, so nothing is known of how: give it an inferer "
                 "that it calls, such as monai.inferers.SimpleInferer"
             )
-        call, self._call = self._call, None
+        call, outputs = self._call, self._outputs
+        self.forget()
+        if outputs > 1:
+            raise ValueError(
+                f"the evaluator calls its inferer {outputs} times for one batch, as with test-time augmentation or "
+                "from coarse to fine, and what it makes of the outputs is not known: put these steps into one inferer, "
+                "which the evaluator calls once"
+            )
         return call
 
 
@@ -158,10 +174,9 @@ class Replay(Inferer):
                 return value.expand(len(inputs), *value.shape[1:])
             return value
 
-        args = tuple(repeated("", value) for value in self.args)
-        return self.inferer(
-            inputs, network, *args, **{name: repeated(name, value) for name, value in self.kwargs.items()}
-        )
+        args = tree_map(lambda value: repeated("", value), self.args)
+        kwargs = {name: tree_map(functools.partial(repeated, name), value) for name, value in self.kwargs.items()}
+        return self.inferer(inputs, network, *args, **kwargs)
 
 
 def _without_threshold(inferer: Any) -> Any:

@@ -2,21 +2,23 @@
 
 An evaluator's inferer is often an object of the bundle's own that holds a ``SlidingWindowInferer``, or one that adds
 further arguments to its call. What such a wrapper does is not read from its code but tried: it is called with a
-stand-in for the inferer that it holds, which runs no network. Only where it hands on the very image and the very
-network, and gives back the very output, for the image and for perturbed ones, is the inferer inside taken in its place.
+stand-in for the inferer that it holds, which runs no network and answers made-up values: signed, small and large, and
+zeros, of one and of several channels. Only where it hands on the very image and the very network, and gives back the
+very output, untouched, for the image and for perturbed ones, is the inferer inside taken in its place.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from monai.inferers import Inferer, SlidingWindowInferer
 
-from monai_saliency.utils.monai_private import tree_leaves
+from monai_saliency.utils.monai_private import tensor_version, tree_leaves
 from monai_saliency.utils.tensors import plain
 
 __all__ = ["SlidingCall", "inside_of", "sliding_call"]
@@ -67,7 +69,11 @@ def sliding_call(inferer: Any, args: Sequence[Any], kwargs: Mapping[str, Any], i
     if path is None:
         return f"{name} is not a SlidingWindowInferer, and does not hold exactly one"
     try:
-        calls = [_tried(inferer, path, args, kwargs, image) for image in images]
+        calls = [
+            _tried(inferer, path, args, kwargs, image, answer)
+            for index, image in enumerate(images)
+            for answer in _answers(image.shape, index)
+        ]
     except Exception as error:
         return f"{name} does more than call its SlidingWindowInferer ({type(error).__name__}: {error})"
     if None in calls or any(not _same(calls[0], call) for call in calls[1:]):
@@ -88,12 +94,33 @@ def _path_of(inferer: Any, depth: int = 4) -> tuple[str, ...] | None:
     return found[0] if len(found) == 1 else None
 
 
+def _answers(shape: torch.Size, index: int) -> Iterator[torch.Tensor]:
+    """Outputs ``(1, channels, *spatial)`` that a network might give an image: four for the first, then one in turn."""
+    generator = torch.Generator().manual_seed(0)
+    # Signed, from 1e-3 to 1e6, with zeros between; a block is repeated, so that a CT costs a copy and no drawing.
+    sizes = 10 ** (9 * torch.rand(4099, generator=generator) - 3)
+    block = sizes * torch.randint(-1, 2, sizes.shape, generator=generator)
+    voxels = math.prod(shape[2:])
+    kinds = [(1, block), (3, block), (2, block.sigmoid()), (2, torch.zeros(1))]
+    for channels, values in kinds[index % 4 : index % 4 + 1] if index else kinds:
+        repeats = -(-channels * voxels // len(values))
+        yield values.repeat(repeats)[: channels * voxels].reshape(1, channels, *shape[2:])
+
+
 def _tried(
-    inferer: Any, path: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], image: torch.Tensor
+    inferer: Any,
+    path: Sequence[str],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    image: torch.Tensor,
+    answer: torch.Tensor,
 ) -> SlidingCall | None:
-    """How a wrapper calls the inferer inside for an image; None where it does anything else."""
+    """How a wrapper calls the inferer inside for an image, which then gives some answer; None where it does anything
+    else.
+    """
     calls: list[tuple[Any, Any, tuple, dict]] = []
-    answer = image.new_zeros(image.shape)
+    answer = answer.to(image.device, image.dtype, copy=True)
+    version, kept = tensor_version(answer), answer.clone()
 
     def network(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("it runs the network itself")
@@ -104,11 +131,11 @@ def _tried(
 
     given = image.clone()
     gave = _with_stand_in(inferer, path, note)(given, network, *args, **kwargs)
-    if len(calls) != 1 or gave is not answer:
+    if len(calls) != 1 or gave is not answer or tensor_version(answer) != version or not torch.equal(answer, kept):
         return None
     inputs, predictor, further, named = calls[0]
     same = isinstance(inputs, torch.Tensor) and inputs.shape == image.shape and inputs.dtype == image.dtype
-    if predictor is not network or not same or not torch.equal(plain(inputs), image) or answer.any():
+    if predictor is not network or not same or not torch.equal(plain(inputs), image):
         return None
     inner = inside_of(inferer)
     assert inner is not None

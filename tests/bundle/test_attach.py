@@ -18,7 +18,7 @@ from helpers.layouts import Bundle
 from helpers.scans import LPS, volume
 from monai.bundle import ConfigParser
 from monai.data import DataLoader, Dataset, PatchDataset
-from monai.engines import SupervisedEvaluator
+from monai.engines import EnsembleEvaluator, IterationEvents, SupervisedEvaluator
 from monai.inferers import SlidingWindowInferer
 from monai.transforms import (
     Compose,
@@ -198,3 +198,64 @@ def test_a_network_that_changes_the_scan_in_place_is_refused(batch_size: int, tm
     assert [row["case"] for row in rows] == ["s0", "s1"]
     assert all("changes its input in place" in row["error"] for row in rows)
     assert not maps(tmp_path / "maps")
+
+
+class Mirrors(SupervisedEvaluator):
+    """Test-time augmentation in the iteration."""
+
+    def _iteration(self, engine: Any, batchdata: dict) -> dict:
+        image = batchdata["image"]
+        both = (self.inferer(image, self.network) + self.inferer(image.flip(-1), self.network)) / 2
+        engine.state.output = {"image": image, "label": None, "pred": both}
+        engine.fire_event(IterationEvents.FORWARD_COMPLETED)
+        return engine.state.output
+
+
+def test_an_evaluator_that_calls_its_inferer_twice_is_refused(tmp_path: Path) -> None:
+    """Only the mirrored image's map was made, and lay mirrored on the scan."""
+    loader = DataLoader(Dataset([{"image": torch.rand(1, 12, 11, 10)} for _ in range(2)]))
+    run = Mirrors(torch.device("cpu"), loader, Classify())
+    ms.attach(run, tmp_path / "maps", method="sliding_window", window_size=4, stride=4, activation="none")
+    with pytest.raises(ValueError, match="calls its inferer 2 times for one batch"):
+        run.run()
+    assert not maps(tmp_path / "maps")
+
+
+def test_an_ensemble_is_refused(tmp_path: Path) -> None:
+    run = EnsembleEvaluator(torch.device("cpu"), [], [Classify(), Classify()], ["a", "b"])
+    with pytest.raises(ValueError, match=r"EnsembleEvaluator has no `network`: .* Explain the members"):
+        ms.attach(run, tmp_path / "maps")
+
+
+class Conditioned(torch.nn.Module):
+    def forward(self, x: torch.Tensor, cond: Any) -> torch.Tensor:
+        given = cond["v"] if isinstance(cond, dict) else cond[0]
+        return classify(x) * given.reshape(-1, 1)
+
+
+@pytest.mark.parametrize("kind", ["dict", "list", "tensor"])
+def test_further_inputs_of_each_image(kind: str, tmp_path: Path) -> None:
+    """Wherever they lie, each image keeps its own."""
+
+    def further(v: torch.Tensor) -> Any:
+        return {"dict": {"v": v}, "list": [v], "tensor": v}[kind]
+
+    class Network(Conditioned):
+        def forward(self, x: torch.Tensor, cond: Any) -> torch.Tensor:
+            return super().forward(x, {"v": cond} if kind == "tensor" else cond)
+
+    data = [{"image": torch.rand(1, 12, 11, 10, generator=torch.manual_seed(i)), "v": 1.0 + i} for i in range(3)]
+    rows = []
+    for batch_size in (1, 3):
+        run = SupervisedEvaluator(
+            torch.device("cpu"),
+            DataLoader(Dataset(data), batch_size=batch_size),
+            Network(),
+            prepare_batch=lambda batch, *_, **__: (batch["image"], None, (), {"cond": further(batch["v"])}),
+        )
+        out = tmp_path / f"maps{batch_size}"
+        ms.attach(run, out, method="sliding_window", window_size=6, stride=6, classes=[0], activation="none")
+        run.run()
+        rows.append([(row["score"], row["peak_saliency"]) for row in rows_of(out / "summary.csv")])
+    assert rows[0] == rows[1]
+    assert len({score for score, _ in rows[0]}) == 3

@@ -69,9 +69,59 @@ class Doubles(Wrapper):
         return 2 * self.inner(inputs, network)
 
 
-class ClampsInPlace(Wrapper):
+class AddsInPlace(Wrapper):
     def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self.inner(inputs, network).add_(1)
+
+
+class ScalesInPlace(Wrapper):
+    """As with a temperature: zeros stay zeros."""
+
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(inputs, network)
+        output /= 4
+        return output
+
+
+class ClampsInPlace(Wrapper):
+    """Further out than most values."""
+
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.inner(inputs, network).clamp_(-1e12, 1e12)
+
+
+class ScalesAChannel(Wrapper):
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(inputs, network)
+        output[:, 0] *= 3
+        return output
+
+
+class OutsideZero(Wrapper):
+    """What leaves the output of an image without zeros as it is."""
+
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(inputs, network)
+        output *= inputs != 0
+        return output
+
+
+class OfSeveralChannels(Wrapper):
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(inputs, network)
+        return 2 * output if output.shape[1] > 1 else output
+
+
+class OfPositive(Wrapper):
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(inputs, network)
+        return output / output.max() if output.max() > 0 else output
+
+
+class OfSpread(Wrapper):
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(inputs, network)
+        return (output - output.mean()) / output.std() if output.std() > 0 else output
 
 
 class OwnNetwork(Wrapper):
@@ -133,7 +183,14 @@ def test_patches_are_remembered_and_scores_are_those_of_whole_images(kind: type[
         NormalizesInPlace,
         Flips,
         Doubles,
+        AddsInPlace,
+        ScalesInPlace,
         ClampsInPlace,
+        ScalesAChannel,
+        OutsideZero,
+        OfSeveralChannels,
+        OfPositive,
+        OfSpread,
         OwnNetwork,
         ByContent,
         ArgumentByContent,
