@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from monai.data import MetaTensor
 from monai.utils import CommonKeys
 
 from monai_saliency.bundle.attach_settings import REGIONS, AttachSettings
-from monai_saliency.bundle.batches import goes_through_all, input_key, items_of, keys_of
+from monai_saliency.bundle.batches import goes_through_all, input_key, is_input, items_of, keys_of
 from monai_saliency.bundle.placement import Placement, input_file
 from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer, randomness_untouched
 from monai_saliency.bundle.wrapped_nnunet import WrappedNNUNet, predicting
@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 # Values in one batch of perturbed images, 64 MB in float32.
 _BATCH_VALUES = 2**24
+# What a case's dictionary comes to hold under keys of our own.
+_OWN_KEYS = {"case": "the case", "explanation": "the explanation", "title": "the picture's title"}
 
 
 class AttachedHandler(SaliencyHandler):
@@ -77,6 +79,7 @@ class AttachedHandler(SaliencyHandler):
         self.num_cases = 0
         self.last_case = "none"
         self._placement: Placement | None = None
+        self._is_found = False  # the image's key, by its values
         self._names: list[str] | None = None
         self._epoch_length: int | None = None
         self._explains = self.inferer
@@ -139,9 +142,10 @@ class AttachedHandler(SaliencyHandler):
         images, self._epoch_length = call.images, engine.state.epoch_length
         items = items_of(engine.state.batch, len(images))
         if self._placement is None:
-            self._start(engine, items[0], images[0])
+            self._start(engine, items, images)
         batch = self.explainer.assignment.place(engine.state.iteration - 1)
         places = [f"{batch}-{i}" if len(items) > 1 else str(batch) for i in range(len(items))]
+        strange = [not self._is_input(*each) for each in zip(items, images, strict=True)]
         cases = [self._case(*each) for each in zip(items, call.inputs, places, strict=True)]
         if isinstance(self._predicting, WrappedNNUNet):
             if len(cases) > 1:
@@ -155,7 +159,8 @@ class AttachedHandler(SaliencyHandler):
         # A wrapper's labels cannot be compared with logits.
         changed = isinstance(self._predicting, WrappedNNUNet) or getattr(engine, "output_changed", False)
         predictions = (None if changed else predictions_of(call.output, len(images))) or [None] * len(images)
-        for group in filter(None, ([i for i in group if self._has_place(cases[i])] for group in call.groups())):
+        groups = ([i for i in group if self._has_place(cases[i], strange[i])] for group in call.groups())
+        for group in filter(None, groups):
             # Where a detector finds no box, the surest of those below its threshold is explained.
             unsure = call.is_list and finds_nothing(engine.state.output[CommonKeys.PRED][group[0]])  # type: ignore[index]
             changes: dict[str, Any] = {"inputs": ListInput() if call.is_list else TensorInput()}
@@ -169,9 +174,9 @@ class AttachedHandler(SaliencyHandler):
             predicted = [None if unsure else predictions[i] for i in group]
             yield Batch(together, [cases[i] for i in group], self._explains.replace(**changes), predicted)
 
-    def _start(self, engine: Any, item: dict[Any, Any], image: torch.Tensor) -> None:
-        """Find the image among what the loader gives, and print what will be explained."""
-        key = self.settings.image_key
+    def _start(self, engine: Any, items: list[dict[Any, Any]], images: Sequence[torch.Tensor]) -> None:
+        """Find the images among what the loader gives, and print what will be explained of the first."""
+        item, image, key = items[0], images[0], self.settings.image_key
         if key is not None and key not in item:
             raise ValueError(f"the batch has no key {key!r}: --saliency_image_key must be one of {keys_of(item)}")
         if self.saliency_key != "saliency" and self.saliency_key in item:
@@ -180,7 +185,10 @@ class AttachedHandler(SaliencyHandler):
                 "(--saliency_image_key names the network's input)"
             )
         if key is None:
-            key = input_key(item, image)
+            key = input_key(items, images, [self.settings.label_key])
+            self._is_found = key is not None
+        if key in _OWN_KEYS:
+            raise ValueError(f"the network's input has the key {key!r}, which names {_OWN_KEYS[key]} here: rename it")
         self.image_key = "network_input" if key is None else key
         # The same target, which chooses once for the cohort.
         evaluator = self._predicting if isinstance(self._predicting, WrappedNNUNet) else engine
@@ -254,15 +262,29 @@ class AttachedHandler(SaliencyHandler):
             item[REGIONS] = item[self.settings.label_key]
         # The summary reads a label from its file.
         label = input_file(item.get(CommonKeys.LABEL))
-        item["label"] = str(label) if label is not None and label.name.endswith((".nii", ".nii.gz")) else ""
+        if self.image_key != CommonKeys.LABEL:
+            item["label"] = str(label) if label is not None and label.name.endswith((".nii", ".nii.gz")) else ""
         return item
 
-    def _has_place(self, case: dict[Any, Any]) -> bool:
+    def _is_input(self, item: dict[Any, Any], image: torch.Tensor) -> bool:
+        """Whether a case's entry is what the network got, where the key was found by the values of the first cases."""
+        value = item.get(self.image_key)
+        if not self._is_found:
+            return True
+        return isinstance(value, torch.Tensor) and value.ndim > 0 and is_input(value, image[: len(value)])
+
+    def _has_place(self, case: dict[Any, Any], is_strange: bool = False) -> bool:
         """Whether a case's map can lie on its scan. The case fails where it cannot, and is left out if it was met."""
         assert self._placement is not None
         if self._placement.is_again(case):
             return False
-        if problem := self._placement.problem(case):
+        problem = self._placement.problem(case)
+        if is_strange:
+            problem = (
+                f"its entry {self.image_key!r} is not the network's input, as it was in the first batch, so where the "
+                "map lies is unknown: name the entry that is by --saliency_image_key"
+            )
+        if problem:
             self.explainer.refuse(CaseError(case["case"], problem))
         return not problem
 

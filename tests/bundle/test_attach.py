@@ -259,3 +259,64 @@ def test_further_inputs_of_each_image(kind: str, tmp_path: Path) -> None:
         rows.append([(row["score"], row["peak_saliency"]) for row in rows_of(out / "summary.csv")])
     assert rows[0] == rows[1]
     assert len({score for score, _ in rows[0]}) == 3
+
+
+def in_memory(items: list[dict[str, Any]], network: torch.nn.Module, batch_size: int = 1, **settings: Any) -> Any:
+    loader = DataLoader(Dataset(items), batch_size=batch_size)
+    return SupervisedEvaluator(torch.device("cpu"), loader, network=network, **settings)
+
+
+WINDOWS: dict[str, Any] = {"method": "sliding_window", "window_size": 4, "stride": 4, "activation": "none"}
+
+
+def read(key: str, copy: bool) -> Callable[..., Any]:
+    """As MONAI's evaluators read a batch, by another key; copied, as where it goes to a GPU."""
+
+    def prepare_batch(batch: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return (batch[key].clone() if copy else batch[key]), None
+
+    return prepare_batch
+
+
+@pytest.mark.parametrize(
+    ("first", "key", "copy", "batch_size"),
+    [
+        *[("mask", "image", True, 1), ("label", "image", False, 2), ("image", "mask", False, 1)],
+        *[("image", "mask", True, 1), ("mask", "scan", True, 1), ("mask", "scan", True, 2)],
+    ],
+)
+def test_an_empty_first_scan_is_not_taken_for_its_mask(
+    first: str, key: str, copy: bool, batch_size: int, tmp_path: Path
+) -> None:
+    """Its voxels equal those of the mask, whose affine is another one."""
+    data = []
+    for i in range(2):
+        scan = volume(tmp_path / "scans" / f"s{i}.nii.gz", (8, 8, 8), LPS, i)
+        mask = volume(tmp_path / "masks" / f"m{i}.nii.gz", (8, 8, 8), np.diag([3.0, 3, 3, 1]), i)
+        for file in (scan, mask) if i == 0 else (mask,):
+            nib.save(nib.Nifti1Image(np.zeros((8, 8, 8), np.float32), nib.load(file).affine), file)
+        data.append({first: str(mask), key: str(scan)})
+    steps = Compose([LoadImaged([first, key]), EnsureChannelFirstd([first, key])])
+    loader = DataLoader(Dataset(data, steps), batch_size=batch_size)
+    run = SupervisedEvaluator(torch.device("cpu"), loader, network=Classify(), prepare_batch=read(key, copy))
+    handler = ms.attach(run, tmp_path / "maps", picture=False, fill=1.0, **WINDOWS)
+    if copy and key != "image" and batch_size == 1:  # nothing shows which of the two the network got
+        if first != "image":
+            with pytest.raises(ValueError, match="name it by --saliency_image_key"):
+                run.run()
+            return
+        run.run()  # MONAI's own name, which the second scan shows to be wrong
+        assert "is not the network's input" in str(rows_of(tmp_path / "maps" / "failures.csv"))
+        return
+    run.run()
+    assert handler.explained == ["s0", "s1"]
+    for name in ("s0", "s1"):
+        np.testing.assert_allclose(nib.load(tmp_path / "maps" / f"{name}_saliency.nii.gz").affine, LPS)
+
+
+def test_the_scan_may_be_called_label(tmp_path: Path) -> None:
+    items = [{"label": torch.rand(1, 8, 8, 8), "image": torch.rand(1, 8, 8, 8)} for _ in range(2)]
+    run = in_memory(items, Classify(), prepare_batch=read("label", True))
+    handler = ms.attach(run, tmp_path / "maps", picture=False, **WINDOWS)
+    run.run()
+    assert handler.explained == ["case-0", "case-1"]
