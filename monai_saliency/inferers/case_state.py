@@ -15,12 +15,14 @@ from monai_saliency.estimators.base import Estimator, ScoreState, first_round
 from monai_saliency.inferers.agreement import Origin, differences
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.networks.outputs import rows
+from monai_saliency.storage.fingerprint import fingerprint
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import half_rounding
 from monai_saliency.utils.profiling import stage
+from monai_saliency.utils.tensors import plain
 
 __all__ = ["CaseState", "Explanation", "merged"]
 
@@ -98,6 +100,7 @@ class CaseState:
 
     target: BoundTarget
     state: ScoreState
+    _image_mark: str | None = None  # parts of older versions have none
 
     def __init__(
         self,
@@ -309,9 +312,12 @@ class CaseState:
         """Take the scores of another part of the same case, and its costs.
 
         Raises:
-            ValueError: when the other part has other masks, settings, or another network.
+            ValueError: when the other part is of another case or image, has other masks, settings, or another network.
         """
+        if self.case.name != other.case.name:
+            raise ValueError(f"only parts of one case merge: case {self.case.name} met case {other.case.name}")
         if self.state.masks.key == other.state.masks.key:  # other masks are refused below
+            self._check_image(other)
             references = self.state.reference_scores, other.state.reference_scores
             if found := differences(self.origin, other.origin, references):
                 raise ValueError(
@@ -322,8 +328,32 @@ class CaseState:
         self.forwards_elsewhere += other.num_forwards
         self.begin_round()
 
+    def note_image(self) -> None:
+        """Note which voxels are explained, for :meth:`merge`, before whoever holds their memory writes there."""
+        if self.case.image.numel():
+            labels = None if self.case.labels is None else plain(self.case.labels).cpu()
+            held = [plain(self.case.image).cpu(), plain(self.held).cpu(), labels, self.case.spacing]
+            self._image_mark = fingerprint(held)
+
+    def _check_image(self, other: CaseState) -> None:
+        for state in (self, other):
+            if state._image_mark is None:
+                state.note_image()
+        if None in (self._image_mark, other._image_mark):
+            raise ValueError(
+                f"case {self.case.name}: one of its parts does not say which image it is of, as parts of older "
+                "versions do not: score the parts again"
+            )
+        if self._image_mark != other._image_mark:
+            raise ValueError(
+                f"case {self.case.name}: its parts are of different images, label maps, voxel sizes or held inputs, so "
+                "their scores do not belong together: score all parts of the same image"
+            )
+
     def forget_images(self) -> None:
         """Drop all that only the network needs, so that what goes to another process is small."""
+        if self._image_mark is None:
+            self.note_image()
         self.case = replace(self.case, image=self.case.image.new_empty(0), labels=None, prediction=None)
         self.fill = self.held = self.case.image
 
@@ -383,7 +413,7 @@ def merged(parts: Iterable[Sequence[CaseState]]) -> list[Explanation]:
         parts: what :meth:`~monai_saliency.PerturbationInferer.score` gave for each part of the same cases.
 
     Raises:
-        ValueError: when the parts belong to different cases.
+        ValueError: when the parts belong to different cases, images, settings or networks.
         CaseError: when a part or a round is missing, or scores are NaN or infinite.
     """
     explanations = []

@@ -33,7 +33,9 @@ from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
 from monai_saliency.utils.arguments import callable_network, flag, instance, whole_number
+from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import half_rounding
+from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import BusyMeter
 
 __all__ = ["Meet", "PerturbationInferer", "Sharing", "explaining"]
@@ -266,7 +268,8 @@ class PerturbationInferer(Inferer):
         forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
         with torch.no_grad(), evaluating(network):
             shared = meet is not None or (part is not None and part.count > 1)
-            states, split = self._begin(forward, shared, inputs, cases, stored)
+            is_part = shared and meet is None
+            states, split = self._begin(forward, shared, is_part, inputs, cases, stored)
             size = min(self.mask_batch_size, sum(len(state.masks) + 1 for state in states))
             try:
                 scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
@@ -279,18 +282,23 @@ class PerturbationInferer(Inferer):
             say_once(network, f"{found}. Its images go through the network one at a time, which takes longer")
             # Scores of batches must not be taken for scores of single images.
             alone = stored and [each.one_by_one() for each in stored]
-            states, split = self._begin(forward, shared, inputs, cases, alone, one_by_one=True)
+            states, split = self._begin(forward, shared, is_part, inputs, cases, alone, one_by_one=True)
             scoring = WholeImages(forward, states, split, self.output, 1, found)
             self._score_rounds(scoring, states, 1, pace, part or Part(), meet)
         return states
 
     def _begin(
-        self, forward: Forward, shared: bool, *given: Any, one_by_one: bool = False
+        self, forward: Forward, shared: bool, is_part: bool, *given: Any, one_by_one: bool = False
     ) -> tuple[list[CaseState], SplitInputs]:
         """What :meth:`start` gives, with what is known of the network that scores."""
         states, split = self.start(*given)
-        origin = Origin({**self.deciding_by_name, "estimator": self.estimator}, forward.network, shared)
+        deciding = {**self.deciding_by_name, "estimator": self.estimator}
+        if shared and any(further := [forward.args, forward.kwargs, split.held_values]):
+            deciding["further inputs"] = tree_map(_on_host, further)
+        origin = Origin(deciding, forward.network, shared, by_code=is_part)
         for state in states:
+            if is_part:
+                state.note_image()
             state.origin = origin
             state.rounding = half_rounding(forward.network, forward.autocast_dtype(state.case.image))
             state.one_by_one = one_by_one
@@ -396,6 +404,10 @@ def explaining(inferer: Any) -> PerturbationInferer:
     """
     words = "an inferer made by a method, such as sliding_window(target=...)"
     return instance("inferer", inferer, PerturbationInferer, words)
+
+
+def _on_host(value: Any) -> Any:
+    return plain(value).cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _meet_all(meet: Meet, states: Sequence[CaseState]) -> None:

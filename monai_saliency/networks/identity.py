@@ -6,6 +6,7 @@ copies of a network on other devices.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -127,11 +128,17 @@ class NetworkParts:
     Args:
         network: a module, or any other callable.
         network_id: a name for the network, which stands for all of it.
+        by_code: as for :func:`~monai_saliency.storage.fingerprint.fingerprint`.
     """
 
-    def __init__(self, network: Any, network_id: str | None = None) -> None:
+    def __init__(self, network: Any, network_id: str | None = None, by_code: bool = False) -> None:
         self._network = network
-        self._before = None if network_id else network_parts(network)
+        self._by_code = by_code
+        self._before = None if network_id else network_parts(network, by_code)
+
+    def unknown(self) -> list[str]:
+        """The parts that could not be identified before the network ran."""
+        return [name for name, known in (self._before or {}).items() if known is None]
 
     def steady(self) -> dict[str, str | None]:
         """The hashes of :func:`network_parts` that are what they were. None for a part that has changed, or that cannot
@@ -139,7 +146,7 @@ class NetworkParts:
         """
         if self._before is None:
             return {}
-        now = network_parts(self._network)
+        now = network_parts(self._network, self._by_code)
         return {
             name: self._before.get(name) if self._before.get(name) == now.get(name) else None
             for name in {**self._before, **now}
@@ -161,24 +168,25 @@ def own_attributes(network: Any) -> dict[str, Any]:
     }
 
 
-def network_parts(network: Any) -> dict[str, str | None]:
+def network_parts(network: Any, by_code: bool = False) -> dict[str, str | None]:
     """A hash of each thing beside parameters and buffers that decides a network's scores: of ``code`` (with hooks, and
     the attributes of installed classes' modules), and of each attribute in :func:`own_attributes`. None for what cannot
-    be identified.
+    be identified. ``by_code`` is that of :func:`~monai_saliency.storage.fingerprint.fingerprint`.
     """
+    print_of = functools.partial(_print_of, by_code=by_code)
     if not isinstance(network, torch.nn.Module):
-        return {"code": _print_of(network)}
+        return {"code": print_of(network)}
     shells = [
         [name, module_shell(part), module_attributes(part) if is_installed(type(part).__module__) else {}]
         for name, part in network.named_modules()
     ]
-    code = _print_of([global_hooks(), shells]) or _print_of([*map(_print_of, shells)])
-    return {"code": code} | {name: _print_of(value) for name, value in own_attributes(network).items()}
+    code = print_of([global_hooks(), shells]) or print_of([*map(print_of, shells)])
+    return {"code": code} | {name: print_of(value) for name, value in own_attributes(network).items()}
 
 
-def _print_of(value: Any) -> str | None:
+def _print_of(value: Any, by_code: bool = False) -> str | None:
     try:
-        return fingerprint(value)
+        return fingerprint(value, by_code)
     except Unfingerprintable:
         return None
 

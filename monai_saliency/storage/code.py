@@ -192,6 +192,7 @@ class Walk:
         above: the ids of the containers around the current value, to cut cycles.
         known: the digests of classes, functions and modules by id, which are walked once.
         is_foreign: whether code was met that is neither Python's, MONAI's, torch's, NumPy's, nibabel's nor ours.
+        by_code: whether lambdas and what is defined in a function are identified by what they do.
     """
 
     feed_any: Callable[[Any, Any, Walk], None]
@@ -200,6 +201,7 @@ class Walk:
     above: list[int] = field(default_factory=list)
     known: dict[int, bytes] = field(default_factory=dict)
     is_foreign: bool = False
+    by_code: bool = False
 
     def meet(self, module: str) -> None:
         """Note whose code it is that a module holds."""
@@ -250,7 +252,7 @@ def feed_function(hasher: Any, value: Callable, walk: Walk) -> None:
         return None
     home, name = _home(value), getattr(value, "__qualname__", value.__name__)
     # Its module holds what decorates it under its name.
-    if home is None and _is_own(value) and "<" not in name:
+    if home is None and _is_own(value) and (walk.by_code or "<" not in name):
         tag(hasher, "function", f"{value.__module__}.{name}")
         return once(hasher, value, walk, _feed_own_code)
     if home is None:
@@ -374,7 +376,7 @@ def is_installed_callable(function: Any) -> bool:
 
 def feed_class(hasher: Any, value: type, walk: Walk) -> None:
     for kind in value.__mro__[:-1]:
-        if "<locals>" in kind.__qualname__ and not is_versioned(kind.__module__):
+        if not walk.by_code and "<locals>" in kind.__qualname__ and not is_versioned(kind.__module__):
             raise Unfingerprintable(f"the local class {kind.__qualname__}")
         tag(hasher, "class", f"{kind.__module__}.{kind.__qualname__}")
         once(hasher, kind, walk, _feed_class_code)

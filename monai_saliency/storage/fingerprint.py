@@ -88,7 +88,7 @@ class Outline:
     is_foreign: bool
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: Any, by_code: bool = False) -> str:
     """The sha256 of a value: numbers, strings, containers, arrays, tensors, functions, modules and whole transforms.
 
     The fingerprint of an object includes its class, the code of the class and of its bases, and all its attributes.
@@ -110,12 +110,14 @@ def fingerprint(value: Any) -> str:
 
     Args:
         value: the value.
+        by_code: identify lambdas, and functions and classes that are defined in a function, by what they do and read.
+            That shows that two are not the same; by default they are refused.
 
     Raises:
         Unfingerprintable: when the value, or a value inside it, cannot be identified. It names that value.
     """
     hasher = hashlib.sha256()
-    Walk(_feed).feed(hasher, value)
+    Walk(_feed, by_code=by_code).feed(hasher, value)
     return hasher.hexdigest()
 
 

@@ -171,6 +171,85 @@ def test_parts_of_networks_with_other_attributes_are_refused(image: torch.Tensor
             merged([part(0, Floored(0.0)), part(1, other)])
 
 
+def moments(x: torch.Tensor) -> torch.Tensor:
+    """The same for an image that is turned over, shifted or shuffled."""
+    return torch.stack([x.mean((1, 2, 3)), (x**2).mean((1, 2, 3))], 1)
+
+
+def scaled(by: float) -> Any:
+    """A lambda that scales what is hidden alone."""
+    return lambda x, *_: moments(torch.where(x < 0.9, x * by, x))
+
+
+def first_of(by: float) -> Any:
+    return lambda output: torch.where(output[:, :1] < 1.2, output[:, :1] * by, output[:, :1])
+
+
+def filled(value: float) -> Any:
+    return lambda x: x * 0 + value
+
+
+@pytest.mark.parametrize(
+    "name", ["different images", "met case b", "the network's code", "target", "fill", "further inputs"]
+)
+@pytest.mark.parametrize("sent", [False, True])
+def test_parts_of_another_thing_with_equal_scores_are_refused(
+    name: str, sent: bool, image: torch.Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All is made anew for each part, as in another process, and the unperturbed image scores the same."""
+
+    def part(index: int, changed: str) -> Any:
+        target = ms.FunctionScore(first_of(3.0 if changed == "target" else 1.0))
+        fill = filled(0.1 if changed == "fill" else 0.0)
+        network = scaled(3.0 if changed == "the network's code" else 1.0)
+        given = image.flip(-1) if changed == "different images" else image
+        case = Case("b" if changed == "met case b" else "a")
+        further = torch.full((1,), float(changed == "further inputs"))
+        how = ms.rise(MASKS, 3, target=target, fill=fill, mask_batch_size=5)
+        found = how.score(given + 1, network, further, cases=[case], part=Part(index, 2))
+        for state in found if sent else ():
+            state.forget_images()
+            state.origin = pickle.loads(pickle.dumps(state.origin))
+        return found
+
+    merged([part(0, ""), part(1, "")])
+    assert "not compared" not in caplog.text
+    with pytest.raises(ValueError, match=f"of {name}|differ in {name}|{name}$"):
+        merged([part(0, ""), part(1, name)])
+
+
+class Engine:
+    """As a compiled engine: nothing shows what it does."""
+
+    def __init__(self) -> None:
+        self.held = memoryview(np.ones(1))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return scaled(self.held[0])(x)
+
+
+def test_what_cannot_be_identified_is_said_unless_it_is_one_object(
+    image: torch.Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    how = ms.rise(MASKS, 3, target=ms.ClassScore([0], "none"), mask_batch_size=5)
+    one, other = Engine(), Engine()
+    for second in (one, other, other):
+        parts = [how.score(image, each, part=Part(i, 2)) for i, each in enumerate((one, second))]
+        made = [state.origin for (state,) in parts]  # as the cases of a rank, which stay while scores are sent
+        for (state,), origin in zip(parts, made, strict=True):
+            state.origin = pickle.loads(pickle.dumps(origin))
+        merged(parts)
+        assert caplog.text.count("not compared in the network") == (second is other)
+
+
+def test_parts_of_older_versions_are_refused(image: torch.Tensor) -> None:
+    one, other = (inferer().score(image, Network(), part=Part(k, 2)) for k in range(2))
+    other[0].forget_images()
+    del vars(other[0])["_image_mark"]
+    with pytest.raises(ValueError, match="as parts of older versions do not"):
+        merged([one, other])
+
+
 @pytest.mark.usefixtures("no_faded_batch")
 def test_parts_meet_in_the_store(image: torch.Tensor, tmp_path: Path) -> None:
     """Whoever completes the case can make its map, and what is stored is not computed again."""
