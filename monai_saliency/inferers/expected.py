@@ -19,11 +19,13 @@ from monai_saliency.utils.precision import rounding_of
 from monai_saliency.utils.tensors import plain
 
 __all__ = [
+    "SUPPOSED",
     "Expected",
     "RowsDepend",
     "are_detections",
     "check_unchanged",
     "copied",
+    "distrust",
     "faded",
     "figures",
     "largest",
@@ -35,6 +37,10 @@ __all__ = [
     "tolerance_of",
 ]
 
+#: why a network may give no fixed output
+SUPPOSED = (
+    "Such a network draws random numbers (a dropout that is left on), or keeps something from one call to the next"
+)
 #: values of an output that is kept whole, so that errors can show its scores
 _KEPT = 2**22
 #: share of what perturbing changes in a score that does not show in a map
@@ -124,6 +130,12 @@ def scores_differ(state: CaseState, one: Expected, other: Expected, tolerance: C
 def _largest(output: Excerpt) -> float:
     values = [part.abs()[part.isfinite()].max() for _, part in output.values() if part.isfinite().any()]
     return max(map(float, values), default=0.0)
+
+
+def distrust(state: CaseState) -> None:
+    """Remove a case's scores on disk: its network changed while they were computed, nobody knows when."""
+    if state.stored is not None:
+        state.stored.discard()
 
 
 def check_unchanged(state: CaseState, batch: torch.Tensor, version: int) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 
+from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import RowsDepend, figures, largest, predicted, tolerance_of
+from monai_saliency.inferers.expected import SUPPOSED, RowsDepend, distrust, figures, largest, predicted, tolerance_of
 from monai_saliency.inferers.forward import Cancelled, Forward
 from monai_saliency.inferers.once import Passed
-from monai_saliency.networks.comparison import Excerpt, difference, excerpt
+from monai_saliency.networks.comparison import Difference, Excerpt, difference, excerpt
 from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.utils.monai_private import holds_compiled
 
@@ -41,6 +43,12 @@ class PatchCheck:
         self._seen: dict[int, Excerpt] = {}
         self._scale: dict[int, Excerpt] = {}
         self._perturbed: set[int] = set()
+        self._twice: dict[int, Excerpt | None] = {}
+        self._is_checked = False
+
+    def look_twice(self, slots: Sequence[int]) -> None:
+        """Choose unperturbed patches of the first case that will come again: what they first give is kept."""
+        self._twice = dict.fromkeys(slots)
 
     def watch(self, slots: Sequence[int], count: int) -> None:
         """Choose a patch of each case. The whole batch that holds it is compared, patch by patch.
@@ -56,6 +64,8 @@ class PatchCheck:
 
     def see(self, slot: int, output: torch.Tensor) -> None:
         """Note the output ``(1, C, *roi_size)`` of a slot beside others, the first time that it comes."""
+        if slot in self._twice and self._twice[slot] is None:
+            self._twice[slot] = excerpt(output)
         if self.batch_size > 1 and slot not in self._seen and any(slot in batch for batch in self._watched):
             self._seen[slot] = excerpt(output)
 
@@ -79,6 +89,7 @@ class PatchCheck:
         if expected is not None and gap is not None and gap.beyond_rounding:
             words = figures(state.bound_to, expected, volume, f"in patch batches of {self.batch_size}", gap)
             raise RowsDepend(state.case.name, f"the unperturbed image gives {words}")
+        self._is_checked = True
         for slot in self._watched[index]:
             if slot not in self._seen:  # compared already, for another case in its batch, or the only one in its own
                 continue
@@ -88,6 +99,43 @@ class PatchCheck:
             self._compare(index, "a patch of the unperturbed image", single, words, seen)
             if not is_alone:
                 return
+
+    def check_again(self, slot: int, now: Excerpt | None, alone: Callable[[int, int], torch.Tensor]) -> None:
+        """Compare a patch that comes again with what it gave first.
+
+        Args:
+            slot: the patch's slot, one of :meth:`look_twice`.
+            now: its output beside others; None to run it alone.
+            alone: as for :meth:`check`.
+
+        Raises:
+            RowsDepend: when it differs, and the network still gives what it gave at first for a patch alone.
+            CaseError: when it differs, and the network has changed.
+        """
+        first, state = self._twice[slot], self.states[0]
+        if first is None or not self._is_checked:  # patches may still be found to depend on each other
+            return
+        if now is None:
+            now = self._alone(alone, slot)[0]
+        gap = difference(first, now, tolerance_of(self.forward, state), self._scale.get(0))
+        if gap is not None and not gap.beyond_rounding:
+            return
+        if self.batch_size > 1:
+            single = self._alone(alone, self._watched[0][0])[0]
+            changed = difference(self._scale[0], single, tolerance_of(self.forward, state))
+            if changed is not None and not changed.beyond_rounding:
+                self._compare(0, "a patch of the unperturbed image", first, "in another one", now)
+        self._refuse_changed(gap)
+
+    def _refuse_changed(self, gap: Difference | None) -> NoReturn:
+        """Raise the error of a network that changed between the first patches and the last."""
+        for each in self.states:
+            distrust(each)
+        raise CaseError(
+            self.states[0].case.name,
+            "the network gives no fixed output: a patch of the unperturbed image gives something else after other "
+            f"patches than before them{'' if gap is None else f' ({gap})'}. {SUPPOSED}",
+        )
 
     def wants_perturbed(self, index: int) -> bool:
         """Whether no perturbed patch of a case was compared yet."""

@@ -18,7 +18,9 @@ change a bit of the scores.
 
 This helps masks that leave most patches alone or repeat themselves inside a patch: windows, and regions of a label map.
 A patch batch is checked as batches of images are (:mod:`~monai_saliency.inferers.reference`): where a patch gives
-something else beside other patches than alone, whole images go through one at a time.
+something else beside other patches than alone, whole images go through one at a time. Rows that are left over in a
+batch hold unperturbed patches again, never zeros: what they give is compared with what they gave first. Where the last
+batch is full, one such patch goes through alone at the end. So a network that changes while it is explained is seen.
 
 RISE changes every patch with every mask. There whole images are run, as they are wherever exactness cannot be known
 beforehand; the log says why, once.
@@ -30,6 +32,7 @@ patches, and :mod:`~monai_saliency.inferers.patch_memory` holds outputs.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -166,9 +169,15 @@ class RememberedPatches(Scoring):
         self.batch_size = min(int(inferer.sw_batch_size), self.num_patches * len(states))
         self.batch = image.new_zeros(self.batch_size, len(image), *self.grid.roi_size)
         self.done = 0
+        self._is_seen = True
         self._doubted: set[int] = set()
         self._advance: Callable[..., Any] = lambda count: None
         self.reference = PatchCheck(forward, states, output, self.batch_size)
+        # Unperturbed patches of the first case, for rows that are left over and for a last look: one that holds
+        # something, rather than background, and one of the first batch.
+        middle = _middle(self.grid)
+        self.fillers = (middle, min(range(min(self.batch_size, self.num_patches)), key=lambda it: abs(it - middle)))
+        self.reference.look_twice(self.fillers)
         # Rows of slots: a case, a row of its state (0 for the unperturbed image), and a patch.
         self.slots = np.array([(case, 0, patch) for case in range(len(states)) for patch in range(self.num_patches)])
         self.num_unperturbed = len(self.slots)
@@ -204,9 +213,12 @@ class RememberedPatches(Scoring):
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
         self._advance = advance
+        self._is_seen = True
         for index, start, stop in self._todo(batches):
             scores = [self.cases[index].score(row, self.outputs.take) for row in range(start, stop)]
             self.states[index].add(start, stop, torch.stack(scores))
+        if not self._is_seen:  # no row was left over in the last batch
+            self.reference.check_again(self.fillers[1], None, self._alone)
 
     def _todo(self, batches: Sequence[Sequence[Rows]]) -> list[Rows]:
         """The rows of masks that have no scores yet."""
@@ -241,7 +253,7 @@ class RememberedPatches(Scoring):
         image = self.states[0].case.image
         shape = image.shape[1:]
         sums: list[torch.Tensor] = []
-        middle = _middle(self.grid)
+        middle = self.fillers[0]
         self.reference.watch(
             [case * self.num_patches + middle for case in range(len(self.states))], self.num_unperturbed
         )
@@ -332,8 +344,12 @@ class RememberedPatches(Scoring):
         with stage("perturb"):
             for place, slot in enumerate(slots):
                 self._perturb(slot, self.batch[place])
-        # So that batches that are run again are the same to the last row, whatever was run between.
-        self.batch[len(slots) :] = 0
+            # Rows that are left over show unperturbed patches again, the same ones whenever the batch is run.
+            places = range(len(slots), self.batch_size)
+            left = list(zip(places, itertools.chain(self.fillers, itertools.repeat(self.fillers[0])), strict=False))
+            for place, slot in left:
+                self._perturb(slot, self.batch[place])
+        self._is_seen = bool(left)
         version = tensor_version(self.batch)
         with stage("forward"):
             output: Any = self.forward.patches(self.batch.to(self.network_device))
@@ -342,6 +358,7 @@ class RememberedPatches(Scoring):
         output = self._check(output, self.batch_size)
         for place, slot in enumerate(slots):
             self.reference.see(slot, output[place : place + 1])
+        again = [(slot, excerpt(output[place : place + 1])) for place, slot in left[: len(self.fillers)]]
         chosen = [(slots[place], excerpt(output[place : place + 1])) for place in self._most_hidden(slots)]
         for slot in slots:
             self.states[self.slots[slot, 0]].forwards_here += 1
@@ -352,6 +369,8 @@ class RememberedPatches(Scoring):
             yield slot, (output[place] * self.weights).to(output.dtype)[everywhere(self.grid.crop)]
         for slot, beside in chosen:
             self.reference.check_perturbed(int(self.slots[slot, 0]), slot, beside, self._alone)
+        for slot, beside in again:
+            self.reference.check_again(slot, beside, self._alone)
 
     def _most_hidden(self, slots: Sequence[int]) -> list[int]:
         """The places in a batch of the perturbed patches to compare: of each case of which none was compared yet, the

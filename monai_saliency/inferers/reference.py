@@ -50,9 +50,11 @@ import torch
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.expected import (
+    SUPPOSED,
     Expected,
     RowsDepend,
     are_detections,
+    distrust,
     faded,
     figures,
     predicted,
@@ -73,10 +75,6 @@ from monai_saliency.utils.monai_private import holds_compiled
 __all__ = ["ReferenceCheck"]
 
 logger = logging.getLogger(__name__)
-
-_SUPPOSED = (
-    "Such a network draws random numbers (a dropout that is left on), or keeps something from one call to the next"
-)
 
 
 class ReferenceCheck:
@@ -175,12 +173,12 @@ class ReferenceCheck:
         if expected.predicted:
             raise CaseError(
                 case,
-                f"what is explained is not what was predicted: {words}. {_SUPPOSED}, or "
+                f"what is explained is not what was predicted: {words}. {SUPPOSED}, or "
                 "the evaluator's other images of the batch change its prediction (let it predict one image at a time), "
                 "or it predicts with another inferer, network or precision than explains",
             )
         again = words.replace("explained alone", "alone again")
-        raise CaseError(case, f"the network gives no fixed output: {again}. {_SUPPOSED}")
+        raise CaseError(case, f"the network gives no fixed output: {again}. {SUPPOSED}")
 
     def check_again(self, index: int, row: Any) -> None:
         """Compare the scores of the unperturbed image later in the case with those of the first batch.
@@ -196,10 +194,11 @@ class ReferenceCheck:
         now = Expected.of(row, "after other images", state, keep=False)
         before = replace(now, words="before them", scores=state.state.reference_scores)
         if scores_differ(state, before, now, self._tolerance):
+            distrust(state)
             raise CaseError(
                 state.case.name,
                 f"the network gives no fixed output: the unperturbed image gives {score_figures(state, now, before)}. "
-                f"{_SUPPOSED}",
+                f"{SUPPOSED}",
             )
 
     def check_batch_size(self, index: int, error: Exception) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
 
 from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
@@ -493,3 +494,40 @@ def test_the_meter_sees_every_row() -> None:
     explain.explain(images(1, 1, 20, 13), network)
     assert meter.images == network.rows > 0
     assert 0 < meter.busy_seconds <= meter.wall_seconds
+
+
+class Late(Network):
+    """Gives twice as much from a call on."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(2)
+        self.at = at
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + (len(self.calls) >= self.at))
+
+
+@pytest.mark.parametrize(("size", "at"), [(1, 30), (2, 20), (4, 16), (7, 17), (9, 16), (22, 17)])
+def test_a_network_that_changes_later_is_refused(size: int, at: int, tmp_path: Path) -> None:
+    """Unperturbed patches in rows that are left over show it, or one more at the end; no score stays on disk."""
+    image, network = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0)), Late(at)
+    explain = sliding_window(4, 4, target=WHOLE, inferer=SlidingWindowInferer((8, 8), size, 0.5))
+    store = ScoreStore(tmp_path / "scores")
+    with pytest.raises(
+        CaseError, match=r"no fixed output: a patch of the unperturbed image gives .* after other patches than"
+    ):
+        explain.explain(image, network, stored=[store.open("a", "key")])
+    assert len(network.calls) > at
+    assert not list(tmp_path.rglob("0*-*.npy"))
+
+
+def test_rows_that_are_left_over_hold_no_zeros() -> None:
+    """A network whose rows depend on whether one is empty, as only a padded batch has one, is explained as it is."""
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x.square()], 1) / (x.flatten(1).amax(1) > 0).float().mean()
+
+    image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0)) + 0.1
+    inferer = SlidingWindowInferer((8, 8), sw_batch_size=4, overlap=0.5)
+    explain = sliding_window(4, 4, target=WHOLE, inferer=inferer, fill=ConstantFill(0.05))
+    assert_same(both(explain, image, network), 1e-5)
