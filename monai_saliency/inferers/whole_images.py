@@ -91,6 +91,8 @@ class WholeImages(Scoring):
         self.states = states
         self.split = split
         self.output = output
+        # Cases of which masks were run since their unperturbed image.
+        self._unseen: set[int] = set()
         self.reference = ReferenceCheck(forward, states, split, output, batch_size, found)
         image = states[0].case.image
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
@@ -101,10 +103,15 @@ class WholeImages(Scoring):
         return Plan(sum(stop - start for batch in batches for _, start, stop in batch), price=self._price(batches))
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
-        for batch in batches:
+        ends = {index: number for number, batch in enumerate(batches) for index, _, _ in batch}
+        for number, batch in enumerate(batches):
             ran = not all(self.states[index].has(start, stop) for index, start, stop in batch)
             if ran:
                 self._run(batch)
+            for index in sorted(self._unseen):
+                if ends[index] == number:  # no row was left over for its unperturbed image
+                    self._unseen.discard(index)
+                    self.reference.look_again(index)
             advance(sum(stop - start for _, start, stop in batch), ran)
 
     def _price(self, batches: Sequence[Sequence[Rows]]) -> Price | None:
@@ -121,14 +128,16 @@ class WholeImages(Scoring):
         first = [index for index, start, _ in batch if start == 0]
         for index in first:
             self.reference.expect(index)
-        offset, last = 0, batch[-1][0]
+        old = [index for index, start, _ in batch if start > 0]
+        self._unseen.update(old)
+        offset = 0
         with stage("perturb"):
             for index, start, stop in batch:
                 self.states[index].perturb(start, stop, out=self.batch[offset : offset + stop - start])
                 offset += stop - start
-            looks_again = offset < count and last not in first
+            looks_again = offset < count and bool(old)
             if looks_again:
-                self.states[last].perturb(0, 1, out=self.batch[-1:])
+                self.states[old[-1]].perturb(0, 1, out=self.batch[-1:])
             values = self.split.values_of([(index, stop - start) for index, start, stop in batch], count)
         version = tensor_version(self.batch)
         with stage("forward"):
@@ -148,7 +157,8 @@ class WholeImages(Scoring):
                 self.states[index].forwards_here += stop - start
                 offset += stop - start
         if looks_again:
-            self.reference.check_again(last, rows(output, count - 1, count, count))
+            self._unseen.discard(old[-1])
+            self.reference.check_again(old[-1], rows(output, count - 1, count, count))
         if first:
             self._check_scores(batch, output)
         if first and count > 1:
