@@ -13,7 +13,12 @@ from monai_saliency.inferers.patch_plan import find_touches, find_trims
 from monai_saliency.utils.boxes import Box, everywhere, within
 from monai_saliency.utils.patch_grid import PatchGrid
 
-__all__ = ["PatchCase", "around"]
+__all__ = ["PatchCase", "around", "cancels"]
+
+#: rounding of an output's largest value that an ordinary value may be off by, relative to the latter, or to 1
+_LOST = 0.01
+#: one of so many values may be smaller than an ordinary one
+_ORDINARY = 1000
 
 
 class PatchCase:
@@ -123,6 +128,25 @@ class PatchCase:
             values = self.sums[everywhere(here)] / self.weight_sum[here]
             self._contributions[key] = self.target.contribution(values[None], box)[0]
         return self._contributions[key]
+
+
+def cancels(volume: torch.Tensor) -> bool:
+    """Whether exchanging patches of an output loses its ordinary values: where a network masks voxels by a large number
+    such as -1e9, and a mask brings an ordinary value back, the difference of the two rounds it away.
+
+    So it is where, in a channel, the largest magnitude times the type's epsilon is more than 1 % of an ordinary
+    magnitude: of the smallest thousandth's upper end, or of 1 where that is less. In float32 these are values beyond
+    84,000 beside ordinary ones. A channel that holds -1e9 throughout loses nothing, nor does one of large values.
+
+    Args:
+        volume: ``(1, C, *spatial)``, the output of the unperturbed image.
+    """
+    values = volume[0].flatten(1)
+    low, high = values.aminmax(dim=1)
+    some = values[:, :: max(1, values.shape[1] // 2**18)].abs()
+    ordinary = some.kthvalue(max(1, some.shape[1] // _ORDINARY), dim=1).values.clamp(min=1)
+    largest = torch.maximum(low.abs(), high.abs())
+    return bool((largest * torch.finfo(volume.dtype).eps > _LOST * ordinary).any())
 
 
 def around(boxes: Iterable[Box]) -> Box:

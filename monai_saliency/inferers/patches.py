@@ -47,7 +47,7 @@ from monai.utils import PytorchPadMode, look_up_option
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.expected import check_unchanged, faded
 from monai_saliency.inferers.forward import Forward
-from monai_saliency.inferers.patch_case import PatchCase
+from monai_saliency.inferers.patch_case import PatchCase, cancels
 from monai_saliency.inferers.patch_check import PatchCheck
 from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory, owned
 from monai_saliency.inferers.patch_plan import refusal
@@ -277,6 +277,8 @@ class RememberedPatches(Scoring):
         for index, state in enumerate(self.states):
             output = sums.pop(0)
             volume = (output / weight_sum)[None]
+            if cancels(volume):
+                raise _NotExact("the network masks voxels by values so large that others are lost in their rounding")
             self.reference.check(index, volume, self._alone)
             state.bind(volume)
             state.per_prediction = self.num_patches

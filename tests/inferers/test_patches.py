@@ -531,3 +531,18 @@ def test_rows_that_are_left_over_hold_no_zeros() -> None:
     inferer = SlidingWindowInferer((8, 8), sw_batch_size=4, overlap=0.5)
     explain = sliding_window(4, 4, target=WHOLE, inferer=inferer, fill=ConstantFill(0.05))
     assert_same(both(explain, image, network), 1e-5)
+
+
+@pytest.mark.parametrize(("value", "refused"), [(-1e9, True), (-1e6, True), (-1e4, False), (1e7, True)])
+def test_voxels_that_are_masked_by_a_large_value(value: float, refused: bool, caplog: Any) -> None:
+    """A mask that brings an ordinary value back where -1e9 was must not leave -1e9's rounding there."""
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, torch.where(x < 0.3, value, x.square())], 1)
+
+    patches._say_once.cache_clear()
+    image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    inferer = SlidingWindowInferer((8, 8), sw_batch_size=3, overlap=0.5, mode="gaussian")
+    explain = sliding_window(4, 4, target=WHOLE, inferer=inferer, fill=ConstantFill(0.5))
+    assert_same(both(explain, image, network), 1e-4)
+    assert ("lost in their rounding" in caplog.text) == refused
