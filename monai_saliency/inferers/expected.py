@@ -138,24 +138,35 @@ def distrust(state: CaseState) -> None:
         state.stored.discard()
 
 
-def check_unchanged(state: CaseState, batch: torch.Tensor, version: int) -> None:
-    """Refuse a network that changes its input in place, where an evaluator has given it the image before.
+def check_unchanged(state: CaseState, batch: torch.Tensor, version: int, shared: bool = False) -> None:
+    """Refuse a network that changes its input in place, where others read this input too.
 
-    What would be explained is the changed image, while other images are perturbed: not what was predicted.
+    An evaluator has given it the image before: what would be explained is the changed image, while other images are
+    perturbed, and not what was predicted.
 
     Args:
         state: a case of the batch.
         batch: what the network was given.
         version: its :func:`~monai_saliency.utils.monai_private.tensor_version` before.
+        shared: whether MONAI would have given it a part of the image, which the patches beside it read afterwards.
 
     Raises:
-        CaseError: when it has changed since.
+        CaseError: when it has changed since, and an evaluator has given the image before.
+        RowsDepend: when it has changed since, and is shared. Whole images are then right: MONAI cuts them itself.
     """
-    if state.case.was_given and tensor_version(batch) != version:
+    if tensor_version(batch) == version:
+        return
+    if state.case.was_given:
         raise CaseError(
             state.case.name,
             "the network changes its input in place, so the image is no longer the one that was predicted: let the "
             "network work on a copy (x = x.clone())",
+        )
+    if shared:
+        raise RowsDepend(
+            state.case.name,
+            "the network changes its input in place, and with sw_batch_size=1 the patches beside it see the changed "
+            "voxels: let the network work on a copy (x = x.clone()), or set sw_batch_size=2",
         )
 
 

@@ -60,6 +60,7 @@ from monai_saliency.utils.boxes import everywhere
 from monai_saliency.utils.monai_private import tensor_version
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.profiling import stage
+from monai_saliency.utils.tensors import new_buffer
 
 __all__ = ["RememberedPatches", "remember"]
 
@@ -167,7 +168,7 @@ class RememberedPatches(Scoring):
         self.weights = weights.to(self.network_device, image.dtype).reshape(self.grid.roi_size)
         self.num_patches = len(self.grid.boxes)
         self.batch_size = min(int(inferer.sw_batch_size), self.num_patches * len(states))
-        self.batch = image.new_zeros(self.batch_size, len(image), *self.grid.roi_size)
+        self.batch = new_buffer(image, self.batch_size, len(image), *self.grid.roi_size)
         self.done = 0
         self._is_seen = True
         self._doubted: set[int] = set()
@@ -356,7 +357,7 @@ class RememberedPatches(Scoring):
         with stage("forward"):
             output: Any = self.forward.patches(self.batch.to(self.network_device))
         if self.batch_size == 1:  # where MONAI gives the network a part of the image itself, not a copy
-            check_unchanged(self.states[self.slots[slots[0], 0]], self.batch, version)
+            check_unchanged(self.states[self.slots[slots[0], 0]], self.batch, version, shared=True)
         output = self._check(output, self.batch_size)
         for place, slot in enumerate(slots):
             self.reference.see(slot, output[place : place + 1])

@@ -19,6 +19,7 @@ from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
 from monai_saliency.utils.monai_private import tensor_version
 from monai_saliency.utils.profiling import stage
+from monai_saliency.utils.tensors import new_buffer
 
 __all__ = ["Plan", "Rows", "Scoring", "WholeImages"]
 
@@ -97,7 +98,7 @@ class WholeImages(Scoring):
         image = states[0].case.image
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, and their outputs are not read.
-        self.batch = image.new_zeros(batch_size, len(image) + split.held_images.shape[1], *image.shape[1:])
+        self.batch = new_buffer(image, batch_size, len(image) + split.held_images.shape[1], *image.shape[1:])
 
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
         return Plan(sum(stop - start for batch in batches for _, start, stop in batch), price=self._price(batches))

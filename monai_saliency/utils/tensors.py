@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from monai.data import MetaTensor
 
-__all__ = ["check_labels", "plain", "to_host", "with_meta_of"]
+__all__ = ["check_labels", "new_buffer", "plain", "to_host", "with_meta_of"]
+
+
+def new_buffer(image: torch.Tensor, *shape: int) -> torch.Tensor:
+    """Zeros of an image's type and device, whose changes in place are counted, in inference mode as well."""
+    with torch.inference_mode(False):
+        return image.new_zeros(*shape)
 
 
 def plain(value: Any) -> Any:

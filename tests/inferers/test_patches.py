@@ -218,6 +218,24 @@ class TestExact:
         inferer = SlidingWindowInferer((8, 8), 3, 0.5, mode="gaussian")
         assert_same(both(sliding_window(4, 3, target=target, inferer=inferer), images(1, 1, 20, 13), network), 1e-5)
 
+    @pytest.mark.parametrize("inference", [False, True])
+    @pytest.mark.parametrize("overlap", [0.5, 0.0])
+    def test_a_network_that_changes_patches_that_others_see(self, overlap: float, inference: bool) -> None:
+        """With sw_batch_size=1 MONAI gives it views of the image, so that the next patch sees what it changed."""
+        body, image = Network(2), images(1, 1, 12, 10)
+        inferer = SlidingWindowInferer((8, 8), 1, overlap)
+        explain = sliding_window(4, 3, target=WHOLE, inferer=inferer)
+
+        def network(x: torch.Tensor) -> torch.Tensor:
+            return body(x.sub_(x.mean() + 1))
+
+        with torch.inference_mode(inference):
+            (found,) = explain.explain(image, network)
+            bound = WHOLE.bind(inferer(image.clone(), network), Case("case", image[0]))
+            masks = explain.masks.bind(image[0])
+            each = [bound(inferer(image * masks.render([i]), network)) for i in range(len(masks))]
+        torch.testing.assert_close(found.scores, torch.cat(each), rtol=1e-5, atol=1e-6)
+
     @pytest.mark.parametrize(("output", "wrap"), [("b", lambda x: {"a": x[:, :1], "b": x}), (1, lambda x: (-x, x))])
     def test_a_part_of_the_output(self, output: Any, wrap: Callable[[torch.Tensor], Any]) -> None:
         body, image = Network(2), images(1, 1, 20, 13)
