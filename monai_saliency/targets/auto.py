@@ -26,6 +26,7 @@ from monai_saliency.targets import (
     Target,
 )
 from monai_saliency.targets.base import ACTIVATIONS, Quantity, in_unit_interval
+from monai_saliency.targets.segmentation import HighestRegionScore
 from monai_saliency.utils.arguments import check_option, indices
 
 __all__ = ["AutoTarget", "Choice", "Reading", "finds_nothing", "read_postprocessing"]
@@ -33,6 +34,7 @@ __all__ = ["AutoTarget", "Choice", "Reading", "finds_nothing", "read_postprocess
 logger = logging.getLogger(__name__)
 
 _MAX_MAPS = 10
+_SIGMOIDS = (torch.sigmoid, torch.nn.functional.sigmoid, torch.special.expit, torch.Tensor.sigmoid)
 # Names of outputs that hold a prediction, among outputs that hold features or other intermediate results.
 _PREDICTION = re.compile("pred|prob|class|cls|logit|seg|mask|out", re.IGNORECASE)
 
@@ -44,10 +46,13 @@ class Reading:
     Attributes:
         activation: ``"softmax"`` or ``"sigmoid"``; None if it applies neither.
         discrete: how it makes labels, ``"argmax"`` or ``"threshold"``; None if it does not.
+        unread: what else it makes of the network's numbers, in words: a function that cannot be read, or rounding; None
+            if nothing.
     """
 
     activation: str | None = None
     discrete: str | None = None
+    unread: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def read_postprocessing(transform: Any) -> dict[Any, Reading]:
 
         >>> from monai.transforms import Activationsd, AsDiscreted, Compose
         >>> read_postprocessing(Compose([Activationsd("pred", softmax=True), AsDiscreted("pred", argmax=True)]))
-        {'pred': Reading(activation='softmax', discrete='argmax')}
+        {'pred': Reading(activation='softmax', discrete='argmax', unread=None)}
     """
     readings: dict[Any, Reading] = {}
     for each in transform.flatten().transforms if isinstance(transform, Compose) else [transform]:
@@ -100,16 +105,38 @@ def read_postprocessing(transform: Any) -> dict[Any, Reading]:
             continue
         else:
             continue
+        read = _activations if isinstance(each, (Activationsd, Activations)) else _labels
         for key, i in pairs:
-            old = readings.get(key, Reading())
-            if isinstance(each, (Activationsd, Activations)):
-                found = next((name for name in ("softmax", "sigmoid") if _setting(each, name, i)), None)
-                readings[key] = Reading(old.activation or found, old.discrete)
-            else:
-                argmax, threshold = _setting(each, "argmax", i), _setting(each, "threshold", i)
-                found = "argmax" if argmax else "threshold" if threshold is not None else None
-                readings[key] = Reading(old.activation, old.discrete or found)
+            old, new = readings.get(key, Reading()), read(each, i)
+            # What follows a known activation, as a change of probabilities, leaves the score what its name says.
+            unread = old.unread or (None if old.activation or old.discrete else new.unread)
+            readings[key] = Reading(old.activation or new.activation, old.discrete or new.discrete, unread)
     return readings
+
+
+def _activations(transform: Any, index: int) -> Reading:
+    """What an ``Activations(d)`` does for its key at ``index``."""
+    for name in ("softmax", "sigmoid"):
+        if _setting(transform, name, index):
+            return Reading(name)
+    other = _setting(transform, "other", index)
+    if other in _SIGMOIDS or isinstance(other, torch.nn.Sigmoid):
+        return Reading("sigmoid")
+    if isinstance(other, torch.nn.Softmax) and other.dim == 0:  # MONAI applies it to one image, channel first
+        return Reading("softmax")
+    if other is None or isinstance(other, torch.nn.Identity):
+        return Reading()
+    name = getattr(other, "__qualname__", type(other).__qualname__)
+    return Reading(unread=f"applies {name} to it (other=)")
+
+
+def _labels(transform: Any, index: int) -> Reading:
+    """What an ``AsDiscrete(d)`` does for its key at ``index``."""
+    if _setting(transform, "argmax", index):
+        return Reading(discrete="argmax")
+    if _setting(transform, "threshold", index) is not None:
+        return Reading(discrete="threshold")
+    return Reading(unread="rounds it" if _setting(transform, "rounding", index) is not None else None)
 
 
 def _setting(transform: Any, name: str, index: int) -> Any:
@@ -139,7 +166,9 @@ class AutoTarget(Target):
     1. ``activation``, where it is given. With ``"none"`` scores are the network's own numbers. Where the postprocessing
        applies a threshold and no activation, these are taken for probabilities, several at once.
     2. The activation of the postprocessing.
-    3. One channel that no postprocessing makes a class of: its own value.
+    3. One channel that no postprocessing makes a class of: its own value. Rounding makes no class of it, nor does a
+       function that cannot be read (``Activationsd(other=...)``). With several channels, or before an activation or a
+       label, such a function is refused with an error that asks for ``activation``.
     4. Otherwise the network is taken to end in logits, as those of MONAI do: several channels are one class of several
        (softmax), unless the postprocessing applies a threshold, and one channel is a sigmoid's. A case whose output
        lies in [0, 1] may hold probabilities already, and fails with an error that asks for ``activation``.
@@ -201,6 +230,8 @@ class AutoTarget(Target):
                 "with --saliency_output, or give --saliency_target",
             )
         reading = self.readings.get(path[-1] if path else CommonKeys.PRED, self.readings.get(CommonKeys.PRED))
+        if reading is not None and not (reading.activation or reading.discrete or reading.unread):
+            reading = None  # such as one-hot labels
         values = part.detach()
         if not values.is_floating_point():
             raise CaseError(
@@ -210,7 +241,8 @@ class AutoTarget(Target):
             )
         spatial = values.ndim == case.image.ndim + 1
         one_channel = values.shape[1:2] == (1,)
-        bare = self.activation is None and reading is None and one_channel
+        makes_class = reading is not None and bool(reading.activation or reading.discrete)
+        bare = self.activation is None and not makes_class and one_channel
         if (values.ndim != 2 and not spatial) or (values.ndim == 2 and bare):
             return self._regression(values, path, where)
         activation, prepare, reason = self._activation(values, reading, case)
@@ -219,7 +251,7 @@ class AutoTarget(Target):
             return Choice(RegionScore(0, "none", "all"), words, path)
         scores = values if prepare is None else prepare(values)
         choose = self._segmentation if spatial else self._classification
-        target, words = choose(scores, activation)
+        target, words = choose(scores, activation, reading is not None and reading.discrete == "argmax")
         _warn_if_saturated(target, scores, case)
         name = "probability" if prepare is not None else {"none": "score"}.get(activation, f"{activation} probability")
         return Choice(target, words.format(name=name) + f"{where} ({reason})", path, prepare)
@@ -231,9 +263,10 @@ class AutoTarget(Target):
 
         The values only decide whether the case is refused.
         """
-        nothing_read, reading = reading is None, reading or Reading()
+        reading = reading or Reading()
+        nothing_read = not (reading.activation or reading.discrete)
         threshold = reading.discrete == "threshold"
-        if self.activation == "none" and threshold and reading.activation is None:
+        if self.activation == "none" and threshold and reading.activation is None and not reading.unread:
             if not in_unit_interval(values):
                 raise CaseError(
                     case.name,
@@ -243,10 +276,18 @@ class AutoTarget(Target):
             return "sigmoid", _logit, "the bundle's postprocessing applies a threshold to it"
         if self.activation is not None:
             return self.activation, None, "as asked for"
-        if reading.activation:
-            return reading.activation, None, "as the bundle's postprocessing does"
         if nothing_read and values.shape[1] == 1:
             return "none", None, "nothing makes a class of it"
+        if reading.unread:
+            raise CaseError(
+                case.name,
+                f"the network's output {shape(values)} may hold anything: the bundle's postprocessing "
+                f"{reading.unread}, which does not say what a score is. For the whole cohort say activation='none' "
+                "(--saliency_activation none) for the network's own numbers, or 'softmax' or 'sigmoid' where it gives "
+                "logits of classes",
+            )
+        if reading.activation:
+            return reading.activation, None, "as the bundle's postprocessing does"
         found = "sigmoid" if threshold or values.shape[1] == 1 else "softmax"
         if in_unit_interval(values):
             raise CaseError(
@@ -261,9 +302,10 @@ class AutoTarget(Target):
             return found, None, "the bundle's postprocessing takes the highest"
         return found, None, f"the default for {'one channel' if values.shape[1] == 1 else 'several channels'}"
 
-    def _classification(self, values: torch.Tensor, activation: str) -> tuple[Target, str]:
+    def _classification(self, values: torch.Tensor, activation: str, one_class: bool) -> tuple[Target, str]:
+        """The target of classes; with `one_class` the highest is the only one that is predicted."""
         classes: Any = self.classes
-        if classes == "predicted" and activation == "sigmoid" and bool((values > 0).any()):
+        if classes == "predicted" and activation == "sigmoid" and not one_class and bool((values > 0).any()):
             classes = (values[0] > 0).nonzero().flatten().tolist()
         named = {"predicted": "the predicted class", "all": "all classes"}
         what = named[classes] if isinstance(classes, str) else f"class {', '.join(map(str, classes))}"
@@ -271,7 +313,8 @@ class AutoTarget(Target):
             what = "prediction 1, the network's one output"
         return ClassScore(classes, activation), f"classification into {values.shape[1]}: {{name}} of {what}"
 
-    def _segmentation(self, values: torch.Tensor, activation: str) -> tuple[Target, str]:
+    def _segmentation(self, values: torch.Tensor, activation: str, one_class: bool) -> tuple[Target, str]:
+        """The target of channels; with `one_class` a voxel belongs to the highest alone."""
         channels: Any = self.classes
         count = values.shape[1]
         what = f"segmentation into {count}: mean {{name}}"
@@ -280,10 +323,9 @@ class AutoTarget(Target):
         if not isinstance(channels, str):
             # Channels that the user chose may have no predicted voxel.
             return RegionScore(channels, activation, "all"), f"{what} of channel {_listed(channels)} in the image"
-        first = (
-            0 if activation == "sigmoid" or count == 1 else 1
-        )  # channel 0 is background where channels do not overlap
-        if activation == "sigmoid":
+        overlapping = activation == "sigmoid" and (not one_class or count == 1)
+        first = 0 if overlapping or count == 1 else 1  # channel 0 is background where channels do not overlap
+        if overlapping:
             sizes = (values[0] > 0).flatten(1).sum(dim=1)
         else:
             sizes = torch.bincount(values[0].argmax(dim=0).flatten(), minlength=count)
@@ -298,7 +340,8 @@ class AutoTarget(Target):
         left = f", the largest of {len(found)}" if len(found) > _MAX_MAPS else ""
         found = sorted(found[:_MAX_MAPS])
         words = f"{what} of channel {_listed(found)} in its predicted region{left}"
-        return RegionScore(found, activation), words
+        kind = HighestRegionScore if activation == "sigmoid" and not overlapping else RegionScore
+        return kind(found, activation), words
 
     def _regression(self, values: torch.Tensor, path: tuple[Any, ...] | None, where: str) -> Choice:
         count = values[0].numel()

@@ -26,7 +26,7 @@ from monai_saliency.targets.regions import Prediction, check_region, components,
 from monai_saliency.utils.arguments import check_option, indices, number, whole_number
 from monai_saliency.utils.boxes import Box, within
 
-__all__ = ["DiceScore", "RegionScore"]
+__all__ = ["DiceScore", "HighestRegionScore", "RegionScore"]
 
 
 class _Part(NamedTuple):
@@ -54,6 +54,8 @@ class _SegmentationTarget(Target):
     """A target that compares channels with regions. The regions are frozen on the unperturbed output."""
 
     regions: tuple[str, ...]
+    #: whether a voxel belongs to the highest channel alone, after a sigmoid too
+    highest = False
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class _SegmentationTarget(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_volume(reference_output, case, type(self).__name__)
         check_activation(output, self.activation, case)
-        prediction = Prediction(output, self.activation, case)
+        prediction = Prediction(output, "none" if self.highest else self.activation, case)
         parts: list[_Part] = []
         for channel in self._channels(output, prediction, case):
             region, what = self._region(channel, output, prediction, case)
@@ -133,7 +135,7 @@ class _SegmentationTarget(Target):
         predicted = prediction.region(channel)
         if self.region == "false_positive":
             return predicted & ~self._label(channel, output, case), "the region that is predicted but not in the label"
-        above = " (probability above one half)" if self.activation == "sigmoid" else ""
+        above = " (probability above one half)" if self.activation == "sigmoid" and not self.highest else ""
         return predicted, f"the predicted region{above}"
 
     def _label(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
@@ -222,6 +224,12 @@ class RegionScore(_SegmentationTarget):
         if self.components is not None:
             where = f"a component of {where}"
         return _BoundRegionScore(parts, self.activation, output, where)
+
+
+class HighestRegionScore(RegionScore):
+    """A :class:`RegionScore` where a voxel belongs to the highest channel alone, as after a sigmoid and an argmax."""
+
+    highest = True
 
 
 class _BoundRegionScore(BoundTarget):

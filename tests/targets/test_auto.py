@@ -40,6 +40,58 @@ def test_postprocessing_is_read_key_by_key() -> None:
     assert read_postprocessing(None) == {}
 
 
+def denormalize(values: torch.Tensor) -> torch.Tensor:
+    return values * 100
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [AsDiscreted("pred", rounding="torchrounding"), AsDiscreted("pred", to_onehot=2), Activationsd("pred"),
+     Activationsd("pred", other=denormalize), Activations(other=denormalize), Activations(other=torch.nn.Identity())],
+)  # fmt: skip
+@pytest.mark.parametrize("output", [torch.tensor([[4.2]]), torch.tensor([[0.4]]), torch.full((1, 1, 4, 4), 4.2)])
+def test_a_number_that_is_no_class_is_explained_as_the_network_gives_it(transform: Any, output: torch.Tensor) -> None:
+    bound = AutoTarget(read_postprocessing(transform)).bind(output, FLAT)
+    assert bound(output).flatten().tolist() == [pytest.approx(output.flatten()[0].item())]
+    assert bound.quantity().unit == "network output"
+
+
+@pytest.mark.parametrize("other", [torch.sigmoid, torch.nn.functional.sigmoid, torch.nn.Sigmoid()])
+def test_a_function_that_is_known_counts_as_its_activation(other: Any) -> None:
+    transform = Compose([Activationsd("pred", other=other), AsDiscreted("pred", threshold=0.5)])
+    assert read_postprocessing(transform) == readings(activation="sigmoid", discrete="threshold")
+    assert AutoTarget(read_postprocessing(transform)).bind(LOGITS, FLAT).labels == [0, 1]
+    assert read_postprocessing(Activations(other=torch.nn.Softmax(0))) == readings(activation="softmax")
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [Activations(other=denormalize)],
+        [Activations(other=torch.nn.Softmax(1))],  # not over the channels
+        [AsDiscreted("pred", rounding="torchrounding")],
+        [Activations(other=denormalize), AsDiscreted("pred", argmax=True)],
+        [Activations(other=denormalize), Activations(softmax=True)],
+    ],
+)
+def test_a_function_that_cannot_be_read_is_not_guessed(transforms: list[Any]) -> None:
+    found = read_postprocessing(Compose(transforms))
+    with pytest.raises(CaseError, match=r"case flat: .*the bundle's postprocessing (applies|rounds).*saliency_activa"):
+        AutoTarget(found).bind(LOGITS, FLAT)
+    assert AutoTarget(found, activation="sigmoid").bind(LOGITS, FLAT).quantity().unit == "probability"
+    assert AutoTarget(found, activation="none").bind(LOGITS, FLAT).quantity().unit == "network output"
+
+
+def test_the_highest_after_a_sigmoid_is_the_only_one() -> None:
+    target = AutoTarget(readings(activation="sigmoid", discrete="argmax"))
+    assert target.bind(LOGITS, FLAT).labels == [1]  # channel 0 is above one half as well
+    output = segmentation() + 5
+    bound = target.bind(output, FLAT)
+    assert list(bound.labels) == [1, 2]
+    expected = [output.sigmoid()[0, 1, 1, 0], output.sigmoid()[0, 2, 0, 0]]
+    torch.testing.assert_close(bound(output)[0], torch.stack(expected))
+
+
 LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
 
 
