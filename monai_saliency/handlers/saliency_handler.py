@@ -24,6 +24,7 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.identity import NetworkParts
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.fingerprint import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets.base import label_name
 from monai_saliency.utils.arguments import instance
@@ -251,7 +252,9 @@ class SaliencyHandler:
             maps = done[self.saliency_key]
             arrays = maps.numpy(force=True), maps.affine.numpy()
             mark = self._made_by.mark if self._made_by is not None else ""
-            scan = scan_mark(image_file(item[self.image_key]))
+            image = item[self.image_key]
+            # What came from no file is told apart by its voxels.
+            scan = scan_mark(image_file(image)) or fingerprint(plain(image))[:8]
             self._is_warned = self._is_warned or warn_of_another_scan(self.summary, explanation.name, scan)
             rows = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark, scan)
             if noisy := [row for row in rows if peak_is_noise(row)]:

@@ -320,3 +320,14 @@ def test_the_scan_may_be_called_label(tmp_path: Path) -> None:
     handler = ms.attach(run, tmp_path / "maps", picture=False, **WINDOWS)
     run.run()
     assert handler.explained == ["case-0", "case-1"]
+
+
+def test_other_images_of_equal_names_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Images that come from no file are all called case-0, case-1 and so on."""
+    for seed in (0, 0, 1):
+        caplog.clear()
+        data = [{"image": torch.rand(1, 12, 11, 10, generator=torch.manual_seed(seed))}]
+        run = SupervisedEvaluator(torch.device("cpu"), DataLoader(Dataset(data)), Classify())
+        ms.attach(run, tmp_path / "maps", method="sliding_window", window_size=6, stride=6, activation="none")
+        run.run()
+        assert ("was made of another scan" in caplog.text) == (seed == 1)
