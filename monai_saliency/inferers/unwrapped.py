@@ -23,6 +23,8 @@ from monai_saliency.utils.tensors import plain
 
 __all__ = ["SlidingCall", "inside_of", "sliding_call"]
 
+_MANY = 64  # channels of a stand-in for the output of a network of many classes
+
 
 @dataclass(frozen=True)
 class SlidingCall:
@@ -95,7 +97,7 @@ def _path_of(inferer: Any, depth: int = 4) -> tuple[str, ...] | None:
 
 
 def _answers(shape: torch.Size, index: int) -> Iterator[torch.Tensor]:
-    """Outputs ``(1, channels, *spatial)`` that a network might give an image: four for the first, then one in turn."""
+    """Outputs ``(1, channels, *spatial)`` that a network might give an image: five for the first, then one in turn."""
     generator = torch.Generator().manual_seed(0)
     # Signed, from 1e-3 to 1e6, with zeros between; a block is repeated, so that a CT costs a copy and no drawing.
     sizes = 10 ** (9 * torch.rand(4099, generator=generator) - 3)
@@ -105,6 +107,9 @@ def _answers(shape: torch.Size, index: int) -> Iterator[torch.Tensor]:
     for channels, values in kinds[index % 4 : index % 4 + 1] if index else kinds:
         repeats = -(-channels * voxels // len(values))
         yield values.repeat(repeats)[: channels * voxels].reshape(1, channels, *shape[2:])
+    if not index:  # as of many classes, in the memory of one: a wrapper may only do more from some number on
+        one = block.repeat(-(-voxels // len(block)))[:voxels].reshape(1, 1, *shape[2:])
+        yield one.expand(1, _MANY, *shape[2:])
 
 
 def _tried(
@@ -119,8 +124,11 @@ def _tried(
     else.
     """
     calls: list[tuple[Any, Any, tuple, dict]] = []
-    answer = answer.to(image.device, image.dtype, copy=True)
-    version, kept = tensor_version(answer), answer.clone()
+    # Channels that share their memory go on doing so.
+    values = answer[:, :1] if answer.stride(1) == 0 else answer
+    values = values.to(image.device, image.dtype, copy=True)
+    kept, answer = values.clone(), values.expand(answer.shape)
+    version = tensor_version(answer)
 
     def network(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("it runs the network itself")
@@ -131,7 +139,7 @@ def _tried(
 
     given = image.clone()
     gave = _with_stand_in(inferer, path, note)(given, network, *args, **kwargs)
-    if len(calls) != 1 or gave is not answer or tensor_version(answer) != version or not torch.equal(answer, kept):
+    if len(calls) != 1 or gave is not answer or tensor_version(answer) != version or not torch.equal(values, kept):
         return None
     inputs, predictor, further, named = calls[0]
     same = isinstance(inputs, torch.Tensor) and inputs.shape == image.shape and inputs.dtype == image.dtype

@@ -112,6 +112,14 @@ class OfSeveralChannels(Wrapper):
         return 2 * output if output.shape[1] > 1 else output
 
 
+class OfManyChannels(Wrapper):
+    """Only of more channels than any small stand-in has."""
+
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(inputs, network)
+        return output.softmax(1) if output.shape[1] > 4 else output
+
+
 class OfPositive(Wrapper):
     def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = self.inner(inputs, network)
@@ -189,6 +197,7 @@ def test_patches_are_remembered_and_scores_are_those_of_whole_images(kind: type[
         ScalesAChannel,
         OutsideZero,
         OfSeveralChannels,
+        OfManyChannels,
         OfPositive,
         OfSpread,
         OwnNetwork,
