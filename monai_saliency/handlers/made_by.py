@@ -23,7 +23,7 @@ from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.storage.input_files import input_files
 from monai_saliency.storage.tables import CaseTable
 
-__all__ = ["MadeBy", "described", "scan_mark", "warn_of_another_scan", "warn_of_others"]
+__all__ = ["MadeBy", "NetworkBefore", "described", "scan_mark", "warn_of_another_scan", "warn_of_others"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def described(
     network: Callable[..., Any],
     network_id: str | None = None,
     loader: Any = None,
-    parts: NetworkParts | None = None,
+    before: NetworkBefore | None = None,
 ) -> dict[str, str]:
     """What decides a map besides the image: values in words by their place, such as ``masks.seed``.
 
@@ -48,20 +48,44 @@ def described(
         network: the network.
         network_id: names the network where it is not a module.
         loader: the loader, whose dataset's transform is the preprocessing; None where there is none to describe.
-        parts: the parts of the network, noted before it ran. Default: as they are now. Attributes that have changed
-            since, such as a counter of calls, are named and not compared.
+        before: the network, noted before it ran. Default: as it is now. Attributes that have changed since, such as a
+            counter of calls, are named and not compared.
     """
     found: dict[str, str] = {}
     for name in ("masks", "fill", "target", "estimator", "inferer", "inputs", "output", "autocast"):
         _describe(getattr(inferer, name), name, found)
-    try:
-        known = network_fingerprint(network, network_id)
-    except Unfingerprintable:
-        known = None
+    known, steady = (before or NetworkBefore(network, network_id)).state()
     found |= {"network": type(network).__name__, "weights": known[:8] if known else "unknown"}
-    found |= _network_words(network, (parts or NetworkParts(network, network_id)).steady())
+    found |= _network_words(network, steady)
     _describe(_preprocessing(loader), "preprocessing", found)
     return found
+
+
+class NetworkBefore:
+    """What a network is before it runs, by which its rows are marked.
+
+    Args:
+        network: a module, or any other callable.
+        network_id: names the network where it is not a module.
+    """
+
+    def __init__(self, network: Callable[..., Any], network_id: str | None = None) -> None:
+        self._network = network, network_id
+        self._weights = self._weights_now()
+        self._parts = NetworkParts(network, network_id)
+
+    def _weights_now(self) -> str | None:
+        try:
+            return network_fingerprint(*self._network)
+        except Unfingerprintable:
+            return None
+
+    def state(self) -> tuple[str | None, dict[str, str | None]]:
+        """A hash of its weights, and of each other part, where it is what it was; None where it has changed since, or
+        cannot be hashed. Rows of two states are told apart.
+        """
+        now = self._weights_now()
+        return now if now == self._weights else None, self._parts.steady()
 
 
 def _network_words(network: Any, steady: Mapping[str, str | None]) -> dict[str, str]:

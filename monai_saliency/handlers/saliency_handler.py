@@ -16,12 +16,11 @@ from monai.utils import CommonKeys
 from monai_saliency.cases import Case, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.handlers.background import Background
-from monai_saliency.handlers.made_by import MadeBy, described, scan_mark, warn_of_another_scan
+from monai_saliency.handlers.made_by import MadeBy, NetworkBefore, described, scan_mark, warn_of_another_scan
 from monai_saliency.handlers.summary import TIMES_NOISE, Summary, figures, is_noise, peak_is_noise, summarize
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.networks.identity import NetworkParts
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.fingerprint import fingerprint
@@ -115,8 +114,9 @@ class SaliencyHandler:
         self.label_key = label_key
         self._background = Background(limit=2)
         self._made_by: MadeBy | None = None
-        self._is_marked = self._is_warned = False
-        self._parts: NetworkParts | None = None  # of the network, before this run's first forward
+        self._is_warned = False
+        self._marked: tuple[Any, ...] | None = None  # the network whose rows the mark is for
+        self._network: NetworkBefore | None = None  # before this run's first forward
         self._loader: Any = None
         if failures is not None:
             failures.withdraw_by(self.withdraw)
@@ -156,11 +156,11 @@ class SaliencyHandler:
 
     def _forget(self, engine: Engine) -> None:
         """Rows of this run are marked by what the network is now, not in a run before it."""
-        self._is_marked, self._parts = False, None
+        self._marked, self._network = None, None
 
     def _note_network(self, engine: Engine) -> None:
-        if self._parts is None and self.summary is not None:
-            self._parts = NetworkParts(self.explainer.network, self.explainer.network_id)
+        if self._network is None and self.summary is not None:
+            self._network = NetworkBefore(self.explainer.network, self.explainer.network_id)
 
     def finish(self) -> None:
         """Wait until all explained cases are written. An evaluator that this is attached to does so at its end.
@@ -218,14 +218,16 @@ class SaliencyHandler:
         )
 
     def _write_later(self, items: Sequence[dict[Any, Any]], explained: Explained) -> None:
-        if not self._is_marked and self.summary is not None:
-            network = self.explainer.network, self.explainer.network_id
-            made_by = MadeBy(self.summary, described(self.whole_inferer, *network, self._loader, self._parts))
+        network = self.explainer.network, self.explainer.network_id
+        before = self._network or NetworkBefore(*network)
+        # A handler may give the network other weights between two cases.
+        if self.summary is not None and (state := before.state()) != self._marked:
+            made_by = MadeBy(self.summary, described(self.whole_inferer, *network, self._loader, before))
             # An engine runs the evaluator for each of its units.
             if self._made_by is None or self._made_by.mark != made_by.mark:
                 self._made_by = made_by
                 made_by.note()
-            self._is_marked = True
+            self._marked = state
         work = partial(self._write, _OnHost(items[explained.index], explained))
         self._background.submit(work, explained.claim)
 

@@ -14,6 +14,7 @@ import torch
 from helpers.files import rows_of
 from helpers.own_bundle import rank, settings
 from helpers.scans import LPS, write_scan
+from ignite.engine import Events
 from monai.data import DataLoader, Dataset, MetaTensor
 from monai.engines import SupervisedEvaluator
 from monai.inferers import SlidingWindowInferer
@@ -170,13 +171,16 @@ def hooked() -> torch.nn.Module:
     return found
 
 
-def rows_by(network: torch.nn.Module, folder: Path, cases: Sequence[int], handler: Any = None) -> Any:
+def rows_by(
+    network: torch.nn.Module, folder: Path, cases: Sequence[int], handler: Any = None, also: Sequence[Any] = ()
+) -> Any:
     """The marks of the rows of a table, once an evaluator has explained more cases."""
     data = [{"image": torch.rand(1, 2, 2), "case": f"c{number}"} for number in cases]
     evaluator = SupervisedEvaluator(torch.device("cpu"), DataLoader(Dataset(data), batch_size=1), network)
     how = ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"))
     handler = handler or SaliencyHandler(how, network, lambda item: item, summary=Summary(folder / "summary.csv"))
-    handler.attach(evaluator)
+    for each in [handler, *also]:
+        each.attach(evaluator)
     evaluator.run()
     return handler, {row["case"]: row["settings"] for row in rows_of(folder / "summary.csv")}
 
@@ -215,6 +219,24 @@ def test_what_a_network_changes_as_it_runs_is_left_out_and_said(
         _, marks = rows_by(other, tmp_path, [1])
         assert len({*marks.values()}) == 1
     assert "other settings" not in caplog.text
+
+
+@pytest.mark.parametrize("what", ["floor", "weights"])
+def test_a_network_that_is_changed_between_cases_is_told_apart(what: str, tmp_path: Path) -> None:
+    """By a handler, such as one that takes the weights' mean. What changes by itself from the start does not count."""
+
+    def change(engine: Any) -> None:
+        if engine.state.iteration == 2 and what == "floor":
+            engine.network.floor = -1.0
+        elif engine.state.iteration == 2:
+            engine.network.body[1].weight.data.mul_(2)
+
+    class Change:
+        def attach(self, engine: Any) -> None:
+            engine.add_event_handler(Events.ITERATION_COMPLETED, change)
+
+    _, marks = rows_by(Own(), tmp_path, [0, 1, 2, 3], also=[Change()])
+    assert marks["c0"] == marks["c1"] != marks["c2"] == marks["c3"]
 
 
 def test_each_run_of_a_handler_is_marked_by_what_its_network_is_then(tmp_path: Path) -> None:
