@@ -92,8 +92,6 @@ class WholeImages(Scoring):
         self.states = states
         self.split = split
         self.output = output
-        # Cases of which masks were run since their unperturbed image.
-        self._unseen: set[int] = set()
         self.reference = ReferenceCheck(forward, states, split, output, batch_size, found)
         image = states[0].case.image
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
@@ -104,15 +102,10 @@ class WholeImages(Scoring):
         return Plan(sum(stop - start for batch in batches for _, start, stop in batch), price=self._price(batches))
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
-        ends = {index: number for number, batch in enumerate(batches) for index, _, _ in batch}
-        for number, batch in enumerate(batches):
+        for batch in batches:
             ran = not all(self.states[index].has(start, stop) for index, start, stop in batch)
             if ran:
                 self._run(batch)
-            for index in sorted(self._unseen):
-                if ends[index] == number:  # no row was left over for its unperturbed image
-                    self._unseen.discard(index)
-                    self.reference.look_again(index)
             advance(sum(stop - start for _, start, stop in batch), ran)
 
     def _price(self, batches: Sequence[Sequence[Rows]]) -> Price | None:
@@ -129,16 +122,14 @@ class WholeImages(Scoring):
         first = [index for index, start, _ in batch if start == 0]
         for index in first:
             self.reference.expect(index)
-        old = [index for index, start, _ in batch if start > 0]
-        self._unseen.update(old)
-        offset = 0
+        offset, last = 0, batch[-1][0]
         with stage("perturb"):
             for index, start, stop in batch:
                 self.states[index].perturb(start, stop, out=self.batch[offset : offset + stop - start])
                 offset += stop - start
-            looks_again = offset < count and bool(old)
+            looks_again = offset < count and last not in first
             if looks_again:
-                self.states[old[-1]].perturb(0, 1, out=self.batch[-1:])
+                self.states[last].perturb(0, 1, out=self.batch[-1:])
             values = self.split.values_of([(index, stop - start) for index, start, stop in batch], count)
         version = tensor_version(self.batch)
         with stage("forward"):
@@ -158,8 +149,7 @@ class WholeImages(Scoring):
                 self.states[index].forwards_here += stop - start
                 offset += stop - start
         if looks_again:
-            self._unseen.discard(old[-1])
-            self.reference.check_again(old[-1], rows(output, count - 1, count, count))
+            self.reference.check_again(last, rows(output, count - 1, count, count))
         if first:
             self._check_scores(batch, output)
         if first and count > 1:
