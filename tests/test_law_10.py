@@ -31,6 +31,7 @@ from monai_saliency.distributed.base import Engine
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import Sharing
 from monai_saliency.targets.base import Target
+from monai_saliency.targets.segmentation import HighestRegionScore
 
 SHAPE = (12, 10)
 LABELS = torch.arange(3).repeat_interleave(4)[None, :, None].expand(1, *SHAPE)
@@ -162,6 +163,7 @@ TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any
     "FieldSimilarity": [(lambda: ms.FieldSimilarity(), displace)],
     "FunctionScore": [(lambda: ms.FunctionScore(lambda output: output.mean(dim=1)), classify)],
     "RegionScore": [(lambda: ms.RegionScore(1, "softmax"), segment)],
+    "HighestRegionScore": [(lambda: HighestRegionScore(1, "sigmoid"), segment)],
     "RegressionScore": [(lambda: ms.RegressionScore(), classify)],
 }
 

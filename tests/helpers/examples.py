@@ -23,6 +23,7 @@ from monai_saliency.targets import (
     Target,
 )
 from monai_saliency.targets.auto import AutoTarget
+from monai_saliency.targets.segmentation import HighestRegionScore
 
 T = TypeVar("T")
 
@@ -66,6 +67,7 @@ TARGETS: dict[type[Target], list[tuple[Target, Callable[[int], Any]]]] = {
     EmbeddingSimilarity: [(EmbeddingSimilarity(measure), volume) for measure in ("cosine", "distance")],
     FieldSimilarity: [(FieldSimilarity(), lambda dims: volume(dims)[:, :1].expand(1, dims, *[8] * dims))],
     FunctionScore: [(FunctionScore(lambda output: output.sum(dim=1)), classes)],
+    HighestRegionScore: [(HighestRegionScore(1, "sigmoid"), volume)],
     RegionScore: [(RegionScore(1, "softmax"), volume), (RegionScore(1, "none", components=2), volume)],
     RegressionScore: [(RegressionScore("all"), classes)],
 }
