@@ -190,8 +190,20 @@ class ReferenceCheck:
         Raises:
             CaseError: when they differ.
         """
+        self._compare_again(index, Expected.of(row, "after other images", self.states[index], keep=False))
+
+    def look_again(self, index: int) -> None:
+        """Run the unperturbed image once more, alone, and compare it as :meth:`check_again` does: where no row of the
+        last batch was left over for it.
+
+        Raises:
+            CaseError: as :meth:`check_again`.
+        """
+        self._compare_again(index, replace(self._run(index, self._image(index, 0)), words="after other images"))
+
+    def _compare_again(self, index: int, now: Expected) -> None:
+        """Raise an error where the unperturbed image has other scores than in the first batch."""
         state = self.states[index]
-        now = Expected.of(row, "after other images", state, keep=False)
         before = replace(now, words="before them", scores=state.state.reference_scores)
         if scores_differ(state, before, now, self._tolerance):
             distrust(state)
@@ -357,6 +369,8 @@ class ReferenceCheck:
                 raise
             except Exception as error:
                 if self.batch_size == 1:
+                    if self.found is None:
+                        raise
                     raise self.failed(error, index) from error
                 logger.debug("the network takes no batch of one image", exc_info=True)
         size = self.batch_size

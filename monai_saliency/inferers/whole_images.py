@@ -92,10 +92,12 @@ class WholeImages(Scoring):
         self.states = states
         self.split = split
         self.output = output
+        # The last case of which masks were run since its unperturbed image was.
+        self._unseen: int | None = None
         self.reference = ReferenceCheck(forward, states, split, output, batch_size, found)
         image = states[0].case.image
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
-        # hold what they held before, and their outputs are not read.
+        # hold what they held before, but for the unperturbed image in the last, and only its output is read.
         self.batch = new_buffer(image, batch_size, len(image) + split.held_images.shape[1], *image.shape[1:])
 
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
@@ -107,6 +109,9 @@ class WholeImages(Scoring):
             if ran:
                 self._run(batch)
             advance(sum(stop - start for _, start, stop in batch), ran)
+        if self._unseen is not None:  # no row of the last batch was left over for it
+            again, self._unseen = self._unseen, None
+            self.reference.look_again(again)
 
     def _price(self, batches: Sequence[Sequence[Rows]]) -> Price | None:
         """What the rows that have no scores yet cost; before the first batch, all that it may come to."""
@@ -122,15 +127,17 @@ class WholeImages(Scoring):
         first = [index for index, start, _ in batch if start == 0]
         for index in first:
             self.reference.expect(index)
-        offset, last = 0, batch[-1][0]
+        self._unseen = next((index for index, start, _ in reversed(batch) if start > 0), self._unseen)
+        offset, counts = 0, [(index, stop - start) for index, start, stop in batch]
         with stage("perturb"):
             for index, start, stop in batch:
                 self.states[index].perturb(start, stop, out=self.batch[offset : offset + stop - start])
                 offset += stop - start
-            looks_again = offset < count and last not in first
-            if looks_again:
-                self.states[last].perturb(0, 1, out=self.batch[-1:])
-            values = self.split.values_of([(index, stop - start) for index, start, stop in batch], count)
+            again = self._unseen if offset < count else None
+            if again is not None:
+                self.states[again].perturb(0, 1, out=self.batch[-1:])
+                counts.append((again, count - offset))
+            values = self.split.values_of(counts, count)
         version = tensor_version(self.batch)
         with stage("forward"):
             output = self._forward(batch, values)
@@ -148,8 +155,9 @@ class WholeImages(Scoring):
                 self.states[index].read(start, stop, output, offset, count)
                 self.states[index].forwards_here += stop - start
                 offset += stop - start
-        if looks_again:
-            self.reference.check_again(last, rows(output, count - 1, count, count))
+        if again is not None:
+            self._unseen = None
+            self.reference.check_again(again, rows(output, count - 1, count, count))
         if first:
             self._check_scores(batch, output)
         if first and count > 1:

@@ -69,7 +69,8 @@ def test_images_go_through_one_at_a_time(coupling: str, count: int, caplog: pyte
 @pytest.mark.parametrize("mask_batch_size", [1, BATCH])
 def test_rows_that_are_independent_cost_two_images_more(mask_batch_size: int) -> None:
     """The unperturbed image, and the perturbed image of the first batch whose scores changed most; once a network two
-    batches of the faded image, and the faded image alone.
+    batches of the faded image, and the faded image alone. At the end the unperturbed image once more, where no row of
+    the last batch is left over for it.
     """
     calls: list[int] = []
 
@@ -82,7 +83,8 @@ def test_rows_that_are_independent_cost_two_images_more(mask_batch_size: int) ->
         (found,) = windows(mask_batch_size).explain(images(), network)
         count = len(found.scores) + 1
         full = [mask_batch_size] * -(-count // mask_batch_size)
-        assert calls == ([1, full[0], 1, *faded, *full[1:]] if mask_batch_size > 1 else full)
+        last = [1] if count % mask_batch_size == 0 else []
+        assert calls == [*([1, full[0], 1, *faded, *full[1:]] if mask_batch_size > 1 else full), *last]
         assert found.num_forwards == count
 
 
@@ -230,9 +232,9 @@ def test_what_a_network_was_seen_to_do_holds_while_it_stays(change: str) -> None
     assert torch.equal(found, alone)
 
 
-@pytest.mark.parametrize("method", ["windows", "rise"])
+@pytest.mark.parametrize("method", ["windows", "rise", "full batches", "one by one"])
 def test_a_network_that_changes_later_is_refused(method: str) -> None:
-    """An unperturbed image in a row that is left over in the last batch shows it, at no cost."""
+    """An unperturbed image in a row that is left over in the last batch shows it, at no cost, or one more alone."""
     calls: list[int] = []
 
     def network(x: torch.Tensor) -> torch.Tensor:
@@ -240,7 +242,8 @@ def test_a_network_that_changes_later_is_refused(method: str) -> None:
         output = classify(x)
         return output.flip(1) if len(calls) > 6 else output
 
-    explain = windows() if method == "windows" else ms.rise(25, 3, target=TARGET, mask_batch_size=BATCH)
+    num_masks, size = {"one by one": (25, 1), "full batches": (6 * BATCH - 1, BATCH)}.get(method, (25, BATCH))
+    explain = windows() if method == "windows" else ms.rise(num_masks, 3, target=TARGET, mask_batch_size=size)
     with pytest.raises(
         CaseError, match=r"no fixed output: the unperturbed image gives .* after other images and .* before"
     ):
@@ -508,10 +511,12 @@ def explained_as(prediction: Any, network: Callable[..., Any] = classify, batch:
 
 @pytest.mark.parametrize("batch", [1, BATCH])
 def test_a_prediction_costs_no_forward(batch: int) -> None:
-    """Those of perturbed images remain, where there are batches."""
+    """Those of perturbed images remain, where there are batches, and the last one, where no row is left over."""
     found, calls = explained_as(classify(images()), batch=batch)
-    full = [batch] * -(-(len(found.scores) + 1) // batch)
-    assert calls == (full if batch == 1 else [full[0], 1, batch, batch, 1, *full[1:]])
+    count = len(found.scores) + 1
+    full = [batch] * -(-count // batch)
+    last = [1] if count % batch == 0 else []
+    assert calls == [*(full if batch == 1 else [full[0], 1, batch, batch, 1, *full[1:]]), *last]
     assert torch.equal(found.saliency, windows(batch)(images(), classify)[0])
 
 
@@ -564,7 +569,7 @@ def test_a_resumed_case_goes_on_one_at_a_time(tmp_path: Path) -> None:
         return found, sum(network.calls)
 
     first, calls = explain(BATCH)
-    assert calls == 1 + BATCH + count
+    assert calls == 1 + BATCH + count + 1  # and the unperturbed image again at the end
     again, calls = explain(BATCH)
     assert calls == 1 + BATCH + 1
     assert torch.equal(first.saliency, expected.saliency)
