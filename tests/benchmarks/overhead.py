@@ -1,9 +1,9 @@
-"""What an explanation costs beside its network: wall time over that of as many bare forwards, measured in one run.
+"""What an explanation costs beside its network: wall time over that of the same bare forwards, measured in one run.
 
     python tests/benchmarks/overhead.py [--rounds 3] [--num_masks 127] [--device cpu]
 
-Bare forwards run the network on one batch of the same size again and again, and do nothing else. Rounds of both
-alternate, so that a machine's moods hit both; each ratio is of the sums over the rounds.
+Bare forwards run the network on as many batches of the same sizes, and do nothing else. Rounds of both alternate, so
+that a machine's moods hit both; each ratio is of the sums over the rounds.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ def methods(num_masks: int, batch_size: int) -> dict[str, ms.PerturbationInferer
 def measure(
     network: torch.nn.Module, image: torch.Tensor, explain: ms.PerturbationInferer, rounds: int
 ) -> tuple[float, float, int]:
-    """Seconds of explaining, seconds of the same number of bare forwards, and that number."""
-    batches = 0
+    """Seconds of explaining, seconds of bare forwards of as many batches of the same sizes, and how many images these
+    hold in a round.
+    """
+    sizes: list[int] = []
 
-    def counting(batch: torch.Tensor) -> torch.Tensor:
-        nonlocal batches
-        batches += 1
+    def noting(batch: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(batch))
         return network(batch)
 
     def synchronize() -> float:
@@ -59,20 +60,20 @@ def measure(
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    explain(image, counting)
-    count = batches
+    explain(image, noting)  # what is found out once a network is not timed
     bare_batch = image.repeat(explain.mask_batch_size, *[1] * (image.ndim - 1))
     explained = bare = 0.0
     for _ in range(rounds):
+        sizes.clear()
         start = synchronize()
-        explain(image, network)
+        explain(image, noting)
         middle = synchronize()
         with torch.no_grad():
-            for _ in range(count):
-                network(bare_batch)
+            for size in sizes:
+                network(bare_batch[:size])
         end = synchronize()
         explained, bare = explained + middle - start, bare + end - middle
-    return explained, bare, count * explain.mask_batch_size
+    return explained, bare, sum(sizes)
 
 
 def main() -> None:
