@@ -9,6 +9,7 @@ from typing import Any
 
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
+from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.fills.blur import BlurFill
@@ -18,11 +19,19 @@ from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.supervoxels import Supervoxels
-from monai_saliency.methods import channel_occlusion, patch_windows, region_occlusion, rise, sliding_window
+from monai_saliency.methods import (
+    channel_occlusion,
+    hierarchical_occlusion,
+    patch_windows,
+    region_occlusion,
+    rise,
+    sliding_window,
+)
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.targets import (
     ClassScore,
@@ -51,6 +60,8 @@ __all__ = [
     "Explanation",
     "FieldSimilarity",
     "FunctionScore",
+    "HierarchicalMasks",
+    "HierarchicalScoring",
     "IndependentChannelMasks",
     "ListInput",
     "MeanFill",
@@ -69,6 +80,7 @@ __all__ = [
     "SlidingWindowMasks",
     "Supervoxels",
     "channel_occlusion",
+    "hierarchical_occlusion",
     "patch_windows",
     "region_occlusion",
     "rise",

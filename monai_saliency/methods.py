@@ -35,12 +35,14 @@ import torch
 from monai.inferers import Inferer
 
 from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.unwrapped import inside_of
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
@@ -49,7 +51,14 @@ from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag, whole_number
 
-__all__ = ["rise", "sliding_window", "patch_windows", "region_occlusion", "channel_occlusion"]
+__all__ = [
+    "rise",
+    "sliding_window",
+    "patch_windows",
+    "hierarchical_occlusion",
+    "region_occlusion",
+    "channel_occlusion",
+]
 
 
 def rise(
@@ -138,6 +147,41 @@ def patch_windows(
     """
     masks = PatchWindowMasks(inside_of(inferer) or inferer, divide)  # type: ignore[arg-type]
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), inferer=inferer, **settings)
+
+
+def hierarchical_occlusion(
+    window_size: float | Sequence[float] | None = None,
+    levels: int = 4,
+    keep: float = 0.08,
+    window_unit: str = "voxel",
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Windows that are halved in rounds where hiding them lets the score fall most: a fine map from few forwards (HiPe,
+    Cooper et al., arXiv 2103.05108).
+
+    Under a ``SlidingWindowInferer`` the windows lie on the grid of its patches, as those of :func:`patch_windows`.
+
+    Args:
+        window_size: edge of a window of the first level, one number or one per axis. By default there are about 64;
+            under a ``SlidingWindowInferer`` it is the step from patch to patch.
+        levels: how many sizes, each half as long as the one before.
+        keep: share of a level's windows that is refined.
+        window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
+        target: which number is explained.
+        estimator: ``HierarchicalScoring()`` by default.
+        settings: shared by all methods, see the top of this module.
+
+    Raises:
+        ValueError: when ``window_unit`` is another word.
+    """
+    if window_unit not in ("voxel", "mm"):
+        raise ValueError(f"`window_unit` must be 'voxel' or 'mm', got {window_unit!r}")
+    cuts = inside_of(settings.get("inferer"))
+    masks = HierarchicalMasks(window_size, levels, keep, window_unit, cuts)
+    return PerturbationInferer(masks, target, estimator or HierarchicalScoring(), **settings)
 
 
 def region_occlusion(

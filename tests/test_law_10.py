@@ -115,6 +115,7 @@ METHODS: dict[str, dict[str, Any]] = {
     # Windows that matter in the first batch, where rows are compared.
     "sliding_window": {"window_size": 6, "stride": 3},
     "patch_windows": {"inferer": SlidingWindowInferer((6, 6), 3, overlap=0.5)},
+    "hierarchical_occlusion": {"window_size": 6, "levels": 2, "keep": 0.3},
     "region_occlusion": {},
     "channel_occlusion": {},
 }

@@ -16,9 +16,11 @@ from monai.inferers import SlidingWindowInferer
 
 from monai_saliency import methods
 from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.masks.base import Masks
+from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.targets import RegressionScore, Target
@@ -48,6 +50,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
         lambda dims: {"window_size": 4, "stride": 4, "per_channel": True},
     ],
     "patch_windows": [lambda dims: {"inferer": WholeImages([4] * dims), "patch_memory": False}],
+    "hierarchical_occlusion": [lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2}],
     "region_occlusion": [
         lambda dims: {"regions": quarters},
         lambda dims: {"regions": quarters, "num_coalitions": 12, "p1": 0.4},
@@ -57,6 +60,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
 }
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
+    HierarchicalScoring: (HierarchicalScoring(), HierarchicalMasks(4, levels=1)),
     OcclusionScoring: (OcclusionScoring(), SlidingWindowMasks(3, 2)),
 }
 MISSING = "{} has no example in {}: add one, so that law 11 holds for it too"

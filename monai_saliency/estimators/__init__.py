@@ -2,17 +2,19 @@
 
 An estimator is a pure function of the scores. A :class:`ScoreState` collects the scores of one case.
 
-=============  ======================================================================================
-module         map
-=============  ======================================================================================
-``base``       the contract: :class:`Estimator` and :class:`ScoreState`
-``rise``       the average score while a voxel is kept, for random masks
-``occlusion``  the average drop of the score while a voxel is hidden, for windows and regions
-=============  ======================================================================================
+================  ======================================================================================
+module            map
+================  ======================================================================================
+``base``          the contract: :class:`Estimator` and :class:`ScoreState`
+``rise``          the average score while a voxel is kept, for random masks
+``occlusion``     the average drop of the score while a voxel is hidden, for windows and regions
+``hierarchical``  the same drop summed over levels, for windows that are refined where they matter
+================  ======================================================================================
 """
 
 from monai_saliency.estimators.base import Estimator, ScoreState
+from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 
-__all__ = ["Estimator", "OcclusionScoring", "RISEScoring", "ScoreState"]
+__all__ = ["Estimator", "HierarchicalScoring", "OcclusionScoring", "RISEScoring", "ScoreState"]

@@ -11,7 +11,7 @@ from monai_saliency.estimators.base import Estimator, score_rounding, split_cove
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.utils.precision import exact_arithmetic
 
-__all__ = ["OcclusionScoring"]
+__all__ = ["OcclusionScoring", "sum_of_hidden"]
 
 
 class OcclusionScoring(Estimator):
@@ -34,7 +34,7 @@ class OcclusionScoring(Estimator):
     def compute(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        drop, coverage = split_coverage(_sum_of_hidden(masks, indices, with_ones(reference_scores - scores)))
+        drop, coverage = split_coverage(sum_of_hidden(masks, indices, with_ones(reference_scores - scores)))
         return torch.where(coverage > 0, drop / coverage, 0.0).flatten(0, 1).to(masks.dtype)
 
     def noise(
@@ -53,7 +53,7 @@ class OcclusionScoring(Estimator):
         return None if drawn else score_rounding(scores, reference_scores, rounding)
 
 
-def _sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+def sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
     """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``.
 
     Masks that each hide one box are added inside that box only; others are rendered a few at a time. The sum is not

@@ -10,6 +10,8 @@ module              masks
 ``rise``            random smooth grids, for RISE
 ``sliding_window``  boxes that slide over the image, for occlusion
 ``patch_window``    boxes on the grid of a sliding-window inferer's patches: fewer patches are run again
+``hierarchical``    boxes that are halved in rounds where they matter
+``box``             what masks that each hide one box have in common
 ``region``          whole regions: organs of a label map, an atlas, or supervoxels
 ``supervoxels``     regions made from the image itself
 ``channel``         masks for each channel, for maps of each modality
@@ -18,6 +20,7 @@ module              masks
 
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
@@ -27,6 +30,7 @@ from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 __all__ = [
     "BoundMasks",
     "ChannelMasks",
+    "HierarchicalMasks",
     "IndependentChannelMasks",
     "Masks",
     "PatchWindowMasks",

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.box import BoundBoxMasks
 from monai_saliency.utils.arguments import check_option, per_axis, positive_numbers, voxels_of_mm, whole_numbers
-from monai_saliency.utils.boxes import Box
 
 __all__ = ["SlidingWindowMasks"]
 
@@ -83,7 +83,7 @@ class SlidingWindowMasks(Masks):
         return BoundSlidingWindowMasks(self, image, spacing)
 
 
-class BoundSlidingWindowMasks(BoundMasks):
+class BoundSlidingWindowMasks(BoundBoxMasks):
     """The windows of one image.
 
     Attributes:
@@ -115,31 +115,6 @@ class BoundSlidingWindowMasks(BoundMasks):
         return int(np.prod([len(starts) for starts in self.starts]))
 
     def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        """``corner``, int ``(n, spatial_dims)``: each window's first voxel, negative where the border cuts it."""
         along = np.unravel_index(np.asarray(indices, dtype=int), [len(starts) for starts in self.starts])
-        return {"corner": np.stack([starts[i] for starts, i in zip(self.starts, along, strict=True)], axis=-1)}
-
-    def hidden_boxes(self, indices: Sequence[int]) -> list[Box]:
-        corners = self.codes(indices)["corner"]
-        first, last = np.maximum(corners, 0), np.minimum(corners + self.window_shape, self.spatial_shape)
-        return [tuple(map(slice, *ends)) for ends in zip(first.tolist(), last.tolist(), strict=True)]
-
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        corners = self.codes(indices)["corner"]
-        start, stop = (np.array([getattr(side, end) for side in box]) for end in ("start", "stop"))
-        first, last = np.maximum(corners, start), np.minimum(corners + self.window_shape, stop)
-        return (first < last).all(axis=1), np.concatenate([first, last], axis=1)
-
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
-
-    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        corners = torch.from_numpy(codes["corner"]).to(device)
-        masks = torch.zeros((), dtype=self.dtype, device=device)
-        for axis, (side, window) in enumerate(zip(box, self.window_shape, strict=True)):
-            offset = torch.arange(side.start, side.stop, device=device) - corners[:, axis, None]
-            outside = ((offset < 0) | (offset >= window)).to(self.dtype)
-            # A voxel outside the window along any axis is kept. Only the last axis makes full-size masks, in one pass.
-            outside = outside.reshape(len(corners), *(-1 if a == axis else 1 for a in range(len(box))))
-            masks = torch.maximum(masks, outside)
-        return masks.unsqueeze(1)
+        first = np.stack([starts[i] for starts, i in zip(self.starts, along, strict=True)], axis=-1)
+        return {"first": first, "stop": first + self.window_shape}

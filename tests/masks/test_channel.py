@@ -44,7 +44,7 @@ class TestChannelMasks:
         expected = [[first, kept], [kept, first], [second, kept], [kept, second]]
         assert bound.render(range(4)).tolist() == expected
         assert bound.codes([2, 1])["channel"].tolist() == [0, 1]
-        assert bound.codes([2, 1])["corner"].tolist() == [[0, 2], [0, 0]]
+        assert bound.codes([2, 1])["first"].tolist() == [[0, 2], [0, 0]]
 
     def test_independent_channels_take_the_others_draws_in_order(self) -> None:
         image = torch.zeros(3, 9, 8)

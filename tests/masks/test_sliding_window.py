@@ -82,7 +82,7 @@ class TestSlidingWindowMasks:
         bound = bind(SlidingWindowMasks((5, 3), (4, 3)), 10, 9)
         # The last of three windows of 5 starts at 8 of 10 and hangs over by 3, so all move up by 1.
         expected = [[y, x] for y in (-1, 3, 7) for x in (0, 3, 6)]
-        corners = bound.codes(range(len(bound)))["corner"]
+        corners = bound.codes(range(len(bound)))["first"]
         assert np.array_equal(corners, expected)
         assert np.issubdtype(corners.dtype, np.integer)
 

@@ -1,0 +1,191 @@
+"""Windows that are refined where hiding them lets the score fall most."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from monai.inferers import SlidingWindowInferer
+
+from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.box import BoundBoxMasks
+from monai_saliency.utils.arguments import (
+    check_option,
+    instance,
+    number,
+    per_axis,
+    positive_numbers,
+    voxels_of_mm,
+    whole_number,
+    whole_numbers,
+)
+from monai_saliency.utils.patch_grid import PatchGrid
+
+__all__ = ["HierarchicalMasks"]
+
+# Windows of the first level, about, where nobody says how large they are.
+_FIRST_LEVEL = 64
+
+
+class HierarchicalMasks(Masks):
+    """Windows side by side, halved in rounds where they matter (HiPe, Cooper et al., arXiv 2103.05108), in 2D and 3D.
+
+    The first round hides every window of the first level. Each further round halves along every axis those windows of
+    the round before that let the score fall most, and hides each part: 4 in 2D, 8 in 3D. HiPe refines what lies above
+    the middle of a level's range; here it is a share of the windows, so that the number of forwards is known before.
+    A window whose hiding does not let the score fall is not refined.
+
+    Along an axis where a window is one voxel long it stays. The windows at the end of an axis may be shorter.
+
+    Args:
+        window_size: edge of a window of the first level in ``unit``, one number or one per axis. By default an eighth
+            of each axis in 2D and a quarter in 3D, so that there are about 64; with an ``inferer`` the step from patch
+            to patch.
+        levels: how many sizes, at least 1, each half as long as the one before. Fewer where windows are one voxel.
+        keep: share of a level's windows that is refined, in (0, 1], rounded to whole windows and at least one; for each
+            explained score its own.
+        unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``, rounded to whole voxels, at least one.
+        inferer: a sliding-window inferer, on whose patch grid the windows lie: they touch as few patches as possible.
+
+    Raises:
+        ValueError: for settings out of range, and (from ``bind``) when one window covers the whole image, when there is
+            not one size per axis, or when sizes are in mm and the voxel sizes are unknown.
+
+    Example::
+
+        >>> import torch
+        >>> bound = HierarchicalMasks(window_size=4, levels=3).bind(torch.zeros(1, 8, 8))
+        >>> [len(list(level)) for level in bound.levels]  # windows of 4, 2 and 1 voxels
+        [4, 16, 64]
+    """
+
+    shorter = "a larger window_size, fewer levels or a smaller keep, for a coarser map"
+
+    def __init__(
+        self,
+        window_size: float | Sequence[float] | None = None,
+        levels: int = 4,
+        keep: float = 0.08,
+        unit: str = "voxel",
+        inferer: SlidingWindowInferer | None = None,
+    ) -> None:
+        self.unit = check_option("unit", unit, ("voxel", "mm"))
+        if self.unit == "mm" and window_size is None:
+            raise ValueError("`unit` 'mm' needs a `window_size`: the default is in voxels")
+        if window_size is not None and self.unit == "mm":
+            positive_numbers("window_size", window_size)
+        elif window_size is not None:
+            whole_numbers("window_size", window_size, 1)
+        self.window_size = window_size
+        self.levels = whole_number("levels", levels, 1)
+        self.keep = number("keep", keep)
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"`keep` must be in (0, 1], a share of the windows, got {keep}")
+        words = "a SlidingWindowInferer, on whose patch grid windows lie"
+        self.inferer = instance("inferer", inferer, SlidingWindowInferer, words, none=True)
+
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
+        return _BoundHierarchicalMasks(self, image, spacing)
+
+    def edges(self, spatial_shape: Sequence[int]) -> Any:
+        """The window of the first level for an image of a shape, in the unit: one number or one per axis."""
+        if self.window_size is not None:
+            return self.window_size
+        if self.inferer is not None:
+            return list(PatchGrid(self.inferer, spatial_shape).step)
+        parts = round(_FIRST_LEVEL ** (1 / len(spatial_shape)))
+        return [-(-n // parts) for n in spatial_shape]
+
+
+class _BoundHierarchicalMasks(BoundBoxMasks):
+    """The windows of one image: those of the first level, then those of the second, and so on.
+
+    Attributes:
+        levels: the masks of each level.
+        num_levels: how many levels there are.
+    """
+
+    def __init__(self, masks: HierarchicalMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
+        super().__init__(image)
+        window = per_axis("window_size", masks.edges(self.spatial_shape), self.spatial_shape)
+        window = voxels_of_mm(window, spacing) if masks.unit == "mm" else window
+        window = tuple(min(w, n) for w, n in zip(window, self.spatial_shape, strict=True))
+        if all(w == n for w, n in zip(window, self.spatial_shape, strict=True)):
+            raise ValueError(
+                f"one window of {window} voxels covers the whole image, whose spatial shape is "
+                f"{self.spatial_shape}: it cannot show where the evidence lies; use a smaller `window_size`"
+            )
+        self.keep = masks.keep
+        # For each level and axis, where windows begin, and the axis' end.
+        self.bounds = [[np.append(np.arange(0, n, w), n) for n, w in zip(self.spatial_shape, window, strict=True)]]
+        while len(self.bounds) < masks.levels and any(edge > 1 for edge in window):
+            window = tuple(-(-edge // 2) for edge in window)
+            self.bounds.append([_halved(axis, edge) for axis, edge in zip(self.bounds[-1], window, strict=True)])
+        ends = list(itertools.accumulate((int(np.prod(shape)) for shape in self._grids), initial=0))
+        self.levels = [range(start, stop) for start, stop in itertools.pairwise(ends)]
+        self.num_levels = len(self.levels)
+        edges = tuple(tuple(int(axis[1]) for axis in level) for level in self.bounds)
+        self.key = ("HierarchicalMasks", edges, self.keep, self.spatial_shape)
+
+    @property
+    def _grids(self) -> list[list[int]]:
+        """How many windows each level has along each axis."""
+        return [[len(axis) - 1 for axis in level] for level in self.bounds]
+
+    def __len__(self) -> int:
+        return self.levels[-1].stop
+
+    def next_round(
+        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Sequence[int] | None:
+        if not len(indices):
+            return self.levels[0]
+        level = self._level(indices[-1])
+        rows = [row for row, index in enumerate(indices) if index in self.levels[level]]
+        if level + 1 == self.num_levels:
+            return None
+        drops = reference_scores.double() - scores[rows].double()
+        count = max(1, round(self.keep * len(rows)))
+        chosen = {
+            indices[rows[row]]
+            for each in drops.T
+            for row in each.argsort(descending=True, stable=True)[:count].tolist()
+            if each[row] > 0
+        }
+        return sorted(part for index in chosen for part in self._parts(level, index)) or None
+
+    def _level(self, index: int) -> int:
+        return next(number for number, level in enumerate(self.levels) if index in level)
+
+    def _parts(self, level: int, index: int) -> list[int]:
+        """The windows of the next level that a window is halved into; none where it is one voxel."""
+        place = np.unravel_index(index - self.levels[level].start, self._grids[level])
+        sides = []
+        for axis, finer, at in zip(self.bounds[level], self.bounds[level + 1], place, strict=True):
+            first, stop = np.searchsorted(finer, axis[[at, at + 1]])
+            sides.append(range(first, stop))
+        if all(len(side) == 1 for side in sides):
+            return []
+        found = np.ravel_multi_index(np.array(list(itertools.product(*sides))).T, self._grids[level + 1])
+        return (found + self.levels[level + 1].start).tolist()
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        found = np.empty((2, len(indices), len(self.spatial_shape)), dtype=int)
+        wanted = np.asarray(indices, dtype=int)
+        for level, grid, bounds in zip(self.levels, self._grids, self.bounds, strict=True):
+            here = (wanted >= level.start) & (wanted < level.stop)
+            along = np.unravel_index(wanted[here] - level.start, grid)
+            for axis, (ends, at) in enumerate(zip(bounds, along, strict=True)):
+                found[0, here, axis], found[1, here, axis] = ends[at], ends[at + 1]
+        return {"first": found[0], "stop": found[1]}
+
+
+def _halved(ends: np.ndarray, edge: int) -> np.ndarray:
+    """Where windows begin that are cut after ``edge`` voxels, and the axis' end."""
+    middles = ends[:-1] + edge
+    return np.union1d(ends, middles[middles < ends[1:]])

@@ -1,0 +1,172 @@
+"""Windows that are halved where they matter: by hand, and against a slow recursion over boxes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.inferers import SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.masks import BoundMasks, HierarchicalMasks
+from monai_saliency.utils.boxes import Box
+
+LOGIT = ms.ClassScore([0], "none")
+
+
+def bind(masks: HierarchicalMasks, *shape: int, spacing: tuple[float, ...] | None = None) -> BoundMasks:
+    return masks.bind(torch.zeros(1, *shape), spacing=spacing)
+
+
+def boxes(bound: BoundMasks, indices: Any) -> list[Any]:
+    return [tuple((side.start, side.stop) for side in box) for box in bound.hidden_boxes(indices) or ()]
+
+
+def weighted(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: (x[:, 0] * weight).flatten(1).sum(1, keepdim=True)
+
+
+def slow(weight: np.ndarray, window: int, levels: int, keep: float) -> tuple[np.ndarray, int]:
+    """The map and the number of windows, written as the text says it, for the score ``sum(weight * image)`` of ones."""
+    sides = [[(a, min(a + window, n)) for a in range(0, n, window)] for n in weight.shape]
+    level: list[Any] = list(itertools.product(*sides))
+    found, count = np.zeros(weight.shape), 0
+    for number in range(levels):
+        drops = {box: float(weight[tuple(slice(*side) for side in box)].sum()) for box in level}
+        count += len(level)
+        for box, drop in drops.items():
+            found[tuple(slice(*side) for side in box)] += drop
+        best = sorted(level, key=lambda box: -drops[box])[: max(1, round(keep * len(level)))]
+        edge = -(-window // 2 ** (number + 1))
+        parts = []
+        for box in best:
+            if drops[box] > 0 and window > 1:
+                cut = [[(a, min(a + edge, b)), (a + edge, b)] if a + edge < b else [(a, b)] for a, b in box]
+                parts += list(itertools.product(*cut)) if any(len(side) > 1 for side in cut) else []
+        level = sorted(parts)
+        if not level:
+            break
+    return found, count
+
+
+@pytest.mark.parametrize("shape", [(32, 24), (17, 9), (16, 8, 12), (9, 7, 5)])
+@pytest.mark.parametrize(("window", "levels", "keep"), [(8, 4, 0.1), (4, 3, 0.3), (4, 1, 0.5), (2, 6, 1.0)])
+def test_the_slow_reference(shape: tuple[int, ...], window: int, levels: int, keep: float) -> None:
+    if window == 8 and 5 in shape:
+        pytest.skip("one window along an axis, and few others")
+    weight = np.random.default_rng(0).normal(size=shape)
+    expected, count = slow(weight, window, levels, keep)
+    explain = ms.hierarchical_occlusion(window, levels, keep, target=LOGIT, mask_batch_size=7)
+    (found,) = explain.explain(torch.ones(1, 1, *shape).double(), weighted(torch.from_numpy(weight)))
+    np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-9)
+    assert len(found.scores) == count
+    assert found.num_forwards == count + 1
+
+
+def test_levels_by_hand() -> None:
+    """Edges 4, 2 and 1; the last window of the second axis is cut."""
+    bound: Any = bind(HierarchicalMasks(4, 4), 8, 6)
+    assert boxes(bound, [1, 2]) == [((0, 4), (4, 6)), ((4, 8), (0, 4))]
+    assert [len(level) for level in bound.levels] == [4, 12, 48]  # a fourth level would be the third
+    assert boxes(bound, [4 + 2, 4 + 3]) == [((0, 2), (4, 6)), ((2, 4), (0, 2))]
+    score = torch.tensor([10.0])
+    scores = torch.tensor([[9.0], [3.0], [10.0], [11.0]])
+    second = list(bound.next_round(range(4), scores, score))
+    assert boxes(bound, second) == [((0, 2), (4, 6)), ((2, 4), (4, 6))]
+    third = list(bound.next_round([*range(4), *second], torch.cat([scores, scores[:2]]), score))
+    assert boxes(bound, third) == [((y, y + 1), (x, x + 1)) for y in (2, 3) for x in (4, 5)]
+    assert bound.next_round([*range(4), *second, *third], torch.zeros(10, 1), score) is None
+
+
+def test_what_does_not_let_the_score_fall_is_not_refined() -> None:
+    bound = bind(HierarchicalMasks(4, 3, keep=1), 8, 8)
+    scores = torch.tensor([[5.0, 5.0], [6.0, 5.0], [5.0, 7.0], [9.0, 5.0]])
+    assert bound.next_round(range(4), scores, torch.tensor([5.0, 5.0])) is None
+
+
+def test_each_score_keeps_its_own_windows() -> None:
+    bound = bind(HierarchicalMasks(4, 2, keep=0.25), 8, 8)
+    scores = torch.tensor([[0.0, 5.0], [5.0, 5.0], [5.0, 5.0], [5.0, 0.0]])
+    found = bound.next_round(range(4), scores, torch.tensor([5.0, 5.0]))
+    assert [box[0][0] // 4 + box[1][0] // 4 for box in boxes(bound, found)] == [0] * 4 + [2] * 4
+
+
+@pytest.mark.parametrize("shape", [(12, 10), (6, 7, 9)])
+def test_masks_are_their_boxes(shape: tuple[int, ...]) -> None:
+    bound = bind(HierarchicalMasks(5, 3), *shape)
+    masks, part = bound.render(range(len(bound))), tuple(slice(1, 5) for _ in shape)
+    touched, _ = bound.restrict(range(len(bound)), part) or (None, None)
+    for index, (mask, box) in enumerate(zip(masks, bound.hidden_boxes(range(len(bound))) or (), strict=True)):
+        expected = torch.ones(1, *shape)
+        expected[(0, *box)] = 0
+        assert torch.equal(mask, expected)
+        inside: Box = part
+        assert torch.equal(bound.render([index], box=part)[0], expected[(slice(None), *inside)])
+        assert touched is not None
+        assert touched[index] == bool((expected[(0, *inside)] == 0).any())
+
+
+@pytest.mark.parametrize(
+    ("masks", "shape", "spacing", "edges"),
+    [
+        (HierarchicalMasks(), (64, 40), None, [(8, 5), (4, 3), (2, 2), (1, 1)]),
+        (HierarchicalMasks(), (64, 40, 30), None, [(16, 10, 8), (8, 5, 4), (4, 3, 2), (2, 2, 1)]),
+        (HierarchicalMasks(20, 3, unit="mm"), (40, 40, 8), (1.0, 1.0, 5.0), [(20, 20, 4), (10, 10, 2), (5, 5, 1)]),
+        (HierarchicalMasks(inferer=SlidingWindowInferer((16, 12), overlap=0.5)), (40, 40), None, [(8, 6), (4, 3)]),
+    ],
+)
+def test_sizes(masks: HierarchicalMasks, shape: Any, spacing: Any, edges: list[tuple[int, ...]]) -> None:
+    bound: Any = bind(masks, *shape, spacing=spacing)
+    found = [tuple(stop - start for start, stop in boxes(bound, [level[0]])[0]) for level in bound.levels]
+    assert found[: len(edges)] == edges
+
+
+def test_remembered_patches() -> None:
+    """The same scores and rounds as whole images, from a part of the forwards."""
+
+    class Local(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([torch.nn.functional.avg_pool2d(x, 3, 1, 1) ** 2, x], 1)
+
+    image = torch.rand(1, 1, 48, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    image[..., 20:26, 30:34] += 3
+    inferer = SlidingWindowInferer((16, 16), 4, 0.5)
+    target = ms.RegionScore(0, "none", region="all")
+    remembered, whole = (
+        ms.hierarchical_occlusion(levels=3, target=target, inferer=inferer, patch_memory=memory).explain(
+            image, Local()
+        )[0]
+        for memory in (True, False)
+    )
+    assert list(remembered.indices) == list(whole.indices)
+    torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-8, atol=1e-9)
+    assert remembered.num_forwards / remembered.per_prediction < 0.25 * whole.num_forwards
+    peak = np.unravel_index(int(remembered.saliency[0].argmax()), image.shape[2:])
+    assert 20 <= peak[0] < 26
+    assert 30 <= peak[1] < 34
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"levels": 0}, "`levels` must be a whole number of at least 1"),
+        ({"keep": 0}, r"`keep` must be in \(0, 1\]"),
+        ({"keep": 1.5}, r"`keep` must be in \(0, 1\]"),
+        ({"unit": "cm"}, "unit"),
+        ({"unit": "mm"}, "needs a `window_size`"),
+        ({"window_size": 0}, "`window_size` must be a whole number of at least 1"),
+        ({"inferer": 3}, "a SlidingWindowInferer, on whose patch grid windows lie"),
+    ],
+)
+def test_errors(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=match):
+        HierarchicalMasks(**settings)
+
+
+def test_a_window_that_covers_the_image() -> None:
+    with pytest.raises(ValueError, match=r"one window of \(8, 6\) voxels covers the whole image"):
+        bind(HierarchicalMasks(9), 8, 6)
