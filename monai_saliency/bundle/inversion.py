@@ -13,7 +13,9 @@ from monai.transforms import Compose, ConcatItemsd, CopyItemsd, InvertibleTransf
 from monai.transforms.utils import convert_applied_interp_mode
 from monai.utils import TraceKeys
 
-__all__ = ["inverted_by_steps", "source_key"]
+from monai_saliency.bundle.unrecorded import moves_unrecorded
+
+__all__ = ["inverted_by_steps", "source_key", "unrecorded_steps"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,23 @@ def source_key(transform: Any, key: str) -> str:
     for step in reversed([*_steps(transform)]):
         key = _before(step, key)
     return key
+
+
+def unrecorded_steps(transform: Any, key: str, image: torch.Tensor) -> list[str]:
+    """The names of the steps that move voxels of an image and do not record it.
+
+    Args:
+        transform: the preprocessing.
+        key: the key of the image.
+        image: ``(C, *spatial)``, as the preprocessing gave it.
+    """
+    found = []
+    for step in reversed([*_steps(transform)]):
+        before = _before(step, key)
+        if before == key and key in getattr(step, "keys", ()) and moves_unrecorded(step, key, image):
+            found.append(type(step).__name__)
+        key = before
+    return found[::-1]
 
 
 def inverted_by_steps(saliency: torch.Tensor, image: MetaTensor, transform: Any, key: str, nearest: bool) -> MetaTensor:
@@ -64,8 +83,10 @@ def _inverted(step: Any, key: str, image: MetaTensor) -> MetaTensor:
     alone = copy.copy(step)
     if isinstance(alone, MapTransform):
         alone.allow_missing_keys = True
+    given = image.clone()
     try:
-        return alone.inverse({key: image.clone()})[key]
+        found = alone.inverse({key: given})[key]
+        return found if isinstance(found, MetaTensor) else given  # as of ToTensord, whose inverse is an array
     except Exception:
         logger.debug("%s cannot be inverted", type(step).__name__, exc_info=True)
         return image

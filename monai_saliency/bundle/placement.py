@@ -15,7 +15,7 @@ from monai.data import MetaTensor
 from monai.transforms import Compose, Invertd, InvertibleTransform
 from monai.utils import ImageMetaKey, WSIPatchKeys
 
-from monai_saliency.bundle.inversion import inverted_by_steps, source_key
+from monai_saliency.bundle.inversion import inverted_by_steps, source_key, unrecorded_steps
 from monai_saliency.data.case_ids import CaseIds
 from monai_saliency.errors import root_cause
 from monai_saliency.transforms import SaveSaliencyd
@@ -39,8 +39,9 @@ class Placement:
 
     The preprocessing is what the loader's dataset applies, so its ids do not matter. A map stays on the grid of the
     network's input, which the log says, where there is no way back: for images that come from no file, for patches of
-    a slide, and for pipelines that do not restore the file's grid. Steps that cannot be inverted are passed by, and a
-    map of an image that was put together from several files goes back to the first one.
+    a slide, for pipelines that do not restore the file's grid, and for those with a step that moves voxels without
+    recording it, such as a flip in a ``Lambdad``. Other steps that cannot be inverted are passed by, and a map of an
+    image that was put together from several files goes back to the first one.
 
     Args:
         output_dir: the folder to write below.
@@ -82,6 +83,7 @@ class Placement:
         self._num_batches = _length(loader) if once else 0
         self._again: set[str] = set()
         self._said: set[str] = set()
+        self._unrecorded: list[str] | None = None
 
     def begin_from(self, transform: InvertibleTransform) -> None:
         """Invert a further transform first, which the network's wrapper applies to its input."""
@@ -148,6 +150,10 @@ class Placement:
         """A case's map on its scan, by whichever way leads there; None where none does, and the reason in words."""
         kind = "preprocessing" if isinstance(self.image_key, str) else "transforms of arrays"
         reason = f"the bundle's {kind} do{'es' * isinstance(self.image_key, str)} not lead back to the file's grid"
+        if self._unrecorded is None and isinstance(self.image_key, str):
+            self._unrecorded = unrecorded_steps(self.transform, self.image_key, case[self.image_key])
+        if self._unrecorded:
+            return None, f"{reason} ({', '.join(self._unrecorded)} moves voxels and does not record it)"
         for way in (self._invert, self._invert_by_steps):
             # A copy: a computed map must not be lost with a way that ends half-way.
             copied = {**case, self.saliency_key: case[self.saliency_key].clone()}

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
+from monai.data.utils import to_affine_nd
 from monai.transforms import LoadImage, MapTransform
 from monai.utils import MetaKeys
 
@@ -52,12 +53,17 @@ class _Grid:
 
     def holds(self, saliency: torch.Tensor) -> bool:
         """Whether a map ``(K, *spatial)`` lies on this grid."""
-        shape = tuple(saliency.shape[1:])
-        return shape == self.shape[: len(shape)] and np.allclose(_affine(saliency), self.affine, rtol=0, atol=1e-3)
+        shape, affine = tuple(saliency.shape[1:]), _affine(saliency)
+        # A slice of its own, where MONAI keeps the affine of two axes.
+        own = to_affine_nd(len(affine) - 1, self.affine)
+        # In thousandths of a voxel, which may be a thousandth of a mm; but affines are float32 in files.
+        voxel = float(np.linalg.norm(self.affine[:3, :3], axis=0).min())
+        near = min(1e-3, max(1e-3 * voxel, 1e-6 * float(np.abs(self.affine).max())))
+        return shape == self.shape[: len(shape)] and np.allclose(affine, own, rtol=0, atol=near)
 
 
 def _affine(image: torch.Tensor) -> np.ndarray:
-    """The affine ``(4, 4)`` of an image, the identity for a plain tensor."""
+    """The affine ``(4, 4)`` of an image, of two axes ``(3, 3)`` in places; the identity for a plain tensor."""
     return image.affine.numpy(force=True) if isinstance(image, MetaTensor) else np.eye(4)
 
 
@@ -100,7 +106,7 @@ def _image_grid(image: torch.Tensor) -> _Grid:
     return _Grid(
         "the network's input",
         tuple(image.shape[1:]),
-        _affine(image),
+        to_affine_nd(3, _affine(image)),
         lambda: np.moveaxis(image.numpy(force=True), 0, -1).astype(np.float32),
     )
 

@@ -17,15 +17,20 @@ from monai.transforms import (
     EnsureChannelFirst,
     EnsureChannelFirstd,
     Flipd,
+    GaussianSmooth,
+    GridDistortiond,
     InvertibleTransform,
+    Lambdad,
     LoadImage,
     LoadImaged,
     MapTransform,
     ResampleToMatchd,
     Resize,
+    Resized,
     Spacingd,
     SpatialPadd,
     SqueezeDimd,
+    ToTensord,
     Transpose,
 )
 from PIL import Image
@@ -216,6 +221,13 @@ PIPELINES = {
         SqueezeDimd("image", 0),
         EnsureChannelFirstd("image", channel_dim="no_channel"),
     ],
+    "an inverse that is an array": [
+        ToTensord("image"),
+        Flipd("image", 0),
+        Lambdad("image", lambda x: x * 2),
+        Spacingd("image", (1.5, 1.5, 2.5)),
+        SpatialPadd("image", (20, 20, 20)),
+    ],
     "of two files": [
         Flipd(["first", "second"], 0),
         Spacingd(["first", "second"], (1.5, 1.5, 2.5)),
@@ -285,3 +297,87 @@ def test_picture_of_a_photograph_is_upright(tmp_path: Path, monkeypatch: pytest.
     assert np.unravel_index(saved.argmax(), saved.shape) == (2, 0)
     shown = drawn["figure"].axes[0].images[0].get_array()  # drawn from below
     assert np.unravel_index(shown.argmax(), shown.shape) == (5, 2)
+
+
+class Mirror(MapTransform):
+    """Turns an image round without recording it."""
+
+    def __call__(self, data: Any) -> Any:
+        return {**data, "image": data["image"].flip(1)}
+
+
+def mirrored(image: Any) -> Any:
+    return image.flip(1)
+
+
+MOVING = {
+    "mirrored": Lambdad("image", mirrored),
+    "an inverse that MONAI does not call": Lambdad("image", mirrored, inv_func=mirrored),
+    "rolled": Lambdad("image", lambda x: torch.roll(x, 2, 3)),
+    "mirrored by an own step": Mirror("image"),
+    "distorted": GridDistortiond("image", (2, 2, 2), [(1.0, 1.3, 0.9)] * 3),
+    "cut, which an earlier step's inverse would stretch": Lambdad("image", lambda x: x[:, 2:]),
+}
+STAYING = {
+    "scaled": Lambdad("image", lambda x: x * 2),
+    "clamped": Lambdad("image", lambda x: x.clamp(0.3, 0.6)),
+    "above the mean": Lambdad("image", lambda x: (x > x.mean()) * 1.0),
+    "standardized": Lambdad("image", lambda x: (x - x.mean()) / x.std()),
+    "blurred": Lambdad("image", GaussianSmooth(1.0)),
+    "two windows": Lambdad("image", lambda x: torch.cat([x, x * 2])),
+    "without allow_missing_keys": WithoutAllowing(),
+}
+
+
+@pytest.mark.parametrize("name", [*MOVING, *STAYING])
+def test_steps_that_move_voxels_without_recording_it(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shape and affine lead back to the scan, and the map would lie beside what it shows."""
+    step = {**MOVING, **STAYING}[name]
+    file = scan(tmp_path / "scan.nii.gz")
+    steps = [LoadImaged("image"), EnsureChannelFirstd("image"), Resized("image", (9, 8, 7)), step]
+    dataset = Dataset([{"image": str(file)}], Compose(steps))
+    with caplog.at_level(logging.WARNING):
+        place(Placement(tmp_path / "maps", DataLoader(dataset), "image", picture=False), dataset[0]["image"])
+    said = f"({type(step).__name__} moves voxels and does not record it)"
+    assert (said in caplog.text) == (name in MOVING)
+    shape = tuple(dataset[0]["image"].shape[1:]) if name in MOVING else (10, 8, 6)
+    assert nib.load(tmp_path / "maps" / "scan_saliency.nii.gz").shape[:3] == shape
+
+
+def test_small_voxels_are_not_taken_for_another_grids(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of half a micrometre: a flip that cannot be inverted moves the affine by less than a thousandth of a mm."""
+
+    class Flip(Flipd):
+        def inverse(self, data: Any) -> Any:
+            raise KeyError("no way back")
+
+    affine = np.diag([5e-5, 5e-5, 5e-5, 1])
+    nib.save(nib.Nifti1Image(np.random.default_rng(0).random((8, 7, 6)), affine), tmp_path / "scan.nii.gz")
+    steps = [LoadImaged("image"), EnsureChannelFirstd("image"), Flip("image", 0)]
+    dataset = Dataset([{"image": str(tmp_path / "scan.nii.gz")}], Compose(steps))
+    with caplog.at_level(logging.WARNING):
+        place(Placement(tmp_path / "maps", DataLoader(dataset), "image", picture=False), dataset[0]["image"])
+    assert "does not lead back" in caplog.text
+    saved = nib.load(tmp_path / "maps" / "scan_saliency.nii.gz").affine
+    np.testing.assert_allclose(saved[:3, 0], [-5e-5, 0, 0], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "steps", [[SpatialPadd("image", (12, 12))], [Flipd("image", 0), Spacingd("image", (1.5, 1.1))]]
+)
+def test_a_slice_of_which_monai_keeps_two_axes(steps: list[Any], tmp_path: Path) -> None:
+    """Saved with a third axis, which the preprocessing squeezes: the affine has two axes from then on."""
+    affine = np.diag([2.0, 1.5, 3.0, 1])
+    affine[:3, 3] = 5, 6, 7
+    voxels = np.random.default_rng(0).random((10, 8, 1)).astype(np.float32)
+    nib.save(nib.Nifti1Image(voxels, affine), tmp_path / "scan.nii.gz")
+    load = [LoadImaged("image"), EnsureChannelFirstd("image"), SqueezeDimd("image", -1)]
+    dataset = Dataset([{"image": str(tmp_path / "scan.nii.gz")}], Compose([*load, *steps]))
+    place(Placement(tmp_path / "maps", DataLoader(dataset), "image", picture=False), dataset[0]["image"])
+    saved = nib.load(tmp_path / "maps" / "scan_saliency.nii.gz")
+    assert saved.shape[:2] == (10, 8)
+    np.testing.assert_allclose(saved.affine, affine)
+    if len(steps) == 1:
+        np.testing.assert_array_equal(saved.get_fdata().reshape(10, 8, 1), voxels)
