@@ -23,6 +23,10 @@ run of the image faded more and more (``lerp(fill, image, w)`` with w from 1 to 
 images in other rows. Each image must give the same in both, and the one that is faded most the same as alone: two
 batches and one image more.
 
+A network may give something else later: one that counts its calls, or warms up. So at the end of a call the unperturbed
+image is looked at once more, in a row of the last batch that is left over, or else alone; where its scores are others,
+the case fails.
+
 Where they differ by more than rounding (:func:`monai_saliency.utils.precision.rounding_of`), :class:`RowsDepend` is
 raised, images go through one at a time, and the log says so. Where that does not agree either, the case fails.
 
