@@ -31,7 +31,8 @@ from monai_saliency.distributed.base import Engine
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import Sharing
 from monai_saliency.targets.base import Target
-from monai_saliency.targets.segmentation import HighestRegionScore
+from monai_saliency.targets.postprocessing import Reading
+from monai_saliency.targets.segmentation import PredictedRegionScore
 
 SHAPE = (12, 10)
 LABELS = torch.arange(3).repeat_interleave(4)[None, :, None].expand(1, *SHAPE)
@@ -149,6 +150,7 @@ def displace(x: torch.Tensor) -> torch.Tensor:
     return segment(x)[:, :2]
 
 
+SIGMOID = Reading("sigmoid", "argmax")
 #: targets by name, each with networks that it explains
 TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any]]]] = {
     "AutoTarget": [
@@ -164,7 +166,9 @@ TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any
     "FieldSimilarity": [(lambda: ms.FieldSimilarity(), displace)],
     "FunctionScore": [(lambda: ms.FunctionScore(lambda output: output.mean(dim=1)), classify)],
     "RegionScore": [(lambda: ms.RegionScore(1, "softmax"), segment)],
-    "HighestRegionScore": [(lambda: HighestRegionScore(1, "sigmoid"), segment)],
+    "PredictedRegionScore": [
+        (lambda: PredictedRegionScore(1, "sigmoid", lambda output: SIGMOID.labels(output, "sigmoid")), segment)
+    ],
     "RegressionScore": [(lambda: ms.RegressionScore(), classify)],
 }
 

@@ -17,7 +17,8 @@ from monai_saliency.fills.unit import fill_in_unit
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
-from monai_saliency.targets.auto import AutoTarget, read_postprocessing
+from monai_saliency.targets.auto import AutoTarget
+from monai_saliency.targets.postprocessing import read_postprocessing
 
 __all__ = ["REGIONS", "AttachSettings"]
 

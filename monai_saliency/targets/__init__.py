@@ -14,6 +14,7 @@ module              what is explained
 ``regression``      predicted numbers: :class:`RegressionScore`
 ``similarity``      embeddings and displacement fields: :class:`EmbeddingSimilarity`, :class:`FieldSimilarity`
 ``function``        any number that a user's function computes: :class:`FunctionScore`
+``postprocessing``  what a bundle makes of the output: its activation, and its labels
 ``auto``            a target chosen from the output, for bundles of unknown task: ``AutoTarget``
 ==================  ==============================================================================================
 """

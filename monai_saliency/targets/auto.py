@@ -6,11 +6,10 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from monai.transforms import Activations, Activationsd, AsDiscrete, AsDiscreted, Compose
 from monai.utils import CommonKeys
 
 from monai_saliency.cases import Case
@@ -26,33 +25,18 @@ from monai_saliency.targets import (
     Target,
 )
 from monai_saliency.targets.base import ACTIVATIONS, Quantity, in_unit_interval
-from monai_saliency.targets.segmentation import HighestRegionScore
+from monai_saliency.targets.postprocessing import Reading
+from monai_saliency.targets.regions import Labels
+from monai_saliency.targets.segmentation import PredictedRegionScore
 from monai_saliency.utils.arguments import check_option, indices
 
-__all__ = ["AutoTarget", "Choice", "Reading", "finds_nothing", "read_postprocessing"]
+__all__ = ["AutoTarget", "Choice", "finds_nothing"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_MAPS = 10
-_SIGMOIDS = (torch.sigmoid, torch.nn.functional.sigmoid, torch.special.expit, torch.Tensor.sigmoid)
 # Names of outputs that hold a prediction, among outputs that hold features or other intermediate results.
 _PREDICTION = re.compile("pred|prob|class|cls|logit|seg|mask|out", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a bundle's postprocessing does with a prediction.
-
-    Attributes:
-        activation: ``"softmax"`` or ``"sigmoid"``; None if it applies neither.
-        discrete: how it makes labels, ``"argmax"`` or ``"threshold"``; None if it does not.
-        unread: what else it makes of the network's numbers, in words: a function that cannot be read, or rounding; None
-            if nothing.
-    """
-
-    activation: str | None = None
-    discrete: str | None = None
-    unread: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,85 +48,19 @@ class Choice:
         words: what is explained and why, in words.
         path: keys and indices, from the outside in, of the part of the output that the target reads; None for all.
         prepare: applied to this part before the target reads it; None for nothing.
+        prediction: 1 or 0, what the bundle makes of a network's one output by a threshold; None where it does not.
     """
 
     target: Target
     words: str
     path: tuple[Any, ...] | None = None
     prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
+    prediction: int | None = None
 
     def read(self, output: Any) -> Any:
         """The part of a network output that the target reads, prepared for it."""
         part = read(output, self.path)
         return part if self.prepare is None else self.prepare(part)
-
-
-def read_postprocessing(transform: Any) -> dict[Any, Reading]:
-    """Find the activations and the label-making transforms in a bundle's postprocessing.
-
-    Args:
-        transform: the postprocessing: any transform, ``Compose`` or function, or None. Array transforms count for the
-            key ``"pred"``.
-
-    Returns:
-        what the postprocessing does, by the key of the prediction.
-
-    Example::
-
-        >>> from monai.transforms import Activationsd, AsDiscreted, Compose
-        >>> read_postprocessing(Compose([Activationsd("pred", softmax=True), AsDiscreted("pred", argmax=True)]))
-        {'pred': Reading(activation='softmax', discrete='argmax', unread=None)}
-    """
-    readings: dict[Any, Reading] = {}
-    for each in transform.flatten().transforms if isinstance(transform, Compose) else [transform]:
-        if isinstance(each, (Activationsd, AsDiscreted)):
-            pairs = [(key, i) for i, key in enumerate(each.keys)]
-        elif isinstance(each, (Activations, AsDiscrete)):
-            pairs = [(CommonKeys.PRED, 0)]
-        elif any(cls.__name__ == "VistaPostTransformd" for cls in type(each).__mro__):  # whose module imports much
-            # It makes a label for each prompt where its logit is above 0.
-            readings |= {key: Reading("sigmoid", "threshold") for key in each.keys}
-            continue
-        else:
-            continue
-        read = _activations if isinstance(each, (Activationsd, Activations)) else _labels
-        for key, i in pairs:
-            old, new = readings.get(key, Reading()), read(each, i)
-            # What follows a known activation, as a change of probabilities, leaves the score what its name says.
-            unread = old.unread or (None if old.activation or old.discrete else new.unread)
-            readings[key] = Reading(old.activation or new.activation, old.discrete or new.discrete, unread)
-    return readings
-
-
-def _activations(transform: Any, index: int) -> Reading:
-    """What an ``Activations(d)`` does for its key at ``index``."""
-    for name in ("softmax", "sigmoid"):
-        if _setting(transform, name, index):
-            return Reading(name)
-    other = _setting(transform, "other", index)
-    if other in _SIGMOIDS or isinstance(other, torch.nn.Sigmoid):
-        return Reading("sigmoid")
-    if isinstance(other, torch.nn.Softmax) and other.dim == 0:  # MONAI applies it to one image, channel first
-        return Reading("softmax")
-    if other is None or isinstance(other, torch.nn.Identity):
-        return Reading()
-    name = getattr(other, "__qualname__", type(other).__qualname__)
-    return Reading(unread=f"applies {name} to it (other=)")
-
-
-def _labels(transform: Any, index: int) -> Reading:
-    """What an ``AsDiscrete(d)`` does for its key at ``index``."""
-    if _setting(transform, "argmax", index):
-        return Reading(discrete="argmax")
-    if _setting(transform, "threshold", index) is not None:
-        return Reading(discrete="threshold")
-    return Reading(unread="rounds it" if _setting(transform, "rounding", index) is not None else None)
-
-
-def _setting(transform: Any, name: str, index: int) -> Any:
-    """A setting of a transform for its key at ``index``."""
-    value = getattr(transform, name, None)
-    return value[index] if isinstance(value, (tuple, list)) else value
 
 
 class AutoTarget(Target):
@@ -151,13 +69,17 @@ class AutoTarget(Target):
     ============================  ===================================================================================
     output for one image          what is explained
     ============================  ===================================================================================
-    ``(C,)``                      the predicted class; with several labels per image, all with a probability above 0.5;
-                                  a single number that the postprocessing does not make a class of, as it is
+    ``(C,)``                      the predicted class; with several labels per image, all that are predicted; a single
+                                  number that the postprocessing does not make a class of, as it is
     ``(C, *spatial)``             for each predicted channel, the mean probability in its predicted region
     dictionary with boxes         for each detection, how well it is found again (D-RISE)
     other dictionaries and lists  the first part of one of these forms, if possible one named like a prediction
     any other tensor              up to 4 numbers: each of them; more: how close they stay to the unperturbed ones
     ============================  ===================================================================================
+
+    Predicted is what the bundle's own postprocessing makes a label of: the highest channel, or all that reach its
+    threshold, after its own activation. Where it makes no labels, it is the highest channel, or all with a probability
+    above 0.5 after a sigmoid.
 
     What a score means (a probability or the network's own number, one class of several or several at once) is the same
     for all cases of a cohort, whoever explains them: it follows from these settings, the postprocessing and the
@@ -167,14 +89,16 @@ class AutoTarget(Target):
        applies a threshold and no activation, these are taken for probabilities, several at once.
     2. The activation of the postprocessing.
     3. One channel that no postprocessing makes a class of: its own value. Rounding makes no class of it, nor does a
-       function that cannot be read (``Activationsd(other=...)``). With several channels, or before an activation or a
-       label, such a function is refused with an error that asks for ``activation``.
+       function that cannot be read (``Activationsd(other=...)``, ``Lambdad``, or a transform of somebody's own). With
+       several channels, or before an activation or a label, such a function is refused with an error that asks for
+       ``activation``.
     4. Otherwise the network is taken to end in logits, as those of MONAI do: several channels are one class of several
        (softmax), unless the postprocessing applies a threshold, and one channel is a sigmoid's. A case whose output
        lies in [0, 1] may hold probabilities already, and fails with an error that asks for ``activation``.
 
     Args:
-        readings: what the bundle's postprocessing does with its predictions, from :func:`read_postprocessing`.
+        readings: what the bundle's postprocessing does with its predictions, from
+            :func:`~monai_saliency.targets.postprocessing.read_postprocessing`.
         classes: ``"predicted"``, ``"all"``, or a list of classes, channels or numbers, to choose what is explained.
         activation: ``"softmax"``, ``"sigmoid"`` or ``"none"``. By default the activation of the postprocessing; without
             one see above.
@@ -206,7 +130,9 @@ class AutoTarget(Target):
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         choice = self.choose(reference_output, case)
-        return _BoundChoice(choice, choice.target.bind(choice.read(reference_output), case))
+        bound = choice.target.bind(choice.read(reference_output), case)
+        # The chosen target holds labels as large as the output, which are bound by now.
+        return _BoundChoice(replace(choice, target=self), bound)
 
     def choose(self, output: Any, case: Case) -> Choice:
         """Choose the target of a case.
@@ -250,11 +176,17 @@ class AutoTarget(Target):
             words = f"image regression: mean of output channel 0{where}, as the network gives it"
             return Choice(RegionScore(0, "none", "all"), words, path)
         scores = values if prepare is None else prepare(values)
+        # Of the output as the bundle reads it.
+        labels = (reading or Reading()).labels(values, activation)
         choose = self._segmentation if spatial else self._classification
-        target, words = choose(scores, activation, reading is not None and reading.discrete == "argmax")
+        target, words = choose(scores, activation, labels)
         _warn_if_saturated(target, scores, case)
         name = "probability" if prepare is not None else {"none": "score"}.get(activation, f"{activation} probability")
-        return Choice(target, words.format(name=name) + f"{where} ({reason})", path, prepare)
+        single = None
+        if reading is not None and reading.discrete == "threshold":
+            reason += f", at {reading.threshold:g}" if reading.threshold != 0.5 else ""
+            single = int(labels.values) if values.ndim == 2 and one_channel else None
+        return Choice(target, words.format(name=name) + f"{where} ({reason})", path, prepare, single)
 
     def _activation(
         self, values: torch.Tensor, reading: Reading | None, case: Case
@@ -302,19 +234,19 @@ class AutoTarget(Target):
             return found, None, "the bundle's postprocessing takes the highest"
         return found, None, f"the default for {'one channel' if values.shape[1] == 1 else 'several channels'}"
 
-    def _classification(self, values: torch.Tensor, activation: str, one_class: bool) -> tuple[Target, str]:
-        """The target of classes; with `one_class` the highest is the only one that is predicted."""
+    def _classification(self, values: torch.Tensor, activation: str, labels: Labels) -> tuple[Target, str]:
+        """The target of classes; where several may be predicted, of all that are."""
         classes: Any = self.classes
-        if classes == "predicted" and activation == "sigmoid" and not one_class and bool((values > 0).any()):
-            classes = (values[0] > 0).nonzero().flatten().tolist()
+        if classes == "predicted" and labels.overlapping and bool(labels.values.any()):
+            classes = labels.values.nonzero().flatten().tolist()
         named = {"predicted": "the predicted class", "all": "all classes"}
         what = named[classes] if isinstance(classes, str) else f"class {', '.join(map(str, classes))}"
         if values.shape[1] == 1:
             what = "prediction 1, the network's one output"
         return ClassScore(classes, activation), f"classification into {values.shape[1]}: {{name}} of {what}"
 
-    def _segmentation(self, values: torch.Tensor, activation: str, one_class: bool) -> tuple[Target, str]:
-        """The target of channels; with `one_class` a voxel belongs to the highest alone."""
+    def _segmentation(self, values: torch.Tensor, activation: str, labels: Labels) -> tuple[Target, str]:
+        """The target of channels, in the voxels that have their label."""
         channels: Any = self.classes
         count = values.shape[1]
         what = f"segmentation into {count}: mean {{name}}"
@@ -323,14 +255,9 @@ class AutoTarget(Target):
         if not isinstance(channels, str):
             # Channels that the user chose may have no predicted voxel.
             return RegionScore(channels, activation, "all"), f"{what} of channel {_listed(channels)} in the image"
-        overlapping = activation == "sigmoid" and (not one_class or count == 1)
-        first = 0 if overlapping or count == 1 else 1  # channel 0 is background where channels do not overlap
-        if overlapping:
-            sizes = (values[0] > 0).flatten(1).sum(dim=1)
-        else:
-            sizes = torch.bincount(values[0].argmax(dim=0).flatten(), minlength=count)
-        found = [c for c in sizes.argsort(descending=True, stable=True).tolist() if c >= first and sizes[c] > 0]
+        found = labels.channels(count)
         if not found:
+            first = int(labels.background)
             means = values[0, first:].flatten(1).mean(dim=1)
             best = first + int(means.argmax())
             return (
@@ -340,8 +267,7 @@ class AutoTarget(Target):
         left = f", the largest of {len(found)}" if len(found) > _MAX_MAPS else ""
         found = sorted(found[:_MAX_MAPS])
         words = f"{what} of channel {_listed(found)} in its predicted region{left}"
-        kind = HighestRegionScore if activation == "sigmoid" and not overlapping else RegionScore
-        return kind(found, activation), words
+        return PredictedRegionScore(found, activation, lambda _: labels), words
 
     def _regression(self, values: torch.Tensor, path: tuple[Any, ...] | None, where: str) -> Choice:
         count = values[0].numel()
@@ -374,7 +300,12 @@ class _BoundChoice(BoundTarget):
         return self.bound(self.choice.read(output))
 
     def describe(self) -> dict[str, Any]:
-        return self.bound.describe()
+        found, made = self.bound.describe(), self.choice.prediction
+        if made is None:
+            return found
+        if "probability" in found and found["prediction"] != made:
+            found["probability"] = 1 - found["probability"]
+        return {**found, "prediction": made}
 
     def quantity(self) -> Quantity:
         found = self.bound.quantity()

@@ -14,7 +14,38 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.utils.tensors import check_labels
 
-__all__ = ["Prediction", "check_region", "components", "given_region", "label_region", "on_grid"]
+__all__ = ["Labels", "Prediction", "check_region", "components", "given_region", "label_region", "on_grid"]
+
+
+class Labels:
+    """Labels that are known, of one image.
+
+    Args:
+        values: bool ``(C, *spatial)``, the voxels of each channel, which may overlap; or ``(*spatial)``, the channel of
+            each voxel, where a number that is not a channel stands for none.
+        background: whether channel 0 is background.
+    """
+
+    def __init__(self, values: torch.Tensor, background: bool) -> None:
+        self.values = values
+        self.overlapping = values.dtype == torch.bool
+        self.background = background
+
+    def region(self, channel: int) -> torch.Tensor:
+        """The voxels of a channel, bool ``(*spatial)``."""
+        return self.values[channel] if self.overlapping else self.values == channel
+
+    def sizes(self, count: int) -> torch.Tensor:
+        """The number of voxels ``(count,)`` of each channel."""
+        if self.overlapping:
+            return self.values.flatten(1).sum(dim=1)
+        return torch.bincount(self.values.flatten(), minlength=count)[:count]
+
+    def channels(self, count: int) -> list[int]:
+        """The channels with a voxel, the largest first, without the background."""
+        sizes = self.sizes(count)
+        found = sizes.argsort(descending=True, stable=True).tolist()
+        return [channel for channel in found if channel >= int(self.background) and sizes[channel] > 0]
 
 
 class Prediction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +22,18 @@ from monai_saliency.targets.base import (
     quantity_after,
     to_float,
 )
-from monai_saliency.targets.regions import Prediction, check_region, components, given_region, label_region
+from monai_saliency.targets.regions import (
+    Labels,
+    Prediction,
+    check_region,
+    components,
+    given_region,
+    label_region,
+)
 from monai_saliency.utils.arguments import check_option, indices, number, whole_number
 from monai_saliency.utils.boxes import Box, within
 
-__all__ = ["DiceScore", "HighestRegionScore", "RegionScore"]
+__all__ = ["DiceScore", "PredictedRegionScore", "RegionScore"]
 
 
 class _Part(NamedTuple):
@@ -54,8 +61,6 @@ class _SegmentationTarget(Target):
     """A target that compares channels with regions. The regions are frozen on the unperturbed output."""
 
     regions: tuple[str, ...]
-    #: whether a voxel belongs to the highest channel alone, after a sigmoid too
-    highest = False
 
     def __init__(
         self,
@@ -84,7 +89,7 @@ class _SegmentationTarget(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_volume(reference_output, case, type(self).__name__)
         check_activation(output, self.activation, case)
-        prediction = Prediction(output, "none" if self.highest else self.activation, case)
+        prediction = Prediction(output, self.activation, case)
         parts: list[_Part] = []
         for channel in self._channels(output, prediction, case):
             region, what = self._region(channel, output, prediction, case)
@@ -135,7 +140,7 @@ class _SegmentationTarget(Target):
         predicted = prediction.region(channel)
         if self.region == "false_positive":
             return predicted & ~self._label(channel, output, case), "the region that is predicted but not in the label"
-        above = " (probability above one half)" if self.activation == "sigmoid" and not self.highest else ""
+        above = " (probability above one half)" if self.activation == "sigmoid" else ""
         return predicted, f"the predicted region{above}"
 
     def _label(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
@@ -226,10 +231,24 @@ class RegionScore(_SegmentationTarget):
         return _BoundRegionScore(parts, self.activation, output, where)
 
 
-class HighestRegionScore(RegionScore):
-    """A :class:`RegionScore` where a voxel belongs to the highest channel alone, as after a sigmoid and an argmax."""
+class PredictedRegionScore(RegionScore):
+    """A :class:`RegionScore` in the regions that somebody else's steps make of the unperturbed output, such as a
+    bundle's postprocessing.
 
-    highest = True
+    Args:
+        channel: the output channels to explain.
+        activation: as for :class:`RegionScore`.
+        labels: gives the labels of an output ``(1, C, *spatial)``.
+    """
+
+    def __init__(self, channel: int | Sequence[int], activation: str, labels: Callable[[torch.Tensor], Labels]) -> None:
+        super().__init__(channel, activation)
+        self.labels = labels
+
+    def _region(
+        self, channel: int, output: torch.Tensor, prediction: Prediction, case: Case
+    ) -> tuple[torch.Tensor | None, str]:
+        return self.labels(output).region(channel), "the predicted region"
 
 
 class _BoundRegionScore(BoundTarget):

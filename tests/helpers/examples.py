@@ -23,7 +23,8 @@ from monai_saliency.targets import (
     Target,
 )
 from monai_saliency.targets.auto import AutoTarget
-from monai_saliency.targets.segmentation import HighestRegionScore
+from monai_saliency.targets.postprocessing import Reading
+from monai_saliency.targets.segmentation import PredictedRegionScore
 
 T = TypeVar("T")
 
@@ -58,6 +59,10 @@ def boxes(dims: int) -> list[dict[str, torch.Tensor]]:
     return [{"boxes": box, "labels": torch.tensor([1]), "scores": torch.tensor([0.7])}]
 
 
+def sigmoid_and_argmax(output: torch.Tensor) -> Any:
+    return Reading("sigmoid", "argmax").labels(output, "sigmoid")
+
+
 #: for each target some examples, and what makes an output for one image of so many axes
 TARGETS: dict[type[Target], list[tuple[Target, Callable[[int], Any]]]] = {
     AutoTarget: [(AutoTarget(), classes), (AutoTarget(), volume), (AutoTarget(), boxes)],
@@ -67,7 +72,7 @@ TARGETS: dict[type[Target], list[tuple[Target, Callable[[int], Any]]]] = {
     EmbeddingSimilarity: [(EmbeddingSimilarity(measure), volume) for measure in ("cosine", "distance")],
     FieldSimilarity: [(FieldSimilarity(), lambda dims: volume(dims)[:, :1].expand(1, dims, *[8] * dims))],
     FunctionScore: [(FunctionScore(lambda output: output.sum(dim=1)), classes)],
-    HighestRegionScore: [(HighestRegionScore(1, "sigmoid"), volume)],
+    PredictedRegionScore: [(PredictedRegionScore(1, "sigmoid", sigmoid_and_argmax), volume)],
     RegionScore: [(RegionScore(1, "softmax"), volume), (RegionScore(1, "none", components=2), volume)],
     RegressionScore: [(RegressionScore("all"), classes)],
 }

@@ -1,43 +1,25 @@
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from monai.apps.vista3d.transforms import VistaPostTransformd
-from monai.transforms import Activations, Activationsd, AsDiscreted, Compose, Invertd, SaveImaged
+from monai.transforms import Activations, Activationsd, AsDiscrete, AsDiscreted, Compose, Lambda, Lambdad
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.targets import ClassScore, DetectionScore, EmbeddingSimilarity, RegionScore, RegressionScore
-from monai_saliency.targets.auto import AutoTarget, Reading, finds_nothing, read_postprocessing
+from monai_saliency.targets.auto import AutoTarget, finds_nothing
+from monai_saliency.targets.postprocessing import Reading, read_postprocessing
 
 FLAT, SOLID = Case("flat", torch.zeros(1, 4, 4)), Case("solid", torch.zeros(1, 4, 4, 4))
 
 
 def readings(**reading: Any) -> dict[Any, Reading]:
     return {"pred": Reading(**reading)}
-
-
-def test_postprocessing_is_read_key_by_key() -> None:
-    transform = Compose(
-        [
-            Activationsd(keys="pred", softmax=True),
-            Compose([Invertd("pred", Compose([]), orig_keys="image"), SaveImaged("pred")]),
-            AsDiscreted(keys=["pred", "label"], argmax=[True, False], to_onehot=[2, 2]),
-            Activationsd(keys=["type", "edge"], sigmoid=[False, True], softmax=[True, False]),
-            AsDiscreted(keys="edge", threshold=0.5),
-        ]
-    )
-    assert read_postprocessing(transform) == {
-        "pred": Reading("softmax", "argmax"),
-        "label": Reading(),
-        "type": Reading("softmax"),
-        "edge": Reading("sigmoid", "threshold"),
-    }
-    assert read_postprocessing(Activations(sigmoid=True)) == readings(activation="sigmoid")
-    assert read_postprocessing(VistaPostTransformd("pred")) == readings(activation="sigmoid", discrete="threshold")
-    assert read_postprocessing(None) == {}
 
 
 def denormalize(values: torch.Tensor) -> torch.Tensor:
@@ -47,21 +29,14 @@ def denormalize(values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "transform",
     [AsDiscreted("pred", rounding="torchrounding"), AsDiscreted("pred", to_onehot=2), Activationsd("pred"),
-     Activationsd("pred", other=denormalize), Activations(other=denormalize), Activations(other=torch.nn.Identity())],
+     Activationsd("pred", other=denormalize), Activations(other=denormalize), Activations(other=torch.nn.Identity()),
+     Lambdad("pred", func=denormalize), Lambda(denormalize), denormalize],
 )  # fmt: skip
 @pytest.mark.parametrize("output", [torch.tensor([[4.2]]), torch.tensor([[0.4]]), torch.full((1, 1, 4, 4), 4.2)])
 def test_a_number_that_is_no_class_is_explained_as_the_network_gives_it(transform: Any, output: torch.Tensor) -> None:
     bound = AutoTarget(read_postprocessing(transform)).bind(output, FLAT)
     assert bound(output).flatten().tolist() == [pytest.approx(output.flatten()[0].item())]
     assert bound.quantity().unit == "network output"
-
-
-@pytest.mark.parametrize("other", [torch.sigmoid, torch.nn.functional.sigmoid, torch.nn.Sigmoid()])
-def test_a_function_that_is_known_counts_as_its_activation(other: Any) -> None:
-    transform = Compose([Activationsd("pred", other=other), AsDiscreted("pred", threshold=0.5)])
-    assert read_postprocessing(transform) == readings(activation="sigmoid", discrete="threshold")
-    assert AutoTarget(read_postprocessing(transform)).bind(LOGITS, FLAT).labels == [0, 1]
-    assert read_postprocessing(Activations(other=torch.nn.Softmax(0))) == readings(activation="softmax")
 
 
 @pytest.mark.parametrize(
@@ -72,11 +47,16 @@ def test_a_function_that_is_known_counts_as_its_activation(other: Any) -> None:
         [AsDiscreted("pred", rounding="torchrounding")],
         [Activations(other=denormalize), AsDiscreted("pred", argmax=True)],
         [Activations(other=denormalize), Activations(softmax=True)],
+        [Lambdad("pred", func=denormalize)],
+        [Lambdad("pred", func=denormalize), AsDiscreted("pred", argmax=True)],
+        [lambda case: case, AsDiscreted("pred", argmax=True)],
+        [Activationsd("pred", sigmoid=True), Lambdad("pred", func=denormalize), AsDiscreted("pred", threshold=0.5)],
+        [AsDiscrete(threshold=torch.tensor([0.5, 0.6, 0.5]))],
     ],
 )
 def test_a_function_that_cannot_be_read_is_not_guessed(transforms: list[Any]) -> None:
     found = read_postprocessing(Compose(transforms))
-    with pytest.raises(CaseError, match=r"case flat: .*the bundle's postprocessing (applies|rounds).*saliency_activa"):
+    with pytest.raises(CaseError, match=r"case flat: .*postprocessing (applies|rounds|compares).*saliency_activa"):
         AutoTarget(found).bind(LOGITS, FLAT)
     assert AutoTarget(found, activation="sigmoid").bind(LOGITS, FLAT).quantity().unit == "probability"
     assert AutoTarget(found, activation="none").bind(LOGITS, FLAT).quantity().unit == "network output"
@@ -256,6 +236,55 @@ def test_landmarks_are_explained_by_how_near_they_stay() -> None:
     moved[0, 1, 0] += 4
     assert bound(torch.cat([output, moved])).flatten().tolist() == pytest.approx([0, -5])
     assert isinstance(AutoTarget(classes=[3]).choose(output, FLAT).target, RegressionScore)
+
+
+SIGMOID, SOFTMAX = Activationsd("pred", sigmoid=True), Activationsd("pred", softmax=True)
+NONE: Callable[[torch.Tensor], torch.Tensor] = torch.nn.Identity()
+#: what comes before the threshold, the activation that is asked for, what the network ends in, and what is scored
+THRESHOLDS: dict[str, tuple[list[Any], str | None, Callable[..., Any], Callable[..., Any]]] = {
+    "sigmoid": ([SIGMOID], None, NONE, torch.sigmoid),
+    "a function": ([Lambdad("pred", func=torch.sigmoid)], None, NONE, torch.sigmoid),
+    "softmax": ([SOFTMAX], None, NONE, partial(torch.softmax, dim=1)),
+    "logits are asked for": ([SIGMOID], "none", NONE, NONE),
+    "logits": ([], None, NONE, torch.sigmoid),
+    "probabilities": ([], "none", torch.sigmoid, NONE),
+}
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.2, 0.5, 0.8])
+@pytest.mark.parametrize("kind", THRESHOLDS)
+def test_what_is_predicted_is_what_the_bundle_predicts(kind: str, threshold: float) -> None:
+    """The voxels, or the classes, where its own postprocessing writes 1."""
+    steps, activation, ends_in, scored = THRESHOLDS[kind]
+    transform = Compose([*steps, AsDiscreted("pred", threshold=threshold)])
+    target = AutoTarget(read_postprocessing(transform), activation=activation)
+    for shape in [(1, 4, 6, 6), (1, 12)]:
+        output = ends_in(2 * torch.randn(shape, generator=torch.Generator().manual_seed(1)) - 1)
+        output[0, 1] = output[0, 1].round()  # a sigmoid of 0 is one half
+        written = transform({"pred": output[0].clone()})["pred"] > 0
+        first = 1 if kind == "softmax" and len(shape) > 2 else 0  # behind the background
+        bound = target.bind(output, FLAT)
+        predicted = [c for c in range(first, shape[1]) if written[c].any()]
+        if not predicted:  # the highest class
+            predicted, written = [int(output.argmax())], torch.ones_like(written)
+        assert list(bound.labels) == predicted
+        scores = [float(scored(output)[0, c][written[c]].mean()) for c in predicted]
+        assert bound(output)[0].tolist() == pytest.approx(scores, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(("threshold", "row"), [(0.3, (1, 0.4)), (0.5, (0, 0.6)), (0.4, (1, 0.4)), (0.41, (0, 0.6))])
+def test_the_prediction_of_one_output_is_the_bundles(threshold: float, row: tuple[int, float]) -> None:
+    output = torch.tensor([[0.4]])
+    for steps, activation, logits in [([SIGMOID], None, output.logit()), ([], "none", output)]:
+        read = read_postprocessing(Compose([*steps, AsDiscreted("pred", threshold=threshold)]))
+        described = AutoTarget(read, activation=activation).bind(logits, FLAT).describe()
+        assert (described["prediction"], described["probability"]) == (row[0], pytest.approx(row[1]))
+
+
+def test_what_is_explained_can_be_sent_to_another_process() -> None:
+    output = torch.randn(1, 3, 4, 4)
+    bound = AutoTarget(readings(activation="sigmoid", discrete="threshold")).bind(output, FLAT)
+    assert torch.equal(pickle.loads(pickle.dumps(bound))(output), bound(output))
 
 
 def detections(scores: list[float]) -> list[dict[str, torch.Tensor]]:

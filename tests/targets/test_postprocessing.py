@@ -1,0 +1,136 @@
+"""What a bundle's postprocessing makes of a prediction, as it is read from its transforms."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import scipy.special
+import torch
+from monai.apps.vista3d.transforms import VistaPostTransformd
+from monai.transforms import (
+    Activations,
+    Activationsd,
+    AsDiscrete,
+    AsDiscreted,
+    Compose,
+    CopyItemsd,
+    Invertd,
+    Lambda,
+    Lambdad,
+    MapTransform,
+    RandLambdad,
+    SaveImaged,
+    ScaleIntensityd,
+)
+
+from monai_saliency.targets.postprocessing import Reading, read_postprocessing
+
+
+def twice(values: Any) -> Any:
+    return 2 * values
+
+
+class Own(MapTransform):
+    """Somebody's own."""
+
+    def __call__(self, data: Any) -> Any:
+        return {**data, "pred": twice(data["pred"])}
+
+
+class Saves(SaveImaged):
+    """Somebody's own, of a kind that leaves the numbers."""
+
+
+def test_postprocessing_is_read_key_by_key() -> None:
+    transform = Compose(
+        [
+            Activationsd(keys="pred", softmax=True),
+            Compose([Invertd("pred", Compose([]), orig_keys="image"), SaveImaged("pred")]),
+            AsDiscreted(keys=["pred", "label"], argmax=[True, False], to_onehot=[2, 2]),
+            Activationsd(keys=["type", "edge"], sigmoid=[False, True], softmax=[True, False]),
+            AsDiscreted(keys="edge", threshold=0.5),
+        ]
+    )
+    assert read_postprocessing(transform) == {
+        "pred": Reading("softmax", "argmax"),
+        "label": Reading(),
+        "type": Reading("softmax"),
+        "edge": Reading("sigmoid", "threshold"),
+    }
+    assert read_postprocessing(None) == {}
+
+
+SIGMOID, SOFTMAX = Reading("sigmoid"), Reading("softmax")
+
+
+@pytest.mark.parametrize(
+    ("transform", "reading"),
+    [
+        (Activations(sigmoid=True), SIGMOID),
+        (VistaPostTransformd("pred"), Reading("sigmoid", "positive")),
+        (AsDiscrete(threshold=0.3), Reading(None, "threshold", threshold=0.3)),
+        (AsDiscreted(["label", "pred"], threshold=[0.3, 0.7]), Reading(None, "threshold", threshold=0.7)),
+        # Functions that are activations.
+        *((Activations(other=each), SIGMOID) for each in (torch.sigmoid, torch.nn.functional.sigmoid)),
+        *((Lambdad("pred", func=each), SIGMOID) for each in (torch.nn.Sigmoid(), scipy.special.expit)),
+        (torch.sigmoid, SIGMOID),
+        (Lambda(torch.special.expit), SIGMOID),
+        (Activations(other=torch.nn.Softmax(0)), SOFTMAX),
+        (Lambdad(["image", "pred"], func=[twice, partial(torch.softmax, dim=0)]), SOFTMAX),
+        (Lambdad("pred", func=partial(scipy.special.softmax, axis=0)), SOFTMAX),
+        (Compose([Lambdad("pred", torch.sigmoid), AsDiscreted("pred", argmax=True)]), Reading("sigmoid", "argmax")),
+        # What leaves the prediction's numbers.
+        *((each, None) for each in (Saves("pred"), Lambdad("image", func=twice), Own("image"))),
+        (Lambdad("pred", func=twice, overwrite=False), None),
+        (Lambdad("pred", func=torch.nn.Identity()), Reading()),
+        (Compose([Activationsd("pred", softmax=True), Own("pred")]), SOFTMAX),
+        (Compose([AsDiscreted("pred", argmax=True), Own("pred")]), Reading(None, "argmax")),
+        # Labels may be made of a copy.
+        (Compose([CopyItemsd("pred", names="copy"), Activationsd("copy", sigmoid=True)]), SIGMOID),
+        (Lambdad("pred", func=torch.sigmoid, overwrite="probability"), SIGMOID),
+        (Compose([Activationsd("pred", softmax=True), CopyItemsd("pred", names="copy"), Own("copy")]), SOFTMAX),
+    ],
+)
+def test_what_is_known(transform: Any, reading: Reading | None) -> None:
+    assert read_postprocessing(transform).get("pred") == reading
+
+
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (Activations(other=twice), "applies twice to it (other=)"),
+        (Activations(softmax=True, dim=1), "applies a softmax over axis 1 to it"),
+        (Lambdad("pred", func=twice), "applies twice to it"),
+        (Lambdad("pred", func=partial(torch.softmax, dim=1)), "applies softmax(dim=1) to it"),
+        (Lambdad("pred", func=torch.nn.Softmax(1)), "applies Softmax to it"),
+        (RandLambdad("pred", func=torch.sigmoid), "applies sigmoid to it at random"),
+        (Own("pred"), "applies Own to it"),
+        (ScaleIntensityd("pred"), "applies ScaleIntensityd to it"),
+        (AsDiscrete(rounding="torchrounding"), "rounds it"),
+        (AsDiscrete(threshold=torch.tensor([0.2, 0.3])), "compares it with a Tensor"),
+        (Compose([Lambdad("pred", func=twice), Activationsd("pred", sigmoid=True)]), "applies twice to it"),
+        (Compose([Activationsd("pred", sigmoid=True), Lambdad("pred", func=twice), AsDiscreted("pred", threshold=0.5)]),
+         "applies twice to it"),
+        (Compose([Activations(True, True), AsDiscrete(argmax=True)]), "applies a softmax to its sigmoid"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_said(transform: Any, words: str) -> None:
+    assert read_postprocessing(transform)["pred"].unread == words
+
+
+def test_labels_of_prompts_exclude_each_other() -> None:
+    """As MONAI's VISTA writes them: the highest, where it is above 0."""
+    output = torch.randn(1, 3, 5, 5, 5, generator=torch.Generator().manual_seed(0))
+    written = VistaPostTransformd("pred")({"pred": output[0].clone()})["pred"][0]
+    labels = Reading("sigmoid", "positive").labels(output, "sigmoid")
+    for channel in range(3):
+        assert torch.equal(labels.region(channel), written == channel + 1)
+    assert sorted(labels.channels(3)) == [0, 1, 2]
+
+
+def test_different_logits_of_one_sigmoid_are_equal() -> None:
+    output = torch.tensor([[[[50.0]], [[90.0]], [[0.0]]]])
+    written = Compose([Activations(sigmoid=True), AsDiscrete(argmax=True)])(output[0])
+    assert int(Reading("sigmoid", "argmax").labels(output, "sigmoid").values) == int(written) == 0
