@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import half_rounding
 from monai_saliency.utils.profiling import stage
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import blend, finite_between, plain
 
 __all__ = ["CaseState", "Explanation", "merged"]
 
@@ -162,8 +163,11 @@ class CaseState:
             # Foreign masks need not know boxes: only those that restrict themselves to one are asked for it.
             part: dict[str, Any] = {} if box is None else {"box": box}
             masks = self.masks.render(self.masks_of(start, stop), **part).to(out.dtype)
-            # lerp is mask * image + (1 - mask) * fill in one pass, and exact at mask 0 and 1.
-            torch.lerp(fill, image, masks, out=out)
+            blend(fill, image, masks, self._is_finite, out=out)
+
+    @cached_property
+    def _is_finite(self) -> bool:
+        return finite_between(self.fill, self.case.image)
 
     def bound_to(self, reference: Any) -> BoundTarget:
         """The target, bound to an output ``(1, ...)``."""

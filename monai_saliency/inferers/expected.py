@@ -16,7 +16,7 @@ from monai_saliency.networks.outputs import OutputPath, check_rows, read
 from monai_saliency.targets.base import BoundTarget, label_name
 from monai_saliency.utils.monai_private import tensor_version, tree_map
 from monai_saliency.utils.precision import rounding_of
-from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.tensors import blend, finite_between, plain
 
 __all__ = [
     "SUPPOSED",
@@ -243,7 +243,8 @@ def same_boxes(
 def faded(image: torch.Tensor, fill: torch.Tensor, count: int) -> torch.Tensor:
     """An image ``(C, *spatial)`` faded more and more, ``(count, C, *spatial)``: first as it is, last by half."""
     weights = torch.linspace(1, 0.5, count).to(image).reshape(-1, *[1] * image.ndim)
-    return torch.lerp(fill.expand_as(image)[None], image[None], weights)
+    fill = fill.expand_as(image)
+    return blend(fill[None], image[None], weights, finite_between(fill, image))
 
 
 def are_detections(output: Any) -> bool:

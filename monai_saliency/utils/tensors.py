@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from monai.data import MetaTensor
 
-__all__ = ["check_labels", "new_buffer", "plain", "to_host", "with_meta_of"]
+__all__ = ["blend", "check_labels", "finite_between", "new_buffer", "plain", "to_host", "with_meta_of"]
 
 
 def new_buffer(image: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -21,6 +21,35 @@ def new_buffer(image: torch.Tensor, *shape: int) -> torch.Tensor:
 def plain(value: Any) -> Any:
     """The plain tensor of a MetaTensor, which shares its memory. Anything else is returned unchanged."""
     return value.as_tensor() if isinstance(value, MetaTensor) else value
+
+
+def finite_between(fill: torch.Tensor, image: torch.Tensor) -> bool:
+    """Whether each voxel of an image has a finite distance to what replaces it. Where the image or the fill is NaN or
+    infinite, it has none.
+    """
+    return bool(torch.isfinite(image - fill).all())
+
+
+def blend(
+    fill: torch.Tensor, image: torch.Tensor, share: torch.Tensor, is_finite: bool, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``share * image + (1 - share) * fill``, exact where the share is 0 or 1.
+
+    A NaN voxel counts as nothing where its share is 0, and so does an infinite one, which stays infinite elsewhere.
+
+    Args:
+        fill: what replaces voxels, ``(C, *spatial)``.
+        image: ``(C, *spatial)``.
+        share: in [0, 1], ``(n, 1 or C, *spatial)``.
+        is_finite: of :func:`finite_between`. Where it holds, one pass is enough.
+        out: the result is written there.
+    """
+    out = torch.lerp(fill, image, share, out=out)
+    if is_finite:
+        return out
+    # 0 * NaN and 0 * infinity are NaN, and so is infinity less infinity, by which lerp comes to a large share.
+    kept = torch.where((share == 1) | (image.isinf() & (share > 0)), image, out)
+    return torch.where(share == 0, fill, kept, out=out)
 
 
 def check_labels(labels: torch.Tensor) -> None:

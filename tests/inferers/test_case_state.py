@@ -331,3 +331,29 @@ class Halved(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         dtype = self.layers[0].weight.dtype
         return self.layers(x.to(dtype)).to(self.to_dtype or dtype)
+
+
+class Cleans(torch.nn.Module):
+    """A network that takes any scan."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.nan_to_num(nan=-3.0, posinf=9.0, neginf=-9.0).flatten(1).cumsum(1)[:, ::7]
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("method", ["windows", "rise"])
+def test_a_hidden_voxel_that_is_not_finite_is_the_fill(method: str, broken: float, image: torch.Tensor) -> None:
+    """0 * NaN is NaN, so that hiding it would leave it there."""
+    image[0, 0, 3, 4] = broken
+    given = {"target": ms.RegressionScore("all"), "fill": ms.ConstantFill(2.0)}
+    explain = ms.sliding_window(4, 3, **given) if method == "windows" else ms.rise(12, 3, **given)
+    (found,) = explain.explain(image, Cleans())
+    masks = torch.cat([explain.masks.bind(image[0]).render([i]) for i in range(len(found.scores))])
+    kept = torch.where(masks == 0, torch.zeros(()), masks * image)
+    if not np.isnan(broken):
+        expected = Cleans()(kept + (1 - masks) * 2.0)
+        torch.testing.assert_close(found.scores, expected, rtol=1e-4, atol=1e-4)
+    hidden = (masks[:, 0, 3, 4] == 0).nonzero().flatten()
+    assert len(hidden)
+    expected = Cleans()((kept + (1 - masks) * 2.0)[hidden])
+    torch.testing.assert_close(found.scores[hidden], expected, rtol=1e-4, atol=1e-4)
