@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +142,7 @@ class AttachedHandler(SaliencyHandler):
         images, self._epoch_length = call.images, engine.state.epoch_length
         items = items_of(engine.state.batch, len(images))
         if self._placement is None:
-            self._start(engine, items, images)
+            self._start(engine, items, images, call)
         batch = self.explainer.assignment.place(engine.state.iteration - 1)
         places = [f"{batch}-{i}" if len(items) > 1 else str(batch) for i in range(len(items))]
         strange = [not self._is_input(*each) for each in zip(items, images, strict=True)]
@@ -162,7 +162,7 @@ class AttachedHandler(SaliencyHandler):
         groups = ([i for i in group if self._has_place(cases[i], strange[i])] for group in call.groups())
         for group in filter(None, groups):
             # Where a detector finds no box, the surest of those below its threshold is explained.
-            unsure = call.is_list and finds_nothing(engine.state.output[CommonKeys.PRED][group[0]])  # type: ignore[index]
+            unsure = call.is_list and finds_nothing(_predicted(engine, call)[group[0]])
             changes: dict[str, Any] = {"inputs": ListInput() if call.is_list else TensorInput()}
             changes["inferer"] = Replay.of(self._own, call.of(group), unsure)
             if self.settings.mask_batch_size is None:
@@ -174,7 +174,7 @@ class AttachedHandler(SaliencyHandler):
             predicted = [None if unsure else predictions[i] for i in group]
             yield Batch(together, [cases[i] for i in group], self._explains.replace(**changes), predicted)
 
-    def _start(self, engine: Any, items: list[dict[Any, Any]], images: Sequence[torch.Tensor]) -> None:
+    def _start(self, engine: Any, items: list[dict[Any, Any]], images: Sequence[torch.Tensor], call: Call) -> None:
         """Find the images among what the loader gives, and print what will be explained of the first."""
         item, image, key = items[0], images[0], self.settings.image_key
         if key is not None and key not in item:
@@ -220,11 +220,11 @@ class AttachedHandler(SaliencyHandler):
         print(
             f"monai_saliency: {self.words} ({type(engine).__name__}) runs {type(engine.network).__name__} by "
             f"{type(self._own).__name__} on {found} {tuple(image.shape)}; "
-            f"{self._words(engine, item, image)}; maps go to {self.folder}",
+            f"{self._words(_predicted(engine, call), len(images), item, image)}; maps go to {self.folder}",
             flush=True,
         )
 
-    def _words(self, engine: Any, item: dict[Any, Any], image: torch.Tensor) -> str:
+    def _words(self, output: Any, count: int, item: dict[Any, Any], image: torch.Tensor) -> str:
         """What is explained of the first image, from the output that the evaluator has just computed for it."""
         label_key, target = self.settings.label_key, self.inferer.target
         try:
@@ -235,7 +235,6 @@ class AttachedHandler(SaliencyHandler):
             if isinstance(self._predicting, WrappedNNUNet):
                 words = "the logits of nnU-Net's network, on the grid that it sees"
             elif isinstance(target, AutoTarget):
-                output, count = engine.state.output[CommonKeys.PRED], len(engine.state.output[CommonKeys.IMAGE])
                 words = target.choose(rows(output, 0, 1, count), Case("the first case", image)).words
         except ValueError as error:  # raised again, with the case's name, when it is explained
             return f"the first case cannot be explained ({error})"
@@ -311,3 +310,9 @@ class AttachedHandler(SaliencyHandler):
                 ", ".join(map(str, flat)),
             )
         return self._placement(case)
+
+
+def _predicted(engine: Any, call: Call) -> Any:
+    """What an evaluator has predicted for a batch; what its inferer gave, where it was taken apart into images."""
+    output = engine.state.output
+    return output[CommonKeys.PRED] if isinstance(output, Mapping) and CommonKeys.PRED in output else call.output

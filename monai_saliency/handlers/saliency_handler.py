@@ -191,7 +191,15 @@ class SaliencyHandler:
 
     def batches(self, engine: Engine) -> Iterator[Batch]:
         """The batches to explain after one iteration of the evaluator."""
-        images = engine.state.output[self.image_key]  # type: ignore[index]
+        output = engine.state.output
+        if not isinstance(output, Mapping):
+            raise ValueError(
+                f"engine.state.output is a {type(output).__name__}, where the handler reads a dictionary with "
+                f"{self.image_key!r}: MONAI's evaluators take it apart into a list, and postprocess it, before "
+                "ITERATION_COMPLETED. Attach the handler by handler.attach(evaluator), which explains at "
+                "FORWARD_COMPLETED"
+            )
+        images = output[self.image_key]
         items = decollate_batch(engine.state.batch)
         for i, item in enumerate(items):
             item.setdefault("case", case_name(images, i))

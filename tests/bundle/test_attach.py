@@ -16,6 +16,7 @@ from helpers.dependent import classify
 from helpers.files import maps, rows_of
 from helpers.layouts import Bundle
 from helpers.scans import LPS, volume
+from ignite.engine import Events
 from monai.bundle import ConfigParser
 from monai.data import DataLoader, Dataset, PatchDataset
 from monai.engines import EnsembleEvaluator, IterationEvents, SupervisedEvaluator
@@ -87,6 +88,22 @@ def test_ten_lines(tmp_path: Path) -> None:
     run.run()
     assert handler.explained == ["s0", "s1"]
     assert set(maps(tmp_path / "maps")) == {"s0_saliency.nii.gz", "s1_saliency.nii.gz"}
+
+
+def test_where_the_evaluator_has_taken_its_output_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At ITERATION_COMPLETED its output is a list, and maybe postprocessed."""
+    found = {}
+    for event in (IterationEvents.FORWARD_COMPLETED, Events.ITERATION_COMPLETED):
+        run = evaluator(tmp_path, network=Classify())
+        folder = tmp_path / str(event.name)
+        handler = ms.attach(run, folder, method="sliding_window", window_size=4, stride=4, activation="none")
+        run.remove_event_handler(handler, IterationEvents.FORWARD_COMPLETED)
+        run.add_event_handler(event, handler)
+        run.run()
+        assert handler.explained == ["s0", "s1"]
+        found[event] = files(folder), capsys.readouterr().out.replace(str(folder), "")
+    first, second = found.values()
+    assert first == second
 
 
 def test_a_scan_that_cannot_be_read_is_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

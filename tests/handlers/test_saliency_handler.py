@@ -80,6 +80,14 @@ def test_titles(target: Target, network: Any, title: str) -> None:
     assert handle(sliding_window(3, 3, target=target), network)[1]["title"] == title
 
 
+def test_an_output_that_was_taken_apart_before_is_refused_in_words() -> None:
+    """As at ITERATION_COMPLETED, where each image has its own dictionary."""
+    output = [{"image": image} for image in IMAGES]
+    handler: Any = SaliencyHandler(sliding_window(3, 3, target=ClassScore([0], "none")), brightness, dict)
+    with pytest.raises(ValueError, match=r"output is a list.* Attach the handler by handler\.attach\(evaluator\)"):
+        handler(SimpleNamespace(state=SimpleNamespace(output=output, batch=output)))
+
+
 def test_cases_with_different_numbers_of_boxes(tmp_path: Path) -> None:
     """Each box has a map and a row of its own."""
     explain = sliding_window(3, 3, target=DetectionScore(0.3), mask_batch_size=5)
