@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import SUPPOSED, RowsDepend, distrust, figures, largest, predicted, tolerance_of
+from monai_saliency.inferers.expected import (
+    SUPPOSED,
+    Expected,
+    RowsDepend,
+    distrust,
+    figures,
+    largest,
+    predicted,
+    score_figures,
+    scores_differ,
+    tolerance_of,
+)
 from monai_saliency.inferers.forward import Cancelled, Forward
 from monai_saliency.inferers.once import Passed
 from monai_saliency.networks.comparison import Difference, Excerpt, difference, excerpt
-from monai_saliency.networks.outputs import OutputPath
+from monai_saliency.networks.outputs import OutputPath, check_rows, read
 from monai_saliency.utils.monai_private import holds_compiled
 
-__all__ = ["PatchCheck"]
+__all__ = ["PatchCheck", "WrapperCheck"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +54,7 @@ class PatchCheck:
         self._watched: list[list[int]] = []
         self._seen: dict[int, Excerpt] = {}
         self._scale: dict[int, Excerpt] = {}
+        self._chosen: dict[int, tuple[Excerpt, str]] = {}
         self._perturbed: set[int] = set()
         self._twice: dict[int, Excerpt | None] = {}
         self._is_checked = False
@@ -96,6 +109,8 @@ class PatchCheck:
             seen = self._seen.pop(slot)
             single, words, is_alone = self._alone(alone, slot)
             self._scale.setdefault(index, single)
+            if slot == self._watched[index][0]:
+                self._chosen[index] = single, words
             self._compare(index, "a patch of the unperturbed image", single, words, seen)
             if not is_alone:
                 return
@@ -160,12 +175,13 @@ class PatchCheck:
         self._compare(index, "a perturbed patch", single, words, beside)
 
     def check_faded(self, index: int, patches: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Compare patches that are faded more and more with the same in other rows, and the last of them with itself
-        alone; once a network.
+        """Compare patches that are faded more and more with the same in other rows, and the last of them, which then
+        stands there twice, with itself alone. The first one, which is not faded, is compared with what it gave alone.
+        Once a network.
 
         Args:
             index: the place of a case whose unperturbed patches are checked.
-            patches: ``(batch_size, C, *roi_size)``, a patch faded more and more.
+            patches: ``(batch_size, C, *roi_size)``, the patch of :meth:`watch` faded more and more.
             run: gives the network's output of a batch of patches.
 
         Raises:
@@ -175,7 +191,7 @@ class PatchCheck:
         passed = Passed(self.forward, self.output, ["patches", count], state.case.image, state.fill)
         if count < 2 or passed or torch.equal(patches[0], patches[-1]):
             return
-        order = [count - 1, *range(count - 1)]
+        order = [count - 1, count - 1, *range(count - 2)] if count > 2 else [1, 0]
         copies = holds_compiled(self.forward.network)
         try:
             first, again = (
@@ -189,6 +205,8 @@ class PatchCheck:
             return
         what, words = "a patch faded by up to a half", f"in a batch of {count} copies of it" if copies else "alone"
         self._compare(index, what, single, words, first[-1])
+        if index in self._chosen:
+            self._compare(index, "a patch beside darker or brighter ones", *self._chosen[index], first[0])
         for row, patch in enumerate(order):
             self._compare(index, what, first[patch], "in another row", again[row])
         passed.note()
@@ -213,3 +231,62 @@ class PatchCheck:
             except Exception:
                 logger.debug("the network takes no batch of one patch", exc_info=True)
         return excerpt(alone(slot, self.batch_size)), f"in a batch of {self.batch_size} copies of it", False
+
+
+class WrapperCheck:
+    """Compares the scores of a perturbed image by its patches with those of the whole image, by an inferer that holds
+    the one which cuts the patches. What such a wrapper does is tried with made-up values, and it may do more only with
+    the network's own, or for as many channels as the network has. It costs one prediction a case.
+
+    Args:
+        whole: calls the network by the wrapper; None where there is none, so that nothing is run.
+        states: the cases.
+        output: the part of the network's output that is explained.
+    """
+
+    def __init__(self, whole: Forward | None, states: Sequence[CaseState], output: OutputPath | None) -> None:
+        self.whole = whole
+        self.states = states
+        self.output = output
+        self._compared: set[int] = set()
+
+    def wants(self, index: int) -> bool:
+        """Whether a case is still to be compared."""
+        return self.whole is not None and index not in self._compared
+
+    def left(self, cases: Iterable[int]) -> int:
+        """How many of some cases are still to be compared, one prediction each."""
+        return sum(map(self.wants, cases))
+
+    def words(self, predictions: int) -> str:
+        """What some predictions are for, in words that follow others."""
+        name = "" if self.whole is None else type(self.whole.inferer).__name__
+        return f", and {predictions} predictions by {name} itself, for comparison" if predictions else ""
+
+    def compare(self, index: int, row: int) -> None:
+        """Compare a row of a case that has its scores.
+
+        Raises:
+            RowsDepend: when it differs. The wrapper then runs whole images.
+        """
+        assert self.whole is not None
+        self._compared.add(index)
+        state = self.states[index]
+        name = type(self.whole.inferer).__name__
+        image = torch.empty_like(state.case.image)[None]
+        state.perturb(row, row + 1, out=image)
+        try:
+            output = read(self.whole.images(image, self.whole.inputs.split(image), {}), self.output)
+            check_rows(output, 1)
+            here = Expected.of(output, f"by {name}", state)
+        except Cancelled:
+            raise
+        except Exception as error:
+            problem = f"fails with a whole image ({type(error).__name__}: {error})"
+        else:
+            patches = replace(here, words="by its patches", scores=state.state.scores[row - 1])
+            if not scores_differ(state, patches, here, tolerance_of(self.whole, state)):
+                return
+            problem = f"a perturbed image gives {score_figures(state, here, patches)}"
+        distrust(state)
+        raise RowsDepend(state.case.name, f"{name} does more than call its SlidingWindowInferer: {problem}")

@@ -8,7 +8,7 @@ with its patches exchanged: ``(sum + sum_p w * (new_p - old_p)) / count``, in th
 
 The inferer may also stand inside a wrapper that does nothing but call it (:mod:`~monai_saliency.inferers.unwrapped`),
 with further arguments that every patch gets alike, and under autocast, where each patch is rounded and blended as MONAI
-rounds and blends it.
+rounds and blends it. Of each case one perturbed image is then run whole by the wrapper, and its scores are compared.
 
 Positions, weights, padding and blending are MONAI's (:func:`monai.inferers.utils.sliding_window_inference`). A network
 batch holds ``sw_batch_size`` patches, the number that the inferer was given as what fits the device. Which patches
@@ -48,11 +48,11 @@ from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.expected import check_unchanged, faded
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.patch_case import PatchCase, cancels
-from monai_saliency.inferers.patch_check import PatchCheck
+from monai_saliency.inferers.patch_check import PatchCheck, WrapperCheck
 from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory, owned
 from monai_saliency.inferers.patch_plan import refusal
 from monai_saliency.inferers.price import Batches, Price
-from monai_saliency.inferers.unwrapped import inside_of, sliding_call
+from monai_saliency.inferers.unwrapped import inside_of, sliding_call, trials
 from monai_saliency.inferers.whole_images import Plan, Rows, Scoring
 from monai_saliency.networks.comparison import excerpt
 from monai_saliency.networks.outputs import OutputPath, read
@@ -65,9 +65,6 @@ from monai_saliency.utils.tensors import new_buffer
 __all__ = ["RememberedPatches", "remember"]
 
 logger = logging.getLogger(__name__)
-
-# Perturbed images of a case with which a wrapper is tried.
-_TRIALS = 8
 
 
 def remember(
@@ -87,37 +84,23 @@ def remember(
     if memory is None or inside_of(forward.inferer) is None:
         return None
     image = states[0].case.image
-    call = sliding_call(forward.inferer, forward.args, forward.kwargs, _trials(states[0]))
+    call = sliding_call(forward.inferer, forward.args, forward.kwargs, trials(states[0]))
     if isinstance(call, str):
         reason: str | None = call
     else:
-        cuts = call.inferer
+        cuts, whole = call.inferer, forward
         forward = forward.of(cuts, call.args, call.kwargs)
         reason = next(filter(None, (refusal(forward, state.masks, image, output) for state in states)), None)
     if reason is None:
         try:
-            return RememberedPatches(forward, cuts, states, output, memory)
+            wrapper = WrapperCheck(None if cuts is whole.inferer else whole, states, output)
+            return RememberedPatches(forward, cuts, states, output, memory, wrapper)
         except _NotExact as error:
             reason = str(error)
             for state in states:
                 state.forwards_here = 0
     _say_once(f"no patches are remembered, every mask runs whole images: {reason}")
     return None
-
-
-def _trials(state: CaseState) -> Iterator[torch.Tensor]:
-    """Images ``(1, C, *spatial)`` that show what a wrapper does with perturbed images of a case: some of its own, and
-    what is left where more is hidden. One at a time, and none where there is no wrapper.
-    """
-    image, fill = state.case.image[None], state.fill[None].expand_as(state.case.image[None])
-    some = np.linspace(1, state.num_rows - 1, min(_TRIALS, state.num_rows - 1), dtype=int)
-    yield image
-    for row in some.tolist():
-        perturbed = image.new_empty(1, image.shape[1] + len(state.held), *image.shape[2:])
-        state.perturb(row, row + 1, out=perturbed)
-        yield perturbed[:, : image.shape[1]]
-    yield torch.lerp(fill, image, 0.5)
-    yield fill.contiguous()
 
 
 class _NotExact(ValueError):
@@ -142,6 +125,7 @@ class RememberedPatches(Scoring):
         states: the cases.
         output: the part of the network's output that is explained.
         limits: of what is remembered.
+        wrapper: compares a perturbed image with what an inferer around ``inferer`` gives.
     """
 
     def __init__(
@@ -151,7 +135,9 @@ class RememberedPatches(Scoring):
         states: Sequence[CaseState],
         output: OutputPath | None,
         limits: PatchMemory,
+        wrapper: WrapperCheck,
     ) -> None:
+        self.wrapper = wrapper
         image = states[0].case.image
         self.forward = forward
         self.states = states
@@ -203,23 +189,39 @@ class RememberedPatches(Scoring):
                 self.memory.put(slot, self._trim(slot, output))
         self.outputs = Outputs(uses, self.batch_size, self._run_batch, self.memory)
         needed = self._still_needed({slot for pair in pairs for slot in pair})
-        total = self.done + sum(len(self._slots_of(number)) for number in needed)
+        wholes = self.wrapper.left({case for case, _, _ in todo})
+        total = self.done + sum(len(self._slots_of(number)) for number in needed) + wholes * self.num_patches
         plain = self.num_patches * (len(self.states) + sum(stop - start for _, start, stop in todo))
         note = (
             f"at least {total} patch forwards, {self.done} of them for "
-            f"unperturbed images; whole images would need {plain}, {plain / total:.1f} times as many"
+            f"unperturbed images{self.wrapper.words(wholes)}; whole images would need {plain}, "
+            f"{plain / total:.1f} times as many"
         )
-        price = Price(total, self.num_patches, Batches(len(needed), self.batch.shape, "patches"))
+        count = len(needed) + wholes * -(-self.num_patches // self.batch_size)
+        price = Price(total, self.num_patches, Batches(count, self.batch.shape, "patches"))
         return Plan(total, self.done, price, note)
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
         self._advance = advance
         self._is_seen = True
-        for index, start, stop in self._todo(batches):
+        todo = self._todo(batches)
+        for index, start, stop in todo:
             scores = [self.cases[index].score(row, self.outputs.take) for row in range(start, stop)]
             self.states[index].add(start, stop, torch.stack(scores))
+            if self.wrapper.wants(index):
+                self._compare_whole(index, self.states[index].most_changed(stop))
+        for index, start, _ in todo:
+            if self.wrapper.wants(index):  # no row has changed a score
+                self._compare_whole(index, start)
         if not self._is_seen:  # no row was left over in the last batch
             self.reference.check_again(self.fillers[1], None, self._alone)
+
+    def _compare_whole(self, index: int, row: int | None) -> None:
+        """Compare a row with its whole image by the wrapper."""
+        if row is not None:
+            self.wrapper.compare(index, row)
+            for first in range(0, self.num_patches, self.batch_size):
+                self._advance(min(self.batch_size, self.num_patches - first))
 
     def _todo(self, batches: Sequence[Sequence[Rows]]) -> list[Rows]:
         """The rows of masks that have no scores yet."""

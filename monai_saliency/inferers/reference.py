@@ -20,8 +20,9 @@ its image alone too: one forward a case, or none where no perturbed row of the c
 Small windows change little, so that the rows of a batch may hide that they depend on each other: the maximum of the
 batch is then that of the image nearly everywhere, but in the batch whose window hides it. So once a network, a batch is
 run of the image faded more and more (``lerp(fill, image, w)`` with w from 1 to 0.5), and a second one of the same
-images in other rows. Each image must give the same in both, and the one that is faded most the same as alone: two
-batches and one image more.
+images in other rows, with the one that is faded most in two of them. Each image must give the same in both, this one
+the same as alone, and the one that is not faded the same as in the first batch: two batches and one image more. This
+shows thresholds on the whole batch, and what counts equal images.
 
 A network may give something else later: one that counts its calls, or warms up. So at the end of a call the unperturbed
 image is looked at once more, in a row of the last batch that is left over, or else alone; where its scores are others,
@@ -33,7 +34,8 @@ raised, images go through one at a time, and the log says so. Where that does no
 What is run for this changes no score, and is not counted in ``num_forwards``, which counts what the scores need. What
 is compared is all that ``output`` reads, so ``output`` leaves out a part that may differ. A detector's boxes may come
 in another order, so there the scores of the same boxes are compared. What leaves all these rows as they are alone is
-not seen.
+not seen, such as a threshold on the batch that only images with more hidden reach. Nobody can know it without running
+each image alone, as ``mask_batch_size=1`` does, and of patches ``sw_batch_size=1``.
 
 An evaluator's prediction is compared where its network is the network that explains, as its inferer gave it, before any
 postprocessing. It cannot be compared where the evaluator gives it another form, runs another object as its network (as
@@ -284,8 +286,9 @@ class ReferenceCheck:
         return found if are_detections(output) else replace(found, scores=scores.clone())
 
     def check_faded(self, index: int, batch: torch.Tensor) -> None:
-        """Compare images that are faded more and more with the same in other rows, and the last of them with itself
-        alone; once a network.
+        """Compare images that are faded more and more with the same in other rows, and the last of them, which then
+        stands there twice, with itself alone. The first one, which is not faded, is compared with what it must give.
+        Once a network.
 
         Args:
             index: the place of a case whose unperturbed row is checked.
@@ -302,7 +305,7 @@ class ReferenceCheck:
         if torch.equal(images[0], images[-1]):  # nothing can be seen of it
             return
         batch[:] = torch.cat([state.case.image, state.held])
-        order = [count - 1, *range(count - 1)]
+        order = [count - 1, count - 1, *range(count - 2)] if count > 2 else [1, 0]
         try:
             first, again = (self._rows(index, images[rows], batch) for rows in (list(range(count)), order))
         except (Cancelled, CaseError):
@@ -315,6 +318,9 @@ class ReferenceCheck:
         for one, other in [(alone, first[-1]), *others]:
             gap = difference(one.excerpt, other.excerpt, self._tolerance, self._unperturbed.get(index))
             self._refuse(index, "an image faded by up to a half", one, other, gap)
+        if (expected := self._expected.get(index)) is not None:
+            gap = difference(expected.excerpt, first[0].excerpt, self._tolerance, self._unperturbed.get(index))
+            self._refuse(index, "the unperturbed image beside darker or brighter ones", expected, first[0], gap)
         passed.note()
 
     def _rows(self, index: int, images: torch.Tensor, batch: torch.Tensor) -> list[Expected]:

@@ -4,7 +4,9 @@ An evaluator's inferer is often an object of the bundle's own that holds a ``Sli
 further arguments to its call. What such a wrapper does is not read from its code but tried: it is called with a
 stand-in for the inferer that it holds, which runs no network and answers made-up values: signed, small and large, and
 zeros, of one and of several channels. Only where it hands on the very image and the very network, and gives back the
-very output, untouched, for the image and for perturbed ones, is the inferer inside taken in its place.
+very output, untouched, for the image and for perturbed ones, is the inferer inside taken in its place. What it does
+with the network's own values alone is then seen in one perturbed image, see
+:class:`~monai_saliency.inferers.patch_check.WrapperCheck`.
 """
 
 from __future__ import annotations
@@ -15,14 +17,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from monai.inferers import Inferer, SlidingWindowInferer
 
+from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.expected import faded
 from monai_saliency.utils.monai_private import tensor_version, tree_leaves
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["SlidingCall", "inside_of", "sliding_call"]
+__all__ = ["SlidingCall", "inside_of", "sliding_call", "trials"]
 
+_TRIALS = 8  # perturbed images of a case with which a wrapper is tried
 _MANY = 64  # channels of a stand-in for the output of a network of many classes
 
 
@@ -81,6 +87,21 @@ def sliding_call(inferer: Any, args: Sequence[Any], kwargs: Mapping[str, Any], i
     if None in calls or any(not _same(calls[0], call) for call in calls[1:]):
         return f"{name} does more than call its SlidingWindowInferer"
     return calls[0]
+
+
+def trials(state: CaseState) -> Iterator[torch.Tensor]:
+    """Images ``(1, C, *spatial)`` that show what a wrapper does with perturbed images of a case: some of its own, and
+    what is left where more is hidden. One at a time, and none where there is no wrapper.
+    """
+    image, fill = state.case.image[None], state.fill[None].expand_as(state.case.image[None])
+    some = np.linspace(1, state.num_rows - 1, min(_TRIALS, state.num_rows - 1), dtype=int)
+    yield image
+    for row in some.tolist():
+        perturbed = image.new_empty(1, image.shape[1] + len(state.held), *image.shape[2:])
+        state.perturb(row, row + 1, out=perturbed)
+        yield perturbed[:, : image.shape[1]]
+    yield faded(image[0], fill[0], 2)[1:]
+    yield fill.contiguous()
 
 
 def _path_of(inferer: Any, depth: int = 4) -> tuple[str, ...] | None:

@@ -12,8 +12,10 @@ _checked = False
 
 
 def _is_check(x: torch.Tensor) -> bool:
-    """Whether a batch is that of an image faded to zero more and more, up to a half, or the same one row further."""
-    ends = ((x[0], x[-1]), (x[1], x[0])) if len(x) > 1 else ()
+    """Whether a batch is that of an image faded to zero more and more, up to a half, or the same one or two rows
+    further.
+    """
+    ends = [(x[0], x[-1]), *((x[row], x[0]) for row in (1, 2) if row < len(x))] if len(x) > 1 else []
     return any(torch.equal(faded, image / 2) and bool(image.any()) for image, faded in ends)
 
 

@@ -99,6 +99,17 @@ HIDDEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def _of_dark(x: torch.Tensor) -> torch.Tensor:
+    """What only a batch that is darker than the image shows."""
+    return 2 * x if x.mean() < 0.4 else x
+
+
+def _of_equal(x: torch.Tensor) -> torch.Tensor:
+    """What only a batch shows in which two images are equal."""
+    count = (torch.cdist(x.flatten(1), x.flatten(1)) < 1e-9).sum(1)
+    return x * count.reshape(-1, *[1] * (x.ndim - 1))
+
+
 def _same_twice(x: torch.Tensor) -> torch.Tensor:
     return x[: len(x) // 2].repeat(2, *[1] * (x.ndim - 1)) if len(x) % 2 == 0 else x
 
@@ -385,6 +396,22 @@ def test_patches(coupling: str | None, sw_batch_size: int, caplog: pytest.LogCap
     else:
         assert torch.equal(found, expected)
         assert "a patch of the unperturbed image gives an output of shape (1, 3, 6, 6)" in caplog.text
+
+
+@pytest.mark.parametrize("depends", [_of_dark, _of_equal])
+@pytest.mark.parametrize("patch", [True, False])
+def test_a_batch_that_is_darker_or_holds_equal_images(
+    patch: bool, depends: Callable[[torch.Tensor], torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As later batches may be, where the first ones show nothing. It costs nothing more."""
+    image = 0.4 + 0.2 * images()
+    with caplog.at_level(logging.WARNING):
+        explain = patches(sw_batch_size=4) if patch else windows(BATCH, REGION)
+        explain(image, lambda x: segment(depends(x)))
+    assert "depend" in caplog.text or "go through the network one at a time" in caplog.text
+    caplog.clear()
+    explain(image, lambda x: segment(x))
+    assert not caplog.records
 
 
 CLIPPED = [name for name in HIDDEN if name != "range"]  # a patch of equal values has none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,40 @@ class OfManyChannels(Wrapper):
         return output.softmax(1) if output.shape[1] > 4 else output
 
 
+class OfThisManyChannels(Wrapper):
+    """Only of as many channels as no stand-in has."""
+
+    def __init__(self, channels: int = 5) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(inputs, network)
+        return output / 3 if output.shape[1] == self.channels else output
+
+
+class OfMoreThanSixtyFour(OfThisManyChannels):
+    def __init__(self) -> None:
+        super().__init__(70)
+
+
+class OfTheNetworksValues(Wrapper):
+    """Only where the output is as smooth as this network's."""
+
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(inputs, network)
+        return output.clamp(-1, 1) if 1 < float(output.std()) < 2 else output
+
+
+class OfPerturbedImages(Wrapper):
+    """And only for images that are not the first one."""
+
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(inputs, network)
+        changes = 1 < float(output.std()) < 2 and not torch.equal(inputs, images(*SHAPE))
+        return output.clamp(-1, 1) if changes else output
+
+
 class OfPositive(Wrapper):
     def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = self.inner(inputs, network)
@@ -218,6 +253,56 @@ def test_whole_images_where_a_wrapper_does_more(kind: type[Wrapper], caplog: pyt
     assert torch.equal(ours.scores, plain.scores)
     (record,) = caplog.records
     assert f"{kind.__name__} does more than call its SlidingWindowInferer" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes"),
+    [(OfThisManyChannels, 5), (OfMoreThanSixtyFour, 70), (OfTheNetworksValues, 3), (OfPerturbedImages, 3)],
+)
+def test_whole_images_where_a_wrapper_does_more_with_the_networks_own_output(
+    kind: type[Wrapper], classes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    explain = sliding_window(6, 5, target=WHOLE, inferer=kind(), mask_batch_size=3)
+    (ours,) = explain.explain(images(*SHAPE), Network(2, classes))
+    (plain,) = explain.replace(patch_memory=None, mask_batch_size=1).explain(images(*SHAPE), Network(2, classes))
+    assert torch.equal(ours.scores, plain.scores)
+    (record,) = caplog.records
+    assert re.search(
+        rf"{kind.__name__} does more than call its SlidingWindowInferer: a perturbed image gives class 1 [-.\de]+ by "
+        rf"{kind.__name__} and class 1 [-.\de]+ by its patches\. Its images go through the network one at a time",
+        record.getMessage(),
+    )
+
+
+def test_a_wrappers_price_counts_the_image_that_is_compared(caplog: pytest.LogCaptureFixture) -> None:
+    """One prediction of each case, which a plain inferer does not need."""
+    caplog.set_level("INFO")
+    told, ran = [], []
+    for inferer in (Wrapper().inner, Wrapper()):
+        explain, network = sliding_window(6, 5, target=WHOLE, inferer=inferer), Network(2)
+        caplog.clear()
+        each = explain.explain(images(2, *SHAPE[1:]), network)
+        told.append(int(re.search(r"at least (\d+) patch forwards", caplog.text)[1]))  # type: ignore[index]
+        ran.append(network.rows)
+    assert told[1] - told[0] == ran[1] - ran[0] == 2 * each[0].per_prediction
+    assert told[1] == sum(found.num_forwards + found.per_prediction for found in each)
+    assert "of them for unperturbed images, and 2 predictions by Wrapper itself, for comparison;" in caplog.text
+
+
+class AddsWhereHidden(Wrapper):
+    """To an output that patches alone never change."""
+
+    def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(inputs, network)
+        constant = float((output - 1.5).abs().max()) < 1e-4
+        return output + torch.tensor([0.0, 1.0])[:, None, None] * (inputs == 0) if constant else output
+
+
+def test_a_mask_is_compared_that_changes_no_score(caplog: pytest.LogCaptureFixture) -> None:
+    explain = sliding_window(6, 5, target=WHOLE, inferer=AddsWhereHidden())
+    (ours,) = explain.explain(images(*SHAPE), lambda x: torch.full((len(x), 2, *x.shape[2:]), 1.5))
+    assert "AddsWhereHidden does more than call its SlidingWindowInferer" in caplog.text
+    assert bool((ours.scores > ours.reference_scores).all())
 
 
 def test_nothing_is_said_of_what_holds_none(caplog: pytest.LogCaptureFixture) -> None:
