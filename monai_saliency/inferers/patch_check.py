@@ -191,7 +191,7 @@ class PatchCheck:
         passed = Passed(self.forward, self.output, ["patches", count], state.case.image, state.fill)
         if count < 2 or passed or torch.equal(patches[0], patches[-1]):
             return
-        order = [count - 1, count - 1, *range(count - 2)] if count > 2 else [1, 0]
+        order = [count - 1, count - 1, *range(count - 2)]
         copies = holds_compiled(self.forward.network)
         try:
             first, again = (

@@ -399,14 +399,14 @@ def test_patches(coupling: str | None, sw_batch_size: int, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("depends", [_of_dark, _of_equal])
-@pytest.mark.parametrize("patch", [True, False])
+@pytest.mark.parametrize("patch", [2, 4, None])
 def test_a_batch_that_is_darker_or_holds_equal_images(
-    patch: bool, depends: Callable[[torch.Tensor], torch.Tensor], caplog: pytest.LogCaptureFixture
+    patch: int | None, depends: Callable[[torch.Tensor], torch.Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As later batches may be, where the first ones show nothing. It costs nothing more."""
     image = 0.4 + 0.2 * images()
     with caplog.at_level(logging.WARNING):
-        explain = patches(sw_batch_size=4) if patch else windows(BATCH, REGION)
+        explain = patches(sw_batch_size=patch) if patch else windows(BATCH, REGION)
         explain(image, lambda x: segment(depends(x)))
     assert "depend" in caplog.text or "go through the network one at a time" in caplog.text
     caplog.clear()
