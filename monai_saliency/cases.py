@@ -34,6 +34,7 @@ class Case:
         file: the file that the image was loaded from, None where it is unknown.
         prediction: what an evaluator's network gave for this image ``(1, ...)``, before any postprocessing: what is
             explained must be this. None where it is not known.
+        batch: how many images are explained together; None where it is not known.
         was_given: whether an evaluator has given its network this very tensor before, which then must not have changed.
     """
 
@@ -45,6 +46,7 @@ class Case:
     file: str | None = None
     prediction: Any = None
     was_given: bool = False
+    batch: int | None = None
 
     @staticmethod
     def of(images: torch.Tensor, index: int = 0, **given: Any) -> Case:
@@ -66,7 +68,7 @@ class Case:
         """
         spacing = self.spacing if self.spacing is not None else image_spacing(images, index)
         file = self.file if self.file is not None else image_file(images, index)
-        return replace(self, image=image, index=index, spacing=spacing, file=file)
+        return replace(self, image=image, index=index, spacing=spacing, file=file, batch=len(images))
 
 
 def case_name(images: torch.Tensor, index: int = 0) -> str:

@@ -279,6 +279,8 @@ class AutoTarget(Target):
         return Choice(EmbeddingSimilarity(measure="distance"), words, path)
 
     def _detection(self, part: Any, case: Case, path: tuple[Any, ...] | None, where: str) -> Choice:
+        if not isinstance(self.classes, str):
+            raise CaseError(case.name, "`classes` chooses no boxes: leave it out, or give target=DetectionScore(...)")
         confident = DetectionScore(max_boxes=_MAX_MAPS)
         words = "detection: the same box, class and confidence again, for "
         try:
@@ -308,10 +310,8 @@ class _BoundChoice(BoundTarget):
         return {**found, "prediction": made}
 
     def quantity(self) -> Quantity:
-        found = self.bound.quantity()
-        if self.choice.prepare is None:
-            return found
-        return found._replace(words=found.words.replace("sigmoid probability", "probability"))
+        found, is_prepared = self.bound.quantity(), self.choice.prepare is not None
+        return found._replace(words=found.words.replace("sigmoid probability", "probability")) if is_prepared else found
 
 
 def _first(output: Any) -> tuple[Any, ...] | None:
@@ -332,11 +332,11 @@ def _parts(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def _detections(output: Any) -> bool:
-    """Whether an output is a detector's: one dictionary per image, with boxes ``(N, 4 or 6)``."""
+    """Whether an output is a detector's: one dictionary per image, with boxes ``(N, 4 or 6)``, or ``(0,)`` for none."""
     if isinstance(output, (list, tuple)) and output:
         return _detections(output[0])
     return isinstance(output, Mapping) and any(
-        "box" in str(key).lower() and isinstance(part, torch.Tensor) and part.shape[-1:] in ((4,), (6,))
+        "box" in str(key).lower() and isinstance(part, torch.Tensor) and part.shape[-1:] in ((4,), (6,), (0,))
         for key, part in output.items()
     )
 

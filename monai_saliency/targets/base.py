@@ -29,6 +29,7 @@ __all__ = [
     "digits",
     "in_unit_interval",
     "label_name",
+    "place_in_batch",
     "quantity_after",
     "sums_to_one",
     "to_float",
@@ -213,6 +214,30 @@ def check_indices(indices: Sequence[int], count: int, name: str, what: str, case
                 f"{what} {index} is out of range: the network gives {count} {plural}, "
                 f"so `{name}` must be in [0, {count - 1}]",
             )
+
+
+def place_in_batch(count: int, name: str, what: str, case: Case) -> int:
+    """Which entry of a setting that is given for each image of a batch is a case's own.
+
+    Args:
+        count: how many entries were given.
+        name: the parameter that holds them, for the error.
+        what: the word for them, such as ``"label maps"``, for the error.
+        case: the case.
+
+    Raises:
+        CaseError: when there is not one entry for each image that is explained together. An evaluator or a dataset may
+            give images one by one: each would be the first of its batch.
+    """
+    fits = case.index < count if case.batch is None else case.batch == count
+    if not fits:
+        images = "" if case.batch is None else f", which holds {case.batch} here"
+        raise CaseError(
+            case.name,
+            f"`{name}` holds {count} {what}, but needs one per image of the batch{images}; for a cohort, give what "
+            "belongs to each image by its label map (`label_key`), or explain each image with its own target",
+        )
+    return case.index
 
 
 def check_volume(output: Any, case: Case, target: str, what: str = "a segmentation") -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.targets.base import BoundTarget, Quantity, Target, check_indices, cosine, to_float
+from monai_saliency.targets.base import (
+    BoundTarget,
+    Quantity,
+    Target,
+    check_indices,
+    cosine,
+    in_unit_interval,
+    place_in_batch,
+    to_float,
+)
 from monai_saliency.utils.arguments import instance, number, whole_number
 
 __all__ = ["DetectionScore"]
@@ -52,14 +62,16 @@ class DetectionScore(Target):
     negative match, as logits of the classes may give, counts as none. Each reference box gets its own map. With
     :func:`monai_saliency.rise` this is D-RISE.
 
-    The network's output is a list with one dictionary per image. It holds boxes ``(N, 4 or 6)`` as corners (MONAI's
-    ``StandardMode``), class labels ``(N,)``, and scores, ``(N,)`` of these labels or ``(N, classes)`` of all classes.
-    N may differ between images. A single dictionary of tensors with the batch as first axis is read too.
+    The network's output is a list with one dictionary per image. It holds boxes ``(N, 4 or 6)`` as corners, the lower
+    ones first (MONAI's ``StandardMode``), class labels ``(N,)``, and scores, ``(N,)`` of these labels in [0, 1] or
+    ``(N, classes)`` of all classes. N may differ between images, and an empty dictionary holds no box. A single
+    dictionary of tensors with the batch as first axis is read too.
 
     - With scores of all classes, the similarity of two classes is the cosine of the two boxes' score vectors, as in
       the paper. Objectness is read with ``objectness_key``; without this key it is 1.
     - With the score of the best class only, the similarity is 1 for the same label and 0 for another, and the score is
-      used as objectness. This is the paper's formula for score vectors that are 0 except for their label.
+      used as objectness. This is the paper's formula for score vectors that are 0 except for their label. Scores of a
+      single class ``(N, 1)`` are read in this way too, since the cosine of one score does not depend on it.
 
     Overlaps are computed in float32.
 
@@ -75,7 +87,8 @@ class DetectionScore(Target):
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when the network finds no box to explain, when the
-            output is not a detector's, or when ``boxes`` or ``classes`` do not fit.
+            output is not a detector's, such as boxes that are not corners or scores above 1, or when ``boxes`` or
+            ``classes`` do not fit.
 
     Example::
 
@@ -118,6 +131,7 @@ class DetectionScore(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         reader = _Reader(self._find_keys(reference_output, case), self.objectness_key, case)
         found = reader(reference_output)
+        _check_confidence(found.objectness, case)
         if self.boxes is not None:
             return self._bind_given(self.boxes, reader, found, case)
         scores = found.scores[0]
@@ -133,15 +147,19 @@ class DetectionScore(Target):
         return _BoundDetectionScore(reader, found, found.boxes[0, order], found.classes[0, order], vectors)
 
     def _bind_given(self, given: Any, reader: _Reader, found: _Detections, case: Case) -> BoundTarget:
-        boxes = torch.as_tensor(_own(given, 2, "boxes", case))
+        boxes = _numbers(_own(given, 2, "boxes", case), "`boxes`", case)
         if boxes.ndim != 2 or not len(boxes) or boxes.shape[1] != reader.columns:
             raise CaseError(
                 case.name,
                 f"`boxes` must have shape (M, {reader.columns}), at least one box, got {tuple(boxes.shape)}",
             )
+        _check_corners(boxes, "`boxes`", case)
         classes = None
         if self.classes is not None:
-            classes = torch.as_tensor(_own(self.classes, 1, "classes", case), device=found.classes.device).long()
+            classes = _numbers(_own(self.classes, 1, "classes", case), "`classes`", case).to(found.classes.device)
+            if classes.dtype == torch.bool or not torch.equal(classes, classes.long().to(classes)):
+                raise CaseError(case.name, f"`classes` must be whole numbers, got {classes.tolist()}")
+            classes = classes.long()
             if found.vectors is not None:
                 check_indices(classes.tolist(), found.vectors.shape[2], "classes", "class", case)
             if classes.shape != boxes.shape[:1]:
@@ -150,6 +168,7 @@ class DetectionScore(Target):
 
     def _find_keys(self, output: Any, case: Case) -> tuple[str, ...]:
         first = output[0] if isinstance(output, (list, tuple)) and output else output
+        batched = first is output
         if not isinstance(first, Mapping):
             raise CaseError(
                 case.name,
@@ -160,7 +179,11 @@ class DetectionScore(Target):
             )
         for keys in _KEYS if self.keys is None else (self.keys,):
             # With scores of all classes the labels are not needed.
-            if keys[0] in first and keys[2] in first and (keys[1] in first or first[keys[2]].ndim > 1):
+            if (
+                keys[0] in first
+                and keys[2] in first
+                and (keys[1] in first or getattr(first[keys[2]], "ndim", 1) > 1 + batched)
+            ):
                 return keys
         known = " or ".join(map(str, _KEYS if self.keys is None else (self.keys,)))
         raise CaseError(case.name, f"the detections have the keys {sorted(map(str, first))}, not {known}: set `keys`")
@@ -175,11 +198,49 @@ def _own(given: Any, ndim: int, name: str, case: Case) -> Any:
         name: the setting's name, for the error.
         case: the case.
     """
-    if isinstance(given, (torch.Tensor, np.ndarray)) or np.ndim(given[0]) < ndim:
+    if isinstance(given, (torch.Tensor, np.ndarray)) or not len(given) or np.ndim(given[0]) < ndim:
         return given
-    if case.index >= len(given):
-        raise CaseError(case.name, f"`{name}` holds {len(given)} entries, but needs one per image of the batch")
-    return given[case.index]
+    return given[place_in_batch(len(given), name, "entries", case)]
+
+
+def _numbers(value: Any, name: str, case: Case) -> torch.Tensor:
+    """A tensor, array or list of numbers as a tensor.
+
+    Args:
+        value: the numbers.
+        name: what they are, for the error.
+        case: the case, for the error.
+    """
+    try:
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
+            return torch.stack(tuple(value))
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CaseError(case.name, f"{name} must be a tensor of numbers: {error}") from error
+
+
+def _check_corners(boxes: torch.Tensor, name: str, case: Case) -> None:
+    """Refuse boxes ``(..., 4 or 6)`` that are not corners, as a center and a size are not, or not finite."""
+    dims = boxes.shape[-1] // 2
+    wrong = ~((boxes[..., dims:] >= boxes[..., :dims]) & torch.isfinite(boxes[..., :dims] + boxes[..., dims:]))
+    if bool(wrong.any()):
+        first = boxes[wrong.any(dim=-1)][0].tolist()
+        raise CaseError(
+            case.name,
+            f"{name} must be finite corners, first the lower one and then the upper one, got "
+            f"[{', '.join(f'{corner:g}' for corner in first)}]; convert another form by "
+            "monai.data.box_utils.convert_box_mode",
+        )
+
+
+def _check_confidence(objectness: torch.Tensor, case: Case) -> None:
+    """Refuse scores that are logits or percentages. One may be a little above 1, as half precision rounds it."""
+    if objectness.numel() and float(objectness.max()) > 1.01:
+        raise CaseError(
+            case.name,
+            f"DetectionScore multiplies overlaps by the scores of boxes, which must be in [0, 1], and the network "
+            f"gives up to {float(objectness.max()):.4g}; let it end in a sigmoid or softmax",
+        )
 
 
 class _Reader:
@@ -202,34 +263,68 @@ class _Reader:
         if isinstance(output, Mapping):
             read = {key: output[key] for key in (*self.keys, self.objectness_key) if key in output}
             output = [{key: part[i] for key, part in read.items()} for i in range(len(output[box_key]))]
-        boxes = [image[box_key] for image in output]
-        for each in boxes:
-            if each.numel() and each.shape[-1] != self.columns:
-                raise CaseError(
-                    self.case.name,
-                    f"a box of this image has {self.columns} corner coordinates, the network gave {tuple(each.shape)}",
-                )
-        scores = [to_float(image[score_key]) for image in output]
+        boxes = [self._boxes(image) for image in output]
+
+        def of_each(key: str, axes: int = 1) -> list[torch.Tensor]:
+            return [self._of_boxes(image, key, each, axes) for image, each in zip(output, boxes, strict=True)]
+
+        scores = of_each(score_key, axes=2)
         num_classes = max((each.shape[1] for each in scores if each.ndim == 2), default=0)
+        has_vectors = num_classes > 1
         # For an image without detections, the detector may leave out the axis of classes.
-        scores = [each.reshape(-1, num_classes) if num_classes else each.reshape(-1) for each in scores]
-        padded_scores = pad_sequence(scores, batch_first=True)
-        if num_classes:
-            vectors, classes = padded_scores, padded_scores.argmax(dim=2)
-            objectness = pad_sequence([each.new_ones(len(each)) for each in scores], batch_first=True)
-        else:
-            vectors, objectness = None, padded_scores
-            # For an image without detections, the detector may leave out the labels.
-            labels = [
-                image[label_key].reshape(-1).long() if len(each) else each.long()
-                for image, each in zip(output, scores, strict=True)
-            ]
-            classes = pad_sequence(labels, batch_first=True, padding_value=-1)
+        scores = [each.reshape(-1, num_classes) if has_vectors else each.flatten() for each in scores]
+        padded_scores = _padded(scores)
+        objectness = _padded([each.new_ones(len(each)) for each in scores]) if has_vectors else padded_scores
         if self.objectness_key is not None:
-            given = [to_float(image[self.objectness_key]).reshape(-1) for image in output]
-            objectness = pad_sequence(given, batch_first=True)
-        padded = pad_sequence([each.reshape(-1, self.columns) for each in boxes], batch_first=True)
-        return _Detections(to_float(padded), objectness, classes, vectors)
+            objectness = _padded(of_each(self.objectness_key))
+        if not num_classes or all(label_key in image for image, each in zip(output, boxes, strict=True) if len(each)):
+            classes = _padded([each.long() for each in of_each(label_key)], -1)
+        else:
+            classes = padded_scores.argmax(dim=2) if has_vectors else torch.zeros_like(padded_scores).long()
+        corners = _padded(boxes)
+        _check_corners(corners, "boxes that the network gives", self.case)
+        return _Detections(corners, objectness, classes, padded_scores if has_vectors else None)
+
+    def _boxes(self, image: Mapping[str, Any]) -> torch.Tensor:
+        """The boxes ``(N, 4 or 6)`` of one image."""
+        boxes = to_float(self._part(image, self.keys[0])) if image else torch.zeros(0)
+        if boxes.numel() and (boxes.ndim != 2 or boxes.shape[1] != self.columns):
+            raise CaseError(
+                self.case.name,
+                f"a box of this image has {self.columns} corner coordinates, the network gave {tuple(boxes.shape)}",
+            )
+        return boxes.reshape(-1, self.columns)
+
+    def _of_boxes(self, image: Mapping[str, Any], key: str, boxes: torch.Tensor, axes: int) -> torch.Tensor:
+        """What a detector gives for each box of an image, ``(N,)``, or with two ``axes`` also ``(N, ...)``."""
+        if not len(boxes):  # then a detector may leave out anything
+            found = image.get(key)
+            shape = tuple(found.shape[1:]) if isinstance(found, torch.Tensor) and found.ndim == axes else ()
+            return boxes.new_zeros(0, *shape)
+        found = to_float(self._part(image, key)).to(boxes.device)
+        if found.ndim not in (1, 2) or len(found) != len(boxes) or (axes == 1 and found.numel() != len(boxes)):
+            raise CaseError(
+                self.case.name,
+                f"the network gave {len(boxes)} boxes of an image and {key!r} of shape {tuple(found.shape)}, which "
+                "must have one row for each box",
+            )
+        return found if axes == 2 else found.flatten()
+
+    def _part(self, image: Mapping[str, Any], key: str) -> torch.Tensor:
+        if key not in image:
+            raise CaseError(
+                self.case.name,
+                f"the detections of an image have the keys {sorted(map(str, image))}, without {key!r}",
+            )
+        return _numbers(image[key], f"{key!r} of the detections", self.case)
+
+
+def _padded(parts: Sequence[torch.Tensor], value: float = 0) -> torch.Tensor:
+    """Parts ``(N, ...)`` of images as one tensor ``(B, N, ...)``, in the type and on the device of those with a box."""
+    found = [each for each in parts if len(each)] or parts
+    dtype = functools.reduce(torch.promote_types, [each.dtype for each in found])
+    alike = [each.to(found[0].device, dtype) for each in parts]
+    return pad_sequence(alike, batch_first=True, padding_value=value)
 
 
 class _BoundDetectionScore(BoundTarget):
@@ -279,14 +374,16 @@ class _BoundDetectionScore(BoundTarget):
         vectors = self.vectors
         if vectors is None:
             vectors = torch.nn.functional.one_hot(self.classes, found.vectors.shape[2]).to(found.vectors)
-        return cosine(found.vectors, vectors)
+        return cosine(found.vectors, vectors.to(found.vectors))
 
     def describe(self) -> dict[str, Any]:
         scores = self.found.scores[0]
         if not len(scores):
             return {}
         best = int(scores.argmax())
-        return {"prediction": int(self.found.classes[0, best]), "probability": float(scores[best])}
+        found: dict[str, Any] = {"prediction": int(self.found.classes[0, best])}
+        # The scores of all classes may be logits.
+        return {**found, "probability": float(scores[best])} if in_unit_interval(scores) else found
 
     def quantity(self) -> Quantity:
         return Quantity("overlap x class similarity x objectness of the best box", "0 to 1")

@@ -12,6 +12,7 @@ from scipy import ndimage
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
+from monai_saliency.targets.base import place_in_batch
 from monai_saliency.utils.tensors import check_labels
 
 __all__ = ["Labels", "Prediction", "check_region", "components", "given_region", "label_region", "on_grid"]
@@ -126,9 +127,7 @@ def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch
     """
     own = region
     if own.ndim == len(spatial) + 2:
-        if len(own) > 1 and case.index >= len(own):
-            raise CaseError(case.name, f"`region` holds {len(own)} label maps, but needs one per image of the batch")
-        own = own[case.index if len(own) > 1 else 0]
+        own = own[place_in_batch(len(own), "region", "label maps", case) if len(own) > 1 else 0]
     if own.ndim == len(spatial) + 1 and len(own) == 1:
         own = own[0]
     if own.shape not in (spatial, case.image.shape[1:]):

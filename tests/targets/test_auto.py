@@ -300,7 +300,10 @@ def test_boxes_are_explained_where_sure_else_the_surest() -> None:
     torch.testing.assert_close(unsure(detections([0.1, 0.2])), torch.tensor([[0.2]]))
     assert finds_nothing({key: value[:0] for key, value in detections([0.1])[0].items()})
     assert not finds_nothing(detections([0.1])[0])
+    assert finds_nothing({"boxes": torch.zeros(0), "scores": torch.zeros(0)})
     assert not finds_nothing(torch.zeros(0, 4))
+    with pytest.raises(CaseError, match="case solid: `classes` chooses no boxes: leave it out"):
+        AutoTarget(classes=[1]).choose(detections([0.9]), SOLID)
 
 
 def test_image_that_nothing_reads_as_a_probability_is_explained_by_its_mean() -> None:

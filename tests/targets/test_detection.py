@@ -246,6 +246,92 @@ class TestByHand:
         with pytest.raises(CaseError, match=f"case ct_7: .*{match}"):
             DetectionScore(**settings).bind(output, CASES[2])
 
+    def test_images_of_other_types(self) -> None:
+        """An image without boxes may hold whole numbers, and must not make whole numbers of the boxes beside it."""
+        bound = DetectionScore().bind([self.REFERENCE], CASES[2])
+        moved = box(0, 0, 4, 2.5, score=0.8)
+        empty = {"boxes": torch.zeros(0, 4).long(), "labels": torch.zeros(0).long(), "labels_scores": torch.zeros(0)}
+        torch.testing.assert_close(bound([moved]), torch.tensor([[0.0, 0.5]]))
+        for nothing in (empty, {}, {"boxes": torch.zeros(0)}):
+            torch.testing.assert_close(bound([nothing, moved]), torch.tensor([[0.0, 0.0], [0.0, 0.5]]))
+        arrays = {key: value.numpy() for key, value in moved.items()}
+        torch.testing.assert_close(bound([arrays]), torch.tensor([[0.0, 0.5]]))
+
+    @pytest.mark.parametrize("labels", [{}, {"labels": torch.tensor([1])}])
+    def test_scores_of_a_single_class_count(self, labels: dict[str, torch.Tensor]) -> None:
+        """The cosine of two single scores is 1 whatever they are."""
+        sure, unsure = (
+            {"boxes": torch.tensor([[0.0, 0, 4, 4]]), "scores": torch.tensor([[score]]), **labels}
+            for score in (0.9, 0.2)
+        )
+        bound = DetectionScore().bind([sure], CASES[2])
+        torch.testing.assert_close(bound([sure, unsure]), torch.tensor([[0.9], [0.2]]))
+        assert bound.labels == [f"box 1 (class {len(labels)})"]
+
+    def test_a_label_is_what_the_detector_calls_it(self) -> None:
+        """Also beside the scores of all classes, where labels may begin at 1. Logits are no probability."""
+        output = {"boxes": torch.tensor([[0.0, 0, 4, 4]]), "scores": torch.tensor([[0.1, 0.7]])}
+        assert DetectionScore().bind([output], CASES[2]).describe() == {
+            "prediction": 1,
+            "probability": pytest.approx(0.7),
+        }
+        bound = DetectionScore().bind([{**output, "labels": torch.tensor([2])}], CASES[2])
+        assert (bound.labels, bound.describe()["prediction"]) == (["box 1 (class 2)"], 2)
+        logits = {**output, "scores": torch.tensor([[-1.0, 3.0]])}
+        assert DetectionScore().bind([logits], CASES[2]).describe() == {"prediction": 1}
+
+    def test_boxes_of_each_image_are_for_one_batch(self) -> None:
+        """Images that come one by one are each the first of a batch, and would all get the first entry."""
+        boxes = [torch.tensor([[0.0, 0, 4, 4]]), torch.tensor([[8.0, 8, 12, 10]])]
+        image, seen = torch.rand(2, 1, 20, 20), [self.REFERENCE]
+        explain = rise(4, 2, target=DetectionScore(boxes=boxes))
+        found = explain.explain(image, lambda x: seen * len(x))
+        assert [each.target.boxes.tolist() for each in found] == [each.tolist() for each in boxes]
+        with pytest.raises(CaseError, match=r"`boxes` holds 2 entries, but needs one per .* batch, which holds 1 here"):
+            explain.explain(image[1:], lambda x: seen * len(x))
+        single = DetectionScore(boxes=[torch.tensor([0.0, 0, 4, 4]), torch.tensor([8.0, 8, 12, 10])])
+        assert len(single.bind(seen, CASES[2]).labels) == 2  # one list of boxes, each a tensor
+
+    @pytest.mark.parametrize(
+        ("change", "match"),
+        [
+            ({"labels_scores": torch.tensor([3.0])}, r"must be in \[0, 1\], and the network gives up to 3; .* sigmoid"),
+            ({"boxes": torch.tensor([[8.0, 8, 4, 6]])}, r"finite corners, .* got \[8, 8, 4, 6\]; .*convert_box_mode"),
+            ({"boxes": torch.tensor([[8.0, 8, math.nan, 10]])}, "that the network gives must be finite corners"),
+            ({"labels": torch.tensor([1, 2])}, r"1 boxes of an image and 'labels' of shape \(2,\).*one row for each"),
+            ({"labels": torch.eye(3)[:1]}, r"1 boxes of an image and 'labels' of shape \(1, 3\)"),
+            ({"labels_scores": torch.ones(2)}, r"1 boxes of an image and 'labels_scores' of shape \(2,\)"),
+            ({"labels": ["nodule"]}, "'labels' of the detections must be a tensor of numbers"),
+            ({"boxes": torch.zeros(1, 1, 4)}, "this image has 4 corner coordinates"),
+        ],
+    )
+    def test_detections_of_another_form(self, change: dict[str, Any], match: str) -> None:
+        with pytest.raises(CaseError, match=f"case ct_7: .*{match}"):
+            DetectionScore().bind([{**box(8, 8, 12, 10), **change}], CASES[2])
+
+    def test_detections_without_a_key(self) -> None:
+        bound = DetectionScore().bind([box(8, 8, 12, 10)], CASES[2])
+        with pytest.raises(CaseError, match=r"case ct_7: .* have the keys \['boxes', 'labels'\], without 'labels_sc"):
+            bound([{key: value for key, value in box(8, 8, 12, 10).items() if key != "labels_scores"}])
+        batch = {"boxes": torch.zeros(2, 3, 4), "scores": torch.zeros(2, 3)}
+        with pytest.raises(CaseError, match=r"have the keys \['boxes', 'scores'\], not .*`keys`"):
+            DetectionScore().bind(batch, CASES[2])
+
+    @pytest.mark.parametrize(
+        ("settings", "match"),
+        [
+            ({"boxes": torch.tensor([[8.0, 8, 4, 6]])}, r"`boxes` must be finite corners, .* got \[8, 8, 4, 6\]"),
+            ({"boxes": torch.tensor([[8.0, 8, math.inf, 9]])}, "`boxes` must be finite corners"),
+            ({"boxes": []}, r"`boxes` must have shape \(M, 4\), at least one box, got \(0,\)"),
+            ({"boxes": torch.ones(1, 4), "classes": [1.5]}, r"`classes` must be whole numbers, got \[1.5\]"),
+            ({"boxes": torch.ones(1, 4), "classes": [True]}, r"`classes` must be whole numbers, got \[True\]"),
+            ({"boxes": torch.ones(1, 4), "classes": ["a"]}, "`classes` must be a tensor of numbers"),
+        ],
+    )
+    def test_given_boxes_of_another_form(self, settings: dict[str, Any], match: str) -> None:
+        with pytest.raises(CaseError, match=f"case ct_7: .*{match}"):
+            DetectionScore(**settings).bind([self.REFERENCE], CASES[2])
+
     @pytest.mark.parametrize(
         ("settings", "match"),
         [

@@ -67,6 +67,8 @@ class TestRegionScore:
         assert scores == [2.0, 6.0, 4.0]
         with pytest.raises(CaseError, match="case ct: `region` holds 3 label maps, but needs one per image"):
             target.bind(self.OUTPUT, Case("ct", FLAT.image, 3))
+        with pytest.raises(CaseError, match=r"`region` holds 3 label maps, .* batch, which holds 1 here; for a cohort"):
+            target.bind(self.OUTPUT, Case("ct", FLAT.image, 0, batch=1))
 
     def test_3d_by_hand(self) -> None:
         output = torch.zeros(1, 2, 2, 2, 2)
