@@ -19,6 +19,7 @@ from monai_saliency.utils.precision import rounding_of
 from monai_saliency.utils.tensors import blend, finite_between, plain
 
 __all__ = [
+    "BOXES",
     "SUPPOSED",
     "Expected",
     "RowsDepend",
@@ -45,6 +46,8 @@ SUPPOSED = (
 _KEPT = 2**22
 #: share of what perturbing changes in a score that does not show in a map
 _SHOWN = 0.02
+#: how much more rounding overlaps have, quotients of differences of coordinates, than these
+BOXES = 10
 
 
 class RowsDepend(CaseError):
@@ -235,8 +238,7 @@ def same_boxes(
         wanted, found = (bound(each) for each in (expected, row))
     except ValueError:
         return False
-    # Overlaps are quotients of differences of coordinates, which have more rounding than these.
-    gap = difference(excerpt(wanted), excerpt(found), lambda dtype: 10 * tolerance(dtype))
+    gap = difference(excerpt(wanted), excerpt(found), lambda dtype: BOXES * tolerance(dtype))
     return gap is not None and not gap.beyond_rounding
 
 

@@ -261,6 +261,20 @@ def test_a_network_that_changes_later_is_refused(method: str) -> None:
         explain(images(), network)
 
 
+def test_a_detector_that_changes_later_is_refused() -> None:
+    """Its boxes are compared by their scores."""
+    calls: list[int] = []
+
+    def network(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        calls.append(len(x))
+        boxes = torch.tensor([[0.0, 0, 6, 6], [4, 4, 10, 12]])
+        scores = classify(x).sigmoid()[:, :2] * (0.5 if len(calls) > 6 else 1.0)
+        return [{"boxes": boxes, "labels": torch.arange(2), "scores": each} for each in scores]
+
+    with pytest.raises(CaseError, match=r"no fixed output: the unperturbed image gives box 1 .* after other images"):
+        windows(target=ms.DetectionScore(0.0)).explain(images(), network)
+
+
 class TwoHeads(torch.nn.Module):
     """One head looks at each image, the other one at the maximum of the batch."""
 
