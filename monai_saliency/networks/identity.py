@@ -22,7 +22,7 @@ from monai_saliency.storage.fingerprint import (
     module_shell,
     outline,
 )
-from monai_saliency.storage.input_files import input_files
+from monai_saliency.storage.input_files import checksum_of, input_files
 from monai_saliency.storage.installed import is_installed
 from monai_saliency.utils.monai_private import global_hooks, script_digest, script_text, tensor_version
 from monai_saliency.utils.precision import chosen_arithmetic
@@ -84,7 +84,8 @@ def strict_network_fingerprint(network: Any, network_id: str | None = None) -> s
     It holds only where all that is reachable from the module can be hashed: the code of its parts' classes, parameters
     and buffers, hooks, and all other attributes, whatever holds them: numbers, text, tensors, arrays, functions, and
     objects and containers of these (:func:`monai_saliency.storage.fingerprint.fingerprint` says how, and what it cannot
-    follow). A ``network_id`` stands for all of it. What a compiler makes of a module is taken to be the same.
+    follow), and the content of the files that text among them names. A ``network_id`` stands for all of it.
+    What a compiler makes of a module is taken to be the same.
 
     Args:
         network: a module, or any other callable.
@@ -107,12 +108,13 @@ def strict_network_fingerprint(network: Any, network_id: str | None = None) -> s
     tensors |= {
         f"{number} {name}": tensor.detach() for number, part in enumerate(scripts) for name, tensor in _tensors_of(part)
     }
-    signs = _signs([found.digest, [script_text(part) for part in scripts]], tensors)
+    files = [checksum_of(file) for file in found.files]
+    signs = _signs([found.digest, files, [script_text(part) for part in scripts]], tensors, in_order=True)
     known = _strictly_known.get(network)
     if signs is not None and known is not None and known[0] == signs:
         return known[1]
     large = [fingerprint(value) if _is_tensor(value) else script_digest(value) for value in found.large]
-    result = fingerprint([found.digest, large])
+    result = fingerprint([found.digest, large, *([files] if files else [])])
     if signs is not None:
         _strictly_known[network] = signs, result
     return result
@@ -254,8 +256,15 @@ def scores_key(network: str, settings: Sequence[str], case: Case, reads_file: bo
     return fingerprint(decides)[:32]
 
 
-def _signs(parts: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Values that show that a network changed, read at the speed of memory; None where they cannot be read."""
+def _signs(parts: Any, tensors: dict[str, torch.Tensor], in_order: bool = False) -> Any:
+    """Values that show that a network changed, read at the speed of memory; None where they cannot be read.
+
+    Args:
+        parts: what decides its output beside the tensors.
+        tensors: its tensors.
+        in_order: look at the order of rows and columns too. Two rows of a permutation matrix that change places keep
+            the sums along both.
+    """
     shown = []
     sums: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -271,5 +280,17 @@ def _signs(parts: Any, tensors: dict[str, torch.Tensor]) -> Any:
         width = max(bits, torch.int32, key=lambda dtype: dtype.itemsize)
         for axis in (0, 1):
             sums.setdefault((tensor.device, width), []).append(matrix.sum(axis, dtype=width))
+        if in_order and len(matrix) > 1:
+            weighted = _weighted(tensor)
+            sums.setdefault((tensor.device, weighted.dtype), []).append(weighted)
     # One copy a device, as each waits for it.
     return parts, shown, [torch.cat(found).numpy(force=True).tobytes() for found in sums.values()]
+
+
+def _weighted(tensor: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of each row of a tensor, which shows where in the row its values are."""
+    matrix = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten(1)
+    matrix = matrix.float() if matrix.dtype not in (torch.float32, torch.float64) else matrix
+    weights = torch.arange(1, matrix.shape[1] + 1, device=matrix.device, dtype=matrix.dtype).sqrt()
+    with torch.autocast(matrix.device.type, enabled=False):
+        return matrix @ weights

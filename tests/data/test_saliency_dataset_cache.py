@@ -314,3 +314,47 @@ def test_a_lambda_before_the_map(cohort: Path, notes: Any) -> None:
             assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
             assert item["image"].max() in (number, 2 * number, 3 * number)
     assert notes() == {"scans": 3, "maps": 12}
+
+
+class Permuted(BoxSum):
+    """Reads one of two sums by a permutation matrix, whose sums along rows and columns stay what they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = torch.nn.Parameter(torch.eye(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        return torch.cat([found, 3 * found], 1) @ self.order
+
+
+def test_rows_that_changed_places(cohort: Path, notes: Any) -> None:
+    """Past autograd, as NumPy does: neither the version of the tensor nor a sum along an axis shows it."""
+    network = Permuted()
+    items = dataset(cohort, network=network, inferer=explain(classes=[0]))
+    before = items[0]["saliency"].as_tensor()
+    network.order.data.copy_(torch.eye(2).flip(0))
+    torch.testing.assert_close(items[0]["saliency"].as_tensor(), 3 * before)
+
+
+class FromFile(BoxSum):
+    """Multiplies by the number in a file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = str(file)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * float(Path(self.file).read_text())
+
+
+def test_a_file_that_the_network_names(cohort: Path, notes: Any, tmp_path: Path) -> None:
+    """As of an atlas or prototypes."""
+    file = tmp_path / "factor.txt"
+    file.write_text("1.0")
+    items = dataset(cohort, "disk", network=FromFile(file))
+    before = items[0]["saliency"].as_tensor()
+    assert torch.equal(items[0]["saliency"].as_tensor(), before)
+    assert notes()["maps"] == 1
+    file.write_text("3.0")
+    torch.testing.assert_close(items[0]["saliency"].as_tensor(), 3 * before)
