@@ -62,11 +62,18 @@ class CaseNames:
         found = isinstance(item, dict)
         if found and ((_CASE in item) != (_CASE in self._case) or item.get(_CASE) != self._case.get(_CASE)):
             return None
+        if found and any(self._is_copied_name(*each) for each in item.items()):
+            return None
         for text in _texts(_without_name(item) if found else item):
             if text is None or (text not in self._tokens and any(part in text for part in parts)):
                 return None
         item = _replaced(item, self._tokens)
         return {**item, _CASE: None} if found and _CASE in item else item
+
+    def _is_copied_name(self, key: Any, value: Any) -> bool:
+        """Whether a transform has put what the case is called under another key."""
+        name = self._case.get(_CASE)
+        return key not in self._case and isinstance(value, str | int) and value == name
 
     def put_in(self, item: Any) -> Any:
         """An item with the names that the case has now.

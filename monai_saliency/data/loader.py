@@ -6,7 +6,7 @@ import copy
 import signal
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, Full, Queue
@@ -18,7 +18,7 @@ from monai.data import list_data_collate
 from monai.utils import CommonKeys
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from monai_saliency.errors import CaseError, as_case_error
+from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.failures import Failures
 from monai_saliency.utils.arguments import flag, instance, torch_device, whole_number
 
@@ -45,7 +45,13 @@ class _Guarded(Dataset):
 
     def __getitem__(self, index: int) -> Any:
         try:
-            return self.dataset[index]
+            item = self.dataset[index]
+            if not isinstance(item, Mapping):
+                raise AdviceError(
+                    f"the transforms gave a {type(item).__name__}; they must give one dictionary for each case, so "
+                    "leave out those that cut a case into several"
+                )
+            return item
         except (Exception, SystemExit) as error:  # no signal ends the program in a worker's thread
             return _Failed(as_case_error(error, self.names[index]), "".join(traceback.format_exception(error)))
 

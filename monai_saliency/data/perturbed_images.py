@@ -6,16 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from monai.utils import CommonKeys, convert_to_tensor
+from monai.utils import CommonKeys, convert_to_tensor, ensure_tuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from monai_saliency.cases import Case, image_file
+from monai_saliency.data.random_steps import reads_differ
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.sharding import Unit, check_rank, units
 from monai_saliency.utils.ranks import rank_of
 
 __all__ = ["PerturbedImages"]
+
+# What is said of each perturbed image.
+_OWN_KEYS = {"case", "index", "mask"}
 
 
 class PerturbedImages(IterableDataset):
@@ -54,6 +58,8 @@ class PerturbedImages(IterableDataset):
 
     Raises:
         ValueError: when there is no such ``split``, or ``rank`` or ``world_size`` is given alone or out of its range.
+        ValueError: when a key is that of something else that is yielded, and, on iterating, when the masks of a case
+            are shared and the dataset has a random transform, with which each worker would read another image.
         CaseError: on iterating, when the masks of a case depend on earlier scores.
     """
 
@@ -74,12 +80,19 @@ class PerturbedImages(IterableDataset):
             raise ValueError(f"give `rank` and `world_size`, or neither: got {rank} and {world_size}")
         if rank is not None and world_size is not None:
             check_rank(rank, world_size)
+        held_keys = ensure_tuple(held_keys)
+        given = [image_key, *held_keys]
+        if clash := sorted({*map(str, _OWN_KEYS & {*given})}) or [str(key) for key in held_keys if key == image_key]:
+            raise ValueError(
+                f"what is yielded holds the image, the held inputs and {sorted(_OWN_KEYS)}, each under one key: rename "
+                f"{clash[0]!r} of `image_key` and `held_keys` in the dataset"
+            )
         self.dataset = dataset
         self.inferer = explaining(inferer)
         self.image_key = image_key
         self.case_key = case_key
         self.label_key = label_key
-        self.held_keys = tuple(held_keys)
+        self.held_keys = held_keys
         self.split = split
         self.place = None if rank is None or world_size is None else (rank, world_size)
         self._place_when_sent = (0, 1)
@@ -105,6 +118,11 @@ class PerturbedImages(IterableDataset):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for unit in self.units():
+            if unit.part.count > 1 and reads_differ(self.dataset):
+                raise ValueError(
+                    "ranks and workers share the masks of a case, and the dataset's transform draws at random, so that "
+                    "each of them would perturb another image: leave out random transforms, or set split='cases'"
+                )
             item = self.dataset[unit.index]
             values: Mapping[str, Any] = item if isinstance(item, Mapping) else {self.image_key: item}
             image = convert_to_tensor(values[self.image_key], track_meta=True)[None]

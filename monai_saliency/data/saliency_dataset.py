@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from monai.config import KeysCollection
-from monai.transforms import Compose, MapTransform
-from monai.transforms.traits import RandomizableTrait
+from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
 from monai_saliency.data.cached_dataset import CachedDataset, Identity, choose_backend, with_files
+from monai_saliency.data.random_steps import is_random
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.networks.identity import strict_network_fingerprint
@@ -29,6 +29,8 @@ __all__ = ["SaliencyDataset"]
 _networks = Locks()
 # Settings that change no map.
 _SPEED = {"mask_batch_size", "meter", "progress", "sharing"}
+# Where MONAI's transforms that move voxels are.
+_MOVING = ("monai.transforms.spatial.", "monai.transforms.croppad.")
 
 
 class SaliencyDataset(CachedDataset):
@@ -36,7 +38,7 @@ class SaliencyDataset(CachedDataset):
 
     The image is explained after the last transform before the first random one: the network must accept it there.
     The first random transform and all transforms after it see both the image and the map, so that naming both keys
-    augments both in the same way::
+    augments both in the same way (a warning names a transform of MONAI that moves one of them alone)::
 
         Compose([LoadImaged("image"), ..., RandFlipd(["image", "saliency"], prob=0.5)])
 
@@ -112,8 +114,9 @@ class SaliencyDataset(CachedDataset):
         self._to_map = Saliencyd(image_key, network, inferer, saliency_key, device, label_key, held_keys)
         self._process = os.getpid()
         steps = self._steps()
-        self._num_prepared = next((i for i, step in enumerate(steps) if _is_random(step)), len(steps))
+        self._num_prepared = next((i for i, step in enumerate(steps) if is_random(step)), len(steps))
         self._check_names(steps)
+        self._warn_of_one_moved(steps)
         self._fingerprint_explaining()  # warns now, and not after the first map
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -131,6 +134,19 @@ class SaliencyDataset(CachedDataset):
                 f"transform {number + 1} of {len(steps)}, {type(step).__name__}, names {self.saliency_key!r}, but maps "
                 f"are made after it, {after}: {inner}give it to a monai.data.Dataset around this one"
             )
+
+    def _warn_of_one_moved(self, steps: Sequence[Any]) -> None:
+        """Warn of a transform behind the map that moves the image and not the map, or the map alone."""
+        for number, step in enumerate(steps[self._num_prepared :], self._num_prepared + 1):
+            for part in _parts(step):
+                keys = {self.image_key, self.saliency_key} & set(part.keys)
+                if type(part).__module__.startswith(_MOVING) and len(keys) == 1:
+                    (key,) = keys
+                    self._warn(
+                        "moved",
+                        f"transform {number} of {len(steps)}, {type(part).__name__}, moves {key!r} alone, so the map "
+                        f"does not lie on the image: name {self.image_key!r} and {self.saliency_key!r}",
+                    )
 
     def _fingerprint_explaining(self) -> tuple[str, bool] | None:
         """A hash of how maps are made, and whether code is in it that may look at the case's name. None, with a
@@ -233,15 +249,15 @@ class SaliencyDataset(CachedDataset):
         return isinstance(network, torch.nn.Module) and any(weights.is_cuda for weights in network.parameters())
 
 
-def _is_random(step: Any) -> bool:
-    if type(step) is Compose:
-        return any(_is_random(part) for part in step.transforms)
-    return isinstance(step, RandomizableTrait)
-
-
 def _keys(step: Any) -> Iterator[Any]:
     """The keys of a transform and of the transforms inside it."""
+    for part in _parts(step):
+        yield from part.keys
+
+
+def _parts(step: Any) -> Iterator[MapTransform]:
+    """A transform of dictionaries, or those inside of a transform."""
     if isinstance(step, MapTransform):
-        yield from step.keys
+        yield step
     for part in getattr(step, "transforms", ()):
-        yield from _keys(part)
+        yield from _parts(part)

@@ -153,6 +153,19 @@ def test_a_name_inside_another_text(folder: Path, work: Counter[str]) -> None:
         assert work.total() == computed
 
 
+def test_a_copy_of_the_cases_name_is_its_own(folder: Path) -> None:
+    """Two cases of one content, and a case that was renamed."""
+    path = folder / "sub-01.nii.gz"
+
+    def copies(*names: str) -> list[str]:
+        cases = [{"image": str(path), "case": name} for name in names]
+        steps = pipeline(CopyItemsd("case", names="patient"))
+        return [item["patient"] for item in cohort_dataset(cases, steps, "disk", folder.parent / "cache")]
+
+    assert copies("a", "b") == ["a", "b"]
+    assert copies("c", "a", "b") == ["c", "a", "b"]
+
+
 def test_names_of_a_case(tmp_path: Path) -> None:
     """A file's suffix, another file, and what lies beside the paths are part of the case without its names."""
     for name in ("a.nii.gz", "b.nii.gz", "c.nii", "d/1.dcm", "e/1.dcm", "e/2.dcm"):

@@ -296,6 +296,22 @@ def test_cases_that_do_not_fit_together_go_alone_and_what_fits_no_batch_is_liste
         list(CohortLoader(items, batch_size=2))
 
 
+@pytest.mark.parametrize("workers", [(0, False), (2, False)], ids=["no workers", "2 threads"])
+def test_an_item_that_is_no_dictionary_is_listed(workers: tuple[int, bool], tmp_path: Path) -> None:
+    """As random crops make a list of one case. The others are loaded."""
+
+    class Cut(Items):
+        def __getitem__(self, index: int) -> Any:
+            item = super().__getitem__(index)
+            return [item, item] if index == 1 else item
+
+    failures = Failures(tmp_path / "failures.csv")
+    assert batches(CohortLoader(Cut([A] * 3), failures, num_workers=workers[0])) == ["0", "2"]
+    (row,) = failures.rows
+    assert row["case"] == "c1"
+    assert "gave a list; they must give one dictionary for each case" in row["error"]
+
+
 def test_an_item_without_its_image_is_listed(tmp_path: Path) -> None:
     failures = Failures(tmp_path / "failures.csv")
     assert not list(CohortLoader(Items([(1, 2, 2)]), failures, image_key="scan"))

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from monai.data import MetaTensor
-from torch.utils.data import DataLoader
+from monai.data import Dataset, MetaTensor
+from monai.transforms import Compose, RandFlipd
+from torch.utils.data import DataLoader, Subset
 
 import monai_saliency as ms
 from monai_saliency.data.perturbed_images import PerturbedImages
@@ -141,9 +142,21 @@ def test_regions_come_from_label_maps() -> None:
         ({"split": "images"}, r"must be one of \['auto', 'cases', 'masks'\], got 'images'"),
         ({"rank": 1}, "give `rank` and `world_size`, or neither: got 1 and None"),
         ({"rank": 2, "world_size": 2}, r"`rank` must be in \[0, 2\), the number of processes, got 2"),
+        ({"image_key": "mask"}, "rename 'mask' of `image_key` and `held_keys`"),
+        ({"held_keys": ("age", "mask")}, "rename 'mask' of `image_key` and `held_keys`"),
+        ({"held_keys": "image"}, "rename 'image' of `image_key` and `held_keys`"),
         ({"rank": 0, "world_size": 0}, "`world_size` must be a whole number of at least 1, got 0"),
     ],
 )
 def test_refusals(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PerturbedImages(cohort(1), rise(), **settings)
+
+
+def test_workers_do_not_share_masks_of_an_image_that_each_draws_anew() -> None:
+    dataset = Dataset(cohort(2), Compose([RandFlipd("image", prob=0.5)]))
+    alone = PerturbedImages(dataset, rise(), rank=0, world_size=1)
+    assert len(list(alone)) == 2 * (MASKS + 1)
+    shared = PerturbedImages(Subset(dataset, [0, 1]), rise(), split="masks", rank=0, world_size=2)
+    with pytest.raises(ValueError, match="draws at random, so that each of them would perturb another image"):
+        next(iter(shared))

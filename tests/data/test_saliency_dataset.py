@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from helpers.mapped_cohort import (
     write_cohort,
 )
 from helpers.paths import ROOT
+from helpers.warned import our_warnings
 from monai.data import Dataset, MetaTensor, ThreadDataLoader, list_data_collate
 from monai.transforms import (
     CastToTyped,
@@ -390,3 +392,23 @@ def test_on_a_gpu(cohort: Path, notes: Any) -> None:
             assert torch.equal(batch["saliency"].as_tensor(), expected_map(batch["image"].as_tensor()))
             assert batch["saliency"].device.type == "cpu"
     assert notes() == {"scans": 3, "maps": 3}
+
+
+@pytest.mark.parametrize(
+    ("step", "key"),
+    [
+        (RandFlipd("image", prob=1.0), "image"),
+        (OneOf([RandRotate90d(BOTH), RandSpatialCropd("saliency", (4, 4, 4))]), "saliency"),
+        (RandFlipd(BOTH, prob=1.0), None),
+        (RandFlipd("label", prob=1.0, allow_missing_keys=True), None),
+        (Compose([RandFlipd(BOTH), ScaleIntensityd("image")]), None),
+    ],
+)
+def test_a_transform_that_moves_one_of_both_is_named(cohort: Path, step: Any, key: str | None) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dataset(cohort, transform=preprocessing(RandFlipd(BOTH, prob=0.5), step))
+    found = our_warnings(caught)
+    assert len(found) == (key is not None)
+    assert key is None or f"transform 6 of 6, {'Rand' if key == 'saliency' else 'RandFlipd'}" in found[0]
+    assert key is None or f"moves {key!r} alone, so the map does not lie on the image" in found[0]
