@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import signal
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Any
@@ -54,6 +56,17 @@ class _Guarded(Dataset):
             return item
         except (Exception, SystemExit) as error:  # no signal ends the program in a worker's thread
             return _Failed(as_case_error(error, self.names[index]), "".join(traceback.format_exception(error)))
+
+
+class _Packed(_Guarded):
+    """The same items as bytes, for worker processes. One that cannot be sent fails, where a queue waits for ever."""
+
+    def __getitem__(self, index: int) -> bytes:
+        try:
+            return bytes(ForkingPickler.dumps(super().__getitem__(index)))
+        except Exception as error:
+            failed = as_case_error(error, self.names[index], before="it cannot be sent from its worker process: ")
+            return bytes(ForkingPickler.dumps(_Failed(failed, "".join(traceback.format_exception(error)))))
 
 
 def _own_signals(worker: int) -> None:
@@ -235,13 +248,14 @@ class CohortLoader:
         if self.num_workers == 0:
             yield from (guarded[index] for index in range(len(guarded)))
         elif self.processes:
-            yield from DataLoader(
-                guarded,
+            packed = DataLoader(
+                _Packed(self.dataset, self.names),
                 batch_size=None,
                 num_workers=self.num_workers,
                 prefetch_factor=1,
                 worker_init_fn=_own_signals,
             )
+            yield from map(pickle.loads, packed)
         else:
             with ThreadPoolExecutor(self.num_workers, thread_name_prefix="CohortLoader") as pool:
                 futures: deque[Future] = deque()

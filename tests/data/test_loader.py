@@ -312,6 +312,18 @@ def test_an_item_that_is_no_dictionary_is_listed(workers: tuple[int, bool], tmp_
     assert "gave a list; they must give one dictionary for each case" in row["error"]
 
 
+def test_an_item_that_cannot_be_sent_is_listed(tmp_path: Path) -> None:
+    """A worker's queue drops it with a traceback on the terminal, and its reader would wait for ever."""
+    items = Items([A] * 3)
+    items.data[1]["extra"] = (i for i in range(3))
+    items.images[2].requires_grad_()
+    items.images[2] = items.images[2] * 1
+    failures = Failures(tmp_path / "failures.csv")
+    assert batches(CohortLoader(items, failures, num_workers=1, processes=True)) == ["0"]
+    assert [row["case"] for row in failures.rows] == ["c1", "c2"]
+    assert all("it cannot be sent from its worker process" in row["error"] for row in failures.rows)
+
+
 def test_an_item_without_its_image_is_listed(tmp_path: Path) -> None:
     failures = Failures(tmp_path / "failures.csv")
     assert not list(CohortLoader(Items([(1, 2, 2)]), failures, image_key="scan"))
