@@ -30,7 +30,7 @@ class BoundBoxMasks(BoundMasks):
 
     def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
         first, stop = self._inside(indices, [(side.start, side.stop) for side in box])
-        return (first < stop).all(axis=1), np.concatenate([first, stop], axis=1)
+        return np.asarray((first < stop).all(axis=1)), np.concatenate([first, stop], axis=1)
 
     def _inside(self, indices: Sequence[int], sides: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
         """The first voxels of boxes, and those behind their last, inside a box."""
