@@ -98,14 +98,14 @@ def test_what_is_explained_is_what_was_predicted(tmp_path: Path, kind: str) -> N
 
 def test_a_prediction_is_compared_and_not_made_again(tmp_path: Path) -> None:
     """The evaluator's two images, then the masks of both: of each a perturbed one is run alone, and once two batches
-    of the faded image, and this alone.
+    of the faded image, and this alone. At the end an unperturbed one, since the last batch had no room for it.
     """
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i) for i in range(2)]
     calls: list[int] = []
     network = Brightness()
     network.register_forward_hook(lambda module, args, output: calls.append(len(args[0])))
     Overlay(tmp_path / "maps", num_masks=9, mask_batch_size=4).explain(small_bundle(scans, network))
-    assert calls == [2, 4, 1, 4, 4, 1, 4, 4, 1, 4, 4]
+    assert calls == [2, 4, 1, 4, 4, 1, 4, 4, 1, 4, 4, 1]
 
 
 def test_regions_modalities_and_units(make: Callable[[str], Bundle], tmp_path: Path) -> None:

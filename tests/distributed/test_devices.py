@@ -349,9 +349,8 @@ def test_one_bar_and_one_meter(images: torch.Tensor, monkeypatch: pytest.MonkeyP
     assert {line.split("|")[2].split()[0].split("/")[1] for line in screen.getvalue().split("\r") if "|" in line} == {
         "24"
     }
-    assert (
-        meter.images == 24 + 3
-    )  # and images alone, which rows are compared with: two, and one whose masks begin a batch
+    # And images alone, which rows are compared with: two, one whose masks begin a batch, and one at the end.
+    assert meter.images == 24 + 4
     assert meter.busy_seconds <= meter.wall_seconds
 
 

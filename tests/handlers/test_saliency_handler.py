@@ -179,11 +179,11 @@ class Inplace(MapTransform):
 @pytest.mark.parametrize(
     ("network", "postprocessing", "alone", "error"),
     [
-        (torch.nn.Identity(), None, 2, None),
-        (torch.nn.Identity(), Inplace("pred"), 4, None),
+        (torch.nn.Identity(), None, 3, None),
+        (torch.nn.Identity(), Inplace("pred"), 5, None),
         (torch.nn.Dropout(), None, 0, "not what was predicted"),
     ],
-    ids=["prediction", "changed in place", "dropout"],  # alone: also a perturbed image of each
+    ids=["prediction", "changed in place", "dropout"],  # alone: also a perturbed image of each, and one at the end
 )
 @pytest.mark.usefixtures("no_faded_batch")
 def test_what_the_evaluator_predicted(

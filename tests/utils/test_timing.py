@@ -57,8 +57,8 @@ class Slow(ms.ClassScore):
 
 @pytest.mark.usefixtures("no_faded_batch")
 def test_only_the_networks_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four batches and two images alone of 2 s each; scores are read between them, in the first batch twice, and of the
-    images alone.
+    """Four batches and three images alone of 2 s each; scores are read between them, in the first batch twice, and of
+    the images alone.
     """
     clock = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
@@ -69,7 +69,7 @@ def test_only_the_networks_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     meter = BusyMeter()
     ms.rise(31, 3, target=Slow(clock), mask_batch_size=8, meter=meter)(torch.rand(1, 1, 12, 12), network)
-    assert (meter.busy_seconds, meter.wall_seconds, meter.images) == (12, 12 + 2 * 5 + 5 + 5 + 2 * 5, 2 + 32)
+    assert (meter.busy_seconds, meter.wall_seconds, meter.images) == (14, 14 + 2 * 5 + 5 + 5 + 3 * 5, 3 + 32)
 
 
 def test_the_prediction_is_left_as_it_is() -> None:
