@@ -22,6 +22,7 @@ from monai_saliency.fills.unit import fill_in_unit
 from monai_saliency.handlers.made_by import warn_of_others
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
 from monai_saliency.handlers.summary import Summary
+from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
 from monai_saliency.networks.outputs import rows
@@ -296,13 +297,7 @@ class AttachedHandler(SaliencyHandler):
         span = scores.amax(dim=0) - scores.amin(dim=0)
         flat = [label for label, width in zip(explanation.target.labels, span.tolist(), strict=True) if width == 0]
         if len(flat) == len(span):
-            raise CaseError(
-                explanation.name,
-                f"none of {len(explanation.scores)} perturbed images changed what is explained ("
-                f"{', '.join(map(str, flat))}, {explanation.reference_scores.tolist()}), so the map would be constant: "
-                "the network does not look at the image, or its probability is saturated; try "
-                "--saliency_activation none, another --saliency_fill or larger windows",
-            )
+            raise CaseError(explanation.name, _constant(explanation, scores[0]))
         if flat:
             logger.warning(
                 "case %s: no perturbed image changed the score of %s, so their maps are constant",
@@ -310,6 +305,23 @@ class AttachedHandler(SaliencyHandler):
                 ", ".join(map(str, flat)),
             )
         return self._placement(case)
+
+
+def _constant(explanation: Explanation, score: torch.Tensor) -> str:
+    """Why a case has no map where all perturbed images have one score ``(K,)``."""
+    count, labels = len(explanation.scores), ", ".join(map(str, explanation.target.labels))
+    before = explanation.reference_scores.tolist()
+    if bool((score == explanation.reference_scores).all()):
+        return (
+            f"none of {count} perturbed images changed what is explained ({labels}, {before}), so the map would be "
+            "constant: the network does not look at the image, or its probability is saturated; try "
+            "--saliency_activation none, another --saliency_fill or larger windows"
+        )
+    return (
+        f"each of {count} perturbed images changed what is explained ({labels}) from {before} to {score.tolist()}, so "
+        "the map would be constant: what is found is lost whatever is hidden; try to hide less, by smaller windows, "
+        "regions or a higher --saliency_p1, or another --saliency_fill"
+    )
 
 
 def _predicted(engine: Any, call: Call) -> Any:

@@ -16,6 +16,7 @@ compared before any score of the case counts:
 The unperturbed row may be right where others are not: ``x / x.max()`` of a batch which holds the unperturbed image
 leaves it as it is alone. So one perturbed row of the first batch, the one whose scores changed most, is compared with
 its image alone too: one forward a case, or none where no perturbed row of the case in its first batch has other scores.
+A detector may drop single boxes beside other images: once a network at least seven of its perturbed rows are compared.
 
 Small windows change little, so that the rows of a batch may hide that they depend on each other: the maximum of the
 batch is then that of the image nearly everywhere, but in the batch whose window hides it. So once a network, a batch is
@@ -249,7 +250,7 @@ class ReferenceCheck:
             raise RowsDepend(self.states[index].case.name, problem, {index: alone}) from error
 
     def check_perturbed(self, chosen: Sequence[tuple[int, int, Any]]) -> None:
-        """Compare perturbed rows of a batch with the same images alone, at most one row of a case.
+        """Compare perturbed rows of a batch with the same images alone.
 
         Args:
             chosen: for each a case's place, the row of its state, and the network's output ``(1, ...)`` of it.

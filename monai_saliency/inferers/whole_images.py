@@ -11,8 +11,9 @@ import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import RowsDepend, check_unchanged, copied
+from monai_saliency.inferers.expected import RowsDepend, are_detections, check_unchanged, copied
 from monai_saliency.inferers.forward import Cancelled, Forward, has_no_mode
+from monai_saliency.inferers.once import Passed
 from monai_saliency.inferers.price import Batches, Price
 from monai_saliency.inferers.reference import ReferenceCheck
 from monai_saliency.networks.inputs import SplitInputs
@@ -22,6 +23,9 @@ from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import new_buffer
 
 __all__ = ["Plan", "Rows", "Scoring", "WholeImages"]
+
+# Perturbed images whose boxes are compared with those of the image alone, once a detector.
+_ENOUGH = 7
 
 #: a case's place, its first row, and its last row + 1
 Rows: TypeAlias = tuple[int, int, int]
@@ -94,6 +98,7 @@ class WholeImages(Scoring):
         self.output = output
         # The last case of which masks were run since its unperturbed image was.
         self._unseen: int | None = None
+        self._compared, self._looks_on = 0, False
         self.reference = ReferenceCheck(forward, states, split, output, batch_size, found)
         image = states[0].case.image
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
@@ -160,8 +165,9 @@ class WholeImages(Scoring):
             self.reference.check_again(again, rows(output, count - 1, count, count))
         if first:
             self._check_scores(batch, output)
-        if first and count > 1:
+        if count > 1 and (first or self._looks_on):
             self._check_perturbed(batch, output)
+        if first and count > 1:
             # Scores that are on disk were checked when they were made.
             new = next((index for index in first if not self.states[index].complete), None)
             if new is not None:
@@ -171,14 +177,26 @@ class WholeImages(Scoring):
                 self._doubt(index, stop)
 
     def _check_perturbed(self, batch: Sequence[Rows], output: Any) -> None:
-        """Check the perturbed row of each case that begins here whose scores changed most."""
-        chosen, offset, count = [], 0, len(self.batch)
+        """Check the perturbed row of each case that begins here whose scores changed most.
+
+        A detector may drop or lower single boxes beside other images: every perturbed row of its first batches is
+        checked, once a network.
+        """
+        count, first = len(self.batch), self.states[batch[0][0]]
+        passed = Passed(self.forward, self.output, ["every row", count], first.case.image, first.fill)
+        every = are_detections(output) and not passed
+        chosen, offset = [], 0
         for index, start, stop in batch:
-            row = self.states[index].most_changed(stop) if start == 0 else None
-            if row is not None:
-                chosen.append((index, row, rows(output, offset + row, offset + row + 1, count)))
+            found = self.states[index].most_changed(stop) if start == 0 and not every else None
+            wanted = range(max(1, start), stop) if every else [] if found is None else [found]
+            places = [(row, offset + row - start) for row in wanted]
+            chosen += [(index, row, rows(output, place, place + 1, count)) for row, place in places]
             offset += stop - start
         self.reference.check_perturbed(chosen)
+        self._compared += len(chosen)
+        self._looks_on = every and self._compared < _ENOUGH
+        if every and not self._looks_on:
+            passed.note()
 
     def _doubt(self, index: int, stop: int) -> None:
         """Where scores on disk are in doubt, score the mask again that changed the scores most, and compare it: rows

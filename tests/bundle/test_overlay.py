@@ -374,6 +374,23 @@ def test_network_that_ignores_the_image_gets_an_error_and_no_map(tmp_path: Path)
     assert not list((tmp_path / "maps").rglob("*.nii.gz"))
 
 
+class Whole(torch.nn.Module):
+    """Finds something where nothing is hidden."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        whole = image.flatten(1).amin(1) > 49
+        return torch.stack([torch.ones(len(image)), 2.0 * whole], dim=1)
+
+
+def test_a_score_that_every_mask_changes_alike_is_said_to_be_so(tmp_path: Path) -> None:
+    scan = volume(tmp_path / "0.nii.gz", (8, 8, 8), AFFINES[1], 0, low=50, high=200)
+    with pytest.raises(SystemExit, match="1 case without a map"):
+        Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle([scan], Whole()))
+    (row,) = rows_of(tmp_path / "maps" / "failures.csv")
+    assert "each of 5 perturbed images changed what is explained (1) from [" in row["error"]
+    assert "try to hide less" in row["error"]
+
+
 def test_the_map_of_a_case_that_fails_now_goes(tmp_path: Path) -> None:
     """It is an earlier run's, of another network here. Rows of another cohort stay, and are named."""
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=900 - 800 * i) for i in range(2)]

@@ -268,7 +268,7 @@ def test_a_detector_that_changes_later_is_refused() -> None:
     def network(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
         calls.append(len(x))
         boxes = torch.tensor([[0.0, 0, 6, 6], [4, 4, 10, 12]])
-        scores = classify(x).sigmoid()[:, :2] * (0.5 if len(calls) > 6 else 1.0)
+        scores = classify(x).sigmoid()[:, :2] * (0.5 if len(calls) > 13 else 1.0)
         return [{"boxes": boxes, "labels": torch.arange(2), "scores": each} for each in scores]
 
     with pytest.raises(CaseError, match=r"no fixed output: the unperturbed image gives box 1 .* after other images"):
@@ -363,10 +363,36 @@ def test_a_perturbed_row_of_a_detector() -> None:
 
     target = ms.DetectionScore(0.0)
     calls: list[int] = []
-    rise(target=target)(images(), lambda x: (calls.append(len(x)), detector(x))[1])
-    assert calls.count(1) == 3
+    explain = rise(target=target)
+    network = lambda x: (calls.append(len(x)), detector(x))[1]  # noqa: E731
+    explain(images(), network)
+    assert calls.count(1) == 2 + 7  # every perturbed row of the first batches, once
+    calls.clear()
+    explain(images(), network)
+    assert calls.count(1) == 2
     maps = [rise(batch, target)(images(), lambda x: detector(x / x.amax())) for batch in (BATCH, 1)]
     assert torch.equal(*maps)
+
+
+@pytest.mark.parametrize("coupling", ["a cap on boxes", "fewer in later rows"])
+def test_a_detector_that_drops_boxes_beside_other_images(coupling: str) -> None:
+    """The unperturbed row, the one that changed most and those that are faded keep their boxes."""
+
+    def detector(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        boxes, scores = torch.tensor([[0.0, 0, 6, 6], [4, 4, 10, 12]]), classify(x).sigmoid()[:, :2]
+        kept = torch.ones_like(scores, dtype=torch.bool)
+        if coupling == "fewer in later rows":
+            kept[2:, 1] = False
+        elif len(x) > 1:
+            kept = scores >= scores.flatten().sort(descending=True).values[scores.numel() - 2]
+        return [
+            {"boxes": boxes[keep], "labels": torch.arange(2)[keep], "scores": each[keep]}
+            for each, keep in zip(scores, kept, strict=True)
+        ]
+
+    target = ms.DetectionScore(0.0)
+    found, alone = (windows(batch, target).explain(images(), lambda x: detector(x))[0] for batch in (BATCH, 1))
+    assert torch.equal(found.saliency, alone.saliency)
 
 
 def test_an_image_of_nothing_is_not_taken_for_another() -> None:
@@ -474,7 +500,7 @@ def test_boxes_in_another_order_are_the_same() -> None:
 
     target = ms.DetectionScore(0.0)
     windows(target=target).explain(images(), counted)
-    assert calls.count(1) == 3
+    assert calls.count(1) == 2 + 7
     found, expected = (
         windows(batch, target).explain(images(), Coupled(detector, "normalised over the batch"))[0]
         for batch in (BATCH, 1)
