@@ -116,6 +116,7 @@ class SaliencyHandler:
         self._made_by: MadeBy | None = None
         self._is_warned = False
         self._marked: tuple[Any, ...] | None = None  # the network whose rows the mark is for
+        self._marks: set[str] = set()  # of the rows of this run
         self._network: NetworkBefore | None = None  # before this run's first forward
         self._loader: Any = None
         if failures is not None:
@@ -157,6 +158,7 @@ class SaliencyHandler:
     def _forget(self, engine: Engine) -> None:
         """Rows of this run are marked by what the network is now, not in a run before it."""
         self._marked, self._network = None, None
+        self._marks.clear()
 
     def _note_network(self, engine: Engine) -> None:
         if self._network is None and self.summary is not None:
@@ -236,15 +238,18 @@ class SaliencyHandler:
                 self._made_by = made_by
                 made_by.note()
             self._marked = state
-        work = partial(self._write, _OnHost(items[explained.index], explained))
+        # It is saved later, when the mark may be that of the next case.
+        mark = self._made_by.mark if self._made_by is not None else ""
+        self._marks.add(mark)
+        work = partial(self._write, _OnHost(items[explained.index], explained), mark)
         self._background.submit(work, explained.claim)
 
-    def _write(self, case: _OnHost) -> None:
+    def _write(self, case: _OnHost, mark: str) -> None:
         """Write a case, in the background."""
         try:
             # Each thread has its own mode, and this one never needs gradients.
             with torch.no_grad(), stage("save"):
-                self._save(*case.read())
+                self._save(*case.read(), mark)
         except (Exception, SystemExit) as error:  # in this thread no signal ends the program
             if self.failures is not None:
                 self.failures.add(case.name, "explain", error)
@@ -253,7 +258,7 @@ class SaliencyHandler:
                 raise
             raise as_case_error(error, case.name) from error
 
-    def _save(self, item: dict[Any, Any], explanation: Explanation, seconds: float) -> None:
+    def _save(self, item: dict[Any, Any], explanation: Explanation, seconds: float, mark: str) -> None:
         item[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(item[self.image_key])
         item["explanation"] = explanation
         item["title"] = _title(explanation)
@@ -261,7 +266,6 @@ class SaliencyHandler:
         if self.summary is not None:
             maps = done[self.saliency_key]
             arrays = maps.numpy(force=True), maps.affine.numpy()
-            mark = self._made_by.mark if self._made_by is not None else ""
             image = item[self.image_key]
             # What came from no file is told apart by its voxels.
             scan = scan_mark(image_file(image)) or fingerprint(plain(image))[:8]
@@ -309,9 +313,8 @@ class SaliencyHandler:
             alike: count only maps that were made with this run's settings.
         """
         ended = set(self.explained)
-        mark = self._made_by.mark if alike and self._made_by is not None else None
         rows = [] if self.summary is None else self.summary.read()
-        ended |= {row["case"] for row in rows if mark is None or row["settings"] == mark}
+        ended |= {row["case"] for row in rows if not (alike and self._marks) or row["settings"] in self._marks}
         ended |= set() if self.failures is None else {row["case"] for row in self.failures.since()}
         return [case for case in dict.fromkeys(self.explainer.waiting) if case not in ended]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,6 +238,28 @@ def test_a_network_that_is_changed_between_cases_is_told_apart(what: str, tmp_pa
 
     _, marks = rows_by(Own(), tmp_path, [0, 1, 2, 3], also=[Change()])
     assert marks["c0"] == marks["c1"] != marks["c2"] == marks["c3"]
+
+
+def test_a_row_that_is_saved_late_has_the_mark_of_its_own_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps are written while the next case is explained."""
+    save, explained = SaliencyHandler._save, threading.Semaphore(0)
+
+    def late(self: SaliencyHandler, *args: Any) -> None:
+        explained.acquire(timeout=20)  # the next case's mark, or the end
+        save(self, *args)
+
+    class Change:
+        def attach(self, engine: Any) -> None:
+            engine.add_event_handler(Events.ITERATION_COMPLETED, self)
+
+        def __call__(self, engine: Any) -> None:
+            engine.network.floor -= 1
+            if engine.state.iteration == 2:
+                explained.release(2)
+
+    monkeypatch.setattr(SaliencyHandler, "_save", late)
+    _, marks = rows_by(Own(), tmp_path, [0, 1], also=[Change()])
+    assert marks["c0"] != marks["c1"]
 
 
 def test_each_run_of_a_handler_is_marked_by_what_its_network_is_then(tmp_path: Path) -> None:

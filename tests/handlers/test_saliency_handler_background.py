@@ -202,7 +202,7 @@ def test_what_stops_the_network_leaves_no_thread_and_no_claim(
     with pytest.raises(type(error)):
         run.run()
     if in_the_way:  # the handler was not called, so nobody has waited for the last case to be written
-        for background in [each for each in gc.get_objects() if isinstance(each, Background)]:
+        for background in [each for each in gc.get_objects() if type(each) is Background]:
             background.finish()
     assert not left()
     # On Ctrl-C nothing is begun any more; what was explained before an error is written.
