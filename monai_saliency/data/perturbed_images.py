@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from monai.utils import CommonKeys, convert_to_tensor, ensure_tuple
 from torch.utils.data import IterableDataset, get_worker_info
@@ -60,7 +61,8 @@ class PerturbedImages(IterableDataset):
         ValueError: when there is no such ``split``, or ``rank`` or ``world_size`` is given alone or out of its range.
         ValueError: when a key is that of something else that is yielded, and, on iterating, when the masks of a case
             are shared and the dataset has a random transform, with which each worker would read another image.
-        CaseError: on iterating, when the masks of a case depend on earlier scores.
+        CaseError: on iterating, when an item holds no image or lacks a key, or when the masks of a case depend on
+            earlier scores.
     """
 
     def __init__(
@@ -116,6 +118,21 @@ class PerturbedImages(IterableDataset):
         # Neighbouring units go to different ranks first, so that no rank has all the work.
         return units(len(self.dataset), shares, self.split)[number * world_size + rank :: shares]
 
+    def _item(self, index: int) -> Mapping[str, Any]:
+        """An item of the dataset, as a dictionary with all that is asked for."""
+        item = self.dataset[index]
+        values: Mapping[str, Any] = item if isinstance(item, Mapping) else {self.image_key: item}
+        name = str(values.get(self.case_key) or f"image {index}")
+        wanted = [self.image_key, *self.held_keys, *([] if self.label_key is None else [self.label_key])]
+        if missing := [key for key in wanted if key not in values]:
+            raise CaseError(name, f"the dataset's item has no {str(missing[0])!r}, only {sorted(map(str, values))}")
+        image = values[self.image_key]
+        if not isinstance(image, torch.Tensor | np.ndarray) or image.ndim not in (3, 4) or 0 in image.shape:
+            shape = f" of shape {tuple(image.shape)}" if hasattr(image, "shape") else ""
+            words = repr(str(self.image_key)) if values is item else "the dataset's item"
+            raise CaseError(name, f"{words} is a {type(image).__name__}{shape}, and no image (C, *spatial), 2D or 3D")
+        return values
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for unit in self.units():
             if unit.part.count > 1 and reads_differ(self.dataset):
@@ -123,8 +140,7 @@ class PerturbedImages(IterableDataset):
                     "ranks and workers share the masks of a case, and the dataset's transform draws at random, so that "
                     "each of them would perturb another image: leave out random transforms, or set split='cases'"
                 )
-            item = self.dataset[unit.index]
-            values: Mapping[str, Any] = item if isinstance(item, Mapping) else {self.image_key: item}
+            values = self._item(unit.index)
             image = convert_to_tensor(values[self.image_key], track_meta=True)[None]
             name = values.get(self.case_key) or image_file(image) or f"image {unit.index}"
             labels = None if self.label_key is None else values[self.label_key]

@@ -73,7 +73,8 @@ class DetectionScore(Target):
       used as objectness. This is the paper's formula for score vectors that are 0 except for their label. Scores of a
       single class ``(N, 1)`` are read in this way too, since the cosine of one score does not depend on it.
 
-    Overlaps are computed in float32.
+    Boxes are in voxels: overlaps are computed in float32 by MONAI, which is coarse for boxes smaller than a thousandth.
+    A center and a size are told from corners only where they are no corners, so convert them before.
 
     Args:
         threshold: explain the boxes of the unperturbed image that score at least this, the highest first.

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Subset
 
 import monai_saliency as ms
 from monai_saliency.data.perturbed_images import PerturbedImages
+from monai_saliency.errors import CaseError
 
 MASKS, BATCH = 22, 4
 TARGET = ms.FunctionScore(lambda output: output.flatten(1).mean(1, keepdim=True))
@@ -151,6 +152,28 @@ def test_regions_come_from_label_maps() -> None:
 def test_refusals(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PerturbedImages(cohort(1), rise(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("item", "settings", "message"),
+    [
+        (
+            {"case": "ct", "t1": torch.ones(1, 8, 8)},
+            {},
+            r"case ct: the dataset's item has no 'image', only \['case', 't1'\]",
+        ),
+        ({"image": torch.ones(1, 8, 8)}, {"held_keys": "age"}, "case image 0: .* has no 'age'"),
+        ({"image": torch.ones(1, 8, 8)}, {"label_key": "organs"}, "has no 'organs'"),
+        ({"image": "ct.nii"}, {}, "'image' is a str, and no image"),
+        ({"image": torch.ones(1, 0, 8)}, {}, r"'image' is a Tensor of shape \(1, 0, 8\), and no image"),
+        ([{"image": torch.ones(1, 8, 8)}], {}, "the dataset's item is a list, and no image"),
+        ((torch.ones(1, 8, 8), 1), {}, "the dataset's item is a tuple, and no image"),
+        (torch.ones(8, 8), {}, r"the dataset's item is a Tensor of shape \(8, 8\), and no image"),
+    ],
+)
+def test_items_that_are_no_images(item: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(CaseError, match=message):
+        next(iter(PerturbedImages([item], rise(), **settings)))
 
 
 def test_workers_do_not_share_masks_of_an_image_that_each_draws_anew() -> None:
