@@ -116,8 +116,7 @@ def sliding_window(
     Raises:
         ValueError: when ``window_unit`` is another word.
     """
-    if window_unit not in ("voxel", "mm"):
-        raise ValueError(f"`window_unit` must be 'voxel' or 'mm', got {window_unit!r}")
+    _check_unit(window_unit)
     masks: Masks = SlidingWindowMasks(window_size, stride, window_unit)
     masks = ChannelMasks(masks) if flag("per_channel", per_channel) else masks
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
@@ -177,8 +176,7 @@ def hierarchical_occlusion(
     Raises:
         ValueError: when ``window_unit`` is another word.
     """
-    if window_unit not in ("voxel", "mm"):
-        raise ValueError(f"`window_unit` must be 'voxel' or 'mm', got {window_unit!r}")
+    _check_unit(window_unit)
     cuts = inside_of(settings.get("inferer"))
     masks = HierarchicalMasks(window_size, levels, keep, window_unit, cuts)
     return PerturbationInferer(masks, target, estimator or HierarchicalScoring(), **settings)
@@ -241,3 +239,8 @@ def channel_occlusion(*, target: Target, estimator: Estimator | None = None, **s
         settings: shared by all methods, see the top of this module.
     """
     return region_occlusion(regions=whole_image, per_channel=True, target=target, estimator=estimator, **settings)
+
+
+def _check_unit(window_unit: str) -> None:
+    if window_unit not in ("voxel", "mm"):
+        raise ValueError(f"`window_unit` must be 'voxel' or 'mm', got {window_unit!r}")

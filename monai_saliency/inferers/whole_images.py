@@ -183,8 +183,10 @@ class WholeImages(Scoring):
         checked, once a network.
         """
         count, first = len(self.batch), self.states[batch[0][0]]
-        passed = Passed(self.forward, self.output, ["every row", count], first.case.image, first.fill)
-        every = are_detections(output) and not passed
+        passed: Passed | None = None  # which looks at the whole image: no cost where there are no boxes
+        if are_detections(output):
+            passed = Passed(self.forward, self.output, ["every row", count], first.case.image, first.fill)
+        every = passed is not None and not passed
         chosen, offset = [], 0
         for index, start, stop in batch:
             found = self.states[index].most_changed(stop) if start == 0 and not every else None
@@ -195,7 +197,7 @@ class WholeImages(Scoring):
         self.reference.check_perturbed(chosen)
         self._compared += len(chosen)
         self._looks_on = every and self._compared < _ENOUGH
-        if every and not self._looks_on:
+        if passed is not None and every and not self._looks_on:
             passed.note()
 
     def _doubt(self, index: int, stop: int) -> None:
