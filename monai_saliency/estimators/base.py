@@ -207,8 +207,8 @@ class Estimator(ABC):
             indices: as for :meth:`compute`.
             scores: as for :meth:`compute`.
             reference_scores: as for :meth:`compute`.
-            rounding: how far a score may be off by the network's own precision, relative to the largest score: 0 for
-                float32, 2^-11 for float16, 2^-8 for bfloat16.
+            rounding: how far a score may be off by the network's own precision, relative to the largest score: 2^-20
+                for float32, 2^-11 for float16, 2^-8 for bfloat16.
 
         Returns:
             ``(K,)``, in the score's unit; None, the default, where it is not known.

@@ -21,7 +21,7 @@ from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.monai_private import tree_leaves
-from monai_saliency.utils.precision import half_rounding
+from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import blend, finite_between, plain
 
@@ -96,7 +96,7 @@ class CaseState:
         forwards_elsewhere: forwards that others have spent on it.
         per_prediction: how many forwards one prediction of the image is.
         origin: what decides the scores; None where nobody noted it.
-        rounding: how far a score may be off by half precision, relative to the largest; 0 in full precision.
+        rounding: how far a score may be off by the precision of the network, relative to the largest.
     """
 
     target: BoundTarget
@@ -179,7 +179,7 @@ class CaseState:
         self.target = self.bound_to(reference)
         self.state = self._estimator.start(self.masks, self.target(reference)[0].clone())
         dtypes = [each.dtype for each in tree_leaves(reference) if isinstance(each, torch.Tensor)]
-        self.rounding = max(self.rounding, half_rounding(None, *dtypes))
+        self.rounding = max(self.rounding, score_precision(None, *dtypes))
         if self.stored is not None:
             self.stored.resume(self.state.reference_scores, repr(self.masks.key), self.target.vouch)
             self.take_stored()

@@ -178,7 +178,7 @@ def tolerance_of(forward: Forward, state: CaseState) -> Callable[[torch.dtype], 
     image = state.case.image
     # nnU-Net adds its patches up in float16.
     coarse = forward.autocast_dtype(image) or getattr(forward.inferer, "blended_in", None)
-    return rounding_of(forward.network, image.device, coarse)
+    return rounding_of(forward.network, image.device, coarse, image.dtype)
 
 
 def predicted(state: CaseState, output: OutputPath | None) -> Expected | None:

@@ -34,7 +34,7 @@ from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
 from monai_saliency.utils.arguments import callable_network, flag, instance, whole_number
 from monai_saliency.utils.monai_private import tree_map
-from monai_saliency.utils.precision import half_rounding
+from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import BusyMeter
 
@@ -300,7 +300,9 @@ class PerturbationInferer(Inferer):
             if is_part:
                 state.note_image()
             state.origin = origin
-            state.rounding = half_rounding(forward.network, forward.autocast_dtype(state.case.image))
+            state.rounding = score_precision(
+                forward.network, forward.autocast_dtype(state.case.image), state.case.image.dtype
+            )
             state.one_by_one = one_by_one
         return states, split
 

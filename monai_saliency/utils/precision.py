@@ -13,9 +13,9 @@ __all__ = [
     "accumulation_dtype",
     "chosen_arithmetic",
     "exact_arithmetic",
-    "half_rounding",
     "network_arithmetic",
     "rounding_of",
+    "score_precision",
 ]
 
 # How far two runs of a network on the same image may differ beside other images, relative to the largest value of the
@@ -127,24 +127,24 @@ def accumulation_dtype(device: torch.device) -> torch.dtype:
 
 
 def rounding_of(
-    network: Any, device: torch.device, autocast: torch.dtype | None = None
+    network: Any, device: torch.device, autocast: torch.dtype | None = None, image: torch.dtype | None = None
 ) -> Callable[[torch.dtype], float]:
     """How far two runs of a network on the same image may differ by rounding alone, by the type of its output.
 
     The bounds are 1e-8 for float64, 1e-4 for float32, 2e-2 for float16 and TF32, and 5e-2 for bfloat16, each relative
-    to the largest value of the output. The coarsest type counts of the output's, the parameters' and autocast's.
+    to the largest value of the output. The coarsest type counts of the output's, the image's, the parameters' and
+    autocast's: a network may compute in float32, and multiply the result by a number in float64.
 
     Args:
         network: a module, whose parameters are looked at, or any other callable.
         device: where it runs.
         autocast: the type of ``torch.autocast`` around it, None without one.
+        image: the type of the image, None where it is not known.
 
     Returns:
         a function from the output's type to the relative difference that is rounding.
     """
-    parameters = network.parameters() if isinstance(network, torch.nn.Module) else ()
-    dtypes = {each.dtype for each in parameters if each.is_floating_point()}
-    inside = [_ROUNDING.get(dtype, _COARSEST) for dtype in [*dtypes, *([autocast] if autocast else [])]]
+    inside = [_ROUNDING.get(dtype, _COARSEST) for dtype in _types_in(network, autocast, image)]
 
     def rounding(output: torch.dtype) -> float:
         found = max([_ROUNDING.get(output, _COARSEST), *inside])
@@ -153,20 +153,27 @@ def rounding_of(
     return rounding
 
 
-def half_rounding(network: Any, *dtypes: torch.dtype | None) -> float:
-    """How far a score may be off since a network computes in half precision, relative to the largest score.
+def score_precision(network: Any, *dtypes: torch.dtype | None) -> float:
+    """How far a score may be off by the precision in which a network computes, relative to the largest score.
 
     Args:
         network: a module, whose parameters are looked at, or any other callable.
-        dtypes: the types of its outputs, and of ``torch.autocast`` around it; None is left out.
+        dtypes: the types of its image, of its outputs, and of ``torch.autocast`` around it; None is left out.
 
     Returns:
-        half a unit in the last place of the coarsest type: 2^-11 for float16, 2^-8 for bfloat16; 0 for float32 and
-        finer ones, in which scores are sums of many rounded values.
+        for the coarsest type, half a unit in the last place in half precision, of which a single rounding is left:
+        2^-11 for float16, 2^-8 for bfloat16; eight units in finer ones, in which scores are sums of many rounded
+        values: 2^-20 for float32.
     """
+    sizes = {torch.float16: 0.5, torch.bfloat16: 0.5}
+    return max((sizes.get(each, 8) * torch.finfo(each).eps for each in _types_in(network, *dtypes)), default=0.0)
+
+
+def _types_in(network: Any, *dtypes: torch.dtype | None) -> set[torch.dtype]:
+    """The floating-point types of a module's parameters, and others."""
     parameters = network.parameters() if isinstance(network, torch.nn.Module) else ()
-    found = {*(each.dtype for each in parameters), *dtypes} & {torch.float16, torch.bfloat16}
-    return max((torch.finfo(dtype).eps / 2 for dtype in found if dtype), default=0.0)
+    found = {each.dtype for each in parameters} | {each for each in dtypes if each is not None}
+    return {each for each in found if each.is_floating_point}
 
 
 def _float32_is_rounded(device: torch.device) -> bool:

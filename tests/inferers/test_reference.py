@@ -712,6 +712,23 @@ def test_rounding(output: torch.dtype, parameters: torch.dtype, autocast: torch.
     assert rounding_of(network, torch.device("cpu"), autocast)(output) == expected
 
 
+def test_an_output_in_double_of_an_image_in_single_precision(caplog: pytest.LogCaptureFixture) -> None:
+    """A factor in float64 makes float64 of what was computed in float32, rounded otherwise in each batch size."""
+    factor = torch.tensor(3.0, dtype=torch.float64)
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1).sum(1, keepdim=True) * (1 + 3e-7 * (len(x) > 1)) * factor.expand(1, 1)
+
+    explain = ms.sliding_window(4, 4, target=ms.ClassScore([0], "none"), mask_batch_size=8)
+    (found,) = explain.explain(torch.ones(1, 1, 8, 8), network)
+    assert not caplog.records
+    assert found.noise is not None
+    assert float(found.noise[0]) >= 192 * 3e-7  # the precision of a sum of 64 ones in float32, times 3
+    explain.explain(torch.ones(1, 1, 8, 8).double(), network)  # in float64 that is more than rounding
+    assert "rounding explains 1e-08" in caplog.text
+    assert "one at a time" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
