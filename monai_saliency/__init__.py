@@ -9,6 +9,7 @@ from typing import Any
 
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
+from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
@@ -19,6 +20,7 @@ from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
@@ -26,6 +28,7 @@ from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.supervoxels import Supervoxels
 from monai_saliency.methods import (
     channel_occlusion,
+    focused_rise,
     hierarchical_occlusion,
     patch_windows,
     region_occlusion,
@@ -60,7 +63,9 @@ __all__ = [
     "Explanation",
     "FieldSimilarity",
     "FunctionScore",
+    "FocusedMasks",
     "HierarchicalMasks",
+    "FocusedScoring",
     "HierarchicalScoring",
     "IndependentChannelMasks",
     "ListInput",
@@ -81,6 +86,7 @@ __all__ = [
     "Supervoxels",
     "channel_occlusion",
     "hierarchical_occlusion",
+    "focused_rise",
     "patch_windows",
     "region_occlusion",
     "rise",

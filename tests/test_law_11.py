@@ -16,10 +16,12 @@ from monai.inferers import SlidingWindowInferer
 
 from monai_saliency import methods
 from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.masks.base import Masks
+from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
@@ -51,6 +53,10 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     ],
     "patch_windows": [lambda dims: {"inferer": WholeImages([4] * dims), "patch_memory": False}],
     "hierarchical_occlusion": [lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2}],
+    "focused_rise": [
+        lambda dims: {"num_masks": 12, "grid_size": 2, "window_size": 2, "levels": 2, "p1": 0.4},
+        lambda dims: {"num_masks": 12, "grid_size": 3, "window_size": 4, "levels": 2},
+    ],
     "region_occlusion": [
         lambda dims: {"regions": quarters},
         lambda dims: {"regions": quarters, "num_coalitions": 12, "p1": 0.4},
@@ -60,6 +66,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
 }
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
+    FocusedScoring: (FocusedScoring(), FocusedMasks(30, 2, 4, levels=1)),
     HierarchicalScoring: (HierarchicalScoring(), HierarchicalMasks(4, levels=1)),
     OcclusionScoring: (OcclusionScoring(), SlidingWindowMasks(3, 2)),
 }

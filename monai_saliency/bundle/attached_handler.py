@@ -231,7 +231,8 @@ class AttachedHandler(SaliencyHandler):
         try:
             labels = None if label_key is None else item.get(label_key)
             spacing = image_spacing(item[self.image_key][None]) if self.image_key in item else None
-            forwards = len(self._explains.masks.bind(image, labels, spacing)) + 1
+            bound = self._explains.masks.bind(image, labels, spacing)
+            forwards = f"{'at most ' if bound.in_rounds else ''}{bound.at_most + 1} forwards"
             words = type(target).__name__
             if isinstance(self._predicting, WrappedNNUNet):
                 words = "the logits of nnU-Net's network, on the grid that it sees"
@@ -239,7 +240,7 @@ class AttachedHandler(SaliencyHandler):
                 words = target.choose(rows(output, 0, 1, count), Case("the first case", image)).words
         except ValueError as error:  # raised again, with the case's name, when it is explained
             return f"the first case cannot be explained ({error})"
-        return f"{words}; {self.settings.method.choose(self._own, image).name}, {forwards} forwards a case"
+        return f"{words}; {self.settings.method.choose(self._own, image).name}, {forwards} a case"
 
     def _enter(self, wrapped: WrappedNNUNet, case: dict[Any, Any]) -> None:
         """Put what nnU-Net's network gets of a case's image in the place of the image."""

@@ -8,13 +8,15 @@ module            map
 ``base``          the contract: :class:`Estimator` and :class:`ScoreState`
 ``rise``          the average score while a voxel is kept, for random masks
 ``occlusion``     the average drop of the score while a voxel is hidden, for windows and regions
+``focused``       RISE inside boxes that windows found, and the windows' drop elsewhere
 ``hierarchical``  the same drop summed over levels, for windows that are refined where they matter
 ================  ======================================================================================
 """
 
 from monai_saliency.estimators.base import Estimator, ScoreState
+from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 
-__all__ = ["Estimator", "HierarchicalScoring", "OcclusionScoring", "RISEScoring", "ScoreState"]
+__all__ = ["Estimator", "FocusedScoring", "HierarchicalScoring", "OcclusionScoring", "RISEScoring", "ScoreState"]

@@ -11,6 +11,7 @@ module              masks
 ``sliding_window``  boxes that slide over the image, for occlusion
 ``patch_window``    boxes on the grid of a sliding-window inferer's patches: fewer patches are run again
 ``hierarchical``    boxes that are halved in rounds where they matter
+``focused``         such boxes, then random grids inside the boxes that hold the evidence
 ``box``             what masks that each hide one box have in common
 ``region``          whole regions: organs of a label map, an atlas, or supervoxels
 ``supervoxels``     regions made from the image itself
@@ -20,6 +21,7 @@ module              masks
 
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
@@ -30,6 +32,7 @@ from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 __all__ = [
     "BoundMasks",
     "ChannelMasks",
+    "FocusedMasks",
     "HierarchicalMasks",
     "IndependentChannelMasks",
     "Masks",

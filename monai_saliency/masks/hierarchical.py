@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
 
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import Masks
 from monai_saliency.masks.box import BoundBoxMasks
 from monai_saliency.utils.arguments import (
     check_option,
@@ -24,7 +24,7 @@ from monai_saliency.utils.arguments import (
 )
 from monai_saliency.utils.patch_grid import PatchGrid
 
-__all__ = ["HierarchicalMasks"]
+__all__ = ["BoundHierarchicalMasks", "HierarchicalMasks"]
 
 # Windows of the first level, about, where nobody says how large they are.
 _FIRST_LEVEL = 64
@@ -89,8 +89,8 @@ class HierarchicalMasks(Masks):
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
-        return _BoundHierarchicalMasks(self, image, spacing)
+    ) -> BoundHierarchicalMasks:
+        return BoundHierarchicalMasks(self, image, spacing)
 
     def edges(self, spatial_shape: Sequence[int]) -> Any:
         """The window of the first level for an image of a shape, in the unit: one number or one per axis."""
@@ -102,10 +102,11 @@ class HierarchicalMasks(Masks):
         return [-(-n // parts) for n in spatial_shape]
 
 
-class _BoundHierarchicalMasks(BoundBoxMasks):
+class BoundHierarchicalMasks(BoundBoxMasks):
     """The windows of one image: those of the first level, then those of the second, and so on.
 
     Attributes:
+        bounds: for each level and axis, where windows begin, and the axis' end.
         levels: the masks of each level.
         num_levels: how many levels there are.
     """
@@ -121,7 +122,6 @@ class _BoundHierarchicalMasks(BoundBoxMasks):
                 f"{self.spatial_shape}: it cannot show where the evidence lies; use a smaller `window_size`"
             )
         self.keep = masks.keep
-        # For each level and axis, where windows begin, and the axis' end.
         self.bounds = [[np.append(np.arange(0, n, w), n) for n, w in zip(self.spatial_shape, window, strict=True)]]
         while len(self.bounds) < masks.levels and any(edge > 1 for edge in window):
             window = tuple(-(-edge // 2) for edge in window)
@@ -139,6 +139,16 @@ class _BoundHierarchicalMasks(BoundBoxMasks):
 
     def __len__(self) -> int:
         return self.levels[-1].stop
+
+    @property
+    def at_most(self) -> int:
+        """How many windows are scored at the most, for one explained score."""
+        found = last = len(self.levels[0])
+        for coarse, fine in itertools.pairwise(self._grids):
+            parts = int(np.prod([1 if a == b else 2 for a, b in zip(coarse, fine, strict=True)]))
+            last = min(max(1, round(self.keep * last)) * parts, int(np.prod(fine)))
+            found += last
+        return found
 
     def next_round(
         self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
@@ -183,6 +193,56 @@ class _BoundHierarchicalMasks(BoundBoxMasks):
             for axis, (ends, at) in enumerate(zip(bounds, along, strict=True)):
                 found[0, here, axis], found[1, here, axis] = ends[at], ends[at + 1]
         return {"first": found[0], "stop": found[1]}
+
+    def spread(self, indices: Sequence[int], drops: torch.Tensor) -> np.ndarray:
+        """Spread what each window of the first level took from a score over the windows of the last level inside it.
+
+        A window that was refined divides what it has among its parts by what each took alone; parts that took nothing
+        get nothing. It is spread evenly where no part took anything, and in windows that were not refined. So the sum
+        over all windows is that of the first level.
+
+        Args:
+            indices: n windows, those of a level behind those of the level before.
+            drops: ``(n,)``, what each took from the score.
+
+        Returns:
+            a value for each window of the last level, one axis for each axis of the image.
+        """
+        found = np.zeros(self._grids[-1])
+        inside = self._inside_windows(indices)
+        parts: dict[int, list[int]] = {}
+        for row, (index, cells) in enumerate(zip(indices, inside, strict=True)):
+            if index in self.levels[0]:
+                found[cells] = float(drops[row]) / found[cells].size
+            else:
+                parts.setdefault(self._parent(int(index)), []).append(row)
+        for rows in parts.values():  # a level behind the one before, since the windows are
+            taken = drops[rows].clamp(min=0).double().numpy()
+            if taken.sum() > 0:
+                held = sum(found[inside[row]].sum() for row in rows)
+                for row, share in zip(rows, taken / taken.sum(), strict=True):
+                    found[inside[row]] = held * share / found[inside[row]].size
+        return found
+
+    def _inside_windows(self, indices: Sequence[int]) -> list[tuple[slice, ...]]:
+        """The windows of the last level inside each window."""
+        codes = self.codes(indices)
+        ends = np.stack([codes["first"], codes["stop"]], axis=1)
+        for axis, bounds in enumerate(self.bounds[-1]):
+            ends[:, :, axis] = np.searchsorted(bounds, ends[:, :, axis])
+        return [tuple(itertools.starmap(slice, zip(*each, strict=True))) for each in ends.tolist()]
+
+    def _parent(self, index: int) -> int:
+        """The window of the level before that a window is a part of."""
+        level, (first,) = self._level(index), self.codes([index])["first"]
+        place = [np.searchsorted(b, at, side="right") - 1 for b, at in zip(self.bounds[level - 1], first, strict=True)]
+        return int(np.ravel_multi_index(place, self._grids[level - 1])) + self.levels[level - 1].start
+
+    def to_voxels(self, values: np.ndarray) -> np.ndarray:
+        """Values ``(K, ...)`` of the windows of the last level, on all voxels: ``(K, *spatial)``."""
+        for axis, ends in enumerate(self.bounds[-1]):
+            values = np.repeat(values, np.diff(ends), axis=axis + 1)
+        return values
 
 
 def _halved(ends: np.ndarray, edge: int) -> np.ndarray:

@@ -46,5 +46,9 @@ def bound_with_scores(
 
 def map_of(estimator: Estimator, bound: BoundMasks, scores: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     state = estimator.start(bound, reference)
-    state.update(range(len(bound)), scores)
+    while not state.seen.all():
+        rows = range(int(state.seen.sum()), len(state.seen))
+        state.update(rows, scores[rows.start : rows.stop])
+        if bound.in_rounds:
+            state.next_round()
     return state.compute()

@@ -1,0 +1,237 @@
+"""Windows that find, random masks that look closer: by hand, in plain loops, and on networks that sum a region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.inferers import SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.masks.focused import BoundFocusedMasks
+
+LOGIT = ms.ClassScore([0], "none")
+
+
+def sums(*boxes: tuple[slice, ...], shape: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A network whose scores are the sums of regions, one score each."""
+    weights = torch.zeros(len(boxes), *shape, dtype=torch.float64)
+    for weight, box in zip(weights, boxes, strict=True):
+        weight[box] = 1
+    return lambda x: x[:, 0].double().flatten(1) @ weights.flatten(1).T
+
+
+def explain(network: Any, shape: tuple[int, ...], target: ms.Target = LOGIT, **settings: Any) -> Any:
+    settings = {"window_size": 8, "levels": 3, "mask_batch_size": 32} | settings
+    return ms.focused_rise(target=target, **settings).explain(torch.ones(1, 1, *shape).double(), network)[0]
+
+
+def starts(focus: Any) -> list[tuple[int, int]]:
+    return [(side.start, side.stop) for side in focus.box]
+
+
+@pytest.mark.parametrize(
+    ("shape", "region"),
+    [
+        ((40, 48), (slice(13, 17), slice(30, 35))),
+        ((37, 45), (slice(33, 37), slice(0, 5))),
+        ((24, 32, 20), (slice(5, 9), slice(21, 24), slice(10, 15))),
+    ],
+)
+def test_the_evidence_is_found(shape: tuple[int, ...], region: tuple[slice, ...]) -> None:
+    """The peak is strictly inside, the box holds the region, and the map ranks its voxels first."""
+    found = explain(sums(region, shape=shape), shape, num_masks=400, grid_size=4)
+    (focus,) = found.masks.foci(found.indices)
+    assert not focus.everywhere
+    assert all(a.start <= b.start and b.stop <= a.stop for a, b in zip(focus.box, region, strict=True))
+    truth = torch.zeros(shape, dtype=torch.bool)
+    truth[region] = True
+    saliency = found.saliency[0]
+    assert bool(truth[np.unravel_index(int(saliency.argmax()), shape)])
+    assert saliency[truth].mean() > 4 * saliency[~truth].abs().mean()
+    assert len(found.indices) <= found.masks.at_most
+    assert found.num_forwards == len(found.indices) + 1
+
+
+def test_the_map_in_plain_loops() -> None:
+    """Inside the box the score with a voxel kept less that with it hidden; elsewhere the windows' drops, divided."""
+    shape, p1 = (32, 40), 0.4
+    weight = np.random.default_rng(0).normal(size=shape) * 0.01
+    weight[12:15, 21:26] += 1
+    found = explain(
+        lambda x: (x[:, 0] * torch.from_numpy(weight)).flatten(1).sum(1, keepdim=True), shape, num_masks=60, p1=p1
+    )
+    bound, indices, score = found.masks, list(found.indices), found.reference_scores[0]
+    (focus,) = bound.foci(indices)
+    scores = found.scores[focus.rows, 0].double().numpy()
+    masks = bound.render([indices[row] for row in focus.rows])[:, 0].numpy()
+    count, expected = len(scores), np.zeros(shape)
+    windows = [row for row, index in enumerate(indices) if index < len(bound.windows)]
+    drops = {}
+    for row, (y, x) in zip(windows, bound.windows.hidden_boxes([indices[row] for row in windows]), strict=True):
+        drops[(y.start, x.start), y.stop - y.start] = float(score - found.scores[row, 0])
+    for (corner, edge), drop in drops.items():
+        if edge == 8:
+            divide(expected, drops, corner, 8, drop)
+    inside = np.zeros(shape, dtype=bool)
+    inside[focus.box] = True
+    for y, x in np.argwhere(inside):
+        total = sum((f - scores.mean()) * (mask[y, x] - p1) for f, mask in zip(scores, masks, strict=True))
+        expected[y, x] = total / (count - 1) / p1 / (1 - p1)
+    np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-12)
+
+
+def divide(expected: np.ndarray, drops: dict[Any, float], corner: tuple[int, int], edge: int, value: float) -> None:
+    """Divide what a window has among its parts by what each took; evenly, per 2 x 2 voxels, where it has none."""
+    half = edge // 2
+    parts = {(corner[0] + y, corner[1] + x): 0.0 for y in (0, half) for x in (0, half)} if edge > 2 else {}
+    taken = {part: max(drops[part, half], 0) for part in parts if (part, half) in drops}
+    if sum(taken.values()) > 0:
+        for part, each in taken.items():
+            divide(expected, drops, part, half, value * each / sum(taken.values()))
+    else:
+        expected[corner[0] : corner[0] + edge, corner[1] : corner[1] + edge] = value / (edge // 2) ** 2
+
+
+def test_what_is_divided_adds_up() -> None:
+    """By hand: the second window's 6 go to its third and fourth part, 1 to 2; the last took less than nothing."""
+    bound = ms.HierarchicalMasks(4, 2, keep=0.5).bind(torch.zeros(1, 8, 8))
+    drops = torch.tensor([1.0, 6.0, 0.0, -2.0, 0.0, -1.0, 2.0, 4.0])
+    found = bound.spread([*range(4), *bound._parts(0, 1)], drops)
+    expected = [[0.25, 0.25, 0, 0], [0.25, 0.25, 2, 4], [0, 0, -0.5, -0.5], [0, 0, -0.5, -0.5]]
+    np.testing.assert_allclose(found, expected)
+    voxels = bound.to_voxels(found[None])[0]
+    assert voxels.shape == (8, 8)
+    assert voxels[2, 5] == 2
+    assert voxels[3, 6] == 4
+
+
+def test_two_places() -> None:
+    shape = (48, 56)
+    first, second = (slice(6, 10), slice(7, 11)), (slice(37, 41), slice(42, 46))
+    network = sums(first, shape=shape)
+    other = sums(second, shape=shape)
+    found = explain(lambda x: network(x) + 0.6 * other(x), shape, num_masks=301, grid_size=4, keep=0.2)
+    foci = found.masks.foci(found.indices)
+    assert [len(focus.rows) for focus in foci] == [151, 151]
+    for focus, region in zip(foci, (first, second), strict=True):
+        assert all(a.start <= b.start and b.stop <= a.stop for a, b in zip(focus.box, region, strict=True))
+    saliency = found.saliency[0]
+    assert float(saliency[first].mean()) == pytest.approx(4 * 1.0, rel=0.3)  # a cell is 2 x 2 voxels
+    assert float(saliency[second].mean()) == pytest.approx(4 * 0.6, rel=0.3)
+
+
+def test_nothing_stands_out() -> None:
+    """Evidence all over the image: random masks all over the image."""
+    shape = (32, 40)
+    found = explain(sums((slice(None), slice(None)), shape=shape), shape, num_masks=50)
+    (focus,) = found.masks.foci(found.indices)
+    assert focus.everywhere
+    assert len(focus.rows) == 50
+    assert starts(focus) == [(0, 32), (0, 40)]
+
+
+def test_a_network_that_ignores_the_image() -> None:
+    found = explain(lambda x: x.new_full((len(x), 1), 70.0), (32, 40), num_masks=20)
+    assert found.masks.foci(found.indices)[0].everywhere
+    assert not found.saliency.any()
+
+
+def test_each_score_has_its_own_place() -> None:
+    shape = (40, 48)
+    regions = (slice(2, 6), slice(3, 7)), (slice(30, 34), slice(40, 44))
+    found = explain(sums(*regions, shape=shape), shape, ms.ClassScore([0, 1], "none"), num_masks=200, grid_size=4)
+    foci = found.masks.foci(found.indices)
+    assert [len(focus.rows) for focus in foci] == [200, 200]
+    for saliency, region in zip(found.saliency, regions, strict=True):
+        truth = torch.zeros(shape, dtype=torch.bool)
+        truth[region] = True
+        assert bool(truth[np.unravel_index(int(saliency.argmax()), shape)])
+
+
+@pytest.mark.parametrize("shape", [(33, 40), (24, 18, 21)])
+def test_masks(shape: tuple[int, ...]) -> None:
+    """All but the box is kept; inside are RISE's masks of an image of the box's shape; parts are rendered alone."""
+    bound = ms.FocusedMasks(7, 3, 6, 2, seed=5).bind(torch.zeros(1, *shape))
+    voxels = int(np.prod(shape))
+    corner = tuple(n // 3 for n in shape)
+    at = int(np.ravel_multi_index(corner, shape))
+    box = tuple(slice(c, c + 9) for c in corner)
+    wanted = [2, *(len(bound.windows) + at * 7 + i for i in (0, 3, 6)), len(bound) - 1]
+    masks = bound.render(wanted)
+    random = ms.RISEMasks(7, 3, 0.5, 5)
+    expected = torch.ones(5, 1, *shape)
+    expected[:1] = bound.windows.render([2])
+    expected[(slice(1, 4), slice(None), *box)] = random.bind(torch.zeros(1, *[9] * len(shape))).render([0, 3, 6])
+    expected[4:] = random.bind(torch.zeros(1, *shape)).render([6])
+    assert torch.equal(masks, expected)
+    assert len(bound) == len(bound.windows) + ((len(bound.shapes) - 1) * voxels + 1) * 7
+    for part in (
+        tuple(slice(2, 11) for _ in shape),
+        tuple(slice(0, 5) for _ in shape),
+        tuple(slice(n - 4, n) for n in shape),
+    ):
+        assert torch.equal(bound.render(wanted, box=part), expected[(slice(None), slice(None), *part)])
+        hides, rows = bound.restrict(wanted, part)
+        touched = (expected[(slice(None), slice(None), *part)] < 1).flatten(1).any(1).numpy()
+        assert (hides | ~touched).all()
+        assert len({tuple(row) for row in rows[hides].tolist()}) == hides.sum()
+    assert torch.equal(bound.render(wanted[2:3]), expected[2:3])
+
+
+def test_indices_of_a_large_scan_are_numbers_of_64_bits() -> None:
+    bound = ms.FocusedMasks(4000, 5, 64, 5).bind(torch.zeros(1, 1, 1, 1).expand(1, 512, 512, 600))
+    assert len(bound.shapes) > 2
+    assert bound.codes([len(bound) - 1])["index"].tolist() == [len(bound) - 1]
+
+
+def test_remembered_patches() -> None:
+    """The same scores and boxes as whole images, from a part of the forwards."""
+
+    class Local(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([torch.nn.functional.avg_pool2d(x, 3, 1, 1) ** 2, x], 1)
+
+    image = 0.1 * torch.rand(1, 1, 64, 72, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    image[..., 20:26, 30:34] += 3
+    inferer = SlidingWindowInferer((16, 16), 4, 0.5)
+    target = ms.RegionScore(0, "none", region="all")
+    remembered, whole = (
+        ms.focused_rise(60, 3, levels=3, target=target, inferer=inferer, patch_memory=memory).explain(image, Local())[0]
+        for memory in (True, False)
+    )
+    assert list(remembered.indices) == list(whole.indices)
+    torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-8, atol=1e-9)
+    (focus,) = remembered.masks.foci(remembered.indices)
+    assert not focus.everywhere
+    assert remembered.num_forwards / remembered.per_prediction < 0.25 * whole.num_forwards
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"num_masks": 0}, "`num_masks` must be a whole number of at least 1"),
+        ({"grid_size": 1}, "`grid_size` must be a whole number of at least 2"),
+        ({"p1": 1.0}, r"`p1` must be in \(0, 1\)"),
+        ({"p1": 0.0}, r"`p1` must be in \(0, 1\)"),
+        ({"max_foci": 0}, "`max_foci` must be a whole number of at least 1"),
+        ({"levels": 0}, "`levels` must be a whole number of at least 1"),
+    ],
+)
+def test_errors(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        ms.FocusedMasks(**settings)
+
+
+def test_masks_of_another_family() -> None:
+    with pytest.raises((TypeError, ValueError), match="the masks of FocusedMasks, for FocusedScoring"):
+        ms.PerturbationInferer(ms.RISEMasks(5), LOGIT, ms.FocusedScoring()).explain(
+            torch.ones(1, 1, 8, 8), lambda x: x.flatten(1).sum(1, keepdim=True)
+        )
+
+
+def test_the_kind_of_bound_masks() -> None:
+    assert isinstance(ms.FocusedMasks().bind(torch.zeros(1, 32, 32)), BoundFocusedMasks)
