@@ -9,6 +9,7 @@ module            map
 ``rise``          the average score while a voxel is kept, for random masks
 ``occlusion``     the average drop of the score while a voxel is hidden, for windows and regions
 ``hierarchical``  the same drop summed over levels, for windows that are refined where they matter
+``shapley``       what a region adds to the score, on average over all orders of regions
 ================  ======================================================================================
 """
 
@@ -16,5 +17,7 @@ from monai_saliency.estimators.base import Estimator, ScoreState
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.shapley import ShapleyScoring, ShapleyValues, shapley_values
 
-__all__ = ["Estimator", "HierarchicalScoring", "OcclusionScoring", "RISEScoring", "ScoreState"]
+__all__ = ["Estimator", "HierarchicalScoring", "OcclusionScoring", "RISEScoring", "ScoreState", "ShapleyScoring"]
+__all__ += ["ShapleyValues", "shapley_values"]

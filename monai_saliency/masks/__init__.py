@@ -13,6 +13,9 @@ module              masks
 ``hierarchical``    boxes that are halved in rounds where they matter
 ``box``             what masks that each hide one box have in common
 ``region``          whole regions: organs of a label map, an atlas, or supervoxels
+``coalition``       coalitions of regions, for Shapley values
+``coalition_draws``  which of them, where not all are scored
+``patch_cells``     which of them, for the patches of a sliding-window inferer
 ``supervoxels``     regions made from the image itself
 ``channel``         masks for each channel, for maps of each modality
 ==================  ===========================================================================================
@@ -20,6 +23,7 @@ module              masks
 
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
@@ -30,6 +34,7 @@ from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 __all__ = [
     "BoundMasks",
     "ChannelMasks",
+    "CoalitionMasks",
     "HierarchicalMasks",
     "IndependentChannelMasks",
     "Masks",

@@ -121,7 +121,13 @@ class BoundTarget(ABC):
 
 
 class Target(ABC):
-    """The settings of a target. A subclass implements :meth:`bind`."""
+    """The settings of a target. A subclass implements :meth:`bind`.
+
+    Attributes:
+        additive: whether :attr:`BoundTarget.additive` holds for every case, as is known before one is seen.
+    """
+
+    additive: bool = False
 
     @abstractmethod
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:

@@ -194,6 +194,7 @@ class RegionScore(_SegmentationTarget):
         0.7
     """
 
+    additive = True
     regions = ("predicted", "label", "false_positive", "all")
 
     def __init__(

@@ -94,7 +94,7 @@ def test_method_and_its_settings_switch_from_the_command_line(cohort: Path, chec
         run(cohort, tmp_path / "no", checkpoint, method="lime")
     assert str(root_cause(caught.value)) == (
         "`method` must be one of ['channel_occlusion', 'hierarchical_occlusion', 'patch_windows', 'region_occlusion', "
-        "'rise', 'sliding_window'], "
+        "'rise', 'shapley', 'sliding_window'], "
         "or the dotted path of your own function, got 'lime'"
     )
 
