@@ -262,7 +262,7 @@ def shapley(
 
     Args:
         num_coalitions: how many sets of regions are scored for an estimate (KernelSHAP, Leverage SHAP: arXiv
-            2410.01917): ten for each region are a good start, two the least. All are scored by default.
+            2410.01917): ten for each region are a good start, three the least. All are scored by default.
         regions: makes the regions of an image, such as ``Supervoxels(10)``; by default they are those of the case's
             label map.
         seed: of random sets.

@@ -61,8 +61,8 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     "channel_occlusion": [lambda dims: {}],
     "shapley": [
         lambda dims: {"regions": quarters},
-        lambda dims: {"regions": quarters, "num_coalitions": 11},
-        lambda dims: {"regions": quarters, "num_coalitions": 21, "per_channel": True},
+        lambda dims: {"regions": quarters, "num_coalitions": 13},
+        lambda dims: {"regions": quarters, "num_coalitions": 25, "per_channel": True},
     ],
 }
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {

@@ -58,7 +58,7 @@ class CoalitionMasks(Masks):
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when there are more than 14 players (with an
             ``inferer``, more than 2^16 coalitions) and no ``num_coalitions``, when ``num_coalitions`` is less than
-            twice the number of players + 1, and as for :class:`~monai_saliency.RegionMasks`.
+            three times the number of players + 1, and as for :class:`~monai_saliency.RegionMasks`.
 
     Example::
 
@@ -216,10 +216,10 @@ def _all(players: int) -> tuple[np.ndarray, list[Meeting]]:
 
 def _random(seed: int, players: int, count: int) -> np.ndarray:
     """The coalition of nobody, and pairs of complements."""
-    if count < 2 * players + 1:
+    if count < 3 * players + 1:
         raise ValueError(
-            f"`num_coalitions` must be at least {2 * players + 1} for {players} players, twice as many and one, got "
-            f"{count}: fewer say nothing about some players; {10 * players} are a good start"
+            f"`num_coalitions` must be at least {3 * players + 1} for {players} players, three times as many and one, "
+            f"got {count}: fewer hardly tell the players apart; {10 * players + 1} are a good start"
         )
     first = draw_pairs(seed, players, (count - 1) // 2)
     pairs = np.stack([first, ~first], axis=1).reshape(-1, players)
