@@ -68,7 +68,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
     HierarchicalScoring: (HierarchicalScoring(), HierarchicalMasks(4, levels=1)),
-    ShapleyScoring: (ShapleyScoring(), CoalitionMasks(9, regions=quarters)),
+    ShapleyScoring: (ShapleyScoring(), CoalitionMasks(13, regions=quarters)),
     OcclusionScoring: (OcclusionScoring(), SlidingWindowMasks(3, 2)),
 }
 MISSING = "{} has no example in {}: add one, so that law 11 holds for it too"

@@ -49,20 +49,13 @@ def players_that_meet(present: np.ndarray, boxes: Sequence[Box]) -> list[list[in
     stops = np.array([[side.stop for side in box] for box in boxes])
     # The same patches cover all voxels from one patch's border to the next.
     axes = [np.union1d(start, stop)[:-1] for start, stop in zip(starts.T, stops.T, strict=True)]
-    found: dict[bytes, np.ndarray] = {}
-    for first in itertools.product(*axes):
-        covering = ((starts <= first) & (stops > first)).all(axis=1)
-        if covering.any():
-            players = present[covering].any(axis=0)
-            found.setdefault(players.tobytes(), players)
-    cells = [each for each in found.values() if not _is_part(each, found.values())]
-    return [cell.nonzero()[0].tolist() for cell in cells]
-
-
-def _is_part(players: np.ndarray, others: object) -> bool:
-    """Whether all players are among those of another cell, which has more."""
-    table = np.stack(list(others))  # type: ignore[call-overload]
-    return bool(((table >= players).all(axis=1) & (table.sum(axis=1) > players.sum())).any())
+    covered = [((starts <= first) & (stops > first)).all(axis=1) for first in itertools.product(*axes)]
+    cells = np.stack([present[patches].any(axis=0) for patches in covered if patches.any()])
+    _, places = np.unique(cells, axis=0, return_index=True)
+    cells = cells[np.sort(places)]
+    counts = cells.sum(axis=1)
+    is_part = [bool(((cells >= cell).all(axis=1) & (counts > cell.sum())).any()) for cell in cells]
+    return [cell.nonzero()[0].tolist() for cell, part in zip(cells, is_part, strict=True) if not part]
 
 
 def meetings(cells: Sequence[Sequence[int]], players: int, most: int) -> tuple[np.ndarray, list[Meeting]]:
