@@ -257,8 +257,9 @@ def shapley(
     The values of the regions sum to the score of the image less the score of the fill. A region's value stands on all
     its voxels; :func:`~monai_saliency.shapley_values` gives the regions' values. They are exact by default, for at most
     14 regions. Under a ``SlidingWindowInferer``, and for a target that is a mean over voxels
-    (:class:`~monai_saliency.RegionScore`), only regions that meet in the patches over one voxel count: an organ with
-    dozens of others is exact too, from at most as many patches as there are sets of regions in a patch.
+    (:class:`~monai_saliency.RegionScore`), only regions that meet in the patches over one voxel count: dozens of organs
+    are exact too, from at most as many forwards of a patch as there are sets of the regions in it. Of a mean of the
+    network's output as it is (``activation="none"``) only regions that meet in one patch count.
 
     Args:
         num_coalitions: how many sets of regions are scored for an estimate (KernelSHAP, Leverage SHAP: arXiv
@@ -279,8 +280,8 @@ def shapley(
             given.
     """
     cuts = inside_of(settings.get("inferer")) if getattr(target, "additive", False) else None
-    makes = _regions(regions, num_supervoxels)
-    masks = CoalitionMasks(num_coalitions, seed, makes, background, per_channel, cuts)
+    makes, linear = _regions(regions, num_supervoxels), bool(getattr(target, "linear", False))
+    masks = CoalitionMasks(num_coalitions, seed, makes, background, per_channel, cuts, linear)
     return PerturbationInferer(masks, target, estimator or ShapleyScoring(), **settings)
 
 

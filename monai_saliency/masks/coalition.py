@@ -37,7 +37,9 @@ class CoalitionMasks(Masks):
     By default every coalition is scored: mask i keeps the players of the set bits of i, the first player (the lowest
     label) by the lowest bit. For a score that is a sum over voxels of a sliding-window model's output, ``inferer``
     leaves only the coalitions that decide it (:mod:`monai_saliency.masks.patch_cells`): those without some of the
-    players that meet in the patches over one voxel. Nothing is lost by that, and there may be far more players.
+    players that meet in the patches over one voxel. Nothing is lost by that, and there may be far more players. Where
+    the patches' outputs are remembered, each patch is run once for each set of the players in it, at most; so are
+    random coalitions, however many.
 
     With ``num_coalitions`` random coalitions are scored (:mod:`monai_saliency.masks.coalition_draws`): behind mask 0
     masks 2j + 1 and 2j + 2 keep complements of each other.
@@ -54,6 +56,8 @@ class CoalitionMasks(Masks):
             the whole image, the channels are the players.
         inferer: the sliding-window inferer that runs the network, where the score is a sum or mean over voxels of the
             output there. Not read with ``num_coalitions``.
+        linear: whether that score is linear in the output, as a mean of logits is, or of probabilities that the network
+            itself gives. Then only players inside one patch meet. Not read without an ``inferer``.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when there are more than 14 players (with an
@@ -83,6 +87,7 @@ class CoalitionMasks(Masks):
         background: bool = True,
         per_channel: bool = False,
         inferer: SlidingWindowInferer | None = None,
+        linear: bool = False,
     ) -> None:
         if num_coalitions is not None:
             num_coalitions = whole_number("num_coalitions", num_coalitions, 1)
@@ -95,6 +100,7 @@ class CoalitionMasks(Masks):
         self.per_channel = flag("per_channel", per_channel)
         words = "a SlidingWindowInferer, whose patches decide which coalitions are needed"
         self.inferer = instance("inferer", inferer, SlidingWindowInferer, words, none=True)
+        self.linear = flag("linear", linear)
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
@@ -129,7 +135,7 @@ class BoundCoalitionMasks(BoundMasks):
         if count is not None and (players > 62 or count < 2**players - 1):
             self.coalitions = _random(masks.seed, players, count)
         elif masks.inferer is not None:
-            self.coalitions, self.meetings = self._that_meet(masks.inferer)
+            self.coalitions, self.meetings = self._that_meet(masks.inferer, masks.linear)
         else:
             if players > _MOST_PLAYERS:
                 raise ValueError(
@@ -142,13 +148,13 @@ class BoundCoalitionMasks(BoundMasks):
         size = (self.spatial_shape, self.channels, len(self.coalitions), self.meetings is not None)
         self.key = ("CoalitionMasks", tuple(self.players), digest.hexdigest(), size)
 
-    def _that_meet(self, inferer: SlidingWindowInferer) -> tuple[np.ndarray, list[Meeting]]:
+    def _that_meet(self, inferer: SlidingWindowInferer, linear: bool) -> tuple[np.ndarray, list[Meeting]]:
         boxes = PatchGrid(inferer, self.spatial_shape).boxes
         present = np.zeros((len(boxes), len(self.players)), dtype=bool)
         for row, box in zip(present, boxes, strict=True):
             row[self._inside(box)] = True
         try:
-            return meetings(players_that_meet(present, boxes), len(self.players), _MOST_COALITIONS)
+            return meetings(players_that_meet(present, boxes, linear), len(self.players), _MOST_COALITIONS)
         except ValueError as error:
             raise ValueError(
                 f"{error}; at most {_MOST_COALITIONS} are scored: {_ask_for_fewer(len(self.players))}"

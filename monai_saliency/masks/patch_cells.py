@@ -3,7 +3,8 @@
 A voxel's output depends on the patches that cover it, and a patch's output on the players inside it. Voxels that the
 same patches cover form a *cell*. A score that is a sum over voxels is therefore a sum of games, one for each cell, of
 the players in its patches. All that must be known of the whole game are the scores of those sets of players that meet
-in a cell, hidden alone.
+in a cell, hidden alone. A score that is linear in the output, such as a mean of logits, is even a sum of games of
+single patches, since patches are blended by fixed weights.
 """
 
 from __future__ import annotations
@@ -35,22 +36,29 @@ class Meeting:
     new: np.ndarray
 
 
-def players_that_meet(present: np.ndarray, boxes: Sequence[Box]) -> list[list[int]]:
+def players_that_meet(present: np.ndarray, boxes: Sequence[Box], linear: bool = False) -> list[list[int]]:
     """The players of each cell, without cells whose players all are in another one.
 
     Args:
         present: bool ``(patches, players)``, which players are in a patch.
         boxes: the patches.
+        linear: whether only players of one patch meet.
 
     Returns:
-        ascending players of each cell, in the order of cells. No list is part of another.
+        ascending players of each cell (or patch), in the order of cells. No list is part of another.
     """
+    if linear:
+        return _largest(present)
     starts = np.array([[side.start for side in box] for box in boxes])
     stops = np.array([[side.stop for side in box] for box in boxes])
     # The same patches cover all voxels from one patch's border to the next.
     axes = [np.union1d(start, stop)[:-1] for start, stop in zip(starts.T, stops.T, strict=True)]
     covered = [((starts <= first) & (stops > first)).all(axis=1) for first in itertools.product(*axes)]
-    cells = np.stack([present[patches].any(axis=0) for patches in covered if patches.any()])
+    return _largest(np.stack([present[patches].any(axis=0) for patches in covered if patches.any()]))
+
+
+def _largest(cells: np.ndarray) -> list[list[int]]:
+    """The players of each row, bool ``(cells, players)``, without rows whose players all are in another one."""
     _, places = np.unique(cells, axis=0, return_index=True)
     cells = cells[np.sort(places)]
     counts = cells.sum(axis=1)

@@ -125,9 +125,16 @@ class Target(ABC):
 
     Attributes:
         additive: whether :attr:`BoundTarget.additive` holds for every case, as is known before one is seen.
+        linear: whether the scores are weighted sums of the output's numbers, the weights being frozen with the case.
     """
 
-    additive: bool = False
+    @property
+    def additive(self) -> bool:
+        return False
+
+    @property
+    def linear(self) -> bool:
+        return False
 
     @abstractmethod
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:

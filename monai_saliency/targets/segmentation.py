@@ -194,7 +194,6 @@ class RegionScore(_SegmentationTarget):
         0.7
     """
 
-    additive = True
     regions = ("predicted", "label", "false_positive", "all")
 
     def __init__(
@@ -215,6 +214,14 @@ class RegionScore(_SegmentationTarget):
                 raise ValueError("`components` are parts of a region, so `region` must not be 'all'")
         self.components = components
         self.min_size = min_size
+
+    @property
+    def additive(self) -> bool:
+        return True
+
+    @property
+    def linear(self) -> bool:
+        return self.activation == "none"
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
         if self.components is None:

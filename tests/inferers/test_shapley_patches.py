@@ -30,6 +30,13 @@ CASES: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = [
 STRIPES = (torch.arange(40) // 4)[None, :, None].expand(1, 40, 8)
 
 
+class Wide(Network):
+    """Each voxel's output depends on all voxels of its patch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + 4 * x.flatten(1).mean(dim=1).reshape(-1, *[1] * (x.ndim - 1)))
+
+
 def players_of(labels: torch.Tensor, background: bool = True) -> list[int]:
     found: list[int] = labels.unique().tolist()
     return [label for label in found if label or background]
@@ -53,7 +60,7 @@ def distinct(shape: tuple[int, ...], size: int, players: int) -> torch.Tensor:
 def test_as_whole_images_from_no_more_patches_than_there_are(
     shape: tuple[int, ...], roi: tuple[int, ...], size: int, players: int
 ) -> None:
-    regions, network = distinct(shape, size, players), Network(len(shape)).double()
+    regions, network = distinct(shape, size, players), Wide(len(shape)).double()
     image, inferer = images(1, 1, *shape, dtype=torch.float64), SlidingWindowInferer(roi, 4, 0.5)
     case = Case("a", labels=regions)
     explain = ms.shapley(target=WHOLE, inferer=inferer)
@@ -122,7 +129,7 @@ def by_cells(
 def test_more_players_than_can_be_enumerated(
     shape: tuple[int, ...], roi: tuple[int, ...], size: int, labels: int
 ) -> None:
-    regions, network = blocks(shape, size, labels, seed=5), Network(len(shape)).double()
+    regions, network = blocks(shape, size, labels, seed=5), Wide(len(shape)).double()
     image, inferer = images(1, 1, *shape, dtype=torch.float64), SlidingWindowInferer(roi, 8, 0.5)
     assert len(players_of(regions)) > 8
     (found,) = ms.shapley(target=WHOLE, inferer=inferer).explain(image, network, cases=[Case("a", labels=regions)])
@@ -132,10 +139,27 @@ def test_more_players_than_can_be_enumerated(
     assert found.num_forwards <= patches_at_most(regions, inferer)
 
 
+def test_a_score_that_is_linear_is_a_sum_over_patches() -> None:
+    """Fewer coalitions, and the same values; a softmax of what is blended is not linear."""
+    inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()
+    image, case = images(1, 1, 40, 8, dtype=torch.float64), Case("a", labels=STRIPES)
+    logits, probabilities = ms.RegionScore(1, "none", "all"), ms.RegionScore(1, "softmax", "all")
+    explain, other = (ms.shapley(target=target, inferer=inferer) for target in (logits, probabilities))
+    (few,) = explain.explain(image, network, cases=[case])
+    (enumerated,) = explain.replace(masks=ms.CoalitionMasks(), patch_memory=False).explain(image, network, cases=[case])
+    torch.testing.assert_close(few.saliency, enumerated.saliency, rtol=0, atol=1e-12)
+    (more,) = other.explain(image, network, cases=[case])
+    assert max(len(meeting.players) for meeting in few.masks.meetings) == 2
+    assert max(len(meeting.players) for meeting in more.masks.meetings) == 3
+    assert few.num_forwards <= patches_at_most(STRIPES, inferer)
+    with pytest.raises(ValueError, match="it is not a sum over voxels"):
+        other.replace(masks=explain.masks).explain(image, network, cases=[case])
+
+
 def test_forty_players() -> None:
     """Players beyond any enumeration: their sum, what one that nothing reads is worth, and the price."""
     shape, inferer = (64, 64), SlidingWindowInferer((16, 16), 16, 0.5)
-    regions, network = blocks(shape, 8, 40), Network(2).double()
+    regions, network = blocks(shape, 8, 40), Wide(2).double()
     image = images(1, 1, *shape, dtype=torch.float64)
     reads = torch.zeros(1, *shape)
     reads[:, :14, :20] = 1
@@ -167,7 +191,7 @@ def test_forty_players() -> None:
 def test_random_coalitions_share_patches() -> None:
     """More coalitions cost no further patches once each set of the players in a patch was met."""
     shape, inferer = (24, 20), SlidingWindowInferer((8, 8), 8, 0.5)
-    regions, network = blocks(shape, 5, 60, seed=5), Network(2).double()
+    regions, network = blocks(shape, 5, 60, seed=5), Wide(2).double()
     image, case = images(1, 1, *shape, dtype=torch.float64), Case("a", labels=regions)
     explain = ms.shapley(401, target=WHOLE, inferer=inferer)
     (found,) = explain.explain(image, network, cases=[case])
@@ -182,7 +206,7 @@ def test_random_coalitions_share_patches() -> None:
 
 def test_channels_and_a_float32_network() -> None:
     shape, inferer = (16, 14), SlidingWindowInferer((8, 8), 4, 0.5)
-    regions, network = blocks(shape, 6, 4, seed=2), Network(2, channels=2)
+    regions, network = blocks(shape, 6, 4, seed=2), Wide(2, channels=2)
     image, case = images(1, 2, *shape), Case("a", labels=regions)
     explain = ms.shapley(per_channel=True, background=False, target=WHOLE, inferer=inferer)
     (found,) = explain.explain(image, network, cases=[case])
@@ -197,7 +221,7 @@ def test_channels_and_a_float32_network() -> None:
 
 def test_a_score_that_is_not_a_sum_is_enumerated() -> None:
     """The Dice score divides by what all voxels sum to."""
-    inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Network(2).double()
+    inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()
     image = images(1, 1, 40, 8, dtype=torch.float64)
     target, case = ms.DiceScore(1, "softmax"), Case("a", labels=STRIPES)
     explain = ms.shapley(target=target, inferer=inferer)
@@ -224,4 +248,4 @@ def test_an_inferer_that_looks_at_the_whole_image() -> None:
     explain = ms.shapley(target=WHOLE, inferer=inferer, fill=ms.ConstantFill(0.5))
     image[..., 3] += 5
     with pytest.raises(ValueError, match="it is not a sum over voxels of a sliding-window model's output"):
-        explain.explain(image, Network(2).double(), cases=[case])
+        explain.explain(image, Wide(2).double(), cases=[case])

@@ -192,6 +192,9 @@ def test_players_that_meet(shape: tuple[int, ...], roi: tuple[int, ...], overlap
         ]
         everywhere.add(frozenset(players.index(label) for label in set().union(*covering)))
     assert found == {cell for cell in everywhere if not any(cell < other for other in everywhere)}
+    found = {frozenset(cell) for cell in players_that_meet(present, boxes, linear=True)}
+    alone = {frozenset(np.flatnonzero(row).tolist()) for row in present}
+    assert found == {cell for cell in alone if not any(cell < other for other in alone)}
 
 
 def test_sets_that_meet_by_hand() -> None:
