@@ -158,6 +158,7 @@ class BoundCoalitionMasks(BoundMasks):
         except ValueError as error:
             raise ValueError(
                 f"{error}; at most {_MOST_COALITIONS} are scored: {_ask_for_fewer(len(self.players))}"
+                + ("" if linear else ". Fewer meet for a target that is linear, such as RegionScore(1, 'none')")
             ) from error
 
     @property
