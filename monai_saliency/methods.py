@@ -279,8 +279,8 @@ def shapley(
         ValueError: when a number is not a whole number of at least 1, or both ``regions`` and ``num_supervoxels`` are
             given.
     """
-    cuts = inside_of(settings.get("inferer")) if getattr(target, "additive", False) else None
-    makes, linear = _regions(regions, num_supervoxels), bool(getattr(target, "linear", False))
+    cuts = inside_of(settings.get("inferer")) if getattr(target, "is_additive", False) else None
+    makes, linear = _regions(regions, num_supervoxels), bool(getattr(target, "is_linear", False))
     masks = CoalitionMasks(num_coalitions, seed, makes, background, per_channel, cuts, linear)
     return PerturbationInferer(masks, target, estimator or ShapleyScoring(), **settings)
 

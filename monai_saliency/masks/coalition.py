@@ -132,7 +132,7 @@ class BoundCoalitionMasks(BoundMasks):
         if self.channels is not None:
             self.players = [(label, channel) for label in regions.values for channel in range(self.channels)]
         count, players = masks.num_coalitions, len(self.players)
-        if count is not None and (players > 62 or count < 2**players - 1):
+        if count is not None and count < 2**players - 1:
             self.coalitions = _random(masks.seed, players, count)
         elif masks.inferer is not None:
             self.coalitions, self.meetings = self._that_meet(masks.inferer, masks.linear)

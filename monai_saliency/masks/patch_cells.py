@@ -83,7 +83,7 @@ def meetings(cells: Sequence[Sequence[int]], players: int, most: int) -> tuple[n
     """
     largest = max(map(len, cells))
     if 2**largest - 1 > most:
-        raise ValueError(f"{largest} players meet in one place, which makes {2**largest - 1} coalitions")
+        raise ValueError(f"{largest} players meet in one place, which makes 2^{largest} coalitions")
     everybody = np.ones(players, dtype=bool)
     numbers = {np.packbits(everybody).tobytes(): 0, np.packbits(~everybody).tobytes(): -1}
     hidden = [everybody]

@@ -121,19 +121,16 @@ class BoundTarget(ABC):
 
 
 class Target(ABC):
-    """The settings of a target. A subclass implements :meth:`bind`.
-
-    Attributes:
-        additive: whether :attr:`BoundTarget.additive` holds for every case, as is known before one is seen.
-        linear: whether the scores are weighted sums of the output's numbers, the weights being frozen with the case.
-    """
+    """The settings of a target. A subclass implements :meth:`bind`."""
 
     @property
-    def additive(self) -> bool:
+    def is_additive(self) -> bool:
+        """Whether :attr:`BoundTarget.additive` holds for every case, as is known before one is seen."""
         return False
 
     @property
-    def linear(self) -> bool:
+    def is_linear(self) -> bool:
+        """Whether the scores are sums of the output's numbers with weights that are frozen with the case."""
         return False
 
     @abstractmethod

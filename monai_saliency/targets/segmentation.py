@@ -216,11 +216,11 @@ class RegionScore(_SegmentationTarget):
         self.min_size = min_size
 
     @property
-    def additive(self) -> bool:
+    def is_additive(self) -> bool:
         return True
 
     @property
-    def linear(self) -> bool:
+    def is_linear(self) -> bool:
         return self.activation == "none"
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:

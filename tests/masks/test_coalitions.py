@@ -241,7 +241,8 @@ def test_wrong_cases() -> None:
     with pytest.raises(ValueError, match=r"`num_coalitions` must be at least 46 for 15 players.*got 45"):
         bind(in_a_row(15), num_coalitions=45)
     with pytest.raises(
-        ValueError, match=r"20 players meet in one place.*at most 65536 are scored: give `num_coalitions"
+        ValueError,
+        match=r"20 players meet in one place, which makes 2\^20 coalitions; at most 65536 are scored: give `num_co",
     ):
         bind(in_a_row(20), inferer=SlidingWindowInferer((1, 12), overlap=0.5))
     with pytest.raises(ValueError, match="make more than 65536 coalitions"):
