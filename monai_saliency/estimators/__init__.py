@@ -19,5 +19,13 @@ from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, ShapleyValues, shapley_values
 
-__all__ = ["Estimator", "HierarchicalScoring", "OcclusionScoring", "RISEScoring", "ScoreState", "ShapleyScoring"]
-__all__ += ["ShapleyValues", "shapley_values"]
+__all__ = [
+    "Estimator",
+    "HierarchicalScoring",
+    "OcclusionScoring",
+    "RISEScoring",
+    "ScoreState",
+    "ShapleyScoring",
+    "ShapleyValues",
+    "shapley_values",
+]

@@ -45,15 +45,19 @@ class ShapleyValues:
 
 
 class Scored(Protocol):
-    """What :func:`shapley_values` reads of an :class:`~monai_saliency.Explanation`."""
+    """What :func:`shapley_values` reads of an :class:`~monai_saliency.Explanation`, which says what each is."""
 
-    masks: BoundMasks
-    indices: Sequence[int]
-    scores: torch.Tensor
-    reference_scores: torch.Tensor
+    @property
+    def masks(self) -> BoundMasks: ...
+    @property
+    def indices(self) -> Sequence[int]: ...
+    @property
+    def scores(self) -> torch.Tensor: ...
+    @property
+    def reference_scores(self) -> torch.Tensor: ...
 
 
-def shapley_values(explanation: Scored | Any) -> ShapleyValues:
+def shapley_values(explanation: Scored) -> ShapleyValues:
     """The Shapley values of an explanation's players.
 
     Args:
