@@ -12,7 +12,7 @@ import torch
 from monai_saliency.estimators.base import Estimator, score_rounding
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.coalition import BoundCoalitionMasks
-from monai_saliency.masks.coalition_draws import inclusion
+from monai_saliency.masks.coalition_draw import inclusion
 from monai_saliency.masks.patch_cells import Meeting
 
 __all__ = ["ShapleyScoring", "ShapleyValues", "shapley_values"]

@@ -3,22 +3,22 @@
 A mask is 1 where the image is kept and 0 where the fill replaces it. :class:`Masks` holds a user's settings;
 :meth:`Masks.bind` fits them to one image and returns :class:`BoundMasks`, which renders the masks a few at a time.
 
-===================  ===========================================================================================
-module               masks
-===================  ===========================================================================================
-``base``             the contract: :class:`Masks` and :class:`BoundMasks`
-``rise``             random smooth grids, for RISE
-``sliding_window``   boxes that slide over the image, for occlusion
-``patch_window``     boxes on the grid of a sliding-window inferer's patches: fewer patches are run again
-``hierarchical``     boxes that are halved in rounds where they matter
-``box``              what masks that each hide one box have in common
-``region``           whole regions: organs of a label map, an atlas, or supervoxels
-``coalition``        coalitions of regions, for Shapley values
-``coalition_draws``  which of them, where not all are scored
-``patch_cells``      which of them, for the patches of a sliding-window inferer
-``supervoxels``      regions made from the image itself
-``channel``          masks for each channel, for maps of each modality
-===================  ===========================================================================================
+==================  ===========================================================================================
+module              masks
+==================  ===========================================================================================
+``base``            the contract: :class:`Masks` and :class:`BoundMasks`
+``rise``            random smooth grids, for RISE
+``sliding_window``  boxes that slide over the image, for occlusion
+``patch_window``    boxes on the grid of a sliding-window inferer's patches: fewer patches are run again
+``hierarchical``    boxes that are halved in rounds where they matter
+``box``             what masks that each hide one box have in common
+``region``          whole regions: organs of a label map, an atlas, or supervoxels
+``coalition``       coalitions of regions, for Shapley values
+``coalition_draw``  which of them, where not all are scored
+``patch_cells``     which of them, for the patches of a sliding-window inferer
+``supervoxels``     regions made from the image itself
+``channel``         masks for each channel, for maps of each modality
+==================  ===========================================================================================
 """
 
 from monai_saliency.masks.base import BoundMasks, Masks

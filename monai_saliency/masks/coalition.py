@@ -10,7 +10,7 @@ import torch
 from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.masks.base import BoundMasks, Masks, Regions
-from monai_saliency.masks.coalition_draws import draw_pairs
+from monai_saliency.masks.coalition_draw import draw_pairs
 from monai_saliency.masks.patch_cells import Meeting, meetings, players_that_meet
 from monai_saliency.masks.region import find_regions
 from monai_saliency.utils.arguments import flag, instance, whole_number
@@ -41,7 +41,7 @@ class CoalitionMasks(Masks):
     the patches' outputs are remembered, each patch is run once for each set of the players in it, at most; so are
     random coalitions, however many.
 
-    With ``num_coalitions`` random coalitions are scored (:mod:`monai_saliency.masks.coalition_draws`): behind mask 0
+    With ``num_coalitions`` random coalitions are scored (:mod:`monai_saliency.masks.coalition_draw`): behind mask 0
     masks 2j + 1 and 2j + 2 keep complements of each other.
 
     Args:
