@@ -13,6 +13,7 @@ from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.shapley import ShapleyScoring, shapley_values
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
 from monai_saliency.fills.scan_unit import ScanUnitFill
@@ -20,6 +21,7 @@ from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.region import RegionMasks
@@ -33,6 +35,7 @@ from monai_saliency.methods import (
     patch_windows,
     region_occlusion,
     rise,
+    shapley,
     sliding_window,
 )
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput
@@ -55,6 +58,7 @@ __all__ = [
     "Case",
     "ChannelMasks",
     "ClassScore",
+    "CoalitionMasks",
     "ConstantFill",
     "DetectionScore",
     "DiceScore",
@@ -82,6 +86,7 @@ __all__ = [
     "SaliencyDataset",
     "Saliencyd",
     "ScanUnitFill",
+    "ShapleyScoring",
     "SlidingWindowMasks",
     "Supervoxels",
     "channel_occlusion",
@@ -90,6 +95,8 @@ __all__ = [
     "patch_windows",
     "region_occlusion",
     "rise",
+    "shapley",
+    "shapley_values",
     "sliding_window",
 ]
 

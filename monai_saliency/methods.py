@@ -39,10 +39,12 @@ from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.shapley import ShapleyScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.unwrapped import inside_of
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
@@ -61,6 +63,7 @@ __all__ = [
     "focused_rise",
     "region_occlusion",
     "channel_occlusion",
+    "shapley",
 ]
 
 
@@ -264,12 +267,7 @@ def region_occlusion(
     """
     if num_coalitions is not None:
         whole_number("num_coalitions", num_coalitions, 1)
-    if num_supervoxels is not None:
-        whole_number("num_supervoxels", num_supervoxels, 1)
-        if regions is not None:
-            raise ValueError("give `regions` or `num_supervoxels`, not both: each makes the regions of an image")
-        regions = Supervoxels(num_supervoxels)
-    masks: Masks = RegionMasks(num_coalitions, p1, seed, regions)
+    masks: Masks = RegionMasks(num_coalitions, p1, seed, _regions(regions, num_supervoxels))
     if flag("per_channel", per_channel):
         masks = ChannelMasks(masks) if num_coalitions is None else IndependentChannelMasks(masks)
     default = OcclusionScoring() if num_coalitions is None else RISEScoring(p1)
@@ -285,6 +283,62 @@ def channel_occlusion(*, target: Target, estimator: Estimator | None = None, **s
         settings: shared by all methods, see the top of this module.
     """
     return region_occlusion(regions=whole_image, per_channel=True, target=target, estimator=estimator, **settings)
+
+
+def shapley(
+    num_coalitions: int | None = None,
+    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    seed: int = 0,
+    num_supervoxels: int | None = None,
+    background: bool = True,
+    per_channel: bool = False,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Shapley values of regions (Shapley 1953): what each organ or supervoxel adds to the score, on average over all
+    orders in which they may come into the image.
+
+    The values of the regions sum to the score of the image less the score of the fill. A region's value stands on all
+    its voxels; :func:`~monai_saliency.shapley_values` gives the regions' values. They are exact by default, for at most
+    14 regions. Under a ``SlidingWindowInferer``, and for a target that is a mean over voxels
+    (:class:`~monai_saliency.RegionScore`), only regions that meet in the patches over one voxel count: dozens of organs
+    are exact too, from at most as many forwards of a patch as there are sets of the regions in it. Of a mean of the
+    network's output as it is (``activation="none"``) only regions that meet in one patch count.
+
+    Args:
+        num_coalitions: how many sets of regions are scored for an estimate (KernelSHAP, Leverage SHAP: arXiv
+            2410.01917): ten for each region are a good start, three the least. All are scored by default.
+        regions: makes the regions of an image, such as ``Supervoxels(10)``; by default they are those of the case's
+            label map.
+        seed: of random sets.
+        num_supervoxels: about how many regions to make of the image itself, as ``regions=Supervoxels(...)`` does.
+        background: whether the voxels of no region, label 0, are a region too. If not, they are always kept, and the
+            sum is what all regions together add to them.
+        per_channel: whether each channel of each region has a value of its own, and a map for each channel.
+        target: which number is explained.
+        estimator: ``ShapleyScoring()`` by default.
+        settings: shared by all methods, see the top of this module.
+
+    Raises:
+        ValueError: when a number is not a whole number of at least 1, or both ``regions`` and ``num_supervoxels`` are
+            given.
+    """
+    cuts = inside_of(settings.get("inferer")) if getattr(target, "is_additive", False) else None
+    makes, linear = _regions(regions, num_supervoxels), bool(getattr(target, "is_linear", False))
+    masks = CoalitionMasks(num_coalitions, seed, makes, background, per_channel, cuts, linear)
+    return PerturbationInferer(masks, target, estimator or ShapleyScoring(), **settings)
+
+
+def _regions(regions: Any, num_supervoxels: int | None) -> Any:
+    """What makes the regions of an image; None for the case's label map."""
+    if num_supervoxels is None:
+        return regions
+    whole_number("num_supervoxels", num_supervoxels, 1)
+    if regions is not None:
+        raise ValueError("give `regions` or `num_supervoxels`, not both: each makes the regions of an image")
+    return Supervoxels(num_supervoxels)
 
 
 def _check_unit(window_unit: str) -> None:

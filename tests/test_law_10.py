@@ -120,6 +120,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "hierarchical_occlusion": {"window_size": 6, "levels": 2, "keep": 0.3},
     "region_occlusion": {},
     "channel_occlusion": {},
+    "shapley": {},
 }
 
 

@@ -20,7 +20,9 @@ from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.shapley import ShapleyScoring
 from monai_saliency.masks.base import Masks
+from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.rise import RISEMasks
@@ -63,11 +65,17 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
         lambda dims: {"regions": quarters, "num_coalitions": 12, "per_channel": True},
     ],
     "channel_occlusion": [lambda dims: {}],
+    "shapley": [
+        lambda dims: {"regions": quarters},
+        lambda dims: {"regions": quarters, "num_coalitions": 13},
+        lambda dims: {"regions": quarters, "num_coalitions": 25, "per_channel": True},
+    ],
 }
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
     FocusedScoring: (FocusedScoring(), FocusedMasks(30, 2, 4, levels=1)),
     HierarchicalScoring: (HierarchicalScoring(), HierarchicalMasks(4, levels=1)),
+    ShapleyScoring: (ShapleyScoring(), CoalitionMasks(13, regions=quarters)),
     OcclusionScoring: (OcclusionScoring(), SlidingWindowMasks(3, 2)),
 }
 MISSING = "{} has no example in {}: add one, so that law 11 holds for it too"

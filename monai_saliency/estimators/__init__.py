@@ -10,6 +10,7 @@ module            map
 ``occlusion``     the average drop of the score while a voxel is hidden, for windows and regions
 ``focused``       RISE inside boxes that windows found, and the windows' drop elsewhere
 ``hierarchical``  the same drop summed over levels, for windows that are refined where they matter
+``shapley``       what a region adds to the score, on average over all orders of regions
 ================  ======================================================================================
 """
 
@@ -18,5 +19,16 @@ from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.shapley import ShapleyScoring, ShapleyValues, shapley_values
 
-__all__ = ["Estimator", "FocusedScoring", "HierarchicalScoring", "OcclusionScoring", "RISEScoring", "ScoreState"]
+__all__ = [
+    "Estimator",
+    "FocusedScoring",
+    "HierarchicalScoring",
+    "OcclusionScoring",
+    "RISEScoring",
+    "ScoreState",
+    "ShapleyScoring",
+    "ShapleyValues",
+    "shapley_values",
+]

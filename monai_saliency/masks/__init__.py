@@ -14,6 +14,9 @@ module              masks
 ``focused``         such boxes, then random grids inside the boxes that hold the evidence
 ``box``             what masks that each hide one box have in common
 ``region``          whole regions: organs of a label map, an atlas, or supervoxels
+``coalition``       coalitions of regions, for Shapley values
+``coalition_draw``  which of them, where not all are scored
+``patch_cells``     which of them, for the patches of a sliding-window inferer
 ``supervoxels``     regions made from the image itself
 ``channel``         masks for each channel, for maps of each modality
 ==================  ===========================================================================================
@@ -21,6 +24,7 @@ module              masks
 
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
@@ -33,6 +37,7 @@ __all__ = [
     "BoundMasks",
     "ChannelMasks",
     "FocusedMasks",
+    "CoalitionMasks",
     "HierarchicalMasks",
     "IndependentChannelMasks",
     "Masks",

@@ -13,7 +13,7 @@ from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.tensors import check_labels, plain
 
-__all__ = ["RegionMasks"]
+__all__ = ["RegionMasks", "find_regions"]
 
 
 class RegionMasks(Masks):
@@ -69,14 +69,55 @@ class RegionMasks(Masks):
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
-        if self.regions is not None:
-            labels = self.regions(image, spacing)
-        if labels is None:
-            raise ValueError(
-                "masks of regions need the case's label map: give `labels` (the handler's `label_key`), or `regions`, "
-                "which makes one of the image"
-            )
-        return BoundRegionMasks(self, image, labels)
+        return BoundRegionMasks(self, image, find_regions(self.regions, image, labels, spacing))
+
+
+def find_regions(
+    make: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None,
+    image: torch.Tensor,
+    labels: torch.Tensor | None,
+    spacing: Sequence[float] | None,
+) -> Regions:
+    """The regions of an image, one for each label but 0.
+
+    Args:
+        make: makes the label map from the image ``(C, *spatial)`` and its voxel sizes; None for the case's own.
+        image: ``(C, *spatial)``.
+        labels: the case's label map ``(1, *spatial)`` or ``(*spatial)``; not read where ``make`` is given.
+        spacing: voxel sizes in mm, one per spatial axis; None if unknown.
+
+    Returns:
+        the regions, on the image's device.
+
+    Raises:
+        ValueError: when there is no label map, or when it has another shape than the image, values that are not whole
+            numbers, or no label but 0.
+    """
+    if make is not None:
+        labels = make(image, spacing)
+    if labels is None:
+        raise ValueError(
+            "masks of regions need the case's label map: give `labels` (the handler's `label_key`), or `regions`, "
+            "which makes one of the image"
+        )
+    shape = tuple(image.shape[1:])
+    labels = torch.as_tensor(plain(labels))
+    if labels.shape not in (shape, (1, *shape)):
+        raise ValueError(
+            f"the label map has shape {tuple(labels.shape)}, the image needs one of {(1, *shape)}: "
+            "take it through the image's own spatial transforms, with nearest-neighbour interpolation"
+        )
+    labels = labels.to(image.device).reshape(shape)
+    check_labels(labels)
+    if labels.is_floating_point():
+        if not bool((labels == labels.round()).all()):
+            raise ValueError("the label map has values that are not whole numbers: resample it by nearest neighbour")
+        labels = labels.long()
+    found, place = labels.unique(return_inverse=True)
+    hidden = found != 0
+    if not bool(hidden.any()):
+        raise ValueError("the label map has no label but 0, so there is no region to hide")
+    return Regions(found[hidden].tolist(), torch.where(hidden, hidden.cumsum(0), 0).to(torch.int32)[place])
 
 
 class BoundRegionMasks(BoundMasks):
@@ -87,28 +128,9 @@ class BoundRegionMasks(BoundMasks):
         index: see :class:`~monai_saliency.masks.base.Regions`.
     """
 
-    def __init__(self, masks: RegionMasks, image: torch.Tensor, labels: torch.Tensor) -> None:
+    def __init__(self, masks: RegionMasks, image: torch.Tensor, regions: Regions) -> None:
         super().__init__(image)
-        labels = torch.as_tensor(plain(labels))
-        if labels.shape not in (self.spatial_shape, (1, *self.spatial_shape)):
-            raise ValueError(
-                f"the label map has shape {tuple(labels.shape)}, the image needs one of {(1, *self.spatial_shape)}: "
-                "take it through the image's own spatial transforms, with nearest-neighbour interpolation"
-            )
-        labels = labels.to(self.device).reshape(self.spatial_shape)
-        check_labels(labels)
-        if labels.is_floating_point():
-            if not bool((labels == labels.round()).all()):
-                raise ValueError(
-                    "the label map has values that are not whole numbers: resample it by nearest neighbour"
-                )
-            labels = labels.long()
-        found, place = labels.unique(return_inverse=True)
-        hidden = found != 0
-        if not bool(hidden.any()):
-            raise ValueError("the label map has no label but 0, so there is no region to hide")
-        self.values = found[hidden].tolist()
-        self.index = torch.where(hidden, hidden.cumsum(0), 0).to(torch.int32)[place]
+        self.values, self.index = regions.values, regions.index
         self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
         digest = hashlib.sha256(self.index.cpu().numpy().tobytes()).hexdigest()
         self.key = ("RegionMasks", self.seed, self.p1, self.num_masks, tuple(self.values), digest, self.spatial_shape)

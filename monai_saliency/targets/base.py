@@ -123,6 +123,16 @@ class BoundTarget(ABC):
 class Target(ABC):
     """The settings of a target. A subclass implements :meth:`bind`."""
 
+    @property
+    def is_additive(self) -> bool:
+        """Whether :attr:`BoundTarget.additive` holds for every case, as is known before one is seen."""
+        return False
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the scores are sums of the output's numbers with weights that are frozen with the case."""
+        return False
+
     @abstractmethod
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         """Freeze what the question refers to (class, region, boxes) for one case.

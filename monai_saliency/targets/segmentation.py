@@ -215,6 +215,14 @@ class RegionScore(_SegmentationTarget):
         self.components = components
         self.min_size = min_size
 
+    @property
+    def is_additive(self) -> bool:
+        return True
+
+    @property
+    def is_linear(self) -> bool:
+        return self.activation == "none"
+
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
         if self.components is None:
             return super()._parts(channel, region)

@@ -21,6 +21,7 @@ from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
 from monai.bundle import ConfigParser, ConfigWorkflow
 from monai.networks.nets import DenseNet
 
+import monai_saliency as ms
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.networks.checkpoints import load_checkpoint
@@ -93,9 +94,7 @@ def test_method_and_its_settings_switch_from_the_command_line(cohort: Path, chec
     with pytest.raises(RuntimeError) as caught:
         run(cohort, tmp_path / "no", checkpoint, method="lime")
     assert str(root_cause(caught.value)) == (
-        "`method` must be one of ['channel_occlusion', 'focused_rise', 'hierarchical_occlusion', 'patch_windows', "
-        "'region_occlusion', 'rise', 'sliding_window'], "
-        "or the dotted path of your own function, got 'lime'"
+        f"`method` must be one of {sorted(ms.methods.__all__)}, or the dotted path of your own function, got 'lime'"
     )
 
 
@@ -465,3 +464,27 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
     assert np.ptp(maps["module"]) > 0.1
     for name in ("export", "pt2"):
         np.testing.assert_allclose(maps[name], maps["module"], rtol=1e-5, atol=1e-5)
+
+
+def test_shapley_values_of_organs(tmp_path: Path) -> None:
+    """The table's values, of the background too, sum to the score of the scan less that of the fill."""
+    folder = decathlon(tmp_path / "Task99", count=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = DenseNet(**SMALL_NET | {"in_channels": 2})
+    torch.save(network.state_dict(), tmp_path / "weights.pt")
+    settings = TWO_CHANNELS | {"method": "shapley", "classes": [1], "mask_batch_size": 1}
+    (row,) = run(folder, tmp_path / "out", tmp_path / "weights.pt", **settings)
+    assert row["forwards"] == "8"
+    with open(tmp_path / "out" / "regions.csv", newline="", encoding="utf-8") as file:
+        table = {each["region"]: float(each["saliency"]) for each in csv.DictReader(file)}
+    assert set(table) == {"0", "4", "9"}
+    assert all(abs(value) > 1e-6 for value in table.values())
+    with torch.no_grad():
+        filled = network.eval()(torch.zeros(1, 2, 12, 13, 14)).softmax(dim=1)[0, 1]
+    assert sum(table.values()) == pytest.approx(float(row["score"]) - float(filled), abs=1e-6)
+    saliency = nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
+    label = np.asarray(nib.load(folder / "labelsTs" / "s0.nii.gz").dataobj)
+    for region, value in table.items():
+        np.testing.assert_allclose(saliency[label == int(region)], value, rtol=1e-5)
+    assert run(folder, tmp_path / "out", tmp_path / "weights.pt", **settings)[0]["forwards"] == "1", "scores are kept"

@@ -1,0 +1,244 @@
+"""Shapley values: what each player adds to the score, on average over all orders in which they may come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from monai_saliency.estimators.base import Estimator, score_rounding
+from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.coalition import BoundCoalitionMasks
+from monai_saliency.masks.coalition_draw import inclusion
+from monai_saliency.masks.patch_cells import Meeting
+
+__all__ = ["ShapleyScoring", "ShapleyValues", "shapley_values"]
+
+#: how far values may miss their sum, relative to the largest drop of the score, before they are refused
+_MISSED = {torch.float64: 1e-7}
+_MISSED_OTHERWISE = 1e-3
+# Rounding is carried through the sums by so many random signs.
+_PROBES = 16
+
+
+@dataclass(frozen=True)
+class ShapleyValues:
+    """What each player adds to the score.
+
+    Attributes:
+        players: n of them: labels of regions, 0 for the background; or ``(label, channel)``.
+        values: ``(n, K)``, float64, in the score's unit. They sum to the score of the image less that of the image
+            with all players hidden.
+        standard_error: ``(n, K)``, what sampling leaves uncertain; None where the values are exact.
+    """
+
+    players: list[Any]
+    values: torch.Tensor
+    standard_error: torch.Tensor | None
+
+    def table(self, k: int = 0) -> dict[Any, float]:
+        """The value of each player, by the player, for the k-th score."""
+        return dict(zip(self.players, self.values[:, k].tolist(), strict=True))
+
+
+class Scored(Protocol):
+    """What :func:`shapley_values` reads of an :class:`~monai_saliency.Explanation`, which says what each is."""
+
+    @property
+    def masks(self) -> BoundMasks: ...
+    @property
+    def indices(self) -> Sequence[int]: ...
+    @property
+    def scores(self) -> torch.Tensor: ...
+    @property
+    def reference_scores(self) -> torch.Tensor: ...
+
+
+def shapley_values(explanation: Scored) -> ShapleyValues:
+    """The Shapley values of an explanation's players.
+
+    Args:
+        explanation: the result of ``explain`` of :func:`~monai_saliency.shapley`, or of any inferer with
+            :class:`~monai_saliency.CoalitionMasks`.
+
+    Returns:
+        the values. Nothing is run again: they are computed from the scores.
+
+    Raises:
+        ValueError: when the masks are not coalitions, and as for :class:`ShapleyScoring`.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> explain = ms.shapley(regions=lambda image, spacing: image.long() // 10, target=ms.ClassScore([0], "none"))
+        >>> image = torch.tensor([[[[1.0, 13.0], [20.0, 21.0]]]])  # labels 0, 1, 2 and 2
+        >>> (found,) = explain.explain(image, lambda x: x.flatten(1).sum(1, keepdim=True))
+        >>> ms.shapley_values(found).table()  # the score is the sum of the image
+        {0: 1.0, 1: 13.0, 2: 41.0}
+    """
+    return ShapleyScoring().values(
+        explanation.masks, explanation.indices, explanation.scores, explanation.reference_scores
+    )
+
+
+class ShapleyScoring(Estimator):
+    """The Shapley value of the region that a voxel lies in (Shapley 1953): what the region adds to the score, on
+    average over all orders in which the regions may come into the image.
+
+    With f the score of a coalition S, the value of player i of n is
+    ``sum_S |S|! (n - |S| - 1)! / n! * (f(S with i) - f(S))`` over the coalitions without i. Values are in the score's
+    unit; positive means that the region supports the score. They sum to the score of the image less that of the image
+    with all players hidden. A region that changes nothing has the value 0. The value stands on each of the region's
+    voxels, not a share of it; 0 stands on voxels of no player. :func:`shapley_values` gives the players' values.
+
+    Where all coalitions were scored, the values are exact. They are computed as the sum of Harsanyi's dividends, each
+    shared equally among its players: the same number, in which players that never meet need no common coalition
+    (:mod:`monai_saliency.masks.patch_cells`).
+
+    Where coalitions were drawn, the values are those of KernelSHAP's regression (Lundberg and Lee, NeurIPS 2017), on
+    pairs of complements drawn without replacement by their leverage (Leverage SHAP: Musco and Witter, arXiv
+    2410.01917). We weigh a pair by the probability with which it is among those drawn, where the paper weighs by its
+    Bernoulli draws. The sum of the values is exact. Games whose players interact at most two by two are exact too:
+    complements cancel these interactions.
+
+    It needs :class:`~monai_saliency.CoalitionMasks`.
+
+    Raises:
+        ValueError: from :meth:`compute`, :meth:`noise` and :meth:`values`, for other masks, when scores are missing,
+            and when the score turns out not to be a sum over voxels of a sliding-window model's output.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore, CoalitionMasks, PerturbationInferer, ShapleyScoring
+        >>> masks = CoalitionMasks(regions=lambda image, spacing: torch.tensor([[[1, 1], [2, 3]]]))
+        >>> explain = PerturbationInferer(masks, ClassScore([0], "none"), ShapleyScoring())
+        >>> image = torch.tensor([[[[1.0, 2.0], [4.0, 5.0]]]])  # the score is the product of the lower two voxels
+        >>> explain(image, lambda x: (x[:, 0, 1, 0] * x[:, 0, 1, 1])[:, None]).tolist()
+        [[[[0.0, 0.0], [10.0, 10.0]]]]
+    """
+
+    def compute(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        coalitions = _checked(masks)
+        return coalitions.paint(self.values(masks, indices, scores, reference_scores).values).flatten(0, 1)
+
+    def values(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> ShapleyValues:
+        """The values of the players, from the arguments of :meth:`compute`."""
+        coalitions = _checked(masks)
+        drops = _drops(coalitions, indices, scores, reference_scores)
+        if coalitions.meetings is None:
+            values, variance = _regression(coalitions.coalitions, drops)
+            return ShapleyValues(list(coalitions.players), values, variance.sqrt())
+        values = _dividends(coalitions.meetings, len(coalitions.players), drops)
+        largest = torch.cat([scores.cpu(), reference_scores[None].cpu()]).abs().amax(dim=0).double()
+        _check_sum(values, drops, largest, scores.dtype)
+        return ShapleyValues(list(coalitions.players), values, None)
+
+    def noise(
+        self,
+        masks: BoundMasks,
+        indices: Sequence[int],
+        scores: torch.Tensor,
+        reference_scores: torch.Tensor,
+        rounding: float = 0.0,
+    ) -> torch.Tensor | None:
+        """The rounding of the scores where the values are exact; with random coalitions the standard error of a value
+        too, the root mean square over the players.
+        """
+        coalitions = _checked(masks)
+        rounded = score_rounding(scores, reference_scores, rounding).double().cpu()
+        if coalitions.meetings is not None:
+            signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(len(coalitions) + 1, _PROBES))
+            probes = _dividends(coalitions.meetings, len(coalitions.players), torch.from_numpy(signs))
+            gain = max(1.0, float(probes.square().mean(dim=1).sqrt().max()))
+            return (gain * rounded).to(scores)
+        errors = self.values(masks, indices, scores, reference_scores).standard_error
+        assert errors is not None
+        return torch.hypot(errors.square().mean(dim=0).sqrt(), rounded).to(scores)
+
+
+def _checked(masks: BoundMasks) -> BoundCoalitionMasks:
+    if not isinstance(masks, BoundCoalitionMasks):
+        raise ValueError(f"Shapley values need the scores of coalitions: use CoalitionMasks, got {masks.key[0]}")
+    return masks
+
+
+def _drops(
+    masks: BoundCoalitionMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+) -> torch.Tensor:
+    """How far the score falls with each mask, float64 ``(N + 1, K)`` on the CPU; 0 in the last row, where none is used.
+
+    A constant in all scores is gone.
+    """
+    if len(set(indices)) < len(masks):
+        raise ValueError(f"Shapley values need the scores of all {len(masks)} coalitions, got {len(set(indices))}")
+    drops = torch.zeros(len(masks) + 1, scores.shape[1], dtype=torch.float64)
+    drops[torch.as_tensor(list(indices))] = reference_scores.cpu().double() - scores.cpu().double()
+    return drops
+
+
+def _dividends(meetings: Sequence[Meeting], players: int, drops: torch.Tensor) -> torch.Tensor:
+    """Exact Shapley values ``(players, K)``.
+
+    The game here is what hiding a set of players takes from the score, which has the same Shapley values. The dividend
+    of a set is what it takes beyond the dividends of its subsets. It is 0 for players that never meet.
+    """
+    values = drops.new_zeros(players, drops.shape[1])
+    for meeting in meetings:
+        dividends = drops[torch.from_numpy(meeting.rows)]
+        bits = np.arange(len(dividends))
+        sizes = np.zeros(len(bits), dtype=int)
+        for place in range(len(meeting.players)):
+            halves = dividends.reshape(-1, 2, 2**place, drops.shape[1])
+            halves[:, 1] -= halves[:, 0]
+            sizes += (bits >> place) & 1
+        shares = dividends * torch.from_numpy(np.where(meeting.new, 1 / np.maximum(sizes, 1), 0.0))[:, None]
+        for place, player in enumerate(meeting.players):
+            values[player] += shares.reshape(-1, 2, 2**place, drops.shape[1])[:, 1].sum(dim=(0, 1))
+    return values
+
+
+def _check_sum(values: torch.Tensor, drops: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype) -> None:
+    """Refuse exact values that do not sum to what all players together take from the score."""
+    missed = (values.sum(dim=0) - drops[0]).abs()
+    allowed = _MISSED.get(dtype, _MISSED_OTHERWISE) * drops.abs().amax(dim=0) + 1e3 * torch.finfo(dtype).eps * largest
+    if bool((missed > allowed).any()):
+        k = int((missed - allowed).argmax())
+        raise ValueError(
+            f"the Shapley values sum to {float(values[:, k].sum()):.6g} and hiding all players takes "
+            f"{float(drops[0, k]):.6g} from the score: it is not a sum over voxels of a sliding-window model's output "
+            "there, so use CoalitionMasks without `inferer`, or give `num_coalitions`"
+        )
+
+
+def _regression(coalitions: np.ndarray, drops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapley values ``(players, K)`` of KernelSHAP's regression on pairs of complements, and their variances.
+
+    Behind coalition 0 come pairs. What two complements say of the values of their players is half the difference of
+    their scores. The sum of all values is known, so each value is an equal share of the sum and a rest; the rests sum
+    to 0.
+    """
+    count, players = (len(coalitions) - 1) // 2, coalitions.shape[1]
+    first = torch.from_numpy(coalitions[1::2]).double()
+    sizes = coalitions[1::2].sum(axis=1)
+    share = drops[0] / players
+    half = (drops[2:-1:2] - drops[1:-1:2]) / 2  # the scores' difference: drops have the opposite sign
+    chance, weight = (torch.from_numpy(each[sizes])[:, None] for each in inclusion(players, count))
+    size = torch.from_numpy(sizes).double()[:, None]
+    features = weight.sqrt() * (first - size / players)
+    wanted = weight.sqrt() * (half - share * (size - players / 2))
+    solve = torch.linalg.pinv(features)
+    rests = solve @ wanted
+    # As if each pair in turn were predicted by the others, for pairs that need not have been drawn.
+    leverage = (features * solve.T).sum(dim=1, keepdim=True)
+    missed = (wanted - features @ rests) / (1 - leverage).clamp_min(1e-3)
+    variance = solve.square() @ (missed.square() * (1 - chance))
+    return share + rests, variance

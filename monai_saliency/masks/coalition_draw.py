@@ -1,0 +1,118 @@
+"""Random coalitions of players, in pairs: a coalition, and its complement.
+
+A Shapley value weighs a coalition of s of n players as ``1 / (C(n, s) * s * (n - s))`` in KernelSHAP's regression
+(Lundberg and Lee, NeurIPS 2017, theorem 2). Its leverage there is ``1 / C(n, s)`` (Leverage SHAP: Musco and Witter,
+arXiv 2410.01917, section 3), so that each size matters alike. Coalitions are drawn by their leverage, without
+replacement: a size, then a set of this size, and what was drawn before is skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+
+from monai_saliency.masks.base import random_rows
+
+__all__ = ["draw_pairs", "inclusion"]
+
+# Draws made at a time. It decides nothing but the speed.
+_CHUNK = 1024
+
+
+def draw_pairs(seed: int, players: int, count: int) -> np.ndarray:
+    """Draw different pairs of coalitions.
+
+    With the same seed and players, more pairs begin with the same ones as fewer. The pairs determine the values of all
+    players of a game without interactions: until they do, a pair that adds nothing is put back behind the first that
+    complete them.
+
+    Args:
+        seed: seed of the draws.
+        players: how many players, at least 2.
+        count: how many pairs, at least ``players - 1`` and at most ``2^(players - 1) - 1``, which is all of them.
+
+    Returns:
+        bool ``(count, players)``, the first coalition of each pair, True for the players in it.
+
+    Example::
+
+        >>> pairs = draw_pairs(0, 6, 10)
+        >>> pairs.shape, bool((pairs[:7] == draw_pairs(0, 6, 7)).all())
+        ((10, 6), True)
+    """
+    found: list[np.ndarray] = []
+    later: list[np.ndarray] = []
+    seen: set[bytes] = set()
+    # Orthogonal directions that the pairs found so far span. All players together are known beforehand.
+    span = np.full((1, players), players**-0.5)
+    start = 0
+    while len(found) < count:
+        for pair in _drawn(seed, range(start, start + _CHUNK), players):
+            key = (pair ^ pair[0]).tobytes()  # the same for both coalitions of a pair
+            if key in seen:
+                continue
+            seen.add(key)
+            if len(span) == players:
+                found.append(pair)
+                continue
+            rest = pair - (span @ pair) @ span
+            rest -= (span @ rest) @ span
+            if np.linalg.norm(rest) < 1e-6:
+                later.append(pair)
+                continue
+            span = np.concatenate([span, rest[None] / np.linalg.norm(rest)])
+            found.append(pair)
+            if len(span) == players:
+                found += later
+        start += _CHUNK
+    return np.stack(found[:count])
+
+
+def _drawn(seed: int, rows: range, players: int) -> np.ndarray:
+    """Draws with replacement, bool ``(len(rows), players)``: a size in [1, players), then a set of this size."""
+    numbers = random_rows(seed, rows, players + 1)
+    sizes = 1 + np.minimum((numbers[:, 0] * (players - 1)).astype(int), players - 2)
+    ranks = numbers[:, 1:].argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+    return np.asarray(ranks < sizes[:, None])
+
+
+@cache
+def inclusion(players: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """How likely a pair of coalitions is among those drawn, and what it weighs in the regression.
+
+    Draws without replacement are those of Poisson clocks until as many pairs as wanted have rung, on average. A pair's
+    clock rings at a rate proportional to its leverage.
+
+    Args:
+        players: how many players.
+        count: how many pairs are drawn.
+
+    Returns:
+        two arrays ``(players + 1,)`` by the size of either coalition: the probability, and KernelSHAP's weight divided
+        by the probability, up to a constant factor. 0 for no player and for all.
+    """
+    sizes = np.arange(1, players)
+    logs = np.array([math.lgamma(players + 1) - math.lgamma(s + 1) - math.lgamma(players - s + 1) for s in sizes])
+    # Each pair is met twice, by the size of either coalition.
+    share = 0.5
+
+    def ring(time: float) -> tuple[np.ndarray, np.ndarray]:
+        mean = np.exp(math.log(2 * time / (players - 1)) - logs)
+        return mean, np.where(mean > 0, -np.expm1(-mean) / np.where(mean > 0, mean, 1), 1.0)
+
+    def expected(time: float) -> float:
+        return float((share * 2 * time / (players - 1) * ring(time)[1]).sum())
+
+    low, high = 1e-9, 1.0
+    while expected(high) < count and high < 1e300:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected(middle) < count else (low, middle)
+    mean, ratio = ring(high)
+    chance, weight = np.zeros(players + 1), np.zeros(players + 1)
+    chance[1:-1] = mean * ratio
+    weight[1:-1] = 1 / (sizes * (players - sizes) * ratio)
+    return chance, weight

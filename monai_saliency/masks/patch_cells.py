@@ -1,0 +1,106 @@
+"""Which players meet in a sliding-window model: the small games that its game is a sum of.
+
+A voxel's output depends on the patches that cover it, and a patch's output on the players inside it. Voxels that the
+same patches cover form a *cell*. A score that is a sum over voxels is therefore a sum of games, one for each cell, of
+the players in its patches. All that must be known of the whole game are the scores of those sets of players that meet
+in a cell, hidden alone. A score that is linear in the output, such as a mean of logits, is even a sum of games of
+single patches, since patches are blended by fixed weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from monai_saliency.utils.boxes import Box
+
+__all__ = ["Meeting", "meetings", "players_that_meet"]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Players that meet, and the masks that hide each set of them.
+
+    Attributes:
+        players: k of them, ascending.
+        rows: int ``(2^k,)``: entry b is the mask that hides the players of the set bits of b and keeps all others; -1
+            for no player, which is the unperturbed image.
+        new: bool ``(2^k,)``: whether no earlier meeting has this set.
+    """
+
+    players: Sequence[int]
+    rows: np.ndarray
+    new: np.ndarray
+
+
+def players_that_meet(present: np.ndarray, boxes: Sequence[Box], linear: bool = False) -> list[list[int]]:
+    """The players of each cell, without cells whose players all are in another one.
+
+    Args:
+        present: bool ``(patches, players)``, which players are in a patch.
+        boxes: the patches.
+        linear: whether only players of one patch meet.
+
+    Returns:
+        ascending players of each cell (or patch), in the order of cells. No list is part of another.
+    """
+    if linear:
+        return _largest(present)
+    starts = np.array([[side.start for side in box] for box in boxes])
+    stops = np.array([[side.stop for side in box] for box in boxes])
+    # The same patches cover all voxels from one patch's border to the next.
+    axes = [np.union1d(start, stop)[:-1] for start, stop in zip(starts.T, stops.T, strict=True)]
+    covered = [((starts <= first) & (stops > first)).all(axis=1) for first in itertools.product(*axes)]
+    return _largest(np.stack([present[patches].any(axis=0) for patches in covered if patches.any()]))
+
+
+def _largest(cells: np.ndarray) -> list[list[int]]:
+    """The players of each row, bool ``(cells, players)``, without rows whose players all are in another one."""
+    _, places = np.unique(cells, axis=0, return_index=True)
+    cells = cells[np.sort(places)]
+    counts = cells.sum(axis=1)
+    is_part = [bool(((cells >= cell).all(axis=1) & (counts > cell.sum())).any()) for cell in cells]
+    return [cell.nonzero()[0].tolist() for cell, part in zip(cells, is_part, strict=True) if not part]
+
+
+def meetings(cells: Sequence[Sequence[int]], players: int, most: int) -> tuple[np.ndarray, list[Meeting]]:
+    """The coalitions whose scores decide a game that is a sum of small ones.
+
+    Args:
+        cells: the players of each small game.
+        players: how many players there are.
+        most: the most coalitions allowed.
+
+    Returns:
+        the coalitions, bool ``(N, players)``, True for players that are kept, and the meetings. Coalition 0 keeps
+        nobody. Each other one hides players of one cell only, and keeps the rest.
+
+    Raises:
+        ValueError: when there are more coalitions than ``most``.
+    """
+    largest = max(map(len, cells))
+    if 2**largest - 1 > most:
+        raise ValueError(f"{largest} players meet in one place, which makes 2^{largest} coalitions")
+    everybody = np.ones(players, dtype=bool)
+    numbers = {np.packbits(everybody).tobytes(): 0, np.packbits(~everybody).tobytes(): -1}
+    hidden = [everybody]
+    seen: set[int] = {-1}
+    found = []
+    for cell in cells:
+        bits = (np.arange(2 ** len(cell))[:, None] >> np.arange(len(cell))) & 1
+        sets = np.zeros((len(bits), players), dtype=bool)
+        sets[:, cell] = bits
+        rows, new = np.empty(len(bits), dtype=int), np.empty(len(bits), dtype=bool)
+        for place, (each, key) in enumerate(zip(sets, np.packbits(sets, axis=1), strict=True)):
+            row = rows[place] = numbers.setdefault(key.tobytes(), len(hidden))
+            new[place] = row not in seen
+            seen.add(int(row))
+            if row == len(hidden):
+                hidden.append(each)
+        if len(hidden) > most:
+            raise ValueError(f"the players of {len(cells)} places make more than {most} coalitions")
+        found.append(Meeting(list(cell), rows, new))
+    return ~np.stack(hidden), found

@@ -1,0 +1,277 @@
+"""Shapley values against their definition in plain loops, their laws, and what sampling may miss."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.patches import blocks, images
+from helpers.shapley import by_coalitions, by_permutations, table_game
+
+import monai_saliency as ms
+from monai_saliency.estimators.base import score_rounding
+from monai_saliency.masks.coalition_draw import inclusion
+from monai_saliency.masks.supervoxels import whole_image
+from monai_saliency.transforms.label_maps import region_rows
+
+LOGIT = ms.RegressionScore("all")
+Game = Callable[[frozenset[int]], float]
+
+
+def values_of(
+    game: Game, players: int, num_coalitions: int | None = None, seed: int = 0
+) -> ms.estimators.ShapleyValues:
+    """The values of a game that is given by its coalitions, without a network."""
+    bound: Any = ms.CoalitionMasks(
+        num_coalitions, seed, lambda image, spacing: torch.arange(1, players + 1)[None, None]
+    )
+    bound = bound.bind(torch.zeros(1, 1, players, dtype=torch.float64))
+    kept = [frozenset(row.nonzero()[0].tolist()) for row in bound.coalitions]
+    scores = torch.tensor([[game(each)] for each in kept], dtype=torch.float64)
+    reference = torch.tensor([game(frozenset(range(players)))], dtype=torch.float64)
+    return ms.ShapleyScoring().values(bound, range(len(bound)), scores, reference)
+
+
+def close(found: ms.estimators.ShapleyValues, expected: Any, atol: float = 1e-10) -> None:
+    np.testing.assert_allclose(found.values[:, 0].numpy(), expected, rtol=0, atol=atol)
+
+
+# Exact. ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("players", [1, 2, 3, 5, 8])
+def test_the_definition_over_all_orders(players: int) -> None:
+    game = table_game(players, players)
+    found = values_of(game, players)
+    assert found.standard_error is None
+    close(found, by_permutations(game, players))
+
+
+@pytest.mark.parametrize("players", [10, 12])
+def test_the_definition_over_all_coalitions(players: int) -> None:
+    game = table_game(players, 1)
+    close(values_of(game, players), list(by_coalitions(game, range(players)).values()))
+    close(values_of(game, players, 2**players), values_of(game, players).values[:, 0].numpy(), 0)
+
+
+def test_gloves() -> None:
+    """One left glove and two right ones, of which a pair is worth 1: 2/3, 1/6 and 1/6."""
+    found = values_of(lambda kept: float(0 in kept and bool(kept & {1, 2})), 3)
+    close(found, [2 / 3, 1 / 6, 1 / 6], 1e-15)
+    assert found.table() == pytest.approx({1: 2 / 3, 2: 1 / 6, 3: 1 / 6})
+
+
+class Mixed(torch.nn.Module):
+    """Two scores in which all voxels interact."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weight = images(2, *shape, dtype=torch.float64, seed=7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sums = torch.stack([(x * each).flatten(1).sum(dim=1) for each in self.weight.to(x.dtype)], dim=1)
+        return torch.stack([torch.sigmoid(sums[:, 0]) * sums[:, 1], torch.tanh(sums[:, 0] - sums[:, 1])], dim=1)
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("shape", [(9, 8), (6, 5, 7)])
+def test_a_network_by_hand(shape: tuple[int, ...], background: bool) -> None:
+    """Images made in plain loops, another fill than zeros, two scores, any batch size."""
+    labels, image, network = blocks(shape, 3, 5, seed=3), images(1, 1, *shape, dtype=torch.float64), Mixed(shape)
+    found = labels.unique().tolist()
+    players = found if background else found[1:]
+    fill = ms.MeanFill()(image)
+
+    def game(k: int) -> Game:
+        def score(kept: frozenset[int]) -> float:
+            hidden = torch.zeros(shape, dtype=torch.bool)
+            for label in players:
+                hidden |= (labels[0] == label) & (label not in kept)
+            return float(network(torch.where(hidden, fill, image))[0, k])
+
+        return score
+
+    explain = ms.shapley(background=background, target=LOGIT, fill=ms.MeanFill(), mask_batch_size=5)
+    (explanation,) = explain.explain(image, network, cases=[ms.Case("a", labels=labels)])
+    values = ms.shapley_values(explanation)
+    assert values.players == players
+    assert explanation.num_forwards == 2 ** len(players)
+    for k in range(2):
+        expected = by_coalitions(game(k), players)
+        assert values.table(k) == pytest.approx(expected, abs=1e-10)
+        for voxel in itertools.product(*map(range, shape)):
+            label = int(labels[(0, *voxel)])
+            assert float(explanation.saliency[(k, *voxel)]) == pytest.approx(expected.get(label, 0), abs=1e-10)
+        nobody = game(k)(frozenset())
+        assert sum(values.table(k).values()) == pytest.approx(float(network(image)[0, k]) - nobody, abs=1e-10)
+    filled = network(fill)[0]
+    assert torch.allclose(values.values.sum(dim=0), network(image)[0] - filled) == background
+    other = explain.replace(mask_batch_size=16).explain(image, network, cases=[ms.Case("a", labels=labels)])[0]
+    torch.testing.assert_close(other.saliency, explanation.saliency, rtol=0, atol=1e-12)
+
+
+def test_null_and_symmetric_players() -> None:
+    weight = torch.tensor([[2.0, 3.0, 3.0, 0.0, 1.0]], dtype=torch.float64)
+    network = lambda x: torch.exp((x[:, 0] * weight).flatten(1).sum(dim=1, keepdim=True) / 4)  # noqa: E731
+    image = torch.ones(1, 1, 1, 5, dtype=torch.float64)
+    explain = ms.shapley(regions=lambda image, spacing: torch.tensor([[[1, 2, 3, 4, 0]]]), target=LOGIT)
+    table = ms.shapley_values(explain.explain(image, network)[0]).table()
+    assert table[4] == 0
+    assert table[2] == pytest.approx(table[3], abs=1e-14)
+    assert table[2] > table[1] > table[0] > 0
+
+
+def test_channels() -> None:
+    """Each channel of each region; and with one region the channels themselves."""
+    image = images(1, 2, 4, 6, dtype=torch.float64)
+    labels = torch.ones(1, 4, 6, dtype=torch.long)
+    labels[..., :3] = 2
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return (x[:, 0].flatten(1).sum(1) * x[:, 1, :, :3].flatten(1).sum(1))[:, None]
+
+    explain = ms.shapley(per_channel=True, target=LOGIT)
+    (found,) = explain.explain(image, network, cases=[ms.Case("a", labels=labels)])
+    table = ms.shapley_values(found).table()
+    first, second = image[0, 0], float(image[0, 1, :, :3].sum())
+    expected = {
+        (1, 0): float(first[:, 3:].sum()) * second / 2,
+        (1, 1): 0.0,
+        (2, 0): float(first[:, :3].sum()) * second / 2,
+        (2, 1): float(first.sum()) * second / 2,
+    }
+    assert table == pytest.approx(expected, abs=1e-12)
+    assert found.saliency.shape == (2, 4, 6)
+    assert found.saliency[1, 0].tolist() == pytest.approx([expected[2, 1]] * 3 + [0] * 3)
+    (whole,) = ms.shapley(regions=whole_image, per_channel=True, target=LOGIT).explain(image, network)
+    assert ms.shapley_values(whole).players == [(1, 0), (1, 1)]
+    half = float(network(image)) / 2
+    assert whole.saliency[:, 2, 2].tolist() == pytest.approx([half, half])
+
+
+def test_cases_of_one_batch_have_their_own_players() -> None:
+    shape, network = (9, 8), Mixed((9, 8))
+    batch = images(2, 1, *shape, dtype=torch.float64)
+    cases = [ms.Case("a", labels=blocks(shape, 4, 3, seed=1)), ms.Case("b", labels=blocks(shape, 3, 6, seed=2))]
+    explain = ms.PerturbationInferer(ms.CoalitionMasks(25, seed=3), LOGIT, ms.ShapleyScoring(), mask_batch_size=7)
+    together = explain.explain(batch, network, cases=cases)
+    assert [len(ms.shapley_values(each).players) for each in together] == [3, 6]
+    assert [ms.shapley_values(each).standard_error is None for each in together] == [True, False]
+    for index, each in enumerate(together):
+        (alone,) = explain.explain(batch[index : index + 1], network, cases=cases[index : index + 1])
+        torch.testing.assert_close(each.saliency, alone.saliency, rtol=0, atol=1e-12)
+
+
+def test_the_table_of_regions_sums_to_the_score() -> None:
+    image, network = images(1, 1, 9, 8, dtype=torch.float64), Mixed((9, 8))
+    case = ms.Case("a", labels=blocks((9, 8), 3, 5, seed=3))
+    (found,) = ms.shapley(target=ms.RegressionScore(0), fill=ms.ConstantFill(1)).explain(image, network, cases=[case])
+    rows = region_rows(found)
+    table = ms.shapley_values(found).table()
+    assert {row["region"]: row["saliency"] for row in rows} == pytest.approx(table)
+    assert 0 in table
+    fallen = network(image) - network(torch.ones_like(image))
+    assert sum(row["saliency"] for row in rows) == pytest.approx(float(fallen[0, 0]))
+
+
+# Sampled. -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("players", [5, 9, 30, 80])
+def test_games_of_pairs_are_exact_from_few(players: int) -> None:
+    """Each player has its own worth, and each two a worth together, which they share."""
+    rng = np.random.default_rng(players)
+    own, pair = rng.normal(size=players), np.triu(rng.normal(size=(players, players)), 1)
+
+    def game(kept: frozenset[int]) -> float:
+        inside = np.isin(np.arange(players), list(kept)).astype(float)
+        return float(2 + own @ inside + inside @ pair @ inside)
+
+    found = values_of(game, players, 3 * players + 1)
+    assert found.standard_error is not None
+    close(found, own + (pair.sum(axis=0) + pair.sum(axis=1)) / 2)
+    assert float(found.standard_error.max()) < 1e-9
+
+
+def smooth_game(players: int) -> Game:
+    """A sigmoid of what players add, and of three that only count together."""
+    worth = np.random.default_rng(5).normal(size=players)
+
+    def game(kept: frozenset[int]) -> float:
+        return float(1 / (1 + np.exp(1 - 1.5 * worth[list(kept)].sum() - 2 * ({0, 1, 2} <= kept))))
+
+    return game
+
+
+@pytest.mark.parametrize("make", [smooth_game, lambda players: table_game(players, 3)])
+def test_errors_fall_and_are_as_large_as_said(make: Callable[[int], Game]) -> None:
+    players, seeds = 8, 120
+    game = make(players)
+    known = {frozenset(np.flatnonzero(bits).tolist()) for bits in itertools.product([0, 1], repeat=players)}
+    table = {each: game(each) for each in known}
+    exact = values_of(table.__getitem__, players).values[:, 0].numpy()
+    spread = []
+    for count in (25, 61, 161, 253):
+        found = [values_of(table.__getitem__, players, count, seed) for seed in range(seeds)]
+        errors = np.stack([each.values[:, 0].numpy() for each in found]) - exact
+        said = np.stack([each.standard_error[:, 0].numpy() for each in found if each.standard_error is not None])
+        spread.append(float(np.sqrt((errors**2).mean())))
+        assert np.abs(errors.mean(axis=0)).max() < 0.35 * spread[-1], "the mean over seeds is near the exact value"
+        assert 0.9 <= (np.abs(errors) < 1.96 * said).mean() <= 0.985
+        np.testing.assert_allclose(errors.sum(axis=1), 0, atol=1e-12)
+    assert all(after < 0.65 * before for before, after in itertools.pairwise(spread))
+
+
+def test_the_regression_by_its_normal_equations() -> None:
+    """KernelSHAP as it is written: all coalitions, weighed, with the sum of the values as a constraint."""
+    players, count = 7, 41
+    game = table_game(players, 2)
+    bound: Any = ms.CoalitionMasks(count, 1, lambda image, spacing: torch.arange(1, players + 1)[None, None])
+    bound = bound.bind(torch.zeros(1, 1, players))
+    _, weights = inclusion(players, (count - 1) // 2)
+    left, right = np.zeros((players + 1, players + 1)), np.zeros(players + 1)
+    nobody, total = game(frozenset()), game(frozenset(range(players))) - game(frozenset())
+    for row in bound.coalitions[1:]:
+        inside, weight = row.astype(float), weights[row.sum()]
+        left[:-1, :-1] += weight * np.outer(inside, inside)
+        right[:-1] += weight * inside * (game(frozenset(row.nonzero()[0].tolist())) - nobody)
+    left[-1, :-1] = left[:-1, -1] = 1
+    right[-1] = total
+    close(values_of(game, players, count, 1), np.linalg.solve(left, right)[:-1], 1e-9)
+
+
+def test_noise() -> None:
+    """Rounding only where all is known; the standard error else."""
+    players = 6
+    image, case = images(1, 1, 1, players), ms.Case("a", labels=torch.arange(players)[None, None])
+    network = Mixed((1, players))
+    (exact,) = ms.shapley(target=LOGIT).explain(image, network, cases=[case])
+    assert exact.noise is not None
+    torch.testing.assert_close(exact.noise, score_rounding(exact.scores, exact.reference_scores))
+    (drawn,) = ms.shapley(41, target=LOGIT).explain(image, network, cases=[case])
+    errors = ms.shapley_values(drawn).standard_error
+    assert drawn.noise is not None
+    assert errors is not None
+    torch.testing.assert_close(drawn.noise.double(), errors.square().mean(dim=0).sqrt(), rtol=1e-3, atol=0)
+    assert bool((drawn.noise > 100 * exact.noise).all())
+
+
+# Errors. --------------------------------------------------------------------------------------------------------------
+
+
+def test_errors() -> None:
+    scoring, image = ms.ShapleyScoring(), torch.zeros(1, 1, 4)
+    with pytest.raises(ValueError, match="need the scores of coalitions: use CoalitionMasks, got RISEMasks"):
+        scoring.compute(ms.RISEMasks(3).bind(torch.zeros(1, 9, 9)), range(3), torch.zeros(3, 1), torch.zeros(1))
+    bound = ms.CoalitionMasks().bind(image, torch.tensor([[[1, 2, 3, 0]]]))
+    with pytest.raises(ValueError, match="need the scores of all 15 coalitions, got 14"):
+        scoring.compute(bound, range(14), torch.zeros(14, 1), torch.zeros(1))
+    with pytest.raises(ValueError, match="give `regions` or `num_supervoxels`, not both"):
+        ms.shapley(regions=whole_image, num_supervoxels=4, target=LOGIT)
+    many = ms.Case("ct_7", labels=torch.arange(20)[None, None])
+    with pytest.raises(ValueError, match=r"case ct_7: .*at most 14 players, and there are 20"):
+        ms.shapley(target=LOGIT).explain(torch.zeros(1, 1, 1, 20), lambda x: x.flatten(1), cases=[many])

@@ -1,0 +1,255 @@
+"""Coalitions: by hand, and what every order of the work must give alike."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.patches import blocks
+from monai.inferers import SlidingWindowInferer
+
+from monai_saliency import CoalitionMasks, Supervoxels
+from monai_saliency.masks.coalition_draw import draw_pairs, inclusion
+from monai_saliency.masks.patch_cells import meetings, players_that_meet
+from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.patch_grid import PatchGrid
+
+LABELS = torch.tensor([[[0, 5, 5], [2, 2, 9]]])
+
+
+def bind(labels: torch.Tensor, channels: int = 1, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
+    return CoalitionMasks(**settings).bind(torch.zeros(channels, *labels.shape[1:], dtype=dtype), labels)
+
+
+def in_a_row(players: int) -> torch.Tensor:
+    return torch.arange(1, players + 1)[None, None]
+
+
+# All of them. ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_bits_of_a_mask_are_its_players() -> None:
+    bound = bind(LABELS)
+    assert bound.players == bound.regions.values == [0, 2, 5, 9]
+    assert len(bound) == 15
+    for index, mask in enumerate(bound.render(range(15))):
+        kept = {label for bit, label in enumerate([0, 2, 5, 9]) if index >> bit & 1}
+        assert mask[0].tolist() == [[float(label in kept) for label in row] for row in LABELS[0].tolist()]
+
+
+def test_a_background_that_is_not_a_player_is_kept() -> None:
+    bound = bind(LABELS, background=False)
+    assert bound.players == [2, 5, 9]
+    assert len(bound) == 7
+    assert bound.render([0])[0, 0].tolist() == [[1, 0, 0], [0, 0, 0]]
+    without = bind(LABELS + 1)
+    assert without.players == [1, 3, 6, 10], "where no voxel is 0, there is no background"
+
+
+@pytest.mark.parametrize("shape", [(7, 6), (5, 6, 4)])
+def test_channels_as_players(shape: tuple[int, ...]) -> None:
+    labels = blocks(shape, 3, 2, seed=3)
+    assert labels.unique().tolist() == [0, 1, 2]
+    bound = bind(labels, 2, per_channel=True)
+    assert bound.channels == 2
+    assert bound.players == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    for index in (0, 1, 6, 40, 62):
+        expected = torch.zeros(2, *shape)
+        for bit, (label, channel) in enumerate(bound.players):
+            if index >> bit & 1:
+                expected[channel][labels[0] == label] = 1
+        assert torch.equal(bound.render([index])[0], expected)
+
+
+def test_paint_is_where_players_are() -> None:
+    values = torch.arange(8.0).reshape(4, 2)
+    painted = bind(LABELS).paint(values)
+    assert painted[:, 0].tolist() == [[[0, 4, 4], [2, 2, 6]], [[1, 5, 5], [3, 3, 7]]]
+    painted = bind(LABELS, 2, per_channel=True, background=False).paint(torch.arange(6.0)[:, None])
+    assert painted[0].tolist() == [[[0, 2, 2], [0, 0, 4]], [[0, 3, 3], [1, 1, 5]]]
+
+
+# Random ones. ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("players", [4, 7, 12, 70])
+def test_pairs_of_complements_behind_nobody(players: int) -> None:
+    most = 2**players - 2 if players < 12 else 10 * players
+    bound = bind(in_a_row(players), num_coalitions=most)
+    kept = bound.codes(range(len(bound)))["coalition"]
+    assert len(kept) == 1 + (most - 1) // 2 * 2
+    assert not kept[0].any()
+    assert (kept[1::2] ^ kept[2::2]).all()
+    assert len({row.tobytes() for row in kept}) == len(kept)
+    assert kept[1:].any(axis=1).all()
+
+
+def test_more_begin_with_the_same() -> None:
+    few, more, other = (
+        bind(in_a_row(9), num_coalitions=count, seed=seed) for count, seed in ((31, 4), (200, 4), (31, 5))
+    )
+    assert np.array_equal(few.coalitions, more.coalitions[:31])
+    assert not np.array_equal(few.coalitions, other.coalitions)
+    assert few.key != other.key
+    assert few.key == bind(in_a_row(9), num_coalitions=32, seed=4).key, "an even number is rounded down"
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_coalitions": 40, "seed": 3}, {"per_channel": True}])
+def test_a_mask_is_the_same_in_any_batch(settings: dict[str, Any]) -> None:
+    """Law 2."""
+    labels = blocks((8, 7), 3, 5, seed=1)
+    bound, again = bind(labels, **settings), bind(labels, **settings)
+    assert bound.key == again.key
+    everything = bound.render(range(len(bound)))
+    shuffled = np.random.default_rng(0).permutation(len(bound)).tolist()
+    assert torch.equal(again.render(shuffled), everything[shuffled])
+    assert torch.equal(again.render([7]), everything[7:8])
+    assert torch.equal(bind(labels, dtype=torch.float64, **settings).render([7]), everything[7:8].double())
+
+
+def test_as_many_as_there_are_is_all() -> None:
+    every = bind(in_a_row(5))
+    assert bind(in_a_row(5), num_coalitions=31, seed=8).key == every.key
+    assert bind(in_a_row(5), num_coalitions=1000).key == every.key
+    assert bind(in_a_row(5), num_coalitions=30).key != every.key
+    assert len(bind(in_a_row(1), num_coalitions=1)) == 1
+
+
+@pytest.mark.parametrize("players", [4, 5, 8, 20])
+def test_as_many_pairs_as_players_tell_them_apart(players: int) -> None:
+    for seed in range(40):
+        pairs = draw_pairs(seed, players, players - 1)
+        assert np.linalg.matrix_rank(np.concatenate([np.ones((1, players)), pairs])) == players
+
+
+@pytest.mark.parametrize(("players", "count"), [(6, 12), (7, 20), (9, 100)])
+def test_how_likely_a_pair_is_drawn(players: int, count: int) -> None:
+    """As often as over many seeds, by the size of a coalition."""
+    seeds = 300
+    counts = np.zeros(players + 1)
+    for seed in range(seeds):
+        sizes = draw_pairs(seed, players, count).sum(axis=1)
+        counts += np.bincount(sizes, minlength=players + 1) + np.bincount(players - sizes, minlength=players + 1)
+    chance, weight = inclusion(players, count)
+    number = np.array([math.comb(players, size) for size in range(players + 1)])
+    found = counts / seeds / number
+    # Few pairs are not quite Poisson's, and have a spread over seeds.
+    np.testing.assert_allclose(found[1:-1], chance[1:-1], rtol=0.05, atol=0.01)
+    assert (number * chance).sum() / 2 == pytest.approx(count)
+    wanted = 1 / (number[1:-1] * np.arange(1, players) * np.arange(players - 1, 0, -1)) / chance[1:-1]
+    np.testing.assert_allclose(weight[1:-1] / weight[1], wanted / wanted[0], rtol=1e-9)
+
+
+def test_hundreds_of_players() -> None:
+    chance, weight = inclusion(1500, 5000)
+    assert np.isfinite(chance).all()
+    assert np.isfinite(weight).all()
+    assert (weight[1:-1] > 0).all()
+    assert len(bind(in_a_row(300), num_coalitions=1001)) == 1001
+
+
+# Parts of an image. ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"background": False}, {"num_coalitions": 60}, {"per_channel": True, "num_coalitions": 60}],
+)
+@pytest.mark.parametrize("shape", [(12, 9), (7, 8, 6)])
+def test_restrict_says_which_masks_agree(shape: tuple[int, ...], settings: dict[str, Any]) -> None:
+    bound = bind(blocks(shape, 4, 7, seed=2), 2, **settings)
+    box: Box = tuple(slice(2, 7) for _ in shape)
+    indices = list(range(0, len(bound), 3))
+    hides, rows = bound.restrict(indices, box)
+    rendered = bound.render(indices, box=box)
+    assert torch.equal(rendered, bound.render(indices)[(..., *box)])
+    for one, other in itertools.combinations(range(len(indices)), 2):
+        assert hides[one] == bool((rendered[one] == 0).any())
+        if hides[one] and hides[other]:
+            assert np.array_equal(rows[one], rows[other]) == torch.equal(rendered[one], rendered[other])
+
+
+@pytest.mark.parametrize(
+    ("shape", "roi", "overlap"), [((13, 11), (6, 5), 0.5), ((9, 8, 7), (4, 4, 4), 0.25), ((4, 5), (8, 8), 0.5)]
+)
+def test_players_that_meet(shape: tuple[int, ...], roi: tuple[int, ...], overlap: float) -> None:
+    """Voxel by voxel: the players of all patches that cover it."""
+    labels = blocks(shape, 3, 9, seed=4)[0].numpy()
+    players = sorted(set(labels.ravel().tolist()))
+    boxes = PatchGrid(SlidingWindowInferer(roi, overlap=overlap), shape).boxes
+    present = np.array([[label in labels[box] for label in players] for box in boxes])
+    found = {frozenset(cell) for cell in players_that_meet(present, boxes)}
+    everywhere = set()
+    for voxel in itertools.product(*map(range, shape)):
+        covering = [
+            set(labels[box].ravel().tolist())
+            for box in boxes
+            if all(side.start <= at < side.stop for side, at in zip(box, voxel, strict=True))
+        ]
+        everywhere.add(frozenset(players.index(label) for label in set().union(*covering)))
+    assert found == {cell for cell in everywhere if not any(cell < other for other in everywhere)}
+    found = {frozenset(cell) for cell in players_that_meet(present, boxes, linear=True)}
+    alone = {frozenset(np.flatnonzero(row).tolist()) for row in present}
+    assert found == {cell for cell in alone if not any(cell < other for other in alone)}
+
+
+def test_sets_that_meet_by_hand() -> None:
+    coalitions, found = meetings([[0, 1], [1, 2]], 3, 100)
+    hidden = [set((~row).nonzero()[0].tolist()) for row in coalitions]
+    assert hidden == [{0, 1, 2}, {0}, {1}, {0, 1}, {2}, {1, 2}]
+    assert [list(each.players) for each in found] == [[0, 1], [1, 2]]
+    assert [each.rows.tolist() for each in found] == [[-1, 1, 2, 3], [-1, 2, 4, 5]]
+    assert [each.new.tolist() for each in found] == [[False, True, True, True], [False, False, True, True]]
+
+
+def test_one_patch_is_every_coalition() -> None:
+    labels = blocks((8, 8), 3, 5)
+    one = bind(labels, inferer=SlidingWindowInferer((8, 8)))
+    every = bind(labels)
+    assert sorted(map(bytes, one.coalitions)) == sorted(map(bytes, every.coalitions))
+    assert not one.coalitions[0].any()
+
+
+# Errors. --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"num_coalitions": 0}, "`num_coalitions` must be a whole number of at least 1"),
+        ({"seed": -1}, "`seed` must be a whole number of at least 0"),
+        ({"regions": "organs"}, "`regions` must be a function"),
+        ({"regions": Supervoxels}, r"write Supervoxels\("),
+        ({"background": 3}, "`background`"),
+        ({"per_channel": "yes"}, "`per_channel`"),
+        ({"inferer": 3}, "a SlidingWindowInferer, whose patches decide"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        CoalitionMasks(**settings)
+
+
+def test_wrong_cases() -> None:
+    with pytest.raises(ValueError, match=r"at most 14 players, and there are 15: give `num_coalitions` .*such as 151"):
+        bind(in_a_row(15))
+    assert len(bind(in_a_row(14))) == 2**14 - 1
+    with pytest.raises(ValueError, match=r"`num_coalitions` must be at least 46 for 15 players.*got 45"):
+        bind(in_a_row(15), num_coalitions=45)
+    with pytest.raises(
+        ValueError,
+        match=r"20 players meet in one place, which makes 2\^20 coalitions; at most 65536 are scored: give `num_co",
+    ):
+        bind(in_a_row(20), inferer=SlidingWindowInferer((1, 12), overlap=0.5))
+    with pytest.raises(ValueError, match="make more than 65536 coalitions"):
+        bind(in_a_row(40), inferer=SlidingWindowInferer((1, 10), overlap=0.5))
+    with pytest.raises(ValueError, match="need the case's label map"):
+        CoalitionMasks().bind(torch.zeros(1, 2, 3))
+    with pytest.raises(ValueError, match="no label but 0"):
+        bind(torch.zeros(1, 4, 4))
+    with pytest.raises(IndexError, match=r"in \[0, 15\), got 15"):
+        bind(LABELS).render([15])
