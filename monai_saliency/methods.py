@@ -189,11 +189,11 @@ def hierarchical_occlusion(
 
 
 def focused_rise(
-    num_masks: int = 150,
+    num_masks: int = 200,
     grid_size: int = 5,
     window_size: float | Sequence[float] | None = None,
     levels: int = 3,
-    keep: float = 0.08,
+    keep: float = 0.06,
     p1: float = 0.5,
     seed: int = 0,
     max_foci: int = 4,

@@ -41,9 +41,9 @@ class HierarchicalMasks(Masks):
     Along an axis where a window is one voxel long it stays. The windows at the end of an axis may be shorter.
 
     Args:
-        window_size: edge of a window of the first level in ``unit``, one number or one per axis. By default an eighth
-            of each axis in 2D and a quarter in 3D, so that there are about 64; with an ``inferer`` the step from patch
-            to patch.
+        window_size: edge of a window of the first level in ``unit``, one number or one per axis. By default about an
+            eighth of each axis in 2D and a quarter in 3D, so that there are about 64, and such that it can be halved
+            to the last level without a rest; with an ``inferer`` the step from patch to patch.
         levels: how many sizes, at least 1, each half as long as the one before. Fewer where windows are one voxel.
         keep: share of a level's windows that is refined, in (0, 1], rounded to whole windows and at least one; for each
             explained score its own.
@@ -99,7 +99,8 @@ class HierarchicalMasks(Masks):
         if self.inferer is not None:
             return list(PatchGrid(self.inferer, spatial_shape).step)
         parts = round(_FIRST_LEVEL ** (1 / len(spatial_shape)))
-        return [-(-n // parts) for n in spatial_shape]
+        halves = 2 ** (self.levels - 1)
+        return [round(n / parts / halves) * halves or -(-n // parts) for n in spatial_shape]
 
 
 class BoundHierarchicalMasks(BoundBoxMasks):

@@ -113,8 +113,10 @@ def test_masks_are_their_boxes(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("masks", "shape", "spacing", "edges"),
     [
-        (HierarchicalMasks(), (64, 40), None, [(8, 5), (4, 3), (2, 2), (1, 1)]),
-        (HierarchicalMasks(), (64, 40, 30), None, [(16, 10, 8), (8, 5, 4), (4, 3, 2), (2, 2, 1)]),
+        (HierarchicalMasks(), (64, 40), None, [(8, 8), (4, 4), (2, 2), (1, 1)]),
+        (HierarchicalMasks(), (20, 13), None, [(3, 2), (2, 1), (1, 1)]),
+        (HierarchicalMasks(), (64, 40, 30), None, [(16, 8, 8), (8, 4, 4), (4, 2, 2), (2, 1, 1)]),
+        (HierarchicalMasks(levels=3), (64, 72, 64), None, [(16, 16, 16), (8, 8, 8), (4, 4, 4)]),
         (HierarchicalMasks(20, 3, unit="mm"), (40, 40, 8), (1.0, 1.0, 5.0), [(20, 20, 4), (10, 10, 2), (5, 5, 1)]),
         (HierarchicalMasks(inferer=SlidingWindowInferer((16, 12), overlap=0.5)), (40, 40), None, [(8, 6), (4, 3)]),
     ],
