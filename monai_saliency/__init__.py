@@ -24,6 +24,7 @@ from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.supervoxels import Supervoxels
+from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods import (
     channel_occlusion,
     hierarchical_occlusion,
@@ -79,6 +80,7 @@ __all__ = [
     "ScanUnitFill",
     "SlidingWindowMasks",
     "Supervoxels",
+    "UntilMasks",
     "channel_occlusion",
     "hierarchical_occlusion",
     "patch_windows",

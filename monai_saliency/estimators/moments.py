@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,8 +12,8 @@ from monai_saliency.utils.precision import exact_arithmetic
 
 __all__ = ["in_groups", "moments", "scaled"]
 
-# Explained values whose standard errors are made at once: each takes a few full-size sums in double precision.
-_GROUP = 4
+# Voxels of maps whose standard errors are made at once: each takes a few sums in double precision.
+_AT_ONCE = 2**23
 
 
 def moments(
@@ -45,17 +46,21 @@ def moments(
     return sums
 
 
-def in_groups(function: Callable[[torch.Tensor], torch.Tensor], scores: torch.Tensor) -> torch.Tensor:
-    """``function`` of a few columns of ``scores`` ``(n, K)`` at a time, so that memory grows little with K.
+def in_groups(
+    masks: BoundMasks, function: Callable[[torch.Tensor], torch.Tensor], scores: torch.Tensor
+) -> torch.Tensor:
+    """``function`` of as many columns of ``scores`` ``(n, K)`` at a time as memory is spent on, at least one.
 
     Args:
+        masks: the masks of the case.
         function: makes ``(k, ...)`` of columns ``(n, k)``.
         scores: ``(n, K)``, K at least 1.
 
     Returns:
         ``(K, ...)``.
     """
-    return torch.cat([function(columns) for columns in scores.split(_GROUP, dim=1)])
+    size = (masks.channels or 1) * math.prod(masks.spatial_shape)
+    return torch.cat([function(columns) for columns in scores.split(max(1, _AT_ONCE // size), dim=1)])
 
 
 def scaled(deviations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

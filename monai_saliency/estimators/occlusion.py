@@ -79,7 +79,7 @@ class OcclusionScoring(Estimator):
             found = (sums * (n / (n - 1))).sqrt_() * scale.to(sums).reshape(-1, *[1] * (sums.ndim - 1))
             return torch.where(coverage > 0, found / coverage, 0.0).flatten(0, 1).to(masks.dtype)
 
-        return in_groups(error, reference_scores.to(accumulation_dtype(scores.device)) - scores)
+        return in_groups(masks, error, reference_scores.to(accumulation_dtype(scores.device)) - scores)
 
 
 def sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:

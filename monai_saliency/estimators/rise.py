@@ -121,8 +121,8 @@ class RISEScoring(Estimator):
 
         A map is a mean over masks, of ``z = (f - mean f) * (M - mean M) / p1`` in the centred form, and of
         ``z = f * (M - p1) / p1`` in the debiased one. So its standard error is the standard deviation of z over the
-        masks, divided by ``sqrt(n)``, with ``n - 1`` in the place of n where one mean was taken out, and ``n - 2`` where
-        two were.
+        masks, divided by ``sqrt(n)``. Under the root stands ``n - 1`` for one n where one mean was taken out, and
+        ``n - 2`` where two were.
 
         Unlike :meth:`noise` it has a value for each voxel, and holds also where the scores depend on the voxel. Where
         they do not, both are the same on average.
@@ -148,7 +148,7 @@ class RISEScoring(Estimator):
                 found[..., masks.regions.index == 0] = 0  # as the map
             return found.flatten(0, 1).to(masks.dtype)
 
-        return in_groups(error, deviations)
+        return in_groups(masks, error, deviations)
 
     def _spread_of_masks(self, masks: BoundMasks, indices: Sequence[int]) -> torch.Tensor:
         """The standard deviation of a voxel over masks, a mean over the voxels that masks hide."""

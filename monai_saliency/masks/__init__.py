@@ -15,6 +15,7 @@ module              masks
 ``region``          whole regions: organs of a label map, an atlas, or supervoxels
 ``supervoxels``     regions made from the image itself
 ``channel``         masks for each channel, for maps of each modality
+``until``           random masks in rounds, until the map is good enough
 ==================  ===========================================================================================
 """
 
@@ -26,6 +27,7 @@ from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.supervoxels import Supervoxels, whole_image
+from monai_saliency.masks.until import UntilMasks
 
 __all__ = [
     "BoundMasks",
@@ -38,5 +40,6 @@ __all__ = [
     "RegionMasks",
     "SlidingWindowMasks",
     "Supervoxels",
+    "UntilMasks",
     "whole_image",
 ]
