@@ -245,8 +245,14 @@ class SaliencyHandler:
         # It is saved later, when the mark may be that of the next case.
         mark = self._made_by.mark if self._made_by is not None else ""
         self._marks.add(mark)
-        work = partial(self._write, _OnHost(items[explained.index], explained, self.standard_error_key), mark)
-        self._background.submit(work, explained.claim)
+        try:
+            case = _OnHost(items[explained.index], explained, self.standard_error_key)
+        except Exception as error:  # such as no memory for the standard error
+            if self.failures is None:
+                raise
+            self.failures.add(explained.explanation.name, "explain", error)
+            return
+        self._background.submit(partial(self._write, case, mark), explained.claim)
 
     def _write(self, case: _OnHost, mark: str) -> None:
         """Write a case, in the background."""
