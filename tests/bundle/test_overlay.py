@@ -354,7 +354,7 @@ def test_stopped_run_goes_on_with_the_scores_that_it_has(make: Callable[[str], B
     assert [row["forwards"] for row in rows_of(maps / "summary.csv")] == ["4", "4"]
     again = contents(maps)
     images = [name for name in first if name.endswith(".nii.gz")]
-    assert len(images) == 2
+    assert len(images) == 4  # two maps, each with its standard error
     assert all(first[name] == again[name] for name in images)
 
 
@@ -408,7 +408,7 @@ def test_files_of_one_stem_and_a_second_cohort_in_one_folder(tmp_path: Path, cap
     scans = [volume(tmp_path / name, (8, 8, 8), AFFINES[1], i, low=0, high=200) for i, name in enumerate(names)]
     Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(small_bundle(scans[:2], Brightness()))
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["a.nii", "a.nii.gz"]
-    assert len(voxels(tmp_path / "maps")) == 2
+    assert len(voxels(tmp_path / "maps")) == 4  # two maps, each with its standard error
     assert "does not have" not in caplog.text
     Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(small_bundle(scans[2:], Brightness()))
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["a.nii", "a.nii.gz", "b"]
