@@ -31,7 +31,10 @@ def cohort(tmp_path: Path) -> Path:
 
 
 def explain(folder: Path, out: str = "out", **overrides: Any) -> None:
-    monai.bundle.run(**settings(folder, out, **overrides))
+    """As the bundle does by default, which is with standard errors."""
+    given = settings(folder, out)
+    del given["standard_error"]
+    monai.bundle.run(**given | overrides)
 
 
 def errors(folder: Path) -> dict[str, np.ndarray]:
