@@ -28,6 +28,7 @@ from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.supervoxels import Supervoxels
+from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods import (
     channel_occlusion,
     focused_rise,
@@ -89,6 +90,7 @@ __all__ = [
     "ShapleyScoring",
     "SlidingWindowMasks",
     "Supervoxels",
+    "UntilMasks",
     "channel_occlusion",
     "hierarchical_occlusion",
     "focused_rise",

@@ -52,6 +52,7 @@ from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.supervoxels import Supervoxels, whole_image
+from monai_saliency.masks.until import UntilMasks
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag, whole_number
 
@@ -66,14 +67,19 @@ __all__ = [
     "shapley",
 ]
 
+# The largest number of random masks, where rounds end by themselves.
+_BUDGET = 4000
+
 
 def rise(
-    num_masks: int = 1000,
+    num_masks: int | None = None,
     grid_size: int | Sequence[int] = 8,
     p1: float = 0.5,
     seed: int = 0,
     per_channel: bool = False,
     form: str = "centred",
+    until: float | None = None,
+    budget: int | None = None,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -82,20 +88,30 @@ def rise(
     """RISE (Petsiuk et al., BMVC 2018): random masks, and how far keeping a voxel raises the score.
 
     Args:
-        num_masks: how many masks. The map's noise falls with the square root of this number.
+        num_masks: how many masks, 1000 by default. The map's noise falls with the square root of this number. With
+            ``until``, masks of the first round, 100 by default.
         grid_size: cells along each axis, one number or one per axis: finer cells, finer maps, more masks needed.
         p1: probability in (0, 1] that a cell is kept.
         seed: of the random masks.
         per_channel: draw masks for each channel independently, and make a map for each channel.
         form: ``"centred"``, or a published form for comparison: ``"debiased"`` or ``"plain"``
             (:class:`~monai_saliency.RISEScoring`).
+        until: stop when the map agrees so well with one of as many other masks, by the correlation of its two halves,
+            above 0 and below 1 (:class:`~monai_saliency.UntilMasks`). By default all masks are scored.
+        budget: the largest number of masks with ``until``, 4000 by default.
         target: which number is explained.
         estimator: ``RISEScoring(p1, form)`` by default.
         settings: shared by all methods, see the top of this module.
+
+    Raises:
+        ValueError: for settings out of range or that contradict each other.
     """
-    masks: Masks = RISEMasks(num_masks, grid_size, p1, seed)
+    most = _most(1000 if num_masks is None else num_masks, until, budget)
+    masks: Masks = RISEMasks(most, grid_size, p1, seed)
     masks = IndependentChannelMasks(masks) if flag("per_channel", per_channel) else masks
-    return PerturbationInferer(masks, target, estimator or RISEScoring(p1, form), **settings)
+    estimator = estimator or RISEScoring(p1, form)
+    masks = masks if until is None else UntilMasks(masks, estimator, until, num_masks)
+    return PerturbationInferer(masks, target, estimator, **settings)
 
 
 def sliding_window(
@@ -238,6 +254,8 @@ def region_occlusion(
     regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
     num_supervoxels: int | None = None,
     per_channel: bool = False,
+    until: float | None = None,
+    budget: int | None = None,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -250,28 +268,37 @@ def region_occlusion(
     other, and the value is RISE's, centred.
 
     Args:
-        num_coalitions: how many random sets of regions; each region is hidden in turn by default.
+        num_coalitions: how many random sets of regions; each region is hidden in turn by default. With ``until``, sets
+            of the first round.
         p1: probability in (0, 1] that a region is kept in a random set.
         seed: of random sets.
         regions: makes the regions of an image, such as ``Supervoxels(200, compactness=0.5)``; by default they are those
             of the case's label map.
         num_supervoxels: about how many regions to make of the image itself, as ``regions=Supervoxels(...)`` does.
         per_channel: hide one channel at a time, and make a map for each channel.
+        until: stop when the regions' values agree so well with those of as many other random sets, as for
+            :func:`rise`. By default all sets are scored.
+        budget: the largest number of random sets with ``until``, 4000 by default.
         target: which number is explained.
         estimator: by default ``OcclusionScoring()``, or ``RISEScoring(p1)`` with ``num_coalitions``.
         settings: shared by all methods, see the top of this module.
 
     Raises:
-        ValueError: when a number is not a whole number of at least 1, or both ``regions`` and ``num_supervoxels`` are
-            given.
+        ValueError: when a number is not a whole number of at least 1, both ``regions`` and ``num_supervoxels`` are
+            given, or ``until`` is given without ``num_coalitions``.
     """
     if num_coalitions is not None:
         whole_number("num_coalitions", num_coalitions, 1)
-    masks: Masks = RegionMasks(num_coalitions, p1, seed, _regions(regions, num_supervoxels))
+    if until is not None and num_coalitions is None:
+        raise ValueError("`until` needs random sets of regions: give `num_coalitions`, how many the first round has")
+    found = _regions(regions, num_supervoxels)
+    masks: Masks = RegionMasks(_most(num_coalitions, until, budget), p1, seed, found)
     if flag("per_channel", per_channel):
         masks = ChannelMasks(masks) if num_coalitions is None else IndependentChannelMasks(masks)
-    default = OcclusionScoring() if num_coalitions is None else RISEScoring(p1)
-    return PerturbationInferer(masks, target, estimator or default, **settings)
+    estimator = estimator or (OcclusionScoring() if num_coalitions is None else RISEScoring(p1))
+    if until is not None:
+        masks = UntilMasks(masks, estimator, until, num_coalitions)
+    return PerturbationInferer(masks, target, estimator, **settings)
 
 
 def channel_occlusion(*, target: Target, estimator: Estimator | None = None, **settings: Any) -> PerturbationInferer:
@@ -339,6 +366,15 @@ def _regions(regions: Any, num_supervoxels: int | None) -> Any:
     if regions is not None:
         raise ValueError("give `regions` or `num_supervoxels`, not both: each makes the regions of an image")
     return Supervoxels(num_supervoxels)
+
+
+def _most(count: Any, until: float | None, budget: int | None) -> Any:
+    """The largest number of random masks: ``count``, or the budget of ``until``."""
+    if until is not None:
+        return whole_number("budget", _BUDGET if budget is None else budget, 1)
+    if budget is not None:
+        raise ValueError(f"`budget` {budget} is the largest number of masks under `until`: give `until` too")
+    return count
 
 
 def _check_unit(window_unit: str) -> None:

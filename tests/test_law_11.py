@@ -48,6 +48,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     "rise": [
         lambda dims: {"num_masks": 12, "grid_size": 3},
         lambda dims: {"num_masks": 12, "grid_size": 3, "p1": 0.3, "per_channel": True},
+        lambda dims: {"num_masks": 8, "grid_size": 3, "until": 0.9, "budget": 30},
     ],
     "sliding_window": [
         lambda dims: {"window_size": 4, "stride": 3},

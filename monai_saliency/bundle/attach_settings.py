@@ -19,6 +19,7 @@ from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
 from monai_saliency.targets.postprocessing import read_postprocessing
+from monai_saliency.utils.arguments import flag
 
 __all__ = ["REGIONS", "AttachSettings"]
 
@@ -44,6 +45,9 @@ class AttachSettings:
         fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
         mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large.
         picture: whether to draw pictures.
+        standard_error: whether to save a standard error beside each map that has one, such as those of RISE: how far
+            each voxel is off by the choice of masks. It costs a file, and about the time of making the perturbed images
+            again, without a forward.
         strict: raise the first failure instead of listing it.
         store_dir: the folder for scores, so that a stopped run resumes; ``scores`` in ``dir`` by default, none where
             empty.
@@ -71,6 +75,7 @@ class AttachSettings:
         fill_unit: str = "network",
         mask_batch_size: int | None = None,
         picture: bool = True,
+        standard_error: bool = True,
         strict: bool = False,
         store_dir: str | Path | None = None,
         network_id: str | None = None,
@@ -98,6 +103,7 @@ class AttachSettings:
         self.fill_unit = fill_unit
         self.mask_batch_size = mask_batch_size
         self.picture = picture
+        self.standard_error = flag("standard_error", standard_error)
         self.strict = strict
         self.store_dir = store_dir
         self.network_id = network_id

@@ -29,6 +29,7 @@ from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.failures import Failures
 from monai_saliency.targets.auto import AutoTarget, finds_nothing
 from monai_saliency.transforms import SaveSaliencyd
+from monai_saliency.transforms.save import error_key
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.tensors import plain
 
@@ -73,6 +74,7 @@ class AttachedHandler(SaliencyHandler):
             network_id=settings.network_id,
             saliency_key=settings.key,
             label_key=None if settings.label_key is None else REGIONS,
+            standard_error_key=error_key(settings.key) if settings.standard_error else None,
         )
         self.settings = settings
         self.words = words
@@ -131,7 +133,7 @@ class AttachedHandler(SaliencyHandler):
     def withdraw(self, case: str) -> None:
         """Remove the row, map and picture of a case that has failed now."""
         super().withdraw(case)
-        SaveSaliencyd(self.saliency_key, self.folder).withdraw(case)
+        SaveSaliencyd([self.saliency_key, error_key(self.saliency_key)], self.folder).withdraw(case)
 
     def __call__(self, engine: Engine) -> None:
         with randomness_untouched():
@@ -202,6 +204,7 @@ class AttachedHandler(SaliencyHandler):
             self.saliency_key,
             self.settings.picture,
             nearest=self._explains.masks.by_region,
+            standard_error_key=self.standard_error_key,
         )
         if isinstance(self._predicting, WrappedNNUNet):
             placement.begin_from(self._predicting.transform(self.image_key))
@@ -231,8 +234,8 @@ class AttachedHandler(SaliencyHandler):
         try:
             labels = None if label_key is None else item.get(label_key)
             spacing = image_spacing(item[self.image_key][None]) if self.image_key in item else None
-            bound = self._explains.masks.bind(image, labels, spacing)
-            forwards = f"{'at most ' if bound.in_rounds else ''}{bound.at_most + 1} forwards"
+            masks = self._explains.masks.bind(image, labels, spacing)
+            price = f"{'at most ' * masks.in_rounds}{masks.at_most + 1} forwards a case"
             words = type(target).__name__
             if isinstance(self._predicting, WrappedNNUNet):
                 words = "the logits of nnU-Net's network, on the grid that it sees"
@@ -240,7 +243,7 @@ class AttachedHandler(SaliencyHandler):
                 words = target.choose(rows(output, 0, 1, count), Case("the first case", image)).words
         except ValueError as error:  # raised again, with the case's name, when it is explained
             return f"the first case cannot be explained ({error})"
-        return f"{words}; {self.settings.method.choose(self._own, image).name}, {forwards} a case"
+        return f"{words}; {self.settings.method.choose(self._own, image).name}, {price}"
 
     def _enter(self, wrapped: WrappedNNUNet, case: dict[Any, Any]) -> None:
         """Put what nnU-Net's network gets of a case's image in the place of the image."""

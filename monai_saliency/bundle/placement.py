@@ -20,6 +20,7 @@ from monai_saliency.data.case_ids import CaseIds
 from monai_saliency.errors import root_cause
 from monai_saliency.transforms import SaveSaliencyd
 from monai_saliency.transforms.check import header_problem
+from monai_saliency.transforms.save import error_key
 
 __all__ = ["Placement", "input_file"]
 
@@ -51,6 +52,7 @@ class Placement:
         picture: whether to draw pictures.
         nearest: whether maps are resampled by nearest neighbour, for maps that are flat in regions; linearly by
             default.
+        standard_error_key: where a case holds the map's standard error, which is saved beside the map; None for none.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Placement:
         saliency_key: str = "saliency",
         picture: bool = True,
         nearest: bool = False,
+        standard_error_key: str | None = None,
     ) -> None:
         self.image_key = image_key
         self.nearest = nearest
@@ -68,6 +71,12 @@ class Placement:
         self.dataset, self.transform = _preprocessing(loader, image_key)
         self.on_scan = SaveSaliencyd(saliency_key, output_dir, picture)
         self.on_input = SaveSaliencyd(saliency_key, output_dir, picture, grid_key=image_key)
+        self.standard_error_key = standard_error_key
+        # Files that an earlier run has written of another map are removed where there is no error.
+        beside: dict[str, Any] = {"picture": False, "allow_missing_keys": True}
+        key = standard_error_key or error_key(saliency_key)
+        self.error_on_scan = SaveSaliencyd(key, output_dir, **beside)
+        self.error_on_input = SaveSaliencyd(key, output_dir, grid_key=image_key, **beside)
         file_key = source_key(self.transform, image_key) if isinstance(image_key, str) else image_key
         self._files = _files(self.dataset, image_key) or _files(self.dataset, file_key)
         self._root = None if self._files is None else _common_folder(self._files)
@@ -143,11 +152,16 @@ class Placement:
             return self._keep(case, "they are patches of a larger image")
         if self.transform is None:
             return self._keep(case, "the loader's dataset shows no preprocessing that could be inverted")
-        back, reason = self._back(case)
-        return self._keep(case, reason) if back is None else self.on_scan({**case, self.saliency_key: back})
+        back, reason = self._back(case, self.saliency_key)
+        if back is None:
+            return self._keep(case, reason)
+        placed = {**case, self.saliency_key: back}
+        if (key := self.standard_error_key) in case and key is not None:
+            placed[key] = self._back(case, key)[0]  # the way of the map
+        return self.error_on_scan(self.on_scan(placed))
 
-    def _back(self, case: dict[Hashable, Any]) -> tuple[torch.Tensor | None, str]:
-        """A case's map on its scan, by whichever way leads there; None where none does, and the reason in words."""
+    def _back(self, case: dict[Hashable, Any], key: str) -> tuple[torch.Tensor | None, str]:
+        """A case's map, or its error, on its scan, by whichever way leads there; None where none does, and why."""
         kind = "preprocessing" if isinstance(self.image_key, str) else "transforms of arrays"
         reason = f"the bundle's {kind} do{'es' * isinstance(self.image_key, str)} not lead back to the file's grid"
         if self._unrecorded is None and isinstance(self.image_key, str):
@@ -156,9 +170,9 @@ class Placement:
             return None, f"{reason} ({', '.join(self._unrecorded)} moves voxels and does not record it)"
         for way in (self._invert, self._invert_by_steps):
             # A copy: a computed map must not be lost with a way that ends half-way.
-            copied = {**case, self.saliency_key: case[self.saliency_key].clone()}
+            copied = {**case, key: case[key].clone()}
             try:
-                back = way(copied)
+                back = way(copied, key)
             except Exception as error:
                 cause = root_cause(error)
                 reason = f"{reason} ({type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]})"
@@ -167,26 +181,26 @@ class Placement:
                 return back, ""
         return None, reason
 
-    def _invert(self, case: dict[Hashable, Any]) -> torch.Tensor:
+    def _invert(self, case: dict[Hashable, Any], key: str) -> torch.Tensor:
         if not isinstance(self.transform, InvertibleTransform):
-            return case[self.saliency_key]
+            return case[key]
         if isinstance(self.image_key, str):
-            back = Invertd(self.saliency_key, self.transform, orig_keys=self.image_key, nearest_interp=self.nearest)
-            return back(case)[self.saliency_key]
-        return self.transform.inverse(case[self.saliency_key])
+            back = Invertd(key, self.transform, orig_keys=self.image_key, nearest_interp=self.nearest)
+            return back(case)[key]
+        return self.transform.inverse(case[key])
 
-    def _invert_by_steps(self, case: dict[Hashable, Any]) -> torch.Tensor | None:
+    def _invert_by_steps(self, case: dict[Hashable, Any], key: str) -> torch.Tensor | None:
         if not isinstance(self.image_key, str):
             return None
         image = case[self.image_key]
-        return inverted_by_steps(case[self.saliency_key], image, self.transform, self.image_key, self.nearest)
+        return inverted_by_steps(case[key], image, self.transform, self.image_key, self.nearest)
 
     def _keep(self, case: dict[Hashable, Any], reason: str) -> dict[Hashable, Any]:
         """Save a map on the grid of the network's input."""
         if reason not in self._said:
             self._said.add(reason)
             logger.warning("maps lie on the grid of the network's input, with its affine, since %s", reason)
-        return self.on_input(case)
+        return self.error_on_input(self.on_input(case))
 
 
 def _preprocessing(loader: Any, image_key: Hashable) -> tuple[Any, Callable[[Any], Any] | None]:

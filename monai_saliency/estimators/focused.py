@@ -71,6 +71,23 @@ class FocusedScoring(Estimator):
             found = torch.maximum(found.to(inside), inside / (1 - self.p1) / focus.windows)
         return found
 
+    def standard_error(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The standard error of RISE inside the boxes (:meth:`~monai_saliency.RISEScoring.standard_error`). It is 0
+        elsewhere, where nothing is left to chance. None with fewer than three masks in a box.
+        """
+        bound = _focused(masks)
+        found = torch.zeros(scores.shape[1], *bound.spatial_shape, dtype=bound.dtype, device=bound.device)
+        for focus in reversed(bound.foci(indices)):
+            rise, rows = RISEScoring(self.p1), scores[focus.rows]
+            inside = rise.standard_error(focus.masks, focus.indices, rows, reference_scores)
+            if inside is None:
+                return None
+            inside_box: Any = (slice(None), *focus.box)
+            found[inside_box] = inside / (1 - self.p1) / focus.windows
+        return found
+
 
 def _focused(masks: BoundMasks) -> BoundFocusedMasks:
     return instance("masks", masks, BoundFocusedMasks, "the masks of FocusedMasks, for FocusedScoring")

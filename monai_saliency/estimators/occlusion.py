@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from monai_saliency.estimators.base import Estimator, score_rounding, split_coverage, with_ones
+from monai_saliency.estimators.moments import in_groups, moments, scaled
 from monai_saliency.masks.base import BoundMasks
-from monai_saliency.utils.precision import exact_arithmetic
+from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
 __all__ = ["OcclusionScoring", "sum_of_hidden"]
 
@@ -49,8 +50,36 @@ class OcclusionScoring(Estimator):
 
         None for masks drawn at random, those with a ``num_masks``.
         """
-        drawn = getattr(getattr(masks, "base", masks), "num_masks", None) is not None
-        return None if drawn else score_rounding(scores, reference_scores, rounding)
+        return None if masks.drawn else score_rounding(scores, reference_scores, rounding)
+
+    def standard_error(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The standard error of each voxel where masks are drawn at random; None where windows or regions are hidden in
+        turn, which leaves nothing to chance, and for fewer than three masks.
+
+        A value S is a ratio of two means over masks, that of ``(f0 - f) * (1 - M)`` and that of ``1 - M``. Its standard
+        error is the root mean square of ``(f0 - f - S) * (1 - M)`` over masks, divided by ``sqrt(n - 1)`` and by the
+        mean of ``1 - M``. Voxels that no mask hides have 0, as in the map.
+        """
+        n = len(indices)
+        if not masks.drawn or n < 3:
+            return None
+
+        def error(drops: torch.Tensor) -> torch.Tensor:
+            drops = drops - drops[:1]
+            d, scale = scaled(drops - drops.mean(dim=0))
+            k = d.shape[1]
+            # M - 1 is what is hidden, below zero.
+            first, second = moments(masks, indices, with_ones(-d), with_ones(torch.cat([d.square(), d], 1)), 1.0)
+            drop, coverage = first[:k], -first[k:]
+            squares, mixed, hidden = second.split([k, k, 1])
+            value = torch.where(coverage > 0, drop / coverage, 0.0)
+            sums = (squares - 2 * value * mixed + value.square() * hidden).clamp_min_(0)
+            found = (sums * (n / (n - 1))).sqrt_() * scale.to(sums).reshape(-1, *[1] * (sums.ndim - 1))
+            return torch.where(coverage > 0, found / coverage, 0.0).flatten(0, 1).to(masks.dtype)
+
+        return in_groups(masks, error, reference_scores.to(accumulation_dtype(scores.device)) - scores)
 
 
 def sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:

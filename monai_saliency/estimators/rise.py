@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from monai_saliency.estimators.base import Estimator, score_rounding, split_coverage, with_ones
+from monai_saliency.estimators.moments import in_groups, moments, scaled
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.utils.arguments import check_option, probability
 from monai_saliency.utils.precision import accumulation_dtype
@@ -111,6 +112,43 @@ class RISEScoring(Estimator):
         return torch.hypot(
             spread / (self.p1 * len(indices) ** 0.5), score_rounding(scores, reference_scores).to(spread)
         )
+
+    def standard_error(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The standard error of each voxel of the centred and debiased maps; None for the plain one, which is read
+        relative to its own mean, and for fewer than three masks.
+
+        A map is a mean over masks, of ``z = (f - mean f) * (M - mean M) / p1`` in the centred form, and of
+        ``z = f * (M - p1) / p1`` in the debiased one. So its standard error is the standard deviation of z over the
+        masks, divided by ``sqrt(n)``. Under the root stands ``n - 1`` for one n where one mean was taken out, and
+        ``n - 2`` where two were.
+
+        Unlike :meth:`noise` it has a value for each voxel, and holds also where the scores depend on the voxel. Where
+        they do not, both are the same on average.
+        """
+        if self.form == "plain" or len(indices) < 3:
+            return None
+        centred = self.form == "centred"
+        n, deviations = len(indices), _centred(scores) if centred else _long(scores)
+
+        def error(d: torch.Tensor) -> torch.Tensor:
+            d, scale = scaled(d)
+            weights = torch.cat([d, d.square(), d.new_ones(n, 1)], dim=1)
+            sums, squares = moments(masks, indices, weights, d.square(), self.p1)
+            linear, quadratic, coverage = sums.split([d.shape[1], d.shape[1], 1])
+            # How far the masks' own mean is from p1, voxel by voxel.
+            shift = coverage / n if centred else torch.zeros_like(coverage)
+            totals = [each.to(sums).reshape(-1, *[1] * (sums.ndim - 1)) for each in (d.sum(0), d.square().sum(0))]
+            mean = (linear - shift * totals[0]) / n
+            squares += shift * (shift * totals[1] - 2 * quadratic)
+            variance = (squares / n - mean.square()).clamp_min_(0) / (n - 2 if centred else n - 1)
+            found = variance.sqrt_() * scale.to(sums).reshape(-1, *[1] * (sums.ndim - 1)) / self.p1
+            if masks.regions is not None:
+                found[..., masks.regions.index == 0] = 0  # as the map
+            return found.flatten(0, 1).to(masks.dtype)
+
+        return in_groups(masks, error, deviations)
 
     def _spread_of_masks(self, masks: BoundMasks, indices: Sequence[int]) -> torch.Tensor:
         """The standard deviation of a voxel over masks, a mean over the voxels that masks hide."""

@@ -83,6 +83,8 @@ class SaliencyHandler:
         saliency_key: the key of the map.
         label_key: the key of a case's label map ``(1, *spatial)`` on the network's grid, for masks and targets that are
             made of regions.
+        standard_error_key: the key of the map's standard error, of the map's shape; None for none. Where there is none,
+            as for windows, an item has no such key. It costs about as much time as making the perturbed images again.
 
     Attributes:
         explainer: explains the cases; it has the claims, the stored scores and the cases that wait.
@@ -100,6 +102,7 @@ class SaliencyHandler:
         image_key: str = CommonKeys.IMAGE,
         saliency_key: str = "saliency",
         label_key: str | None = None,
+        standard_error_key: str | None = None,
     ) -> None:
         self.explainer = CaseExplainer(inferer, network, store, failures, network_id)
         words = "a transform of one case's dictionary, such as Compose([...])"
@@ -112,6 +115,7 @@ class SaliencyHandler:
         self.image_key = image_key
         self.saliency_key = saliency_key
         self.label_key = label_key
+        self.standard_error_key = standard_error_key
         self._background = Background(limit=2)
         self._made_by: MadeBy | None = None
         self._is_warned = False
@@ -241,8 +245,14 @@ class SaliencyHandler:
         # It is saved later, when the mark may be that of the next case.
         mark = self._made_by.mark if self._made_by is not None else ""
         self._marks.add(mark)
-        work = partial(self._write, _OnHost(items[explained.index], explained), mark)
-        self._background.submit(work, explained.claim)
+        try:
+            case = _OnHost(items[explained.index], explained, self.standard_error_key)
+        except Exception as error:  # such as no memory for the standard error
+            if self.failures is None:
+                raise
+            self.failures.add(explained.explanation.name, "explain", error)
+            return
+        self._background.submit(partial(self._write, case, mark), explained.claim)
 
     def _write(self, case: _OnHost, mark: str) -> None:
         """Write a case, in the background."""
@@ -260,6 +270,9 @@ class SaliencyHandler:
 
     def _save(self, item: dict[Any, Any], explanation: Explanation, seconds: float, mark: str) -> None:
         item[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(item[self.image_key])
+        if self.standard_error_key in item:
+            error = MetaTensor(item[self.standard_error_key])
+            item[self.standard_error_key] = error.copy_meta_from(item[self.image_key])
         item["explanation"] = explanation
         item["title"] = _title(explanation)
         done = self.postprocessing(item)
@@ -352,13 +365,18 @@ class _OnHost:
     Args:
         item: the case's dictionary, which is not changed.
         explained: the case.
+        standard_error_key: where the map's standard error goes; None for nowhere.
     """
 
-    def __init__(self, item: dict[Any, Any], explained: Explained) -> None:
+    def __init__(self, item: dict[Any, Any], explained: Explained, standard_error_key: str | None = None) -> None:
         explanation = explained.explanation
         self.name = explanation.name
         self._start, self._count = explained.start, explained.count
         self._item = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in item.items()}
+        if standard_error_key is not None:
+            self._item.pop(standard_error_key, None)
+            if (error := explanation.standard_error) is not None:
+                self._item[standard_error_key] = to_host(error)
         self._explanation = replace(
             explanation,
             saliency=to_host(explanation.saliency),

@@ -51,8 +51,9 @@ def summarize(
         dictionaries with the keys of :data:`COLUMNS`: the prediction of the network and its probability, the explained
         class or output channel, the image channel (if each has a map), the score of the unperturbed image, what this
         score is and its unit, the highest value of the map, its position (scanner mm), the lowest value, how large a
-        value can be by chance (``""`` where that is not known), and whether the highest lies inside the label (``""``
-        without a label, or with an empty one, or with one that cannot be read, which the log says).
+        value can be by chance (``""`` where that is not known), whether the highest lies inside the label (``""``
+        without a label, or with an empty one, or with one that cannot be read, which the log says), and what it cost:
+        forwards, predictions, why no more masks were scored (``""`` for masks of one round), and seconds.
     """
     rows = []
     quantity, noise = explanation.target.quantity(), _noise(explanation)
@@ -77,6 +78,7 @@ def summarize(
                 "peak_in_label": _in_label(case, mm, label) if isinstance(label, (str, Path)) and str(label) else "",
                 "forwards": explanation.num_forwards,
                 "predictions": round(explanation.num_forwards / explanation.per_prediction, 3),
+                "stopped": explanation.stopped,
                 "seconds": round(seconds, 3),
                 "settings": settings,
                 "scan": scan,

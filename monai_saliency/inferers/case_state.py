@@ -53,6 +53,8 @@ class Explanation:
         per_prediction: how many forwards one prediction of the image is: 1, or its number of patches.
         noise: ``(K,)``, how large a value of each map can be by chance, see
             :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
+        estimator: what made the map of the scores.
+        stopped: why no further masks were scored, in words; empty where all masks are one round.
     """
 
     name: str
@@ -65,6 +67,20 @@ class Explanation:
     num_forwards: int
     noise: torch.Tensor | None = None
     per_prediction: int = 1
+    estimator: Estimator | None = None
+    stopped: str = ""
+
+    @cached_property
+    def standard_error(self) -> torch.Tensor | None:
+        """How far each voxel of the map may be from the value that endless masks would give: of the map's shape, unit
+        and device, see :meth:`~monai_saliency.estimators.base.Estimator.standard_error`. None where there is none.
+
+        It is computed from the scores when it is first asked for, without a forward. Masks are rendered once more.
+        """
+        if self.estimator is None:
+            return None
+        with torch.no_grad(), stage("standard error"):
+            return self.estimator.standard_error(self.masks, self.indices, self.scores, self.reference_scores)
 
     @property
     def explained(self) -> list[tuple[Any, int | None, float]]:
@@ -394,6 +410,9 @@ class CaseState:
             raise CaseError(self.case.name, problem)
         if self.stored is not None:
             self.stored.finish(self.state.scores)
+        stopped = self.masks.stopped(self.state.indices, self.state.scores.cpu(), self.state.reference_scores.cpu())
+        if stopped:
+            logger.info("case %s: %d masks, then %s", self.case.name, len(self.state.indices), stopped)
         with stage("map"):
             return Explanation(
                 name=self.case.name,
@@ -406,6 +425,8 @@ class CaseState:
                 num_forwards=self.num_forwards,
                 noise=self.state.noise(self.rounding),
                 per_prediction=self.per_prediction,
+                estimator=self.state.estimator,
+                stopped=stopped,
             )
 
 

@@ -156,7 +156,7 @@ class Pace:
             price = self._with_seconds(price, timed)
             self._is_told = True
         most = "at the most, since scores are on disk; " if resumes else ""
-        self._say(f"{note or f'{price.forwards} forwards'}; {most}that is {price}")
+        self._say(f"{note or f'{price.forwards} forwards'}; {most}that is {price}{_further(states)}")
 
     @contextmanager
     def bar(self, total: int, done: int) -> Iterator[Callable[..., None]]:
@@ -224,6 +224,12 @@ class Pace:
         logger.info(line)
         if self._on_screen:
             require("tqdm", extra="bundle").tqdm.write(line, file=sys.stderr)
+
+
+def _further(states: Sequence[CaseState]) -> str:
+    """What later rounds may add, in words."""
+    left = sum(state.masks.at_most + 1 - state.num_rows for state in states if state.masks.in_rounds)
+    return f"; further rounds, if needed, bring up to {left} more perturbed images" if left > 0 else ""
 
 
 def _of(network: Any) -> dict[tuple[Any, ...], _Timed | None]:

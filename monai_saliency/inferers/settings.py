@@ -60,7 +60,9 @@ def _check_output(output: Any) -> None:
 
 def _check_p1(masks: Any, estimator: Any) -> None:
     """The estimator's `p1` is the masks': of another one, the map would hold the masks' coverage."""
-    inner = getattr(masks, "masks", masks)
+    inner = masks
+    while hasattr(inner, "masks"):  # masks of channels, or in rounds, are made of others
+        inner = inner.masks
     drawn, taken = getattr(inner, "p1", None), getattr(estimator, "p1", None)
     if getattr(estimator, "form", None) == "plain":  # which does not read it
         return

@@ -19,6 +19,7 @@ module              masks
 ``patch_cells``     which of them, for the patches of a sliding-window inferer
 ``supervoxels``     regions made from the image itself
 ``channel``         masks for each channel, for maps of each modality
+``until``           random masks in rounds, until the map is good enough
 ==================  ===========================================================================================
 """
 
@@ -32,6 +33,7 @@ from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.supervoxels import Supervoxels, whole_image
+from monai_saliency.masks.until import UntilMasks
 
 __all__ = [
     "BoundMasks",
@@ -46,5 +48,6 @@ __all__ = [
     "RegionMasks",
     "SlidingWindowMasks",
     "Supervoxels",
+    "UntilMasks",
     "whole_image",
 ]

@@ -123,6 +123,21 @@ class BoundMasks(ABC):
         """
         return None if len(indices) else range(len(self))
 
+    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        """Why no round follows the masks that are scored, in words; empty, the default, for masks of one round.
+
+        Args:
+            indices: as for :meth:`next_round`, all masks of all rounds.
+            scores: as for :meth:`next_round`.
+            reference_scores: as for :meth:`next_round`.
+        """
+        return ""
+
+    @property
+    def drawn(self) -> bool:
+        """Whether masks are drawn at random, so that a map has a standard error: those with a ``num_masks`` are."""
+        return getattr(self, "num_masks", None) is not None
+
     @property
     def in_rounds(self) -> bool:
         """Whether later masks depend on earlier scores."""

@@ -111,6 +111,10 @@ class _BoundMasksOfChannels(BoundMasks):
     def regions(self) -> Regions | None:
         return self.base.regions
 
+    @property
+    def drawn(self) -> bool:
+        return self.base.drawn
+
 
 class _BoundChannelMasks(_BoundMasksOfChannels):
     def __len__(self) -> int:

@@ -176,6 +176,13 @@ class BoundFocusedMasks(BoundMasks):
                 chosen.update(dict.fromkeys(range(first, first + each)))
         return list(chosen)
 
+    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        found = self.foci(indices)
+        if all(focus.everywhere for focus in found):
+            return "nothing stood out: random masks over the whole image were the last"
+        places = f"{len(found)} place{'s' * (len(found) > 1)} with evidence"
+        return f"random masks in {places} were the last"
+
     def _find(self, evidence: np.ndarray) -> list[tuple[int, int]]:
         """The size and the corner of each box with evidence, the strongest first; the whole image where none stands
         out.

@@ -170,6 +170,12 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         }
         return sorted(part for index in chosen for part in self._parts(level, index)) or None
 
+    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        level = self._level(indices[-1]) + 1
+        if level == self.num_levels:
+            return f"level {level} was the last"
+        return f"no window of level {level} was worth halving"
+
     def _level(self, index: int) -> int:
         return next(number for number, level in enumerate(self.levels) if index in level)
 

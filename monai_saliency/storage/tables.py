@@ -35,6 +35,7 @@ SUMMARY_COLUMNS = (
     "peak_in_label",
     "forwards",
     "predictions",
+    "stopped",
     "seconds",
     "settings",
     "scan",

@@ -55,13 +55,35 @@ class Saliency(Transform):
 
         Args:
             img: the image.
-            labels: its label map ``(1, *spatial)``, for masks and targets that are made of regions.
-            held: the network's other inputs of this image, without a batch axis, by the names that the inferer's
-                ``inputs`` passes them on by.
+            labels: as for :meth:`explain`.
+            held: as for :meth:`explain`.
 
         Returns:
             a MetaTensor with the image's affine, ``applied_operations`` and other meta data, so that the pipeline's
             ``Invertd`` takes it to the scan's own grid.
+        """
+        return self.explain(img, labels, held)[0]
+
+    def explain(
+        self,
+        img: Any,
+        labels: torch.Tensor | None = None,
+        held: Mapping[str, Any] | None = None,
+        standard_error: bool = False,
+    ) -> tuple[MetaTensor, MetaTensor | None]:
+        """The map of an image, and how far each voxel of it is off by the choice of masks.
+
+        Args:
+            img: the image.
+            labels: its label map ``(1, *spatial)``, for masks and targets that are made of regions.
+            held: the network's other inputs of this image, without a batch axis, by the names that the inferer's
+                ``inputs`` passes them on by.
+            standard_error: whether to compute the second, which costs about the time of making the perturbed images
+                again, without a forward.
+
+        Returns:
+            the map as :meth:`__call__` returns it, and its standard error, of the same shape
+            (:attr:`~monai_saliency.Explanation.standard_error`); None where there is none, or it is not asked for.
         """
         image = convert_to_tensor(img, track_meta=True)
         batch = image.as_tensor()[None]
@@ -70,7 +92,11 @@ class Saliency(Transform):
         inputs = self.inferer.inputs.join(batch, others)
         case = Case.of(image[None], name=case_name(image), file=image_file(image), labels=labels)
         (explanation,) = self.inferer.explain(inputs, self.network, cases=[case])
-        return with_meta_of(image, explanation.saliency.to(image.device))
+        error = explanation.standard_error if standard_error else None
+        return (
+            with_meta_of(image, explanation.saliency.to(image.device)),
+            None if error is None else with_meta_of(image, error.to(image.device)),
+        )
 
 
 class Saliencyd(MapTransform):
@@ -86,6 +112,8 @@ class Saliencyd(MapTransform):
         held_keys: where an item holds the network's other inputs, which stay as they are; they are passed on by these
             names, as the inferer's ``inputs`` says.
         allow_missing_keys: don't raise for a key that an item lacks.
+        standard_error_names: where the maps' standard errors go, one for each key; by default they are not computed. An
+            item whose map has none, as that of windows, has no such key.
     """
 
     backend = Saliency.backend
@@ -100,6 +128,7 @@ class Saliencyd(MapTransform):
         label_key: str | None = None,
         held_keys: KeysCollection = (),
         allow_missing_keys: bool = False,
+        standard_error_names: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         self.label_key = label_key
@@ -107,13 +136,25 @@ class Saliencyd(MapTransform):
         self.names = tuple(f"{key}_saliency" for key in self.keys) if names is None else ensure_tuple(names)
         if not len(set(self.names)) == len(self.names) == len(self.keys):
             raise ValueError(f"`names` must name one place for each of the keys {self.keys}, got {self.names}")
+        errors = () if standard_error_names is None else ensure_tuple(standard_error_names)
+        if errors and not len({*errors, *self.names}) == 2 * len(self.keys):
+            raise ValueError(
+                f"`standard_error_names` must name one place for each of the keys {self.keys}, other than those of the "
+                f"maps {self.names}, got {errors}"
+            )
+        self.standard_error_names = errors or (None,) * len(self.keys)
         self.saliency = Saliency(network, inferer, device)
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
-        for key, name in self.key_iterator(d, self.names):
+        for key, name, error_name in self.key_iterator(d, self.names, self.standard_error_names):
             held = {other: d[other] for other in self.held_keys}
-            d[name] = self.saliency(d[key], None if self.label_key is None else d[self.label_key], held)
+            labels = None if self.label_key is None else d[self.label_key]
+            d[name], error = self.saliency.explain(d[key], labels, held, standard_error=error_name is not None)
+            if error_name is not None:
+                d.pop(error_name, None)
+            if error is not None:
+                d[error_name] = error
         return d
 
 

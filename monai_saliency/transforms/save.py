@@ -26,7 +26,7 @@ from monai_saliency.storage.formats import load_image
 from monai_saliency.utils.arguments import a_path, flag
 from monai_saliency.visualize.pictures import plot_saliency
 
-__all__ = ["SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd"]
+__all__ = ["SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd", "error_key"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,13 @@ class _Grid:
         voxel = float(np.linalg.norm(self.affine[:3, :3], axis=0).min())
         near = min(1e-3, max(1e-3 * voxel, 1e-6 * float(np.abs(self.affine).max())))
         return shape == self.shape[: len(shape)] and np.allclose(affine, own, rtol=0, atol=near)
+
+
+def error_key(key: str) -> str:
+    """The key, and so the ending of the file's name, of the standard error of a map under a key: ``standard_error`` for
+    ``saliency``, ``<key>_standard_error`` for another.
+    """
+    return "standard_error" if key == "saliency" else f"{key}_standard_error"
 
 
 def _affine(image: torch.Tensor) -> np.ndarray:
@@ -119,6 +126,9 @@ class SaveSaliencyd(MapTransform):
     codes, units). Each file is written completely or not at all. The item gets the key ``<key>_path`` with the path of
     the NIfTI file.
 
+    Where keys may be missing, the files that an earlier run has written of a missing key are removed: they belong to
+    another map.
+
     Place it after ``Invertd``: a map that does not lie on the scan's grid is refused. Only shape and affine can be
     checked. A step that moves voxels without recording it (such as slicing in a ``Lambdad``) is not noticed if the
     inverse of an earlier step restores the scan's shape.
@@ -170,6 +180,9 @@ class SaveSaliencyd(MapTransform):
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
+        for key in self.keys if self.allow_missing_keys else ():
+            if key not in d:
+                self._remove(str(d[self.case_key]), key)
         for key in self.key_iterator(d):
             case = str(d[self.case_key])
             saliency: torch.Tensor = d[key]
@@ -203,13 +216,16 @@ class SaveSaliencyd(MapTransform):
     def withdraw(self, case: str) -> None:
         """Remove a case's maps and pictures, which an earlier run may have written."""
         for key in self.keys:
-            for path in self._files(case, key):
-                if not os.path.exists(path):  # which takes any name, also one that no file can have
-                    continue
-                try:
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    logger.warning("case %s has failed, and its earlier %s cannot be removed: %s", case, path, error)
+            self._remove(case, key)
+
+    def _remove(self, case: str, key: Hashable) -> None:
+        for path in self._files(case, key):
+            if not os.path.exists(path):  # which takes any name, also one that no file can have
+                continue
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("case %s: %s is of an earlier run and cannot be removed: %s", case, path, error)
 
     def _files(self, case: str, key: Hashable) -> tuple[Path, Path]:
         """The map and the picture."""

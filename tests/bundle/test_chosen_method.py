@@ -61,7 +61,8 @@ def test_a_module_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_settings_are_the_parameters_that_only_a_method_has() -> None:
-    assert list(own_settings(ms.rise)) == ["num_masks", "grid_size", "p1", "seed", "per_channel", "form"]
+    own = ["num_masks", "grid_size", "p1", "seed", "per_channel", "form", "until", "budget"]
+    assert list(own_settings(ms.rise)) == own
     assert list(own_settings(ms.patch_windows)) == ["divide"]
     assert list(own_settings(ms.channel_occlusion)) == []
     assert list(own_settings(tiles)) == ["edge"]
@@ -89,6 +90,8 @@ def test_given_settings_come_before_defaults_before_the_methods_own(caplog: pyte
         "seed": 0,
         "per_channel": False,
         "form": "centred",
+        "until": None,
+        "budget": None,
     }
     masks = method(target=TARGET, mask_batch_size=2).masks
     assert isinstance(masks, ms.RISEMasks)

@@ -237,7 +237,7 @@ def test_a_broken_scan_of_our_own_bundle(tmp_path: Path) -> None:
     settings |= {"network_def": {"_target_": "DenseNet", **SMALL_NET}, "checkpoint": "", "spatial_size": [16, 16, 16]}
     with pytest.raises(SystemExit, match=r"error: 1 case without a map, see .*; the first is case b: "):
         monai.bundle.run(run_id="explain", bundle_root=str(BUNDLE), config_file=files, **settings, saliency_num_masks=3)
-    assert list(voxels(tmp_path / "out" / "saliency")) == ["a_saliency.nii.gz"]
+    assert set(voxels(tmp_path / "out" / "saliency")) == {"a_saliency.nii.gz", "a_standard_error.nii.gz"}
 
 
 def test_the_maps_key(tmp_path: Path) -> None:
@@ -246,7 +246,8 @@ def test_the_maps_key(tmp_path: Path) -> None:
         small_bundle([scan], Brightness())
     )
     found = {path.name for path in (tmp_path / "maps").iterdir() if not path.name.startswith(".")}
-    assert found == {"scan_why.nii.gz", "summary.csv", "summary.settings.json"}
+    maps = {"scan_why.nii.gz", "scan_why_standard_error.nii.gz"}
+    assert found == {*maps, "summary.csv", "summary.settings.json"}
     with pytest.raises(RuntimeError) as raised:
         Overlay(tmp_path / "no", key="image").explain(small_bundle([scan], Brightness()))
     assert "`saliency_key` 'image' is a key of the batch, and names the map" in str(root_cause(raised.value))
@@ -353,7 +354,7 @@ def test_stopped_run_goes_on_with_the_scores_that_it_has(make: Callable[[str], B
     assert [row["forwards"] for row in rows_of(maps / "summary.csv")] == ["4", "4"]
     again = contents(maps)
     images = [name for name in first if name.endswith(".nii.gz")]
-    assert len(images) == 2
+    assert len(images) == 4  # two maps, each with its standard error
     assert all(first[name] == again[name] for name in images)
 
 
@@ -407,7 +408,7 @@ def test_files_of_one_stem_and_a_second_cohort_in_one_folder(tmp_path: Path, cap
     scans = [volume(tmp_path / name, (8, 8, 8), AFFINES[1], i, low=0, high=200) for i, name in enumerate(names)]
     Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(small_bundle(scans[:2], Brightness()))
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["a.nii", "a.nii.gz"]
-    assert len(voxels(tmp_path / "maps")) == 2
+    assert len(voxels(tmp_path / "maps")) == 4  # two maps, each with its standard error
     assert "does not have" not in caplog.text
     Overlay(tmp_path / "maps", num_masks=5, picture=False).explain(small_bundle(scans[2:], Brightness()))
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["a.nii", "a.nii.gz", "b"]

@@ -348,5 +348,5 @@ def test_somebody_elses_bundle_in_an_array(
     given = {"BUNDLE_ROOT": bundle.root, "CONFIG_FILES": bundle.config, "RUN_ID": "explain", "DEVICE": "cpu"}
     given |= {"NUM_MASKS": 12, "GRID_SIZE": 4, "DATASET_DIR": bundle.settings["dataset_dir"]}
     slurm.wait(slurm.submit("--array=0-1", **given, OUTPUT_DIR=tmp_path / "out"))
-    assert len(voxels(tmp_path / "whole")) == 2
+    assert len(voxels(tmp_path / "whole")) == 4  # two maps, each with its standard error
     assert voxels(tmp_path / "out") == voxels(tmp_path / "whole")

@@ -13,10 +13,11 @@ from monai.transforms import MapTransform
 
 from monai_saliency.engines import CohortEvaluator
 from monai_saliency.errors import CaseError
+from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler
 from monai_saliency.handlers.summary import COLUMNS, Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.methods import sliding_window
+from monai_saliency.methods import rise, sliding_window
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import ClassScore, DetectionScore, FunctionScore, RegressionScore, Target
@@ -103,6 +104,43 @@ def test_cases_with_different_numbers_of_boxes(tmp_path: Path) -> None:
         ("ct_2", "box 1 (class 4)", "4"),
         ("ct_2", "box 2 (class 7)", "4"),
     ]
+
+
+class Unsure(RISEScoring):
+    """Its map is made, and then there is no memory left, but for the second case."""
+
+    def standard_error(
+        self, masks: Any, indices: Any, scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor | None:
+        if float(reference_scores[0]) < 0.75:
+            raise MemoryError("no memory left")
+        return super().standard_error(masks, indices, scores, reference_scores)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_case_whose_standard_error_fails(listed: bool, tmp_path: Path) -> None:
+    """It is a failure as any other, and the cases after it are explained."""
+    failures = Failures(tmp_path / "failures.csv") if listed else None
+    explain = rise(20, 3, target=ClassScore([0], "none"), estimator=Unsure())
+    cases: list[dict[str, Any]] = []
+    handler: Any = SaliencyHandler(
+        explain, brightness, lambda case: cases.append(case) or case, failures=failures, standard_error_key="error"
+    )
+    items = [{"image": MetaTensor(image), "case": f"ct_{i}", "error": 0} for i, image in enumerate(IMAGES, 1)]
+    batch = list_data_collate(items)
+    engine = SimpleNamespace(state=SimpleNamespace(output=batch, batch=batch))
+    if failures is None:
+        with pytest.raises(MemoryError, match="no memory left"):
+            handler(engine)
+        handler.finish()
+        return
+    handler(engine)
+    handler.finish()
+    assert [row["case"] for row in failures.read()] == ["ct_1"]
+    (case,) = cases
+    assert case["case"] == "ct_2"
+    assert torch.equal(torch.as_tensor(case["error"]), case["explanation"].standard_error)
+    assert case["error"].shape == (1, 6, 6, 6)
 
 
 def test_of_two_runs_the_one_that_explained_a_case_is_believed(tmp_path: Path) -> None:

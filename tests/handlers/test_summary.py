@@ -63,6 +63,7 @@ class TestSummarize:
             "peak_in_label": "",
             "forwards": 6,
             "predictions": 6.0,
+            "stopped": "",
             "seconds": 1.235,
             "settings": "",
             "scan": "",

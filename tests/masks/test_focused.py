@@ -82,6 +82,11 @@ def test_the_map_in_plain_loops() -> None:
         total = sum((f - scores.mean()) * (mask[y, x] - p1) for f, mask in zip(scores, masks, strict=True))
         expected[y, x] = total / (count - 1) / p1 / (1 - p1)
     np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-12)
+    error, share = found.standard_error[0].numpy(), scores - scores.mean()
+    for y, x in np.argwhere(inside)[::7]:
+        z = share * (masks[:, y, x] - masks[:, y, x].mean()) / p1 / (1 - p1)
+        assert error[y, x] == pytest.approx(np.sqrt(np.mean((z - z.mean()) ** 2) / (count - 2)), rel=1e-6)
+    assert not error[~inside].any()
 
 
 def divide(expected: np.ndarray, drops: dict[Any, float], corner: tuple[int, int], edge: int, value: float) -> None:
@@ -117,6 +122,7 @@ def test_two_places() -> None:
     found = explain(lambda x: network(x) + 0.6 * other(x), shape, num_masks=301, grid_size=4, keep=0.2)
     foci = found.masks.foci(found.indices)
     assert [len(focus.rows) for focus in foci] == [151, 151]
+    assert "2 places with evidence" in found.stopped
     for focus, region in zip(foci, (first, second), strict=True):
         assert all(a.start <= b.start and b.stop <= a.stop for a, b in zip(focus.box, region, strict=True))
     saliency = found.saliency[0]
@@ -130,6 +136,7 @@ def test_nothing_stands_out() -> None:
     found = explain(sums((slice(None), slice(None)), shape=shape), shape, num_masks=50)
     (focus,) = found.masks.foci(found.indices)
     assert focus.everywhere
+    assert "nothing stood out" in found.stopped
     assert len(focus.rows) == 50
     assert starts(focus) == [(0, 32), (0, 40)]
 

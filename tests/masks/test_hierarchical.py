@@ -85,7 +85,14 @@ def test_levels_by_hand() -> None:
 def test_what_does_not_let_the_score_fall_is_not_refined() -> None:
     bound = bind(HierarchicalMasks(4, 3, keep=1), 8, 8)
     scores = torch.tensor([[5.0, 5.0], [6.0, 5.0], [5.0, 7.0], [9.0, 5.0]])
-    assert bound.next_round(range(4), scores, torch.tensor([5.0, 5.0])) is None
+    given = range(4), scores, torch.tensor([5.0, 5.0])
+    assert bound.next_round(*given) is None
+    assert bound.stopped(*given) == "no window of level 1 was worth halving"
+
+
+def test_the_last_level_ends_it() -> None:
+    (found,) = ms.hierarchical_occlusion(4, 2, target=LOGIT).explain(torch.ones(1, 1, 8, 8), weighted(torch.ones(8, 8)))
+    assert found.stopped == "level 2 was the last"
 
 
 def test_each_score_keeps_its_own_windows() -> None:

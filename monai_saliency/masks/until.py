@@ -1,0 +1,214 @@
+"""Random masks in rounds, until two halves of them agree on the map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from monai_saliency.masks.base import BoundMasks, Masks, Regions
+from monai_saliency.utils.arguments import instance, number, whole_number
+from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.precision import accumulation_dtype
+
+__all__ = ["UntilMasks"]
+
+# The first round has at least two masks for each half.
+_FEWEST = 4
+_FIRST = 100
+# Fewer regions agree by chance.
+_REGIONS = 5
+
+
+class _MakesMaps(Protocol):
+    """An estimator, which stands above masks."""
+
+    def compute(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+class UntilMasks(Masks):
+    """Random masks of another family, asked for in rounds until the map is good enough, or all are used.
+
+    After each round the map is made twice, of the masks at even and at odd places. r is the correlation of the two
+    (Pearson) over voxels, or over regions where masks hide regions. The *agreement* is ``2 r / (1 + r)``
+    (Spearman-Brown): the correlation to be expected between this map and one of as many masks of another seed. It is
+    below the correlation with the map of endless masks, which is about its square root. Of several maps, the lowest
+    agreement counts. That of a map without any difference is 0.
+
+    The correlation is not one of ranks: most voxels of a scan with one lesion have no influence, and their order is
+    chance however many masks there are. A rank correlation stays near 0.5 there when the map itself has settled.
+
+    Each further round has half as many masks as were scored before it, so that few maps are made on the way: 100, 150,
+    225, 337, ... masks in all. Mask i is that of the other family, so a map that stops after n masks is the map of n
+    masks. Rounds depend on the scores alone: every batch size, worker and resumed run asks for the same masks, but for
+    agreements that lie within the rounding of a map on the wanted one.
+
+    Args:
+        masks: the other family. Its masks are drawn at random, and ``num_masks`` of it is the largest number of masks.
+        estimator: makes the map, such as :class:`~monai_saliency.RISEScoring`.
+        until: the wanted agreement, above 0 and below 1.
+        first: masks of the first round, at least 4; by default 100, or all where there are fewer.
+
+    Raises:
+        ValueError: for settings out of range, where the other masks are not drawn at random, and (from ``bind``) where
+            they depend on earlier scores, or hide fewer than 5 regions, which agree by chance.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import RISEMasks, RISEScoring, UntilMasks
+        >>> bound = UntilMasks(RISEMasks(1000, grid_size=4), RISEScoring(), until=0.9, first=100).bind(
+        ...     torch.zeros(1, 16, 16)
+        ... )
+        >>> seen, scores, reference = [], torch.zeros(0, 1), torch.ones(1)
+        >>> while (found := bound.next_round(seen, scores, reference)) is not None:
+        ...     seen = [*seen, *found]  # a network whose score is the voxel (2, 2) of the mask
+        ...     scores = bound.render(seen)[:, :, 2, 2]
+        >>> len(seen)
+        225
+        >>> bound.stopped(seen, scores, reference)
+        'agreement 0.903 reached'
+    """
+
+    shorter = "a smaller budget, or a lower until"
+
+    def __init__(self, masks: Masks, estimator: _MakesMaps, until: float = 0.95, first: int | None = None) -> None:
+        self.masks = instance("masks", masks, Masks, "masks such as RISEMasks(4000)")
+        most = getattr(getattr(masks, "masks", masks), "num_masks", None)  # of masks of channels, those of the family
+        if most is None:
+            raise ValueError(
+                f"`until` needs masks that are drawn at random, with a `num_masks`, and {type(masks).__name__} are not"
+            )
+        if not callable(getattr(estimator, "compute", None)):
+            raise ValueError(f"`estimator` must be an estimator such as RISEScoring(0.5), got {estimator!r}")
+        self.estimator = estimator
+        self.until = number("until", until)
+        if not 0 < self.until < 1:
+            raise ValueError(f"`until` must be above 0 and below 1, a wanted agreement such as 0.95, got {until}")
+        self.first = min(_FIRST, most) if first is None else whole_number("first", first, 1)
+        if not _FEWEST <= self.first <= most:
+            raise ValueError(
+                f"the first round must have at least {_FEWEST} masks, two for each half, and at most the budget of "
+                f"{most}, got {self.first}"
+            )
+        self.by_region, self.needs_labels = masks.by_region, masks.needs_labels
+
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
+        return _BoundUntilMasks(self, self.masks.bind(image, labels, spacing), image)
+
+
+class _BoundUntilMasks(BoundMasks):
+    """The masks of one image: all is the other family's, but for the rounds."""
+
+    def __init__(self, masks: UntilMasks, base: BoundMasks, image: torch.Tensor) -> None:
+        super().__init__(image)
+        if base.in_rounds:
+            raise ValueError("masks that depend on earlier scores have their own end: leave out `until`")
+        if base.regions is not None and len(base.regions.values) < _REGIONS:
+            raise ValueError(
+                f"`until` compares at least {_REGIONS} regions, and there are {len(base.regions.values)}, which agree "
+                "by chance: leave out `until`"
+            )
+        self.base = base
+        self.channels = base.channels
+        self.estimator, self.until = masks.estimator, masks.until
+        self.first = masks.first
+        self.key = ("UntilMasks", self.until, self.first, type(self.estimator).__name__, *base.key)
+        self._last: tuple[torch.Tensor, float] | None = None
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def next_round(
+        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Sequence[int] | None:
+        n = len(indices)
+        if not n:
+            return range(self.first)
+        if n >= len(self) or self.agreement(indices, scores, reference_scores) >= self.until:
+            return None
+        return range(n, min(len(self), n + n // 2))
+
+    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        found = self.agreement(indices, scores, reference_scores)
+        if found >= self.until:
+            return f"agreement {found:.3f} reached"
+        return f"the budget is used, agreement {found:.3f} is below {self.until:g}"
+
+    def agreement(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> float:
+        """How far the map would agree with one of as many masks of another seed, in [-1, 1], see
+        :class:`UntilMasks`.
+
+        Args:
+            indices: the masks scored so far, at least four.
+            scores: ``(n, K)``, their scores.
+            reference_scores: ``(K,)``, the scores of the unperturbed image.
+        """
+        last = self._last  # of another thread, where several share the masks
+        if last is not None and torch.equal(last[0], scores):
+            return last[1]
+        one, other = (
+            self._places(self.estimator.compute(self.base, indices[half::2], scores[half::2], reference_scores))
+            for half in range(2)
+        )
+        found = min(map(_correlation, one, other), default=1.0)
+        found = 2 * found / (1 + found) if found > 0 else found
+        self._last = scores.clone(), found
+        return found
+
+    def _places(self, maps: torch.Tensor) -> torch.Tensor:
+        """The values of maps ``(K, *spatial)`` that are compared, ``(K, places)``."""
+        regions = self.base.regions
+        if regions is None:
+            return maps.flatten(1)
+        # All voxels of a region have its value: the first is taken.
+        index = regions.index.flatten().long()
+        first = torch.full((len(regions.values) + 1,), len(index), device=index.device)
+        first.scatter_reduce_(0, index, torch.arange(len(index), device=index.device), "amin")
+        return maps.flatten(1)[:, first[1:]]
+
+    # All else is the other family's.
+
+    @property
+    def regions(self) -> Regions | None:
+        return self.base.regions
+
+    @property
+    def drawn(self) -> bool:
+        return self.base.drawn
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        return self.base.codes(indices)
+
+    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray] | None:
+        return self.base.restrict(indices, box)
+
+    def hidden_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+        return self.base.hidden_boxes(indices)
+
+    def render(
+        self, indices: Sequence[int], device: torch.device | str | None = None, box: Box | None = None
+    ) -> torch.Tensor:
+        # Foreign masks need not know boxes.
+        part: dict[str, Any] = {} if box is None else {"box": box}
+        return self.base.render(indices, device, **part)
+
+    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+        return self.base.weighted_sum(indices, weights)
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        return self.base._render(codes, device)
+
+
+def _correlation(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Pearson's correlation of two rows of values; 0 where one of them is constant."""
+    long = accumulation_dtype(one.device)
+    first, second = (values - values.mean() for values in (one.to(long), other.to(long)))
+    norm = float(first.norm() * second.norm())
+    return float(first @ second) / norm if norm > 0 else 0.0

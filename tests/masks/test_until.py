@@ -1,0 +1,315 @@
+"""Random masks in rounds: they stop when the map is good enough, and it is, by a reference that they never saw."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.estimators import slow_rise
+from helpers.forked_ranks import on_ranks
+from monai.inferers import SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.cases import Case
+from monai_saliency.distributed import MasksOverDevices
+from monai_saliency.distributed.process_group import MasksOverRanks
+from monai_saliency.errors import CaseError
+from monai_saliency.masks.base import BoundMasks
+from monai_saliency.storage.score_store import ScoreStore
+
+SHAPE = (16, 16)
+TARGET = ms.RegressionScore()
+BUDGET = 1500
+WEIGHT = torch.randn(4, 4, generator=torch.Generator().manual_seed(3)).repeat_interleave(4, 0).repeat_interleave(4, 1)
+
+
+def image(count: int = 1) -> torch.Tensor:
+    return torch.rand(count, 1, *SHAPE, generator=torch.Generator().manual_seed(0)) + 0.5
+
+
+def spot(x: torch.Tensor) -> torch.Tensor:
+    """A saturated probability of one place, of 4 x 4 voxels."""
+    return torch.sigmoid(4 * (x[:, :, 3:7, 8:12].mean((1, 2, 3)) - 0.4))[:, None]
+
+
+def broad(x: torch.Tensor) -> torch.Tensor:
+    return (x[:, 0] * WEIGHT).sum((1, 2))[:, None]
+
+
+def constant(x: torch.Tensor) -> torch.Tensor:
+    return torch.full((len(x), 1), 0.7)
+
+
+def chaos(x: torch.Tensor) -> torch.Tensor:
+    """Noise that looks at everything: of an image always the same, of another image another."""
+    return torch.sin(1e4 * x.flatten(1).sum(1, keepdim=True))
+
+
+def explain(network: Callable[..., Any], images: torch.Tensor | None = None, **settings: Any) -> ms.Explanation:
+    given: dict[str, Any] = {"grid_size": 6, "until": 0.9, "budget": BUDGET, "mask_batch_size": 64} | settings
+    return ms.rise(target=TARGET, **given).explain(image() if images is None else images, network)[0]
+
+
+def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float(np.corrcoef(one.flatten().numpy(), other.flatten().numpy())[0, 1])
+
+
+@pytest.mark.parametrize("network", [spot, broad])
+@pytest.mark.parametrize("until", [0.8, 0.95])
+def test_it_stops_early_and_is_as_good_as_was_asked(network: Callable[..., Any], until: float) -> None:
+    """The map agrees with one of as many masks of another seed as it says, and better with endless masks."""
+    endless = ms.rise(12_000, 6, seed=777, target=TARGET, mask_batch_size=500)(image(), network)
+    counts, promised, others = [], [], []
+    for seed in range(8):
+        found = explain(network, until=until, seed=seed)
+        assert "reached" in found.stopped
+        n = len(found.indices)
+        counts.append(n)
+        assert found.num_forwards == n + 1
+        assert correlation(found.saliency, endless) > until
+        other = ms.rise(n, 6, seed=seed + 100, target=TARGET, mask_batch_size=64)(image(), network)
+        others.append(correlation(found.saliency, other))
+        promised.append(float(found.stopped.split()[1]))
+    assert max(counts) < BUDGET
+    assert min(promised) >= until
+    # Stopping at the first agreement above the wanted one flatters it a little.
+    assert np.mean(others) == pytest.approx(np.mean(promised), abs=0.06)
+
+
+def test_more_is_asked_for_more_agreement() -> None:
+    counts = [len(explain(broad, until=until).indices) for until in (0.5, 0.9, 0.97)]
+    assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize("network", [constant, chaos])
+def test_where_there_is_nothing_to_find_all_of_the_budget_is_used(network: Callable[..., Any]) -> None:
+    found = explain(network, budget=400)
+    assert found.num_forwards == 401
+    assert found.stopped.startswith("the budget is used, agreement ")
+    assert found.stopped.endswith(" is below 0.9")
+
+
+def test_all_maps_must_agree() -> None:
+    """One of two values is noise."""
+    method = ms.rise(grid_size=6, until=0.9, budget=300, target=ms.RegressionScore([0, 1]))
+    (both,) = method.explain(image(), lambda x: torch.cat([broad(x), chaos(x)], 1))
+    assert len(both.indices) == 300
+    assert len(explain(broad, budget=300).indices) < 300
+
+
+def test_rounds() -> None:
+    """100, then half as many as before each time, up to the budget; each mask that of the family."""
+    bound = ms.UntilMasks(ms.RISEMasks(600, 6), ms.RISEScoring()).bind(image()[0])
+    plain = ms.RISEMasks(600, 6).bind(image()[0])
+    seen: list[int] = []
+    sizes = []
+    noise = torch.randn(600, 1, generator=torch.Generator().manual_seed(0))
+    while (found := bound.next_round(seen, noise[: len(seen)], torch.zeros(1))) is not None:
+        seen += found
+        sizes.append(len(seen))
+    assert sizes == [100, 150, 225, 337, 505, 600]
+    assert seen == [*range(600)]
+    assert (len(bound), bound.in_rounds, bound.drawn) == (600, True, True)
+    assert torch.equal(bound.render([3, 500]), plain.render([3, 500]))
+    few = ms.UntilMasks(ms.RISEMasks(60, 6), ms.RISEScoring()).bind(image()[0])
+    assert few.next_round((), torch.zeros(0, 0), torch.zeros(0)) == range(60)
+
+
+@pytest.mark.parametrize("count", [8, 15])
+def test_the_agreement_in_plain_loops(count: int) -> None:
+    masks = ms.RISEMasks(40, 3, seed=5).bind(torch.zeros(1, 7, 6, dtype=torch.float64))
+    until = ms.UntilMasks(ms.RISEMasks(40, 3, seed=5), ms.RISEScoring(), first=8)
+    bound = until.bind(torch.zeros(1, 7, 6, dtype=torch.float64))
+    rendered = masks.render(range(count))[:, 0].numpy()
+    scores = rendered[:, 1:3, 2:5].mean((1, 2))[:, None] * [1.0, 2.0] + rendered[:, 5:, :1].mean((1, 2))[:, None]
+    halves = [slow_rise(rendered[half::2], scores[half::2], 0.5, "centred") for half in range(2)]
+    expected = []
+    for one, other in zip(*halves, strict=True):
+        r = np.corrcoef(one.ravel(), other.ravel())[0, 1]
+        expected.append(2 * r / (1 + r) if r > 0 else r)
+    said = bound.stopped(range(count), torch.from_numpy(scores), torch.zeros(2, dtype=torch.float64))
+    assert f"agreement {min(expected):.3f}" in said
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_batches_change_nothing(batch: int) -> None:
+    """And the map is that of as many masks, to the byte."""
+    images = image(2)
+    expected = explain(spot, images)
+    found = ms.rise(grid_size=6, until=0.9, budget=BUDGET, target=TARGET, mask_batch_size=batch).explain(images, spot)
+    assert list(found[0].indices) == list(expected.indices)
+    torch.testing.assert_close(found[0].saliency, expected.saliency, rtol=0, atol=1e-6)
+    for i, each in enumerate(found):
+        plain = ms.rise(len(each.indices), 6, target=TARGET, mask_batch_size=batch).explain(images[i : i + 1], spot)[0]
+        torch.testing.assert_close(each.saliency, plain.saliency, rtol=0, atol=1e-6)
+        assert list(each.indices) == list(plain.indices)
+
+
+class Stops(torch.nn.Module):
+    """``spot``; Ctrl-C comes after some batches."""
+
+    def __init__(self, after: int = 999) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.after, self.batches = after, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches += len(x) > 1  # an image alone is no batch
+        if self.batches > self.after:
+            raise KeyboardInterrupt
+        return spot(x) * self.weight
+
+
+@pytest.mark.parametrize("stop", [1, 3, 8])
+@pytest.mark.usefixtures("no_faded_batch")
+def test_a_killed_run_goes_on(stop: int, tmp_path: Path) -> None:
+    def run(network: torch.nn.Module) -> ms.Explanation:
+        stored = [ScoreStore(tmp_path).open("case", "key")]
+        explain = ms.rise(20, 6, until=0.9, budget=BUDGET, target=TARGET, mask_batch_size=25)
+        return explain.explain(image(), network, cases=[Case("case")], stored=stored)[0]
+
+    expected = ms.rise(20, 6, until=0.9, budget=BUDGET, target=TARGET, mask_batch_size=25).explain(image(), Stops())
+    assert len(expected[0].indices) > 200
+    with pytest.raises(KeyboardInterrupt):
+        run(Stops(stop))
+    resumed = run(Stops())
+    assert list(resumed.indices) == list(expected[0].indices)
+    assert torch.equal(resumed.saliency, expected[0].saliency)
+    assert resumed.stopped == expected[0].stopped
+    again = Stops()
+    assert torch.equal(run(again).saliency, expected[0].saliency)
+    assert again.batches == 1  # the one that holds the unperturbed image
+
+
+def test_ranks_and_devices_ask_for_the_same() -> None:
+    settings: dict[str, Any] = {"mask_batch_size": 16}
+    expected = explain(Stops(), **settings)
+    shared = explain(Stops(), sharing=MasksOverDevices(["cpu", "cpu"]), **settings)
+    assert (list(shared.indices), shared.stopped) == (list(expected.indices), expected.stopped)
+    assert torch.equal(shared.saliency, expected.saliency)
+
+    def rank(number: int) -> Any:
+        found = explain(Stops(), sharing=MasksOverRanks(), **settings)
+        return found.saliency, list(found.indices), found.stopped
+
+    for saliency, indices, stopped in on_ranks(2, rank):
+        assert torch.equal(saliency, expected.saliency)
+        assert (indices, stopped) == (list(expected.indices), expected.stopped)
+
+
+def test_remembered_patches() -> None:
+    def local(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x * x], 1)
+
+    target = ms.RegionScore(1, "none", region="all")
+    inner = SlidingWindowInferer((8, 8), 3, 0.5)
+    maps = [
+        ms.region_occlusion(
+            16, regions=sixteen, until=0.8, budget=200, target=target, inferer=inner, patch_memory=memory
+        ).explain(image().double(), local)[0]
+        for memory in (True, False)
+    ]
+    assert list(maps[0].indices) == list(maps[1].indices)
+    torch.testing.assert_close(maps[0].saliency, maps[1].saliency)
+    assert maps[0].num_forwards < maps[1].num_forwards * maps[0].per_prediction
+
+
+def sixteen(image: torch.Tensor, spacing: Sequence[float] | None) -> torch.Tensor:
+    rows, columns = torch.arange(16)[:, None] // 4, torch.arange(16)[None] // 4
+    return (4 * rows + columns + 1)[None]
+
+
+def test_regions_count_once_each() -> None:
+    """However large: two of them hold three quarters of the voxels."""
+    labels = torch.ones(1, *SHAPE, dtype=torch.long)
+    labels[:, 8:], labels[:, 12:] = 2, torch.arange(3, 19)
+    bound = ms.UntilMasks(ms.RegionMasks(60), ms.RISEScoring(), first=30).bind(image()[0], labels)
+    scores = bound.render(range(60))[:, 0, 12, :4].mean(1, keepdim=True)
+    kept = bound.codes(range(60))["coalition"].astype(float)
+    halves = []
+    for half in range(2):
+        f, m = scores[half::2, 0].double().numpy(), kept[half::2]
+        halves.append((f - f.mean()) @ m)
+    r = np.corrcoef(*halves)[0, 1]
+    assert f"agreement {2 * r / (1 + r):.3f}" in bound.stopped(range(60), scores, torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda **given: ms.rise(grid_size=4, per_channel=True, **given),
+        lambda **given: ms.region_occlusion(40, regions=sixteen, **given),
+        lambda **given: ms.region_occlusion(40, regions=sixteen, per_channel=True, **given),
+    ],
+)
+def test_channels_and_regions(method: Callable[..., ms.PerturbationInferer]) -> None:
+    weight = torch.stack([WEIGHT, WEIGHT.flip(0)])
+    pair = torch.ones(1, 2, *SHAPE)
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return (x * weight).sum((1, 2, 3))[:, None]
+
+    (found,) = method(until=0.9, budget=3000, target=TARGET, mask_batch_size=100).explain(pair, network)
+    assert "reached" in found.stopped
+    assert len(found.indices) < 3000
+    assert found.standard_error is not None
+    assert found.standard_error.shape == found.saliency.shape
+
+
+def test_the_price_says_that_more_may_come(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    found = explain(spot, budget=700)
+    said = [record.getMessage() for record in caplog.records]
+    assert "101 forwards" in said[0]
+    assert said[0].endswith("further rounds, if needed, bring up to 600 more perturbed images")
+    assert f"{len(found.indices)} masks, then {found.stopped}" in said[-1]
+
+
+class Rounds(ms.masks.Masks):  # type: ignore[name-defined]
+    num_masks = 10
+
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
+        return ms.UntilMasks(ms.RISEMasks(10, 3), ms.RISEScoring()).bind(image)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: ms.rise(until=1.0, target=TARGET), "`until` must be above 0 and below 1"),
+        (lambda: ms.rise(until="often", target=TARGET), "`until` must be"),
+        (lambda: ms.rise(budget=4000, target=TARGET), "`budget` 4000 .* give `until` too"),
+        (lambda: ms.rise(until=0.9, budget=0, target=TARGET), "`budget` must be a whole number of at least 1"),
+        (lambda: ms.rise(500, until=0.9, budget=400, target=TARGET), "at most the budget of 400, got 500"),
+        (lambda: ms.rise(3, until=0.9, target=TARGET), "at least 4 masks, two for each half"),
+        (lambda: ms.region_occlusion(until=0.9, target=TARGET), "`until` needs random sets of regions"),
+        (lambda: ms.region_occlusion(budget=9, target=TARGET), "give `until` too"),
+        (lambda: ms.UntilMasks(ms.SlidingWindowMasks(4), ms.RISEScoring()), "SlidingWindowMasks are not"),
+        (lambda: ms.UntilMasks(ms.RISEMasks(40), 0.9), "`estimator` must be an estimator"),  # type: ignore[arg-type]
+        (lambda: ms.UntilMasks(Rounds(), ms.RISEScoring()).bind(image()[0]), "have their own end"),
+        (
+            lambda: ms.PerturbationInferer(
+                ms.UntilMasks(ms.IndependentChannelMasks(ms.RISEMasks(40, p1=0.3)), ms.RISEScoring(0.3)),
+                TARGET,
+                ms.RISEScoring(0.5),
+            ),
+            "the masks keep a cell with `p1` 0.3",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(make: Callable[[], Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        make()
+
+
+def test_few_regions_are_refused() -> None:
+    labels = torch.arange(4).repeat_interleave(4)[None, :, None].expand(1, *SHAPE)
+    explain = ms.region_occlusion(20, until=0.9, target=TARGET)
+    with pytest.raises(CaseError, match=r"at least 5 regions, and there are 3.*leave out `until`"):
+        explain.explain(image(), spot, cases=[Case("ct", labels=labels)])
