@@ -13,6 +13,8 @@ module           what it measures
 ``pointing``     against a label: does the peak lie inside?
 ``mass``         against a label: how much of the map lies inside, how much outside?
 ``detector``     against a label: average precision, intersection over union
+``scored``       what metrics that run the network have in common
+``perturbation_curve``  with the network: insertion and deletion
 ===============  ===================================================================================
 """
 
@@ -21,15 +23,19 @@ from monai_saliency.metrics.base import SaliencyMetric
 from monai_saliency.metrics.detector import AUPRC, MeanIoU
 from monai_saliency.metrics.mass import Leakage, MassInLabel
 from monai_saliency.metrics.peak import peak_voxel
+from monai_saliency.metrics.perturbation_curve import Deletion, Insertion, PerturbationCurve
 from monai_saliency.metrics.pointing import Pointing
 from monai_saliency.metrics.ranks import rank_correlation
 
 __all__ = [
     "AUPRC",
     "Comparison",
+    "Deletion",
+    "Insertion",
     "Leakage",
     "MassInLabel",
     "MeanIoU",
+    "PerturbationCurve",
     "Pointing",
     "SaliencyMetric",
     "compare",
