@@ -86,7 +86,7 @@ def checked_maps(y_pred: torch.Tensor) -> torch.Tensor:
         y_pred: ``(B, K, *spatial)``.
 
     Returns:
-        the maps as a plain tensor.
+        the maps as a plain tensor, float32 or float64.
 
     Raises:
         ValueError: when they have another number of axes, no voxels, or NaN or infinite ones.
@@ -98,7 +98,7 @@ def checked_maps(y_pred: torch.Tensor) -> torch.Tensor:
     if not bool(torch.isfinite(maps).all()):
         wrong = (~torch.isfinite(maps)).flatten(1).any(1).nonzero().flatten().tolist()
         raise ValueError(f"`y_pred` must be finite: the maps of item {wrong[0]} hold NaN or infinity")
-    return maps if maps.is_floating_point() else maps.float()
+    return maps if maps.dtype in (torch.float32, torch.float64) else maps.float()
 
 
 def checked_labels(maps: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:

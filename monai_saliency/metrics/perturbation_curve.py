@@ -70,12 +70,10 @@ class _Curve(NetworkMetric):
         Returns:
             K curves for each of B images.
         """
-        found = [self._curve(one) for one in self.each(y_pred, y, cases)]
-        count = y_pred.shape[1]
-        return [found[i : i + count] for i in range(0, len(found), count)]
+        return [[self._curve(one) for one in case] for case in self.each(y_pred, y, cases)]
 
-    def of_map(self, one: OneMap) -> torch.Tensor:
-        return self._curve(one).auc
+    def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
+        return torch.stack([self._curve(one).auc for one in maps])
 
     def _curve(self, one: OneMap) -> PerturbationCurve:
         regions = None if self.regions is None else self.regions(one.image, one.case.spacing)
@@ -96,7 +94,7 @@ class Deletion(_Curve):
     on the way, in the score's unit. Voxels with equal values go at once, so a flat map gives the mean of both ends.
 
     Single metrics flatter: deletion also rewards maps that destroy the image's structure early. Look at the controls
-    beside it (:func:`~monai_saliency.metrics.controls.with_controls`).
+    beside it (:func:`~monai_saliency.metrics.control_maps.with_controls`).
 
     Args:
         inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
@@ -136,7 +134,7 @@ class Insertion(_Curve):
     otherwise. Petsiuk et al. insert into a blurred image: ``fill=BlurFill(...)``.
 
     Single metrics flatter: insertion rewards blurred maps, which insert smooth shapes. Look at the controls beside it
-    (:func:`~monai_saliency.metrics.controls.with_controls`).
+    (:func:`~monai_saliency.metrics.control_maps.with_controls`).
 
     Args:
         inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.

@@ -55,7 +55,7 @@ class Scored(NamedTuple):
 
 
 class NetworkMetric(SaliencyMetric):
-    """A metric of a map and its image that runs the network. A subclass implements :meth:`of_map`.
+    """A metric of a map and its image that runs the network. A subclass implements :meth:`of_case`.
 
     Call it with maps ``(B, K, *spatial)`` and images ``(B, C, *spatial)``. Where the target explains K values, map k is
     measured by value k; where it explains one, every map is, so that several maps of one score can be compared.
@@ -90,8 +90,8 @@ class NetworkMetric(SaliencyMetric):
         self.network = callable_network(network)
 
     @abstractmethod
-    def of_map(self, one: OneMap) -> torch.Tensor:
-        """The number of one map, a tensor without axes."""
+    def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
+        """The numbers ``(K,)`` of the K maps of one case."""
 
     def compute(
         self, y_pred: torch.Tensor, y: torch.Tensor | None = None, cases: Sequence[Case] | None = None
@@ -108,11 +108,12 @@ class NetworkMetric(SaliencyMetric):
             ``(B, K)``, on the maps' device.
         """
         maps = checked_maps(y_pred)
-        found = [self.of_map(one) for one in self.each(y_pred, y, cases)]
-        return torch.stack([value.to(maps.device) for value in found]).reshape(maps.shape[:2])
+        return torch.stack([self.of_case(each).to(maps.device) for each in self.each(y_pred, y, cases)])
 
-    def each(self, y_pred: torch.Tensor, y: torch.Tensor | None, cases: Sequence[Case] | None = None) -> list[OneMap]:
-        """Each map of a batch with its image. Arguments as for :meth:`compute`."""
+    def each(
+        self, y_pred: torch.Tensor, y: torch.Tensor | None, cases: Sequence[Case] | None = None
+    ) -> list[list[OneMap]]:
+        """The K maps of each of B cases, with their image. Arguments as for :meth:`compute`."""
         maps = checked_maps(y_pred)
         if not isinstance(y, torch.Tensor) or y.ndim != maps.ndim:
             got = f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"
@@ -123,7 +124,7 @@ class NetworkMetric(SaliencyMetric):
             raise ValueError(f"`cases` must have one case for each of {len(maps)} images, got {len(cases)}")
         known = [Case.of(y, index) for index in range(len(maps))] if cases is None else cases
         images, count = plain(y), maps.shape[1]
-        return [OneMap(maps[i, k], k, count, images[i], case) for i, case in enumerate(known) for k in range(count)]
+        return [[OneMap(maps[i, k], k, count, images[i], case) for k in range(count)] for i, case in enumerate(known)]
 
     def score(self, one: OneMap, masks: Masks) -> Scored:
         """Score perturbed images of one case.
