@@ -167,17 +167,17 @@ def agreement(maps: Sequence[OneMap], others: torch.Tensor) -> torch.Tensor:
 
 def _with_seed(masks: Masks, seed: int) -> Masks:
     """The same masks with another seed, also where masks of each channel hold them."""
-    changed = copy.copy(masks)
+    changed: Any = copy.copy(masks)
     inside = getattr(masks, "masks", None)
     if isinstance(inside, Masks):
-        changed.masks = _with_seed(inside, seed)  # type: ignore[attr-defined]
+        changed.masks = _with_seed(inside, seed)
         return changed
-    if not hasattr(masks, "seed") or (hasattr(masks, "num_masks") and masks.num_masks is None):
+    if not hasattr(changed, "seed") or getattr(changed, "num_masks", 1) is None:
         raise ValueError(
             f"{type(masks).__name__} draw nothing at random, so their map is the same each time: `Repeatability` is "
             "for masks with a seed, such as RISEMasks"
         )
-    if masks.seed == seed:
+    if changed.seed == seed:
         raise ValueError(
             f"`seed` must be another one than that of the map's masks, got {seed}: the maps would be equal"
         )

@@ -26,14 +26,14 @@ class OneMap(NamedTuple):
     Attributes:
         saliency: ``(*spatial)``.
         number: which of the case's maps it is.
-        count: how many maps the case has.
+        num_maps: how many maps the case has.
         image: ``(C, *spatial)``.
         case: the image's name, label map, voxel sizes and file, as far as they are known.
     """
 
     saliency: torch.Tensor
     number: int
-    count: int
+    num_maps: int
     image: torch.Tensor
     case: Case
 
@@ -141,10 +141,10 @@ class NetworkMetric(SaliencyMetric):
         scores, reference = state.state.scores.double(), state.state.reference_scores.double()
         if state.masks.channels is not None:
             raise ValueError(f"`masks` must hide all channels alike for {type(self).__name__}: use the masks inside")
-        if len(reference) not in (1, one.count):
+        if len(reference) not in (1, one.num_maps):
             raise ValueError(
-                f"case {one.case.name} has {one.count} maps and the target explains {len(reference)} values: give the "
-                "maps of this target, or a target of one value"
+                f"case {one.case.name} has {one.num_maps} maps and the target explains {len(reference)} values: give "
+                "the maps of this target, or a target of one value"
             )
         k = one.number if len(reference) > 1 else 0
         return Scored(state.masks, state.state.indices, scores[:, k], reference[k])
