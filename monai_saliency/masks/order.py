@@ -20,13 +20,16 @@ class OrderMasks(Masks):
     """Masks that hide the highest voxels of a map, a share more with every mask, up to the whole image; or that keep
     them. They answer how well a map orders the voxels (Petsiuk et al., BMVC 2018, section 4.1).
 
-    Mask i hides about ``(i + 1) / steps`` of the voxels, those with the highest values. Voxels with equal values go at
-    once, so that no chance decides between them: a step may hide more than its share, and there may be fewer masks
-    than steps. Where ``keep`` is set, mask i keeps about ``i / steps`` and hides the rest; the first hides everything.
+    Each mask hides ``1 / steps`` of the voxels more than the one before, those with the highest values. Voxels with
+    equal values go at once, so that no chance decides between them. Where a share ends among equal values, one mask
+    stops before them and the next takes them all: a sparse map loses nothing, and a flat map is one step.
+
+    Where ``keep`` is set, the same shares are kept and the rest is hidden. The first mask keeps nothing then, and the
+    whole image is left out.
 
     Args:
         saliency: one map ``(*spatial)``, or ``(1, *spatial)``, on the grid of the image that is perturbed.
-        steps: how many masks, at least 1, at the most.
+        steps: into how many equal shares the voxels are divided, at least 1: about as many masks.
         keep: keep the highest voxels instead of hiding them.
         regions: label map ``(1, *spatial)`` or ``(*spatial)`` of whole numbers. Voxels of one label go at once, in the
             order of their mean in the map. Label 0 is one more of these regions here, since the last mask hides all.
@@ -114,13 +117,16 @@ class BoundOrderMasks(BoundMasks):
 
 def _first_steps(values: torch.Tensor, steps: int) -> tuple[torch.Tensor, list[int]]:
     """The step in which each voxel is taken, int32 ``(*spatial)`` from 0; and how many are taken after each step."""
-    ordered = values.flatten().sort(descending=True).values
+    ordered = values.flatten().sort().values
     size = len(ordered)
     wanted = torch.tensor([max(1, round((i + 1) * size / steps)) for i in range(steps)], device=values.device)
-    least = ordered[wanted - 1].unique()  # ascending: the lowest value that each step takes
+    lowest = ordered[size - wanted]  # that each step takes
+    above, taken = (size - torch.searchsorted(ordered, lowest, right=right) for right in (True, False))
+    before = above[(taken > wanted) & (above > 0)]  # stop before equal values among which a share ends
+    least = torch.cat([lowest, ordered[size - before]]).unique()  # ascending
     first = len(least) - torch.searchsorted(least, values, right=True)
-    taken = first.flatten().bincount(minlength=len(least)).cumsum(0)
-    return first.to(torch.int32), taken.tolist()
+    counts = first.flatten().bincount(minlength=len(least)).cumsum(0)
+    return first.to(torch.int32), counts.tolist()
 
 
 def _mean_of_regions(values: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:

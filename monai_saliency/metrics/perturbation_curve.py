@@ -91,7 +91,8 @@ class Deletion(_Curve):
     2018, section 4.1). Lower is better: the score falls at once where the map is right.
 
     The curve begins at the score of the unperturbed image and ends at the score of its fill. The area is the mean score
-    on the way, in the score's unit. Voxels with equal values go at once, so a flat map gives the mean of both ends.
+    on the way, in the score's unit. Voxels with equal values go at once (:class:`~monai_saliency.masks.OrderMasks`), so
+    a flat map gives the mean of both ends.
 
     Single metrics flatter: deletion also rewards maps that destroy the image's structure early. Look at the controls
     beside it (:func:`~monai_saliency.metrics.control_maps.with_controls`).
@@ -99,7 +100,7 @@ class Deletion(_Curve):
     Args:
         inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
         network: any callable on images.
-        steps: how many perturbed images, at least 1, at the most.
+        steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.
         fill: what replaces voxels; that of ``inferer`` by default.
         regions: makes a label map ``(1, *spatial)`` of an image and its voxel sizes, such as ``Supervoxels(200)``;
             voxels of one label go at once, in the order of their mean in the map. Single voxels by default.
@@ -139,7 +140,7 @@ class Insertion(_Curve):
     Args:
         inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
         network: any callable on images.
-        steps: how many perturbed images, at least 1, at the most.
+        steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.
         fill: what replaces voxels; that of ``inferer`` by default.
         regions: as for :class:`Deletion`.
         reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.

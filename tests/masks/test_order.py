@@ -12,17 +12,20 @@ from monai_saliency.masks.subset import SubsetMasks
 
 
 def slow_masks(saliency: np.ndarray, steps: int, keep: bool) -> list[np.ndarray]:
-    """Voxel by voxel: each step takes its share of the highest, and all as high as the last of them."""
+    """Voxel by voxel: each step takes its share of the highest, and all as high as the last of them; where these are
+    more than its share, another mask stops before them.
+    """
     ordered = sorted(saliency.ravel(), reverse=True)
     found: list[np.ndarray] = []
     for step in range(steps):
-        least = ordered[max(1, round((step + 1) * len(ordered) / steps)) - 1]
-        mask = np.ones(saliency.shape)
+        wanted = max(1, round((step + 1) * len(ordered) / steps))
+        least = ordered[wanted - 1]
+        masks = [np.ones(saliency.shape), np.ones(saliency.shape)]
         for at in np.ndindex(saliency.shape):
-            if saliency[at] >= least:
-                mask[at] = 0
-        if not any(np.array_equal(mask, other) for other in found):
-            found.append(mask)
+            masks[0][at], masks[1][at] = saliency[at] <= least, saliency[at] < least
+        if (masks[1] == 0).sum() == wanted or masks[0].all():
+            masks = masks[1:]
+        found += [mask for mask in masks if not any(np.array_equal(mask, other) for other in found)]
     return found if not keep else [1 - mask for mask in [np.ones(saliency.shape), *found[:-1]]]
 
 
@@ -47,6 +50,14 @@ def test_order_masks_equal_plain_loops(steps: int, dims: int, ties: bool, keep: 
 def test_a_flat_map_is_one_step() -> None:
     bound = OrderMasks(torch.zeros(4, 4), 20).bind(torch.zeros(1, 4, 4))
     assert bound.hidden_fractions == [1.0]
+
+
+def test_a_sparse_map_loses_nothing() -> None:
+    saliency = torch.zeros(10, 10)
+    saliency[2, 3], saliency[4, 4:6] = 2, 1
+    bound = OrderMasks(saliency, 5).bind(torch.zeros(1, 10, 10))
+    assert bound.hidden_fractions == [0.03, 1.0]
+    assert torch.equal(bound.render([0])[0, 0] == 0, saliency > 0)
 
 
 def test_regions_go_at_once_in_the_order_of_their_mean() -> None:

@@ -44,12 +44,15 @@ def slow_curve(
     ordered = sorted(saliency.ravel(), reverse=True)
     fractions, scores = [], []
     for step in range(steps + 1):
-        level = np.inf if step == 0 else ordered[max(1, round(step * len(ordered) / steps)) - 1]
-        taken = saliency >= level
-        shown = np.where(taken, image, fill) if insert else np.where(taken, fill, image)
-        if float(taken.mean()) not in fractions:
-            fractions.append(float(taken.mean()))
-            scores.append(network(torch.from_numpy(shown)[None])[0].tolist())
+        wanted = max(1, round(step * len(ordered) / steps)) if step else 0
+        level = ordered[wanted - 1] if step else np.inf
+        # Equal values go at once: first what lies above them, where a share ends among them.
+        for taken in (saliency > level, saliency >= level):
+            among = (saliency >= level).sum() > wanted
+            if (among or taken.sum() == wanted) and float(taken.mean()) not in fractions:
+                shown = np.where(taken, image, fill) if insert else np.where(taken, fill, image)
+                fractions.append(float(taken.mean()))
+                scores.append(network(torch.from_numpy(shown)[None])[0].tolist())
     return fractions, scores
 
 
@@ -83,7 +86,7 @@ def test_both_ends(metric: type) -> None:
     fill = ms.ConstantFill(0.4)
     measured = metric(ms.rise(target=TARGET, fill=fill), network, steps=4)
     for b, curves in enumerate(measured.curves(maps, images)):
-        ends = [network(images[b : b + 1])[0], network(fill(images)[b : b + 1])[0]]
+        ends = [network(shown[b : b + 1])[0].detach() for shown in (images, fill(images))]
         first, last = ends if metric is Deletion else ends[::-1]
         for k, curve in enumerate(curves):
             assert abs(float(curve.scores[0] - first[k])) < 1e-12
