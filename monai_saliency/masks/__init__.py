@@ -13,6 +13,8 @@ module              masks
 ``hierarchical``    boxes that are halved in rounds where they matter
 ``focused``         such boxes, then random grids inside the boxes that hold the evidence
 ``box``             what masks that each hide one box have in common
+``order``           the highest voxels of a map, more and more: for metrics
+``subset``          as many cells of a grid in every mask, drawn at random: for metrics
 ``region``          whole regions: organs of a label map, an atlas, or supervoxels
 ``coalition``       coalitions of regions, for Shapley values
 ``coalition_draw``  which of them, where not all are scored
@@ -28,10 +30,12 @@ from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.order import OrderMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.subset import SubsetMasks
 from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 from monai_saliency.masks.until import UntilMasks
 
@@ -43,10 +47,12 @@ __all__ = [
     "HierarchicalMasks",
     "IndependentChannelMasks",
     "Masks",
+    "OrderMasks",
     "PatchWindowMasks",
     "RISEMasks",
     "RegionMasks",
     "SlidingWindowMasks",
+    "SubsetMasks",
     "Supervoxels",
     "UntilMasks",
     "whole_image",

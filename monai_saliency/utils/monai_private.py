@@ -20,6 +20,7 @@ from monai.engines import SupervisedEvaluator
 
 # MONAI has no public function for the step from patch to patch, which it rounds in its own way.
 from monai.inferers.utils import _get_scan_interval as scan_interval
+from monai.metrics import CumulativeIterationMetric
 
 # Only the configuration that torch calls experimental records all threads, and cases are loaded and saved in others.
 from torch.profiler import _ExperimentalConfig
@@ -30,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from monai_saliency.utils.optional_imports import require
 
 __all__ = [
+    "BatchMetric",
     "ItemDataset",
     "IterationEvaluator",
     "event_handlers",
@@ -79,6 +81,25 @@ class IterationEvaluator(SupervisedEvaluator):
 
     def _iteration(self, engine: Any, batchdata: Any) -> Any:
         return self.iterate(engine, batchdata)
+
+
+class BatchMetric(CumulativeIterationMetric):
+    """A cumulative metric with a public method for a batch. The method that MONAI's subclasses override is private."""
+
+    def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        """Measure one batch, without adding it to the metric's buffer. Subclasses override this.
+
+        Args:
+            y_pred: ``(B, K, *spatial)``.
+            y: what it is compared with, batch first.
+
+        Returns:
+            ``(B, K)``.
+        """
+        raise NotImplementedError
+
+    def _compute_tensor(self, y_pred: torch.Tensor, y: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        return self.compute(y_pred, y, **kwargs)
 
 
 def profile_all_threads() -> Any:

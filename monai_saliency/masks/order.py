@@ -1,0 +1,145 @@
+"""Masks that hide or keep the highest voxels of a map, more and more of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.utils.arguments import flag, instance, whole_number
+from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.tensors import check_labels, plain
+
+__all__ = ["BoundOrderMasks", "OrderMasks"]
+
+
+class OrderMasks(Masks):
+    """Masks that hide the highest voxels of a map, a share more with every mask, up to the whole image; or that keep
+    them. They answer how well a map orders the voxels (Petsiuk et al., BMVC 2018, section 4.1).
+
+    Each mask hides ``1 / steps`` of the voxels more than the one before, those with the highest values. Voxels with
+    equal values go at once, so that no chance decides between them. Where a share ends among equal values, one mask
+    stops before them and the next takes them all: a sparse map loses nothing, and a flat map is one step.
+
+    Where ``keep`` is set, the same shares are kept and the rest is hidden. The first mask keeps nothing then, and the
+    whole image is left out.
+
+    Args:
+        saliency: one map ``(*spatial)``, or ``(1, *spatial)``, on the grid of the image that is perturbed.
+        steps: into how many equal shares the voxels are divided, at least 1: about as many masks.
+        keep: keep the highest voxels instead of hiding them.
+        regions: label map ``(1, *spatial)`` or ``(*spatial)`` of whole numbers. Voxels of one label go at once, in the
+            order of their mean in the map. Label 0 is one more of these regions here, since the last mask hides all.
+
+    Raises:
+        ValueError: for a map that is not finite, a label map on another grid, and (from ``bind``) an image on another.
+
+    Example::
+
+        >>> bound = OrderMasks(torch.tensor([[4.0, 3.0], [1.0, 1.0]]), steps=4).bind(torch.zeros(1, 2, 2))
+        >>> bound.render(range(len(bound)))[:, 0].flatten(1).tolist()  # the two lowest go at once
+        [[0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
+        >>> bound.hidden_fractions
+        [0.25, 0.5, 1.0]
+    """
+
+    shorter = "fewer steps"
+
+    def __init__(
+        self, saliency: torch.Tensor, steps: int = 20, keep: bool = False, regions: torch.Tensor | None = None
+    ) -> None:
+        instance("saliency", saliency, torch.Tensor, "one saliency map (*spatial) as a tensor")
+        values = plain(saliency).detach()
+        values = values[0] if values.ndim == 4 or (values.ndim == 3 and len(values) == 1) else values
+        if values.ndim not in (2, 3) or not values.numel() or not bool(torch.isfinite(values).all()):
+            raise ValueError(f"`saliency` must be one finite map (*spatial), 2D or 3D, got {tuple(saliency.shape)}")
+        self.steps = whole_number("steps", steps, 1)
+        self.keep = flag("keep", keep)
+        if regions is not None:
+            values = _mean_of_regions(values, regions)
+        self.first, self.counts = _first_steps(values, self.steps)
+
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundOrderMasks:
+        return BoundOrderMasks(self, image)
+
+
+class BoundOrderMasks(BoundMasks):
+    """The masks of one image, by how many steps of the order they take.
+
+    Attributes:
+        keep: whether the highest voxels are kept.
+        hidden_fractions: the share of voxels that each mask hides, in [0, 1].
+    """
+
+    def __init__(self, masks: OrderMasks, image: torch.Tensor) -> None:
+        super().__init__(image)
+        if self.spatial_shape != tuple(masks.first.shape):
+            raise ValueError(
+                f"the map has the spatial shape {tuple(masks.first.shape)} and the image {self.spatial_shape}: "
+                "they must be on one grid"
+            )
+        self.keep = masks.keep
+        self.first = masks.first.to(self.device)
+        size = self.first.numel()
+        taken = [0, *masks.counts[:-1]] if self.keep else masks.counts
+        self.hidden_fractions = [(size - count if self.keep else count) / size for count in taken]
+        digest = hashlib.sha256(self.first.cpu().numpy().tobytes()).hexdigest()
+        self.key = ("OrderMasks", self.keep, digest, self.spatial_shape)
+
+    def __len__(self) -> int:
+        return len(self.hidden_fractions)
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """``steps`` int ``(n,)``: how many steps of the order a mask takes."""
+        return {"steps": np.asarray(indices, dtype=int) + (0 if self.keep else 1)}
+
+    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        # The masks are nested: inside a box, they are equal where they take as many of the steps that occur there.
+        inside = self.first[box].unique().cpu().numpy()
+        taken = np.searchsorted(inside, self.codes(indices)["steps"], side="left")
+        hides = taken < len(inside) if self.keep else taken > 0
+        return hides, taken[:, None]
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        return self._render_box(codes, (slice(None),) * len(self.spatial_shape), device)
+
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+        first = self.first[box].to(device)
+        steps = torch.from_numpy(codes["steps"]).to(device).reshape(-1, *[1] * (first.ndim + 1))
+        taken = first < steps
+        return (taken if self.keep else ~taken).to(self.dtype)
+
+
+def _first_steps(values: torch.Tensor, steps: int) -> tuple[torch.Tensor, list[int]]:
+    """The step in which each voxel is taken, int32 ``(*spatial)`` from 0; and how many are taken after each step."""
+    ordered = values.flatten().sort().values
+    size = len(ordered)
+    wanted = torch.tensor([max(1, round((i + 1) * size / steps)) for i in range(steps)], device=values.device)
+    lowest = ordered[size - wanted]  # that each step takes
+    above, taken = (size - torch.searchsorted(ordered, lowest, right=right) for right in (True, False))
+    before = above[(taken > wanted) & (above > 0)]  # stop before equal values among which a share ends
+    least = torch.cat([lowest, ordered[size - before]]).unique()  # ascending
+    first = len(least) - torch.searchsorted(least, values, right=True)
+    counts = first.flatten().bincount(minlength=len(least)).cumsum(0)
+    return first.to(torch.int32), counts.tolist()
+
+
+def _mean_of_regions(values: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
+    labels = plain(regions).to(values.device)
+    labels = labels[0] if labels.ndim == values.ndim + 1 and len(labels) == 1 else labels
+    if labels.shape != values.shape:
+        raise ValueError(
+            f"`regions` must be a label map {tuple(values.shape)} of the map's grid, got {tuple(labels.shape)}"
+        )
+    check_labels(labels)
+    _, place = labels.unique(return_inverse=True)
+    place = place.flatten()
+    # Sums on the host: the order of additions on a GPU may change, and with it the order of equal regions.
+    sums = torch.bincount(place.cpu(), values.flatten().double().cpu())
+    means = (sums / torch.bincount(place.cpu())).to(values.device)
+    return means[place].reshape(values.shape)

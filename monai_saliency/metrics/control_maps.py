@@ -1,0 +1,159 @@
+"""Controls: maps that know nothing of the network. A metric that they pass says nothing about a map."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from monai_saliency.fills.blur import BlurFill
+from monai_saliency.metrics.base import SaliencyMetric, checked_maps
+from monai_saliency.utils.arguments import instance, whole_number
+from monai_saliency.utils.tensors import plain
+
+__all__ = ["CONTROLS", "Controlled", "controls", "with_controls"]
+
+#: the names of the controls
+CONTROLS = ("random", "intensity", "edges", "blurred")
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """A metric of maps, beside the same metric of the controls.
+
+    Attributes:
+        metric: the metric's name.
+        higher_is_better: its direction.
+        value: of the maps: the mean over cases and maps; NaN where nothing could be measured.
+        controls: of each control, by its name.
+    """
+
+    metric: str
+    higher_is_better: bool
+    value: float
+    controls: Mapping[str, float]
+
+    @property
+    def passed_by(self) -> tuple[str, ...]:
+        """The controls that are at least as good as the maps. Where there is one, the metric is no praise."""
+        sign = 1 if self.higher_is_better else -1
+        return tuple(name for name, value in self.controls.items() if sign * value >= sign * self.value)
+
+    def row(self) -> dict[str, str | float]:
+        """One row of a table: metric, direction, the maps' value, each control's, and which controls pass."""
+        better = "higher" if self.higher_is_better else "lower"
+        passed = " ".join(self.passed_by)
+        return {"metric": self.metric, "better": better, "map": self.value, **self.controls, "passed_by": passed}
+
+
+def controls(
+    images: torch.Tensor, saliency: torch.Tensor, seed: int = 0, sigma: float = 2.0
+) -> dict[str, torch.Tensor]:
+    """The four controls of a batch.
+
+    - ``random``: independent normal numbers;
+    - ``intensity``: the scan itself, the mean of its channels;
+    - ``edges``: the length of the scan's gradient, by central differences, the mean of its channels;
+    - ``blurred``: the map itself, blurred by a Gaussian.
+
+    Args:
+        images: ``(B, C, *spatial)``, 2D or 3D.
+        saliency: the maps ``(B, K, *spatial)``.
+        seed: of the random maps. They are drawn on the CPU and depend on this and on the image only, not on the images
+            beside it.
+        sigma: of the Gaussian, in voxels.
+
+    Returns:
+        maps like ``saliency``, on its device, by the name of the control.
+
+    Raises:
+        ValueError: when images and maps are not of one batch and one grid, or when they are not finite.
+
+    Example::
+
+        >>> image = torch.tensor([[[[0.0, 0.0, 2.0], [0.0, 0.0, 2.0]]]])
+        >>> found = controls(image, torch.ones(1, 1, 2, 3))
+        >>> found["edges"].tolist()
+        [[[[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]]]
+    """
+    maps = checked_maps(saliency)
+    scans = plain(images)
+    if scans.ndim != maps.ndim or len(scans) != len(maps) or scans.shape[2:] != maps.shape[2:]:
+        raise ValueError(f"maps {tuple(maps.shape)} and images {tuple(scans.shape)} are not of one batch and one grid")
+    if not bool(torch.isfinite(scans).all()):
+        raise ValueError("`images` must be finite: intensity and edges are controls")
+    scans = scans.to(maps)
+    whole_number("seed", seed, 0)
+    return {
+        "random": torch.stack([_noise(maps[0], scan, seed) for scan in scans]),
+        "intensity": scans.mean(1, keepdim=True).expand_as(maps).clone(),
+        "edges": _edges(scans).expand_as(maps).clone(),
+        "blurred": BlurFill(sigma)(maps),
+    }
+
+
+def with_controls(
+    metric: SaliencyMetric,
+    saliency: torch.Tensor,
+    y: torch.Tensor,
+    images: torch.Tensor,
+    seed: int = 0,
+    sigma: float = 2.0,
+) -> Controlled:
+    """Measure maps and their controls by one metric.
+
+    Nothing is added to what the metric keeps. Metrics of a method rather than of a map, such as
+    :class:`~monai_saliency.metrics.repeatability.Repeatability`, compare each control with the method's map.
+
+    Args:
+        metric: any metric of this room.
+        saliency: the maps ``(B, K, *spatial)``.
+        y: what the metric compares maps with: label maps, or the images once more.
+        images: the scans ``(B, C, *spatial)``, of which the controls are made.
+        seed: of the random map.
+        sigma: of the blur of the map, in voxels.
+
+    Returns:
+        the means, and which controls pass.
+
+    Raises:
+        ValueError: when the arguments are not of one batch and one grid.
+
+    Example::
+
+        >>> from monai_saliency.metrics.detector import AUPRC
+        >>> label = torch.zeros(1, 1, 16, 16)
+        >>> label[..., 4:8, 4:8] = 1
+        >>> bright = label + 0.1 * torch.rand(1, 1, 16, 16)  # the lesion is the brightest part of the scan
+        >>> saliency = label + torch.rand(1, 1, 16, 16)  # found, with some noise
+        >>> "intensity" in with_controls(AUPRC(), saliency, label, bright).passed_by
+        True
+    """
+    instance("metric", metric, SaliencyMetric, "a metric such as AUPRC()")
+    found = {
+        name: _mean(metric.compute(maps, y))
+        for name, maps in {"map": saliency, **controls(images, saliency, seed, sigma)}.items()
+    }
+    value = found.pop("map")
+    return Controlled(type(metric).__name__, metric.higher_is_better, value, found)
+
+
+def _noise(like: torch.Tensor, scan: torch.Tensor, seed: int) -> torch.Tensor:
+    digest = hashlib.sha256(f"{seed} ".encode() + scan.cpu().double().contiguous().numpy().tobytes()).digest()
+    draw = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    return torch.randn(like.shape, generator=draw, dtype=torch.float64).to(like)
+
+
+def _mean(values: torch.Tensor) -> float:
+    return float(values.double().nanmean())
+
+
+def _edges(scans: torch.Tensor) -> torch.Tensor:
+    """``(B, C, *spatial)`` -> ``(B, 1, *spatial)``."""
+    squares = torch.zeros_like(scans)
+    for axis in range(2, scans.ndim):
+        if scans.shape[axis] > 1:
+            squares += torch.gradient(scans, dim=axis)[0] ** 2
+    return squares.sqrt().mean(1, keepdim=True)

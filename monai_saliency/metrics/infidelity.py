@@ -1,0 +1,160 @@
+"""Does the sum of a map over what is hidden say how far the score falls? Infidelity and sensitivity-n."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from monai.utils import MetricReduction
+
+from monai_saliency.fills.base import CaseFill
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.masks.base import Masks
+from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.subset import SubsetMasks
+from monai_saliency.metrics.scored import NetworkMetric, OneMap, Scored
+from monai_saliency.utils.arguments import flag, instance, whole_number
+from monai_saliency.utils.precision import accumulation_dtype
+
+__all__ = ["Infidelity", "SensitivityN"]
+
+
+class _SumsAndDrops(NetworkMetric):
+    """Compares, over random perturbed images, the map's sum over what is hidden with the fall of the score."""
+
+    masks: Masks
+
+    @abstractmethod
+    def compare(self, sums: torch.Tensor, drops: torch.Tensor) -> torch.Tensor:
+        """The number of one map, from ``(N,)`` sums and ``(N,)`` drops, float64."""
+
+    def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
+        found = [(one, self.score(one, self.masks)) for one in maps]
+        return torch.stack(
+            [
+                self.compare(_sums_of_hidden(each, one.saliency), (each.reference - each.scores).cpu())
+                for one, each in found
+            ]
+        )
+
+
+class Infidelity(_SumsAndDrops):
+    """The mean squared difference between a map's sum over what is hidden and the fall of the score (Yeh et al.,
+    NeurIPS 2019, equation 1). Lower is better, 0 is the best; in the score's unit, squared.
+
+    With M a mask, S the map, f0 and f the scores of the unperturbed and of the perturbed image, it is the mean over the
+    masks of ``(beta * sum((1 - M) * S) - (f0 - f)) ** 2``. Our maps say what hiding a voxel takes from the score, so
+    the perturbation counts as the share that is hidden (captum's attributions that are multiplied by the input).
+
+    Args:
+        inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
+        network: any callable on images.
+        masks: which perturbed images; by default ``RISEMasks(200, seed=1)``. Take another seed than the maps have.
+        normalize: scale the map by the factor ``beta`` that suits it best (captum's ``normalize``), so that only its
+            shape counts; otherwise ``beta`` is 1, and the map must be in the score's unit per voxel.
+        fill: what replaces voxels; that of ``inferer`` by default.
+        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+
+    Raises:
+        ValueError: when an argument is of another kind, and (when called) when maps and images do not belong together.
+
+    Example::
+
+        >>> import monai_saliency as ms
+        >>> inferer = ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"))
+        >>> network = lambda x: x.flatten(1).sum(1, keepdim=True)  # the score is the sum of the image
+        >>> image = torch.tensor([[[[6.0, 0.0], [2.0, 0.0]]]])
+        >>> one_by_one = Infidelity(inferer, network, ms.SlidingWindowMasks(1), normalize=False)
+        >>> one_by_one(image, image).tolist(), one_by_one(image + 1, image).tolist()  # the second is wrong by 1
+        ([[0.0]], [[1.0]])
+    """
+
+    higher_is_better = False
+
+    def __init__(
+        self,
+        inferer: PerturbationInferer,
+        network: Callable[..., Any],
+        masks: Masks | None = None,
+        normalize: bool = True,
+        fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
+        reduction: MetricReduction | str = "mean",
+        get_not_nans: bool = False,
+    ) -> None:
+        super().__init__(inferer, network, fill, reduction, get_not_nans)
+        instance("masks", masks, Masks, "masks such as RISEMasks(200)", none=True)
+        self.masks = RISEMasks(200, seed=1) if masks is None else masks
+        self.normalize = flag("normalize", normalize)
+
+    def compare(self, sums: torch.Tensor, drops: torch.Tensor) -> torch.Tensor:
+        if self.normalize:
+            power = (sums**2).mean()
+            sums = sums * ((sums * drops).mean() / power if power > 0 else 1.0)
+        return ((sums - drops) ** 2).mean()
+
+
+class SensitivityN(_SumsAndDrops):
+    """The correlation between a map's sum over n hidden cells and the fall of the score (sensitivity-n of Ancona et
+    al., ICLR 2018, section 3). In [-1, 1], higher is better.
+
+    Pearson's correlation over random subsets of n cells of a grid. NaN where the sums or the falls are all equal, so
+    where the map or the network is flat.
+
+    Args:
+        inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
+        network: any callable on images.
+        num_hidden: n, how many cells are hidden together.
+        num_masks: how many random subsets, at least 3.
+        grid_size: cells along each axis; voxels where the axis is shorter.
+        seed: of the random subsets.
+        fill: what replaces voxels; that of ``inferer`` by default.
+        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+
+    Raises:
+        ValueError: for settings out of range, and (when called) when maps and images do not belong together.
+
+    Example::
+
+        >>> import monai_saliency as ms
+        >>> inferer = ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"))
+        >>> network = lambda x: x.flatten(1).sum(1, keepdim=True)  # the score is the sum of the image
+        >>> image = torch.tensor([[[[6.0, 0.0], [2.0, 1.0]]]])
+        >>> round(SensitivityN(inferer, network, num_hidden=2, num_masks=10)(image, image).item(), 6)
+        1.0
+    """
+
+    def __init__(
+        self,
+        inferer: PerturbationInferer,
+        network: Callable[..., Any],
+        num_hidden: int = 8,
+        num_masks: int = 100,
+        grid_size: int = 8,
+        seed: int = 0,
+        fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
+        reduction: MetricReduction | str = "mean",
+        get_not_nans: bool = False,
+    ) -> None:
+        super().__init__(inferer, network, fill, reduction, get_not_nans)
+        whole_number("num_masks", num_masks, 3)
+        self.masks = SubsetMasks(num_masks, num_hidden, grid_size, seed)
+
+    def compare(self, sums: torch.Tensor, drops: torch.Tensor) -> torch.Tensor:
+        ours, theirs = sums - sums.mean(), drops - drops.mean()
+        # What is left of equal numbers by rounding is not information.
+        if any(bool(each.abs().max() <= 1e-9 * whole.abs().max()) for each, whole in ((ours, sums), (theirs, drops))):
+            return torch.full((), torch.nan, dtype=sums.dtype)
+        return (ours * theirs).sum() / ((ours**2).sum() * (theirs**2).sum()).sqrt()
+
+
+def _sums_of_hidden(found: Scored, saliency: torch.Tensor) -> torch.Tensor:
+    """The map's sum over what each mask hides, float64 ``(N,)``."""
+    masks = found.masks
+    precise = accumulation_dtype(masks.device)
+    values = saliency.to(masks.device, precise).flatten()
+    sums = [(1 - rendered.flatten(1).to(precise)) @ values for _, rendered in masks.stream(found.indices)]
+    return torch.cat(sums).double().cpu()

@@ -1,0 +1,162 @@
+"""Insertion and deletion: how fast does the score change while the voxels that a map calls important come or go?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from monai.utils import MetricReduction
+
+from monai_saliency.cases import Case
+from monai_saliency.fills.base import CaseFill
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.masks.order import BoundOrderMasks, OrderMasks
+from monai_saliency.metrics.scored import NetworkMetric, OneMap
+from monai_saliency.utils.arguments import instance, whole_number
+
+__all__ = ["Deletion", "Insertion", "PerturbationCurve"]
+
+
+@dataclass(frozen=True)
+class PerturbationCurve:
+    """The score while more and more of an image is perturbed, both ends included.
+
+    Attributes:
+        fractions: ``(n,)``, the true share of voxels that are deleted or inserted, from 0 to 1, ascending.
+        scores: ``(n,)``, in the score's unit.
+    """
+
+    fractions: torch.Tensor
+    scores: torch.Tensor
+
+    @property
+    def auc(self) -> torch.Tensor:
+        """The area under the curve by the trapezoidal rule: the mean score, in the score's unit."""
+        return torch.trapezoid(self.scores, self.fractions)
+
+
+class _Curve(NetworkMetric):
+    """What insertion and deletion have in common."""
+
+    keep: bool
+
+    def __init__(
+        self,
+        inferer: PerturbationInferer,
+        network: Callable[..., Any],
+        steps: int = 20,
+        fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
+        regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+        reduction: MetricReduction | str = "mean",
+        get_not_nans: bool = False,
+    ) -> None:
+        super().__init__(inferer, network, fill, reduction, get_not_nans)
+        self.steps = whole_number("steps", steps, 1)
+        words = "a function of an image that makes a label map, such as Supervoxels(200)"
+        self.regions = instance("regions", regions, (), words, function=True, none=True)
+
+    def curves(
+        self, y_pred: torch.Tensor, y: torch.Tensor, cases: Sequence[Case] | None = None
+    ) -> list[list[PerturbationCurve]]:
+        """The curve of each map.
+
+        Args:
+            y_pred: saliency maps ``(B, K, *spatial)``.
+            y: the images that they explain, ``(B, C, *spatial)``.
+            cases: for each image its name, label map, voxel sizes and file; by default those of its meta data.
+
+        Returns:
+            K curves for each of B images.
+        """
+        return [[self._curve(one) for one in case] for case in self.each(y_pred, y, cases)]
+
+    def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
+        return torch.stack([self._curve(one).auc for one in maps])
+
+    def _curve(self, one: OneMap) -> PerturbationCurve:
+        regions = None if self.regions is None else self.regions(one.image, one.case.spacing)
+        found = self.score(one, OrderMasks(one.saliency, self.steps, self.keep, regions))
+        assert isinstance(found.masks, BoundOrderMasks)  # what OrderMasks bind to
+        hidden = torch.tensor(found.masks.hidden_fractions, dtype=torch.float64)
+        scores, reference = found.scores.cpu(), found.reference[None].cpu()
+        if self.keep:
+            return PerturbationCurve(torch.cat([1 - hidden, hidden.new_ones(1)]), torch.cat([scores, reference]))
+        return PerturbationCurve(torch.cat([hidden.new_zeros(1), hidden]), torch.cat([reference, scores]))
+
+
+class Deletion(_Curve):
+    """The area under the score while the highest voxels of a map are replaced, highest first (Petsiuk et al., BMVC
+    2018, section 4.1). Lower is better: the score falls at once where the map is right.
+
+    The curve begins at the score of the unperturbed image and ends at the score of its fill. The area is the mean score
+    on the way, in the score's unit. Voxels with equal values go at once (:class:`~monai_saliency.masks.OrderMasks`), so
+    a flat map gives the mean of both ends.
+
+    Single metrics flatter: deletion also rewards maps that destroy the image's structure early. Look at the controls
+    beside it (:func:`~monai_saliency.metrics.control_maps.with_controls`).
+
+    Args:
+        inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
+        network: any callable on images.
+        steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.
+        fill: what replaces voxels; that of ``inferer`` by default.
+        regions: makes a label map ``(1, *spatial)`` of an image and its voxel sizes, such as ``Supervoxels(200)``;
+            voxels of one label go at once, in the order of their mean in the map. Single voxels by default.
+        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+
+    Raises:
+        ValueError: for settings out of range, and (when called) when maps and images do not belong together.
+
+    Example::
+
+        >>> import monai_saliency as ms
+        >>> inferer = ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"))
+        >>> network = lambda x: x.flatten(1).sum(1, keepdim=True)  # the score is the sum of the image
+        >>> image = torch.tensor([[[[6.0, 0.0], [2.0, 0.0]]]])
+        >>> deletion = Deletion(inferer, network, steps=4)
+        >>> deletion.curves(image, image)[0][0].scores.tolist()  # a map that equals the image; its zeros go at once
+        [8.0, 2.0, 0.0, 0.0]
+        >>> deletion(image, image).tolist()
+        [[1.5]]
+    """
+
+    higher_is_better = False
+    keep = False
+
+
+class Insertion(_Curve):
+    """The area under the score while the highest voxels of a map are put into the fill, highest first (Petsiuk et al.,
+    BMVC 2018, section 4.1). Higher is better: the score rises at once where the map is right.
+
+    The curve begins at the score of the fill and ends at the score of the unperturbed image; as for :class:`Deletion`
+    otherwise. Petsiuk et al. insert into a blurred image: ``fill=BlurFill(...)``.
+
+    Single metrics flatter: insertion rewards blurred maps, which insert smooth shapes. Look at the controls beside it
+    (:func:`~monai_saliency.metrics.control_maps.with_controls`).
+
+    Args:
+        inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
+        network: any callable on images.
+        steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.
+        fill: what replaces voxels; that of ``inferer`` by default.
+        regions: as for :class:`Deletion`.
+        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+
+    Raises:
+        ValueError: for settings out of range, and (when called) when maps and images do not belong together.
+
+    Example::
+
+        >>> import monai_saliency as ms
+        >>> inferer = ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"))
+        >>> network = lambda x: x.flatten(1).sum(1, keepdim=True)  # the score is the sum of the image
+        >>> image = torch.tensor([[[[6.0, 0.0], [2.0, 0.0]]]])
+        >>> Insertion(inferer, network, steps=4).curves(image, image)[0][0].scores.tolist()
+        [0.0, 6.0, 8.0, 8.0]
+    """
+
+    keep = True

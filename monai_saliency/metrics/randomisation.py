@@ -1,0 +1,204 @@
+"""Does the map depend on what the network has learned? Maps of the network beside maps of a randomised copy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from monai.utils import MetricReduction
+
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.metrics.repeatability import agreement, other_maps
+from monai_saliency.metrics.scored import NetworkMetric, OneMap
+from monai_saliency.utils.arguments import instance, whole_number
+
+__all__ = ["EfficientParameterRandomisation", "ParameterRandomisation", "entropy", "randomised"]
+
+
+class _Randomised(NetworkMetric):
+    """What metrics of a randomised copy of the network have in common."""
+
+    def __init__(
+        self,
+        inferer: PerturbationInferer,
+        network: torch.nn.Module,
+        seed: int = 0,
+        reduction: MetricReduction | str = "mean",
+        get_not_nans: bool = False,
+    ) -> None:
+        super().__init__(inferer, network, None, reduction, get_not_nans)
+        self.randomised = randomised(network, seed)
+
+    def others(self, maps: Sequence[OneMap]) -> torch.Tensor:
+        """The maps ``(K, *spatial)`` of the randomised network."""
+        return other_maps(maps, self.inferer, self.randomised)
+
+
+class ParameterRandomisation(_Randomised):
+    """Spearman's rank correlation between a map and the map of a randomised copy of the network (Adebayo et al.,
+    NeurIPS 2018, section 3). In [-1, 1], lower is better, about 0 where the map depends on what was learned.
+
+    A flat map of the randomised network, in which nothing matters, has nothing in common with the map: 0. NaN where the
+    map itself is flat.
+
+    Args:
+        inferer: what made the maps.
+        network: the module that was explained. A deep copy is randomised (:func:`randomised`), the network itself is
+            left as it is.
+        seed: of the random parameters.
+        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+
+    Attributes:
+        randomised: the randomised copy.
+
+    Raises:
+        ValueError: when the network is not a module, or has no parameters.
+
+    Example::
+
+        >>> import monai_saliency as ms
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+        >>> inferer = ms.sliding_window(1, 1, target=ms.ClassScore([1], "none"))
+        >>> images = torch.rand(1, 1, 8, 8)
+        >>> -0.6 < ParameterRandomisation(inferer, network)(inferer(images, network), images).item() < 0.6
+        True
+    """
+
+    higher_is_better = False
+
+    def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
+        ours, others = torch.stack([one.saliency for one in maps]).flatten(1), self.others(maps)
+        flat = others.flatten(1).amax(1) == others.flatten(1).amin(1)
+        nothing = flat.to(ours.device) & (ours.amax(1) > ours.amin(1))
+        return torch.where(nothing, 0.0, agreement(maps, others))
+
+
+class EfficientParameterRandomisation(_Randomised):
+    """How far the entropy of the map rises when the network is randomised (efficient MPRT of Hedstroem et al., Sanity
+    Checks Revisited, arXiv 2401.06465): ``(H(randomised) - H(map)) / H(map)``. Higher is better: what was learned gave
+    the map its order. About 0 where the map does not depend on the parameters.
+
+    H is the entropy of the histogram of a map's values, :func:`entropy`. It knows nothing of where values lie: read it
+    beside :class:`ParameterRandomisation`. NaN where the map is flat.
+
+    Args:
+        inferer: what made the maps.
+        network: the module that was explained. A deep copy is randomised (:func:`randomised`), the network itself is
+            left as it is.
+        seed: of the random parameters.
+        bins: of the histogram, at least 2; 100 as in the paper.
+        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+
+    Attributes:
+        randomised: the randomised copy.
+
+    Raises:
+        ValueError: when the network is not a module, or has no parameters, or for settings out of range.
+
+    Example::
+
+        >>> import monai_saliency as ms
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+        >>> weight = torch.zeros(2, 64)
+        >>> weight[1, 9] = 1  # one voxel decides
+        >>> network[1].weight.data = weight
+        >>> inferer = ms.sliding_window(1, 1, target=ms.ClassScore([1], "none"))
+        >>> images = torch.rand(1, 1, 8, 8)
+        >>> EfficientParameterRandomisation(inferer, network)(inferer(images, network), images).item() > 1
+        True
+    """
+
+    def __init__(
+        self,
+        inferer: PerturbationInferer,
+        network: torch.nn.Module,
+        seed: int = 0,
+        bins: int = 100,
+        reduction: MetricReduction | str = "mean",
+        get_not_nans: bool = False,
+    ) -> None:
+        super().__init__(inferer, network, seed, reduction, get_not_nans)
+        self.bins = whole_number("bins", bins, 2)
+
+    def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
+        before = torch.stack([entropy(one.saliency, self.bins) for one in maps])
+        after = torch.stack([entropy(other, self.bins) for other in self.others(maps)])
+        return torch.where(before > 0, (after - before) / before, torch.nan)
+
+
+def entropy(values: torch.Tensor, bins: int = 100) -> torch.Tensor:
+    """The entropy of the histogram of values, in nats: 0 where all are equal, ``log(bins)`` where they are even.
+
+    Args:
+        values: of any shape.
+        bins: of equal width, between the lowest and the highest value.
+
+    Returns:
+        float64, without axes, on the host.
+
+    Example::
+
+        >>> round(entropy(torch.tensor([0.0, 0.0, 1.0, 1.0])).item(), 4)  # log(2)
+        0.6931
+    """
+    found = values.detach().flatten().to("cpu", torch.float64)
+    low, high = found.min(), found.max()
+    if low == high:
+        return torch.zeros((), dtype=torch.float64)
+    place = ((found - low) / (high - low) * bins).long().clamp(max=bins - 1)
+    share = place.bincount(minlength=bins).double() / len(found)
+    return -torch.special.xlogy(share, share).sum()
+
+
+def randomised(network: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """A deep copy of a network with random parameters. The network itself is left as it is, to the byte.
+
+    Modules with ``reset_parameters`` draw their parameters as when they were made, and their running statistics begin
+    anew. Parameters that are then as before, such as those of other modules, are drawn from a normal distribution with
+    the standard deviation that they have (or their mean size, where all are equal; zeros stay). Draws are made on the
+    CPU, so that every device gets the same ones, and torch's own random numbers are not touched.
+
+    Args:
+        network: the module.
+        seed: of the random numbers.
+
+    Raises:
+        ValueError: when the network is not a module, or has no parameters.
+
+    Example::
+
+        >>> network = torch.nn.Linear(3, 1)
+        >>> bool((randomised(network).weight != network.weight).all())
+        True
+    """
+    instance("network", network, torch.nn.Module, "a module, whose parameters can be drawn anew")
+    whole_number("seed", seed, 0)
+    if not any(True for _ in network.parameters()):
+        raise ValueError("`network` has no parameters that could be drawn anew")
+    copied = copy.deepcopy(network)
+    places = {name: tensor.device for name, tensor in _tensors(copied).items()}
+    copied.cpu()
+    before = {name: tensor.detach().clone() for name, tensor in copied.named_parameters()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for module in copied.modules():
+            reset: Any = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+        for name, parameter in copied.named_parameters():
+            if torch.equal(parameter, before[name]) and parameter.is_floating_point():
+                wide = parameter.double().std(correction=0)
+                wide = wide if wide > 0 else parameter.double().abs().mean()
+                if wide > 0:
+                    parameter.copy_((torch.randn(parameter.shape, dtype=torch.float64) * wide).to(parameter))
+    for name, tensor in _tensors(copied).items():
+        tensor.data = tensor.data.to(places[name])
+    return copied
+
+
+def _tensors(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(network.named_parameters()), **dict(network.named_buffers())}

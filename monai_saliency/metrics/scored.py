@@ -1,0 +1,150 @@
+"""What metrics that run the network have in common: they score masks by the loop that makes the maps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from monai.utils import MetricReduction
+
+from monai_saliency.cases import Case
+from monai_saliency.fills.base import CaseFill
+from monai_saliency.inferers.inferer import PerturbationInferer, explaining
+from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.metrics.base import SaliencyMetric, checked_maps
+from monai_saliency.utils.arguments import callable_network
+from monai_saliency.utils.tensors import plain
+
+__all__ = ["NetworkMetric", "OneMap", "Scored"]
+
+
+class OneMap(NamedTuple):
+    """One map and its image.
+
+    Attributes:
+        saliency: ``(*spatial)``.
+        number: which of the case's maps it is.
+        num_maps: how many maps the case has.
+        image: ``(C, *spatial)``.
+        case: the image's name, label map, voxel sizes and file, as far as they are known.
+    """
+
+    saliency: torch.Tensor
+    number: int
+    num_maps: int
+    image: torch.Tensor
+    case: Case
+
+
+class Scored(NamedTuple):
+    """Scores of perturbed images of one case, as the value that one map explains.
+
+    Attributes:
+        masks: the masks, bound to the case.
+        indices: the mask of each score.
+        scores: ``(N,)``, float64.
+        reference: the score of the unperturbed image.
+    """
+
+    masks: BoundMasks
+    indices: Sequence[int]
+    scores: torch.Tensor
+    reference: torch.Tensor
+
+
+class NetworkMetric(SaliencyMetric):
+    """A metric of a map and its image that runs the network. A subclass implements :meth:`of_case`.
+
+    Call it with maps ``(B, K, *spatial)`` and images ``(B, C, *spatial)``. Where the target explains K values, map k is
+    measured by value k; where it explains one, every map is, so that several maps of one score can be compared.
+
+    Perturbed images go through the inferer that made the maps, with other masks: the same target, fill, inner inferer,
+    autocast, batch size and remembered patches.
+
+    Args:
+        inferer: what made the maps, such as ``rise(target=...)``.
+        network: any callable on images.
+        fill: what replaces hidden voxels; that of ``inferer`` by default.
+        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+
+    Raises:
+        ValueError: when ``inferer`` is not an inferer that explains, and (when called) when images and maps do not
+            belong together.
+    """
+
+    def __init__(
+        self,
+        inferer: PerturbationInferer,
+        network: Callable[..., Any],
+        fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
+        reduction: MetricReduction | str = "mean",
+        get_not_nans: bool = False,
+    ) -> None:
+        super().__init__(reduction, get_not_nans)
+        changes: dict[str, Any] = {} if fill is None else {"fill": fill}
+        # Ranks measure cases of their own, so none waits for another.
+        self.inferer = explaining(inferer).replace(progress=False, sharing=None, **changes)
+        self.network = callable_network(network)
+
+    @abstractmethod
+    def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
+        """The numbers ``(K,)`` of the K maps of one case."""
+
+    def compute(
+        self, y_pred: torch.Tensor, y: torch.Tensor | None = None, cases: Sequence[Case] | None = None
+    ) -> torch.Tensor:
+        """Measure one batch, without keeping the numbers.
+
+        Args:
+            y_pred: saliency maps ``(B, K, *spatial)``.
+            y: the images that they explain, ``(B, C, *spatial)``, as the network takes them.
+            cases: for each image its name, label map, voxel sizes and file; by default those of its meta data. For
+                batches only, not for lists of items.
+
+        Returns:
+            ``(B, K)``, on the maps' device.
+        """
+        maps = checked_maps(y_pred)
+        return torch.stack([self.of_case(each).to(maps.device) for each in self.each(y_pred, y, cases)])
+
+    def each(
+        self, y_pred: torch.Tensor, y: torch.Tensor | None, cases: Sequence[Case] | None = None
+    ) -> list[list[OneMap]]:
+        """The K maps of each of B cases, with their image. Arguments as for :meth:`compute`."""
+        maps = checked_maps(y_pred)
+        if not isinstance(y, torch.Tensor) or y.ndim != maps.ndim:
+            got = f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"
+            raise ValueError(f"`y` must be the images (B, C, *spatial) that the maps explain, got {got}")
+        if len(y) != len(maps) or y.shape[2:] != maps.shape[2:]:
+            raise ValueError(f"maps {tuple(maps.shape)} and images {tuple(y.shape)} are not of one batch and one grid")
+        if cases is not None and len(cases) != len(maps):
+            raise ValueError(f"`cases` must have one case for each of {len(maps)} images, got {len(cases)}")
+        known = [Case.of(y, index) for index in range(len(maps))] if cases is None else cases
+        images, count = plain(y), maps.shape[1]
+        return [[OneMap(maps[i, k], k, count, images[i], case) for k in range(count)] for i, case in enumerate(known)]
+
+    def score(self, one: OneMap, masks: Masks) -> Scored:
+        """Score perturbed images of one case.
+
+        Args:
+            one: the map and its image.
+            masks: where the image is perturbed, alike in all channels.
+
+        Raises:
+            ValueError: when the target explains several values and not as many as there are maps, or when each channel
+                has its own masks.
+        """
+        (state,) = self.inferer.replace(masks=masks).score(one.image[None], self.network, cases=[one.case])
+        scores, reference = state.state.scores.double(), state.state.reference_scores.double()
+        if state.masks.channels is not None:
+            raise ValueError(f"`masks` must hide all channels alike for {type(self).__name__}: use the masks inside")
+        if len(reference) not in (1, one.num_maps):
+            raise ValueError(
+                f"case {one.case.name} has {one.num_maps} maps and the target explains {len(reference)} values: give "
+                "the maps of this target, or a target of one value"
+            )
+        k = one.number if len(reference) > 1 else 0
+        return Scored(state.masks, state.state.indices, scores[:, k], reference[k])

@@ -1,0 +1,196 @@
+"""Insertion and deletion against plain loops, hand-made answers and laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ignite.engine import Engine
+from monai.data import MetaTensor
+from monai.handlers import IgniteMetricHandler
+from monai.inferers import SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.metrics import Deletion, Insertion
+
+TARGET = ms.ClassScore([0, 1], "none")
+SHAPES = {2: (9, 8), 3: (6, 5, 7)}
+
+
+def network_of(dims: int, channels: int = 2) -> torch.nn.Module:
+    draw = torch.Generator().manual_seed(dims)
+    size = channels * int(np.prod(SHAPES[dims]))
+    first, second = torch.nn.Linear(size, 6), torch.nn.Linear(6, 2)
+    for layer in (first, second):
+        layer.weight.data = torch.randn(layer.weight.shape, generator=draw) / 3
+        layer.bias.data = torch.randn(layer.bias.shape, generator=draw)
+    return torch.nn.Sequential(torch.nn.Flatten(), first, torch.nn.Tanh(), second).double().eval()
+
+
+def case_of(dims: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two maps of each of two images with two channels; the maps hold ties."""
+    draw = torch.Generator().manual_seed(7)
+    images = torch.rand(2, 2, *SHAPES[dims], generator=draw, dtype=torch.float64)
+    return (torch.randn(2, 2, *SHAPES[dims], generator=draw) * 4).round(), images
+
+
+def slow_curve(
+    network: Callable[..., Any], saliency: np.ndarray, image: np.ndarray, fill: np.ndarray, steps: int, insert: bool
+) -> tuple[list[float], list[list[float]]]:
+    """Each point of the curve by itself."""
+    ordered = sorted(saliency.ravel(), reverse=True)
+    fractions, scores = [], []
+    for step in range(steps + 1):
+        wanted = max(1, round(step * len(ordered) / steps)) if step else 0
+        level = ordered[wanted - 1] if step else np.inf
+        # Equal values go at once: first what lies above them, where a share ends among them.
+        for taken in (saliency > level, saliency >= level):
+            among = (saliency >= level).sum() > wanted
+            if (among or taken.sum() == wanted) and float(taken.mean()) not in fractions:
+                shown = np.where(taken, image, fill) if insert else np.where(taken, fill, image)
+                fractions.append(float(taken.mean()))
+                scores.append(network(torch.from_numpy(shown)[None])[0].tolist())
+    return fractions, scores
+
+
+@pytest.mark.parametrize("fill", [None, ms.MeanFill(), ms.BlurFill(1.0)])
+@pytest.mark.parametrize("metric", [Deletion, Insertion])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_equals_plain_loops(metric: type, dims: int, fill: Any) -> None:
+    network, (maps, images) = network_of(dims), case_of(dims)
+    inferer = ms.rise(5, 3, target=TARGET, fill=ms.ConstantFill(0.2), mask_batch_size=3)
+    measured = metric(inferer, network, steps=6, fill=fill)
+    curves = measured.curves(maps, images)
+    found = measured(maps, images)
+    assert found.shape == (2, 2)
+    for b, k in np.ndindex(2, 2):
+        filled = (fill or ms.ConstantFill(0.2))(images)[b].numpy()
+        expected = slow_curve(network, maps[b, k].numpy(), images[b].numpy(), filled, 6, metric is Insertion)
+        fractions, scores = expected[0], [both[k] for both in expected[1]]
+        np.testing.assert_allclose(curves[b][k].fractions, fractions, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(curves[b][k].scores, scores, rtol=0, atol=1e-9)
+        area = sum(
+            (fractions[i + 1] - fractions[i]) * (scores[i + 1] + scores[i]) / 2 for i in range(len(fractions) - 1)
+        )
+        assert abs(float(found[b, k]) - area) < 1e-9
+    np.testing.assert_allclose(float(measured.aggregate()), float(found.mean()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("metric", [Deletion, Insertion])
+def test_both_ends(metric: type) -> None:
+    """Deletion goes from the unperturbed score to the fill's, insertion back; nothing else depends on the map."""
+    network, (maps, images) = network_of(2), case_of(2)
+    fill = ms.ConstantFill(0.4)
+    measured = metric(ms.rise(target=TARGET, fill=fill), network, steps=4)
+    for b, curves in enumerate(measured.curves(maps, images)):
+        ends = [network(shown[b : b + 1])[0].detach() for shown in (images, fill(images))]
+        first, last = ends if metric is Deletion else ends[::-1]
+        for k, curve in enumerate(curves):
+            assert abs(float(curve.scores[0] - first[k])) < 1e-12
+            assert abs(float(curve.scores[-1] - last[k])) < 1e-12
+            assert curve.fractions[[0, -1]].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_network_that_sums_a_box(dims: int) -> None:
+    """With the right map, the score falls in a line while the box goes, and is 0 from there on."""
+    shape, box = (8,) * dims, (..., *[slice(2, 6)] * dims)
+    network = lambda x: x[box].flatten(1).sum(1, keepdim=True)  # noqa: E731
+    image = torch.ones(1, 1, *shape, dtype=torch.float64)
+    saliency = torch.rand(1, 1, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    saliency[box] += 1
+    size, share = 4**dims, 0.5**dims
+    inferer = ms.rise(target=ms.ClassScore([0], "none"))
+    deletion, insertion = (each(inferer, network, steps=2 ** (dims + 1)) for each in (Deletion, Insertion))
+    ((curve,),) = deletion.curves(saliency, image)
+    expected = [size * max(0.0, 1 - fraction / share) for fraction in curve.fractions.tolist()]
+    np.testing.assert_allclose(curve.scores, expected, rtol=0, atol=1e-9)
+    assert abs(float(deletion(saliency, image)) - size * share / 2) < 1e-9
+    assert abs(float(insertion(saliency, image)) - size * (1 - share / 2)) < 1e-9
+    # The other way round it is the worst map.
+    assert abs(float(deletion(-saliency, image)) - size * (1 - share / 2)) < 1e-9
+    # A flat map is a straight line between the ends.
+    assert float(deletion(torch.zeros_like(image), image)) == float(insertion(torch.zeros_like(image), image))
+    assert float(deletion(torch.zeros_like(image), image)) == size / 2
+
+
+def halves(image: torch.Tensor, spacing: Sequence[float] | None) -> torch.Tensor:
+    labels = torch.ones(1, *image.shape[1:], dtype=torch.long)
+    labels[:, :3], labels[:, 6:] = 0, 5
+    return labels
+
+
+def test_regions_go_at_once() -> None:
+    network, (maps, images) = network_of(2), case_of(2)
+    measured = Deletion(ms.rise(target=TARGET), network, steps=50, regions=halves)
+    curve = measured.curves(maps, images)[0][1]
+    means = [float(maps[0, 1][rows].mean()) for rows in (slice(0, 3), slice(3, 6), slice(6, 9))]
+    shown, expected = images[:1].clone(), [float(network(images[:1])[0, 1])]
+    for part in np.argsort(means)[::-1]:
+        shown[:, :, 3 * part : 3 * part + 3] = 0
+        expected.append(float(network(shown)[0, 1]))
+    np.testing.assert_allclose(curve.fractions, [0, 1 / 3, 2 / 3, 1], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(curve.scores, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("metric", [Deletion, Insertion])
+def test_batches_and_remembered_patches_change_nothing(metric: type) -> None:
+    conv = torch.nn.Conv2d(1, 2, 3, padding=1).double().eval()
+    image = torch.rand(1, 1, 20, 18, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    saliency = torch.zeros(1, 1, 20, 18)
+    saliency[..., 3:7, 4:9] = torch.rand(4, 5, generator=torch.Generator().manual_seed(1))
+    sliding = SlidingWindowInferer((8, 8), 2, overlap=0.5)
+    found = []
+    for batch, memory in ((1, False), (7, False), (7, True)):
+        inferer = ms.sliding_window(
+            target=ms.RegionScore(1, "softmax", "all"), inferer=sliding, mask_batch_size=batch, patch_memory=memory
+        )
+        found.append(metric(inferer, conv, steps=60).curves(saliency, image)[0][0].scores)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-12)
+
+
+def test_several_maps_of_one_score() -> None:
+    network, (maps, images) = network_of(2), case_of(2)
+    one, both = (ms.rise(target=ms.ClassScore(classes, "none")) for classes in ([1], [0, 1]))
+    found = Deletion(one, network).compute(maps, images)
+    assert torch.equal(found[:, 1], Deletion(both, network).compute(maps, images)[:, 1])
+    assert torch.equal(found[:, :1], Deletion(one, network).compute(maps[:, :1], images))
+    with pytest.raises(ValueError, match="has 1 maps and the target explains 2 values"):
+        Deletion(both, network)(maps[:, :1], images)
+
+
+def test_in_an_evaluator() -> None:
+    """As a handler of MONAI, fed with lists of items with meta data, which name the case in errors."""
+    network, (maps, images) = network_of(2), case_of(2)
+    evaluator = Engine(lambda engine, batch: batch)
+    metric = Deletion(ms.rise(target=TARGET), network, steps=5)
+    handler = IgniteMetricHandler(
+        metric, output_transform=lambda items: ([i["map"] for i in items], [i["image"] for i in items])
+    )
+    handler.attach(evaluator, "deletion")
+    named = [MetaTensor(image, meta={"filename_or_obj": f"ct_{i}.nii.gz"}) for i, image in enumerate(images)]
+    evaluator.run([[{"map": maps[0], "image": named[0]}], [{"map": maps[1], "image": named[1]}]])
+    expected = Deletion(ms.rise(target=TARGET), network, steps=5).compute(maps, images)
+    assert abs(float(evaluator.state.metrics["deletion"]) - float(expected.mean())) < 1e-6
+    one = Deletion(ms.rise(target=TARGET), network)
+    with pytest.raises(ValueError, match=r"case ct_1\.nii\.gz has 1 maps"):
+        one([maps[1][:1]], [named[1]])
+
+
+def test_mistakes() -> None:
+    network, (maps, images) = network_of(2), case_of(2)
+    inferer = ms.rise(target=TARGET)
+    with pytest.raises(ValueError, match="`inferer` must be an inferer made by a method"):
+        Deletion(network, network)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`steps` must be a whole number"):
+        Insertion(inferer, network, steps=0)
+    with pytest.raises(ValueError, match="`regions` must be a function"):
+        Insertion(inferer, network, regions=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"`y` must be the images .*, got a NoneType"):
+        Deletion(inferer, network)(maps)
+    with pytest.raises(ValueError, match="are not of one batch and one grid"):
+        Deletion(inferer, network)(maps, images[..., :-1])

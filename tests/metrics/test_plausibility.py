@@ -1,0 +1,166 @@
+"""Metrics of a map and a label, against slow references, hand-made answers and scikit-learn."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.data import MetaTensor
+
+from monai_saliency import metrics
+from monai_saliency.metrics.base import SaliencyMetric
+from monai_saliency.metrics.ranks import rank_correlation
+
+ALL = [metrics.Pointing(), metrics.MassInLabel(), metrics.AUPRC(), metrics.MeanIoU(), metrics.MeanIoU(0.3)]
+ALL += [metrics.Leakage(), metrics.Leakage(top=0.2), metrics.Pointing(tolerance=1.0)]
+
+
+def batch(dims: int, ties: bool = True, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two cases with three maps each, some values equal, and a label of about a tenth of the voxels, among them the
+    first map's peak.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    shape = (7, 6, 5)[:dims]
+    maps = torch.randn(2, 3, *shape, generator=draw, dtype=torch.float64)
+    maps = (maps * 3).round() / 3 if ties else maps
+    labels = (torch.rand(2, 1, *shape, generator=draw) < 0.1).long() * 4
+    labels[0, 0][metrics.peak_voxel(maps[0, 0].numpy())] = 1
+    return maps, labels
+
+
+def slow(metric: SaliencyMetric, saliency: np.ndarray, label: np.ndarray) -> float:
+    """One map, voxel by voxel."""
+    voxels = [(float(saliency[at]), bool(label[at]), at) for at in np.ndindex(saliency.shape)]
+    positives = sum(inside for _, inside, _ in voxels)
+    if isinstance(metric, metrics.Pointing):
+        peak = metrics.peak_voxel(saliency)
+        return float(any(inside and math.dist(at, peak) <= metric.tolerance for _, inside, at in voxels))
+    if isinstance(metric, metrics.Leakage) and metric.top is not None:
+        count = math.ceil(metric.top * len(voxels))
+        least = sorted(value for value, _, _ in voxels)[-count]
+        top = [inside for value, inside, _ in voxels if value >= least]
+        return 1 - sum(top) / len(top)
+    if isinstance(metric, metrics.MassInLabel | metrics.Leakage):
+        share = sum(max(v, 0) for v, inside, _ in voxels if inside) / sum(max(v, 0) for v, _, _ in voxels)
+        return share if metric.higher_is_better else 1 - share
+    thresholds = sorted({value for value, _, _ in voxels}, reverse=True)
+    average, recall_before, ious = 0.0, 0.0, []
+    for threshold in thresholds:
+        found = [inside for value, inside, _ in voxels if value >= threshold]
+        recall, precision = sum(found) / positives, sum(found) / len(found)
+        average += (recall - recall_before) * precision
+        recall_before = recall
+        ious.append(sum(found) / (len(found) + positives - sum(found)))
+    if isinstance(metric, metrics.AUPRC):
+        return average
+    assert isinstance(metric, metrics.MeanIoU)
+    if metric.threshold is None:
+        return max(ious)
+    above = [(value > metric.threshold, inside) for value, inside, _ in voxels]
+    return sum(a and b for a, b in above) / sum(a or b for a, b in above)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("metric", ALL, ids=lambda m: f"{type(m).__name__} {ALL.index(m)}")
+def test_equals_plain_loops(metric: SaliencyMetric, dims: int, ties: bool) -> None:
+    maps, labels = batch(dims, ties)
+    expected = [[slow(metric, maps[b, k].numpy(), labels[b, 0].numpy()) for k in range(3)] for b in range(2)]
+    found = metric.compute(maps, labels)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-12)
+    assert len({*np.ravel(expected).round(6)}) > 1  # not the same for every map
+    # Single precision, meta data and lists of items change nothing.
+    single = metric.compute(MetaTensor(maps.float()), MetaTensor(labels))
+    np.testing.assert_allclose(single.numpy(), expected, rtol=0, atol=1e-5)
+    metric.reset()
+    assert torch.equal(metric(list(maps), list(labels)), found)
+    np.testing.assert_allclose(float(metric.aggregate()), np.mean(expected), rtol=0, atol=1e-6)
+    metric.reset()
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_auprc_equals_scikit_learn(ties: bool) -> None:
+    oracle = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn").average_precision_score
+    for seed in range(5):
+        maps, labels = batch(3, ties, seed)
+        found = metrics.AUPRC().compute(maps.float(), labels)
+        for b, k in np.ndindex(2, 3):
+            expected = oracle(labels[b, 0].flatten() > 0, maps.float()[b, k].flatten())
+            assert abs(float(found[b, k]) - expected) < 1e-6
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda m: f"{type(m).__name__} {ALL.index(m)}")
+def test_what_is_easy_and_what_cannot_be_measured(metric: SaliencyMetric) -> None:
+    label = torch.zeros(2, 1, 10, 10)
+    label[0, 0, 4:6, 2:12] = 7  # 16 voxels
+    perfect = torch.where(label > 0, 5.0, -1.0)
+    metric.get_not_nans = True
+    found = metric(perfect, label)
+    best = 1.0 if metric.higher_is_better else 0.0
+    if metric.__dict__.get("top") is not None:  # all voxels below are equal, and so taken along
+        best = 1 - 16 / 100
+    assert abs(float(found[0, 0]) - best) < 1e-6
+    assert bool(found[1].isnan())  # no label
+    mean, counted = metric.aggregate()
+    assert abs(float(mean) - best) < 1e-6
+    assert int(counted) == 1
+    metric.reset()
+    metric(perfect[1:], label[1:])
+    mean, counted = metric.aggregate()
+    assert bool(mean.isnan())  # and not 0
+    assert int(counted) == 0
+    metric.reset()
+    metric.get_not_nans = False
+
+
+def test_a_map_that_shows_nothing_gets_no_credit() -> None:
+    flat, label = torch.full((1, 1, 5, 5), -2.0), torch.zeros(1, 1, 5, 5)
+    label[..., 1:4, 1:4] = 1  # holds the middle, which is the peak of a flat map
+    assert float(metrics.Pointing().compute(flat, label)) == 0
+    assert float(metrics.MassInLabel().compute(flat, label)) == 0
+    assert float(metrics.Leakage().compute(flat, label)) == 1
+    assert float(metrics.Leakage(top=0.1).compute(flat, label)) == 1
+    assert abs(float(metrics.AUPRC().compute(flat, label)) - 9 / 25) < 1e-12
+
+
+def test_one_label_for_each_map() -> None:
+    maps, _ = batch(2)
+    labels = (maps > 1).long().roll(1, 1)
+    found = metrics.AUPRC().compute(maps, labels)
+    for k in range(3):
+        alone = metrics.AUPRC().compute(maps[:, k : k + 1], labels[:, k : k + 1])
+        assert torch.equal(found[:, k : k + 1], alone)
+
+
+def test_rank_correlation_equals_scipy() -> None:
+    from scipy.stats import spearmanr
+
+    maps, _ = batch(3)
+    first, second = maps[0].flatten(1), maps[1].flatten(1)
+    expected = [spearmanr(a, b).statistic for a, b in zip(first, second, strict=True)]
+    np.testing.assert_allclose(rank_correlation(first, second).numpy(), expected, rtol=0, atol=1e-12)
+    assert bool(rank_correlation(first, torch.ones_like(first)).isnan().all())
+
+
+MAPS, LABEL = torch.rand(2, 1, 4, 4), torch.ones(2, 1, 4, 4)
+MISTAKES: list[tuple[Any, str]] = [
+    (lambda: metrics.AUPRC()(MAPS[0], LABEL[0]), r"`y_pred` must be saliency maps \(B, K, \*spatial\), .*\(1, 4, 4\)"),
+    (lambda: metrics.AUPRC()(MAPS * math.nan, LABEL), r"`y_pred` must be finite: the maps of item 0 hold NaN"),
+    (lambda: metrics.AUPRC()(MAPS, LABEL[..., :3]), r"`y` must be label maps \(2, 1, 4, 4\), .*\(2, 1, 4, 3\)"),
+    (lambda: metrics.AUPRC()(MAPS, LABEL * math.nan), "the label map has values that are not whole numbers, NaN"),
+    (lambda: metrics.AUPRC()(MAPS), r"`y` must be label maps \(B, 1, \*spatial\), got nothing"),
+    (lambda: metrics.AUPRC(reduction="median"), "`reduction` must be"),
+    (lambda: metrics.AUPRC().aggregate(), "AUPRC has measured no map yet"),
+    (lambda: metrics.Leakage(top=0), r"`top` must be in \(0, 1\], a share of the voxels, got 0"),
+    (lambda: metrics.Pointing(tolerance=-1), "`tolerance` must be"),
+    (lambda: metrics.MeanIoU(threshold=math.inf), "`threshold` must be a finite number"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "message"), MISTAKES)
+def test_mistakes(mistake: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mistake()
