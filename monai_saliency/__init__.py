@@ -10,8 +10,10 @@ from typing import Any
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
+from monai_saliency.estimators.hsic import HSICScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.sobol import SobolScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
 from monai_saliency.fills.scan_unit import ScanUnitFill
@@ -19,18 +21,22 @@ from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.masks.supervoxels import Supervoxels
 from monai_saliency.methods import (
     channel_occlusion,
     hierarchical_occlusion,
+    hsic,
     patch_windows,
     region_occlusion,
     rise,
     sliding_window,
+    sobol,
 )
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.targets import (
@@ -60,6 +66,8 @@ __all__ = [
     "Explanation",
     "FieldSimilarity",
     "FunctionScore",
+    "GridMasks",
+    "HSICScoring",
     "HierarchicalMasks",
     "HierarchicalScoring",
     "IndependentChannelMasks",
@@ -78,13 +86,17 @@ __all__ = [
     "Saliencyd",
     "ScanUnitFill",
     "SlidingWindowMasks",
+    "SobolMasks",
+    "SobolScoring",
     "Supervoxels",
     "channel_occlusion",
     "hierarchical_occlusion",
+    "hsic",
     "patch_windows",
     "region_occlusion",
     "rise",
     "sliding_window",
+    "sobol",
 ]
 
 _ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize")

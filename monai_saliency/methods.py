@@ -36,17 +36,21 @@ from monai.inferers import Inferer
 
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
+from monai_saliency.estimators.hsic import HSICScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.sobol import SobolScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.unwrapped import inside_of
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag, whole_number
@@ -58,6 +62,8 @@ __all__ = [
     "hierarchical_occlusion",
     "region_occlusion",
     "channel_occlusion",
+    "hsic",
+    "sobol",
 ]
 
 
@@ -239,6 +245,69 @@ def channel_occlusion(*, target: Target, estimator: Estimator | None = None, **s
         settings: shared by all methods, see the top of this module.
     """
     return region_occlusion(regions=whole_image, per_channel=True, target=target, estimator=estimator, **settings)
+
+
+def hsic(
+    num_masks: int = 1000,
+    grid_size: int | Sequence[int] = 8,
+    seed: int = 0,
+    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    by_label: bool = False,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """HSIC attribution (Novello, Fel and Vigouroux, NeurIPS 2022): random grids, and how strongly the score depends on
+    whether a cell is kept. The value has no sign and is not in the score's unit.
+
+    Args:
+        num_masks: how many grids, each cell kept with probability 1/2.
+        grid_size: cells along each axis, one number or one per axis.
+        seed: of the random grids.
+        regions: makes regions of an image instead of cells, such as ``Supervoxels(200)``.
+        by_label: take the regions of the case's label map instead of cells.
+        target: which number is explained.
+        estimator: ``HSICScoring()`` by default.
+        settings: shared by all methods, see the top of this module.
+
+    Raises:
+        ValueError: when both ``regions`` and ``by_label`` are given.
+    """
+    masks: Masks = GridMasks(num_masks, grid_size, 0.5, seed)
+    if flag("by_label", by_label) or regions is not None:
+        if by_label and regions is not None:
+            raise ValueError("give `regions` or `by_label`, not both: each says which regions are hidden")
+        masks = RegionMasks(num_masks, 0.5, seed, regions)
+    return PerturbationInferer(masks, target, estimator or HSICScoring(), **settings)
+
+
+def sobol(
+    num_designs: int = 32,
+    grid_size: int | Sequence[int] | None = None,
+    seed: int = 0,
+    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    by_label: bool = False,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Total Sobol indices (Fel et al., NeurIPS 2021): cells dimmed by a design of random numbers, and the share of the
+    score's variance that each has a part in, alone or with others. It takes ``num_designs * (cells + 2)`` forwards.
+
+    Args:
+        num_designs: how many designs, at least 2, best a power of 2.
+        grid_size: cells along each axis, one number or one per axis; 8 in 2D and 4 in 3D by default.
+        seed: of the designs.
+        regions: makes regions of an image instead of cells, such as ``Supervoxels(40)``.
+        by_label: take the regions of the case's label map instead of cells.
+        target: which number is explained.
+        estimator: ``SobolScoring()`` by default.
+        settings: shared by all methods, see the top of this module.
+    """
+    masks = SobolMasks(num_designs, grid_size, seed, regions, flag("by_label", by_label))
+    return PerturbationInferer(masks, target, estimator or SobolScoring(), **settings)
 
 
 def _check_unit(window_unit: str) -> None:

@@ -119,6 +119,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "hierarchical_occlusion": {"window_size": 6, "levels": 2, "keep": 0.3},
     "region_occlusion": {},
     "channel_occlusion": {},
+    "hsic": {"num_masks": 20, "grid_size": 3},
+    "sobol": {"num_designs": 2, "grid_size": 2},
 }
 
 

@@ -17,12 +17,16 @@ from monai.inferers import SlidingWindowInferer
 from monai_saliency import methods
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
+from monai_saliency.estimators.hsic import HSICScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.sobol import SobolScoring
 from monai_saliency.masks.base import Masks
+from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.targets import RegressionScore, Target
 
 
@@ -57,10 +61,14 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
         lambda dims: {"regions": quarters, "num_coalitions": 12, "per_channel": True},
     ],
     "channel_occlusion": [lambda dims: {}],
+    "hsic": [lambda dims: {"num_masks": 20, "grid_size": 3}, lambda dims: {"num_masks": 12, "regions": quarters}],
+    "sobol": [lambda dims: {"num_designs": 4, "grid_size": 2}, lambda dims: {"num_designs": 4, "regions": quarters}],
 }
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
     HierarchicalScoring: (HierarchicalScoring(), HierarchicalMasks(4, levels=1)),
+    HSICScoring: (HSICScoring(), GridMasks(40, 3, seed=2)),
+    SobolScoring: (SobolScoring(), SobolMasks(8, 2, seed=2)),
     OcclusionScoring: (OcclusionScoring(), SlidingWindowMasks(3, 2)),
 }
 MISSING = "{} has no example in {}: add one, so that law 11 holds for it too"

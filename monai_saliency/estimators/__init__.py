@@ -9,12 +9,24 @@ module            map
 ``rise``          the average score while a voxel is kept, for random masks
 ``occlusion``     the average drop of the score while a voxel is hidden, for windows and regions
 ``hierarchical``  the same drop summed over levels, for windows that are refined where they matter
+``hsic``          how strongly the score depends on a cell, for random grids and regions
+``sobol``         the share of the score's variance that a cell has a part in, for Sobol designs
 ================  ======================================================================================
 """
 
 from monai_saliency.estimators.base import Estimator, ScoreState
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
+from monai_saliency.estimators.hsic import HSICScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.sobol import SobolScoring
 
-__all__ = ["Estimator", "HierarchicalScoring", "OcclusionScoring", "RISEScoring", "ScoreState"]
+__all__ = [
+    "Estimator",
+    "HSICScoring",
+    "HierarchicalScoring",
+    "OcclusionScoring",
+    "RISEScoring",
+    "ScoreState",
+    "SobolScoring",
+]

@@ -7,6 +7,8 @@ A mask is 1 where the image is kept and 0 where the fill replaces it. :class:`Ma
 module              masks
 ==================  ===========================================================================================
 ``base``            the contract: :class:`Masks` and :class:`BoundMasks`
+``grid``            random grids with crisp cells, for HSIC
+``sobol``           cells dimmed by a design of random numbers, for total Sobol indices
 ``rise``            random smooth grids, for RISE
 ``sliding_window``  boxes that slide over the image, for occlusion
 ``patch_window``    boxes on the grid of a sliding-window inferer's patches: fewer patches are run again
@@ -20,16 +22,19 @@ module              masks
 
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 
 __all__ = [
     "BoundMasks",
     "ChannelMasks",
+    "GridMasks",
     "HierarchicalMasks",
     "IndependentChannelMasks",
     "Masks",
@@ -37,6 +42,7 @@ __all__ = [
     "RISEMasks",
     "RegionMasks",
     "SlidingWindowMasks",
+    "SobolMasks",
     "Supervoxels",
     "whole_image",
 ]

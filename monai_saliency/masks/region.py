@@ -13,7 +13,7 @@ from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.tensors import check_labels, plain
 
-__all__ = ["RegionMasks"]
+__all__ = ["BoundRegionMasks", "RegionMasks"]
 
 
 class RegionMasks(Masks):
@@ -83,9 +83,12 @@ class BoundRegionMasks(BoundMasks):
     """The masks of one label map.
 
     Attributes:
+        num_masks: number of random masks; None where each region is hidden in turn.
         values: see :class:`~monai_saliency.masks.base.Regions`.
         index: see :class:`~monai_saliency.masks.base.Regions`.
     """
+
+    num_masks: int | None
 
     def __init__(self, masks: RegionMasks, image: torch.Tensor, labels: torch.Tensor) -> None:
         super().__init__(image)
@@ -125,6 +128,19 @@ class BoundRegionMasks(BoundMasks):
         if self.num_masks is None:
             return {"coalition": np.asarray(indices, dtype=int)[:, None] != np.arange(len(self.values))}
         return {"coalition": random_rows(self.seed, indices, len(self.values)) < self.p1}
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Write one value of each region on all its voxels, and 0 on the voxels in no region.
+
+        Args:
+            values: ``(K, regions)``, in the order of :attr:`values`.
+
+        Returns:
+            ``(K, *spatial)``, in the masks' precision and on their device.
+        """
+        values = values.to(self.device, self.dtype)
+        table = torch.cat([values.new_zeros(len(values), 1), values], dim=1)
+        return table[:, self.index.long()]
 
     def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
         present = self.index[box].unique().cpu().numpy()
