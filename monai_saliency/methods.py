@@ -103,6 +103,7 @@ def sliding_window(
     stride: float | Sequence[float] | None = None,
     window_unit: str = "voxel",
     per_channel: bool = False,
+    smooth: float | Sequence[float] = 0,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -115,6 +116,7 @@ def sliding_window(
         stride: step from window to window, one number or one per axis; half of the window by default.
         window_unit: of both: ``"voxel"`` (of the network's input) or ``"mm"``.
         per_channel: hide one channel at a time, and make a map for each channel.
+        smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
         target: which number is explained.
         estimator: ``OcclusionScoring()`` by default.
         settings: shared by all methods, see the top of this module.
@@ -123,7 +125,7 @@ def sliding_window(
         ValueError: when ``window_unit`` is another word.
     """
     _check_unit(window_unit)
-    masks: Masks = SlidingWindowMasks(window_size, stride, window_unit)
+    masks: Masks = SlidingWindowMasks(window_size, stride, window_unit, smooth)
     masks = ChannelMasks(masks) if flag("per_channel", per_channel) else masks
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
 
@@ -195,6 +197,7 @@ def region_occlusion(
     regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
     num_supervoxels: int | None = None,
     per_channel: bool = False,
+    smooth: float | Sequence[float] = 0,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -214,6 +217,8 @@ def region_occlusion(
             of the case's label map.
         num_supervoxels: about how many regions to make of the image itself, as ``regions=Supervoxels(...)`` does.
         per_channel: hide one channel at a time, and make a map for each channel.
+        smooth: width in voxels over which the edge of a region rises, one number or one per axis; crisp by default.
+            With it, a map changes inside a region, near its edge.
         target: which number is explained.
         estimator: by default ``OcclusionScoring()``, or ``RISEScoring(p1)`` with ``num_coalitions``.
         settings: shared by all methods, see the top of this module.
@@ -229,7 +234,7 @@ def region_occlusion(
         if regions is not None:
             raise ValueError("give `regions` or `num_supervoxels`, not both: each makes the regions of an image")
         regions = Supervoxels(num_supervoxels)
-    masks: Masks = RegionMasks(num_coalitions, p1, seed, regions)
+    masks: Masks = RegionMasks(num_coalitions, p1, seed, regions, smooth)
     if flag("per_channel", per_channel):
         masks = ChannelMasks(masks) if num_coalitions is None else IndependentChannelMasks(masks)
     default = OcclusionScoring() if num_coalitions is None else RISEScoring(p1)

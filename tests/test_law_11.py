@@ -52,12 +52,14 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     "sliding_window": [
         lambda dims: {"window_size": 4, "stride": 3},
         lambda dims: {"window_size": 4, "stride": 4, "per_channel": True},
+        lambda dims: {"window_size": 4, "stride": 3, "smooth": 2},
     ],
     "patch_windows": [lambda dims: {"inferer": WholeImages([4] * dims), "patch_memory": False}],
     "hierarchical_occlusion": [lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2}],
     "region_occlusion": [
         lambda dims: {"regions": quarters},
         lambda dims: {"regions": quarters, "num_coalitions": 12, "p1": 0.4},
+        lambda dims: {"regions": quarters, "smooth": 3},
         lambda dims: {"regions": quarters, "num_coalitions": 12, "per_channel": True},
     ],
     "channel_occlusion": [lambda dims: {}],

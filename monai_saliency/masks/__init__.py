@@ -14,6 +14,7 @@ module              masks
 ``patch_window``    boxes on the grid of a sliding-window inferer's patches: fewer patches are run again
 ``hierarchical``    boxes that are halved in rounds where they matter
 ``box``             what masks that each hide one box have in common
+``smooth``          smooth edges, for windows and regions
 ``region``          whole regions: organs of a label map, an atlas, or supervoxels
 ``supervoxels``     regions made from the image itself
 ``channel``         masks for each channel, for maps of each modality
