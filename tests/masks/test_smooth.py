@@ -26,12 +26,12 @@ def boxes_of_regions(image: torch.Tensor, _: Any) -> torch.Tensor:
 
 
 def slow_average(hidden: np.ndarray, widths: tuple[float, ...]) -> np.ndarray:
-    """A voxel's box of ``widths`` is filled with 60 points an axis, of which each lies in one voxel."""
+    """A voxel's box of ``widths`` is filled with 180 points an axis, of which each lies in one voxel."""
     found = np.zeros(hidden.shape)
     for voxel in itertools.product(*map(range, hidden.shape)):
         axes = []
         for at, width, size in zip(voxel, widths, hidden.shape, strict=True):
-            points = at + 0.5 + (np.arange(60) + 0.5) / 60 * width - width / 2
+            points = at + 0.5 + (np.arange(180) + 0.5) / 180 * width - width / 2
             axes.append(np.clip(np.floor(points).astype(int), 0, size - 1))
         found[voxel] = hidden[np.ix_(*axes)].mean()
     return found
