@@ -11,6 +11,7 @@ from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.sobol import SobolScoring
@@ -23,6 +24,7 @@ from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
@@ -32,6 +34,7 @@ from monai_saliency.methods import (
     channel_occlusion,
     hierarchical_occlusion,
     hsic,
+    minimal_region,
     patch_windows,
     region_occlusion,
     rise,
@@ -73,6 +76,8 @@ __all__ = [
     "IndependentChannelMasks",
     "ListInput",
     "MeanFill",
+    "MinimalMasks",
+    "MinimalRegionScoring",
     "OcclusionScoring",
     "PatchMemory",
     "PerturbationInferer",
@@ -92,6 +97,7 @@ __all__ = [
     "channel_occlusion",
     "hierarchical_occlusion",
     "hsic",
+    "minimal_region",
     "patch_windows",
     "region_occlusion",
     "rise",

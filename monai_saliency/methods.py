@@ -37,6 +37,7 @@ from monai.inferers import Inferer
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.sobol import SobolScoring
@@ -46,6 +47,7 @@ from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
@@ -64,6 +66,7 @@ __all__ = [
     "channel_occlusion",
     "hsic",
     "sobol",
+    "minimal_region",
 ]
 
 
@@ -313,6 +316,42 @@ def sobol(
     """
     masks = SobolMasks(num_designs, grid_size, seed, regions, flag("by_label", by_label))
     return PerturbationInferer(masks, target, estimator or SobolScoring(), **settings)
+
+
+def minimal_region(
+    share: float = 0.9,
+    window_size: float | Sequence[float] | None = None,
+    levels: int = 4,
+    keep: float = 0.08,
+    window_unit: str = "voxel",
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """The smallest set of windows that keeps the score when all else is hidden: an answer that can be checked.
+
+    Windows are ranked as by :func:`hierarchical_occlusion`, then the number of windows that is needed is searched
+    (:class:`~monai_saliency.MinimalMasks`). The map is 1 inside the region and 0 outside; ``explanation.masks.found``
+    gives its voxels, and the scores with the region kept and hidden.
+
+    Args:
+        share: of the score's rise from the fill to the image that the region keeps, in (0, 1].
+        window_size: edge of a window of the first level, one number or one per axis. By default there are about 64;
+            under a ``SlidingWindowInferer`` it is the step from patch to patch.
+        levels: how many sizes, each half as long as the one before.
+        keep: share of a level's windows that is refined.
+        window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
+        target: which number is explained.
+        estimator: ``MinimalRegionScoring()`` by default.
+        settings: shared by all methods, see the top of this module.
+
+    Raises:
+        ValueError: when ``window_unit`` is another word.
+    """
+    _check_unit(window_unit)
+    masks = MinimalMasks(share, window_size, levels, keep, window_unit, inside_of(settings.get("inferer")))
+    return PerturbationInferer(masks, target, estimator or MinimalRegionScoring(), **settings)
 
 
 def _check_unit(window_unit: str) -> None:

@@ -120,6 +120,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "region_occlusion": {},
     "channel_occlusion": {},
     "hsic": {"num_masks": 20, "grid_size": 3},
+    "minimal_region": {"window_size": 6, "levels": 2, "keep": 0.3},
     "sobol": {"num_designs": 2, "grid_size": 2},
 }
 

@@ -11,12 +11,14 @@ module            map
 ``hierarchical``  the same drop summed over levels, for windows that are refined where they matter
 ``hsic``          how strongly the score depends on a cell, for random grids and regions
 ``sobol``         the share of the score's variance that a cell has a part in, for Sobol designs
+``minimal``       1 inside the smallest set of windows that keeps the score
 ================  ======================================================================================
 """
 
 from monai_saliency.estimators.base import Estimator, ScoreState
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.sobol import SobolScoring
@@ -25,6 +27,7 @@ __all__ = [
     "Estimator",
     "HSICScoring",
     "HierarchicalScoring",
+    "MinimalRegionScoring",
     "OcclusionScoring",
     "RISEScoring",
     "ScoreState",

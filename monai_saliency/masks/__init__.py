@@ -13,6 +13,7 @@ module              masks
 ``sliding_window``  boxes that slide over the image, for occlusion
 ``patch_window``    boxes on the grid of a sliding-window inferer's patches: fewer patches are run again
 ``hierarchical``    boxes that are halved in rounds where they matter
+``minimal``         sets of windows: the smallest one that keeps the score
 ``box``             what masks that each hide one box have in common
 ``smooth``          smooth edges, for windows and regions
 ``region``          whole regions: organs of a label map, an atlas, or supervoxels
@@ -25,6 +26,7 @@ from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
@@ -39,6 +41,7 @@ __all__ = [
     "HierarchicalMasks",
     "IndependentChannelMasks",
     "Masks",
+    "MinimalMasks",
     "PatchWindowMasks",
     "RISEMasks",
     "RegionMasks",

@@ -93,8 +93,8 @@ def test_method_and_its_settings_switch_from_the_command_line(cohort: Path, chec
     with pytest.raises(RuntimeError) as caught:
         run(cohort, tmp_path / "no", checkpoint, method="lime")
     assert str(root_cause(caught.value)) == (
-        "`method` must be one of ['channel_occlusion', 'hierarchical_occlusion', 'hsic', 'patch_windows', "
-        "'region_occlusion', 'rise', 'sliding_window', 'sobol'], "
+        "`method` must be one of ['channel_occlusion', 'hierarchical_occlusion', 'hsic', 'minimal_region', "
+        "'patch_windows', 'region_occlusion', 'rise', 'sliding_window', 'sobol'], "
         "or the dotted path of your own function, got 'lime'"
     )
 
