@@ -38,6 +38,13 @@ class BoundBoxMasks(BoundMasks):
         first, stop = self._inside(indices, [(0, size) for size in self.spatial_shape])
         return [tuple(map(slice, *ends)) for ends in zip(first.tolist(), stop.tolist(), strict=True)]
 
+    def changed_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+        if not self.smooth:
+            return self.hidden_boxes(indices)
+        lowest, highest = self._ramps(indices, [(0, size) for size in self.spatial_shape])
+        highest = np.maximum(highest, lowest - 1)
+        return [tuple(map(slice, *ends)) for ends in zip(lowest.tolist(), (highest + 1).tolist(), strict=True)]
+
     def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
         if self.smooth:
             return self._restrict_smooth(indices, box)
@@ -54,13 +61,20 @@ class BoundBoxMasks(BoundMasks):
         first, stop = codes["first"].astype(float), codes["stop"].astype(float)
         return np.where(first <= 0, -np.inf, first), np.where(stop >= self.spatial_shape, np.inf, stop)
 
-    def _restrict_smooth(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+    def _ramps(self, indices: Sequence[int], sides: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """The first and the last voxels inside a box that masks with smooth edges hide at least in part."""
         first, stop = self._edges(self.codes(indices))
-        start, end = np.array([(side.start, side.stop) for side in box]).T
-        half = np.array(self.smooth) / 2
-        # A voxel is hidden in part where its centre lies between the outer ends of the two ramps.
+        (start, end), half = np.transpose(sides), np.array(self.smooth) / 2
+        # Their centres lie between the outer ends of the two ramps.
         lowest = np.maximum(np.floor(first - half - 0.5) + 1, start)
         highest = np.minimum(np.ceil(stop + half - 0.5) - 1, end - 1)
+        return lowest.astype(int), highest.astype(int)
+
+    def _restrict_smooth(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        sides = [(side.start, side.stop) for side in box]
+        lowest, highest = self._ramps(indices, sides)
+        first, stop = self._edges(self.codes(indices))
+        (start, end), half = np.transpose(sides), np.array(self.smooth) / 2
         # An edge whose ramp ends outside the box is like any other there.
         near, far = np.floor(start + 0.5 - half), np.ceil(end - 0.5 + half)
         rows = np.concatenate([np.clip(first, near, far), np.clip(stop, near, far)], axis=1)

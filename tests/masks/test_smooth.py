@@ -133,6 +133,10 @@ def test_parts_of_masks(shape: tuple[int, ...], width: Any) -> None:
         whole = bound.render(range(len(bound)))
         assert float(whole.min()) >= 0
         assert float(whole.max()) <= 1
+        for mask, changed in zip(whole, bound.changed_boxes(range(len(bound))) or (), strict=False):
+            inside: Box = changed
+            sides = [[int(v) for v in (axis.min(), axis.max() + 1)] for axis in (mask[0] < 1).nonzero().T]
+            assert sides == [[side.start, side.stop] for side in inside]
         for corner in ((0, 0), (3, 2), (5, 4)):
             sides = [*(slice(a, a + 4) for a in corner), slice(1, 4)]
             box: Box = tuple(sides[: len(shape)])
