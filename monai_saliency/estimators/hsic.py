@@ -83,7 +83,7 @@ class HSICScoring(Estimator):
         standard deviation than ``sqrt 2`` times its mean.
         """
         kept = torch.from_numpy(_checked(masks).codes(indices)["coalition"]).to(masks.device)
-        count, share = len(kept), kept.double().mean(dim=0)
+        count, share = len(kept), kept.to(accumulation_dtype(masks.device)).mean(dim=0)
         squares = count * (share * (1 - share)).mean()
         found = []
         for values, smallest in zip(
