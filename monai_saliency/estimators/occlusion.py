@@ -57,8 +57,8 @@ def sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tens
     """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``.
 
     Masks that each hide one box, or change nothing outside of one, are added inside that box only; others are rendered
-    a few at a time. The sum is not computed as ``sum_i weights[i, k] - sum_i weights[i, k] * M_i``: rounding would leave
-    small values where no mask hides the voxel.
+    a few at a time. The sum is not computed as ``sum_i weights[i, k] - sum_i weights[i, k] * M_i``: rounding would
+    leave small values where no mask hides the voxel.
     """
     sums = masks.zero_sums(weights)
     weights = weights.to(masks.device, masks.dtype)
