@@ -287,6 +287,7 @@ def hsic(
         if by_label and regions is not None:
             raise ValueError("give `regions` or `by_label`, not both: each says which regions are hidden")
         masks = RegionMasks(num_masks, 0.5, seed, regions)
+        masks.shorter = GridMasks.shorter
     return PerturbationInferer(masks, target, estimator or HSICScoring(), **settings)
 
 
