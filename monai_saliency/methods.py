@@ -278,16 +278,8 @@ def hsic(
         target: which number is explained.
         estimator: ``HSICScoring()`` by default.
         settings: shared by all methods, see the top of this module.
-
-    Raises:
-        ValueError: when both ``regions`` and ``by_label`` are given.
     """
-    masks: Masks = GridMasks(num_masks, grid_size, 0.5, seed)
-    if flag("by_label", by_label) or regions is not None:
-        if by_label and regions is not None:
-            raise ValueError("give `regions` or `by_label`, not both: each says which regions are hidden")
-        masks = RegionMasks(num_masks, 0.5, seed, regions)
-        masks.shorter = GridMasks.shorter
+    masks = GridMasks(num_masks, grid_size, 0.5, seed, regions, flag("by_label", by_label))
     return PerturbationInferer(masks, target, estimator or HSICScoring(), **settings)
 
 
@@ -338,17 +330,13 @@ def minimal_region(
 
     Args:
         share: of the score's rise from the fill to the image that the region keeps, in (0, 1].
-        window_size: edge of a window of the first level, one number or one per axis. By default there are about 64;
-            under a ``SlidingWindowInferer`` it is the step from patch to patch.
+        window_size: edge of a window of the first level, as for :func:`hierarchical_occlusion`.
         levels: how many sizes, each half as long as the one before.
         keep: share of a level's windows that is refined.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
         target: which number is explained.
         estimator: ``MinimalRegionScoring()`` by default.
         settings: shared by all methods, see the top of this module.
-
-    Raises:
-        ValueError: when ``window_unit`` is another word.
     """
     _check_unit(window_unit)
     masks = MinimalMasks(share, window_size, levels, keep, window_unit, inside_of(settings.get("inferer")))

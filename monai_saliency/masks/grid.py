@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks
-from monai_saliency.masks.region import BoundRegionMasks
+from monai_saliency.masks.region import BoundRegionMasks, RegionMasks
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
 
 __all__ = ["GridMasks"]
@@ -27,9 +27,14 @@ class GridMasks(Masks):
         grid_size: cells along each axis, one number or one per axis, at least 1.
         p1: probability in [0, 1] that a cell is kept.
         seed: seed of all draws, at least 0. With the same seed, more masks begin with the same masks as fewer.
+        regions: makes regions to keep or hide instead of cells, such as ``Supervoxels(200)``: a function of an image
+            ``(C, *spatial)`` and its voxel sizes that gives a label map ``(1, *spatial)``. The masks are those of
+            :class:`~monai_saliency.RegionMasks`.
+        by_label: keep or hide the regions of the case's label map instead of cells.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) when ``grid_size`` has not one number per axis.
+        ValueError: for settings out of range, for both ``regions`` and ``by_label``, and (from ``bind``) when
+            ``grid_size`` has not one number per axis, or as for :class:`~monai_saliency.RegionMasks`.
 
     Example::
 
@@ -45,18 +50,31 @@ class GridMasks(Masks):
     by_region = True
     shorter = "a smaller num_masks, whose map has more noise"
 
-    def __init__(self, num_masks: int, grid_size: int | Sequence[int] = 8, p1: float = 0.5, seed: int = 0) -> None:
+    def __init__(
+        self,
+        num_masks: int,
+        grid_size: int | Sequence[int] = 8,
+        p1: float = 0.5,
+        seed: int = 0,
+        regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+        by_label: bool = False,
+    ) -> None:
         whole_numbers("grid_size", grid_size, 1)
         probability("p1", p1)
         self.num_masks = whole_number("num_masks", num_masks, 1)
         self.grid_size = grid_size
         self.p1 = float(p1)
         self.seed = whole_number("seed", seed, 0)
+        if by_label and regions is not None:
+            raise ValueError("give `regions` or `by_label`, not both: each says which regions are hidden")
+        by_region = by_label or regions is not None
+        self.instead = RegionMasks(num_masks, p1, seed, regions) if by_region else None
+        self.needs_labels = bool(by_label)
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
-        return _BoundGridMasks(self, image)
+        return _BoundGridMasks(self, image) if self.instead is None else self.instead.bind(image, labels, spacing)
 
 
 class _BoundGridMasks(BoundRegionMasks):
