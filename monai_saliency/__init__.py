@@ -11,9 +11,12 @@ from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
+from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, shapley_values
+from monai_saliency.estimators.sobol import SobolScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
 from monai_saliency.fills.scan_unit import ScanUnitFill
@@ -23,21 +26,27 @@ from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
+from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.masks.supervoxels import Supervoxels
 from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods import (
     channel_occlusion,
     focused_rise,
     hierarchical_occlusion,
+    hsic,
+    minimal_region,
     patch_windows,
     region_occlusion,
     rise,
     shapley,
     sliding_window,
+    sobol,
 )
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.targets import (
@@ -69,12 +78,16 @@ __all__ = [
     "FieldSimilarity",
     "FunctionScore",
     "FocusedMasks",
+    "GridMasks",
+    "HSICScoring",
     "HierarchicalMasks",
     "FocusedScoring",
     "HierarchicalScoring",
     "IndependentChannelMasks",
     "ListInput",
     "MeanFill",
+    "MinimalMasks",
+    "MinimalRegionScoring",
     "OcclusionScoring",
     "PatchMemory",
     "PerturbationInferer",
@@ -89,17 +102,22 @@ __all__ = [
     "ScanUnitFill",
     "ShapleyScoring",
     "SlidingWindowMasks",
+    "SobolMasks",
+    "SobolScoring",
     "Supervoxels",
     "UntilMasks",
     "channel_occlusion",
     "hierarchical_occlusion",
     "focused_rise",
+    "hsic",
+    "minimal_region",
     "patch_windows",
     "region_occlusion",
     "rise",
     "shapley",
     "shapley_values",
     "sliding_window",
+    "sobol",
 ]
 
 _ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize")

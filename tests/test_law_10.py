@@ -121,6 +121,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "region_occlusion": {},
     "channel_occlusion": {},
     "shapley": {},
+    "hsic": {"num_masks": 20, "grid_size": 3},
+    "minimal_region": {"window_size": 6, "levels": 2, "keep": 0.3},
+    "sobol": {"num_designs": 2, "grid_size": 2},
 }
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.estimators import map_of
 from helpers.examples import TARGETS, found_in_package, repeated, target_examples
 from monai.inferers import SlidingWindowInferer
 
@@ -18,15 +17,22 @@ from monai_saliency import methods
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
+from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
-from monai_saliency.masks.base import Masks
+from monai_saliency.estimators.sobol import SobolScoring
+from monai_saliency.fills.constant import ConstantFill
+from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
+from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.targets import RegressionScore, Target
 
 
@@ -53,6 +59,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     "sliding_window": [
         lambda dims: {"window_size": 4, "stride": 3},
         lambda dims: {"window_size": 4, "stride": 4, "per_channel": True},
+        lambda dims: {"window_size": 4, "stride": 3, "smooth": 2},
     ],
     "patch_windows": [lambda dims: {"inferer": WholeImages([4] * dims), "patch_memory": False}],
     "hierarchical_occlusion": [lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2}],
@@ -63,6 +70,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     "region_occlusion": [
         lambda dims: {"regions": quarters},
         lambda dims: {"regions": quarters, "num_coalitions": 12, "p1": 0.4},
+        lambda dims: {"regions": quarters, "smooth": 3},
         lambda dims: {"regions": quarters, "num_coalitions": 12, "per_channel": True},
     ],
     "channel_occlusion": [lambda dims: {}],
@@ -71,12 +79,19 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
         lambda dims: {"regions": quarters, "num_coalitions": 13},
         lambda dims: {"regions": quarters, "num_coalitions": 25, "per_channel": True},
     ],
+    "hsic": [lambda dims: {"num_masks": 20, "grid_size": 3}, lambda dims: {"num_masks": 12, "regions": quarters}],
+    # The image's score is above the fill's.
+    "minimal_region": [lambda dims: {"window_size": 4, "levels": 2, "share": 0.6, "fill": ConstantFill(3.0 - dims)}],
+    "sobol": [lambda dims: {"num_designs": 4, "grid_size": 2}, lambda dims: {"num_designs": 4, "regions": quarters}],
 }
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
     FocusedScoring: (FocusedScoring(), FocusedMasks(30, 2, 4, levels=1)),
     HierarchicalScoring: (HierarchicalScoring(), HierarchicalMasks(4, levels=1)),
     ShapleyScoring: (ShapleyScoring(), CoalitionMasks(13, regions=quarters)),
+    HSICScoring: (HSICScoring(), GridMasks(40, 3, seed=2)),
+    MinimalRegionScoring: (MinimalRegionScoring(), MinimalMasks(0.5, 4, levels=2)),
+    SobolScoring: (SobolScoring(), SobolMasks(8, 2, seed=2)),
     OcclusionScoring: (OcclusionScoring(), SlidingWindowMasks(3, 2)),
 }
 MISSING = "{} has no example in {}: add one, so that law 11 holds for it too"
@@ -138,6 +153,19 @@ def test_a_constant_in_every_score_changes_no_map(name: str, dims: int) -> None:
     torch.testing.assert_close(moved, maps, rtol=0, atol=1e-11)
 
 
+def map_of_rounds(
+    estimator: Estimator, masks: BoundMasks, scores: torch.Tensor, reference: torch.Tensor
+) -> torch.Tensor:
+    """The map of all rounds, where each row in turn has the next of the scores."""
+    state, done = estimator.start(masks, reference), 0
+    while True:
+        count = len(state.indices)
+        state.update(range(done, count), scores[done:count])
+        done = count
+        if not state.next_round():
+            return state.compute()
+
+
 @pytest.mark.parametrize("shape", [(9, 8), (7, 6, 8)])
 @pytest.mark.parametrize("kind", found_in_package(Estimator))  # type: ignore[type-abstract]
 def test_a_constant_in_every_score_changes_no_estimate(kind: type[Estimator], shape: tuple[int, ...]) -> None:
@@ -146,9 +174,10 @@ def test_a_constant_in_every_score_changes_no_estimate(kind: type[Estimator], sh
     estimator, masks = ESTIMATORS[kind]
     bound = masks.bind(torch.zeros(1, *shape))
     # So few digits that adding 64 rounds nothing.
-    drawn = torch.randn(len(bound) + 1, 2, generator=torch.Generator().manual_seed(0)).mul(1024).round() / 1024
-    scores, reference = drawn[:-1], drawn[-1]
-    maps = map_of(estimator, bound, scores, reference)
-    assert torch.equal(map_of(estimator, bound, scores + 64, reference + 64), maps)
-    zeros = map_of(estimator, bound, torch.full_like(scores, 70.1), torch.full_like(reference, 70.1))
+    drawn = torch.randn(1000, 2, generator=torch.Generator().manual_seed(0)).mul(1024).round() / 1024
+    scores, reference = drawn[:-1], drawn[-1] + 4  # the image has more than its parts
+    maps = map_of_rounds(estimator, bound, scores, reference)
+    assert torch.equal(map_of_rounds(estimator, bound, scores + 64, reference + 64), maps)
+    assert float(maps.abs().max()) > 0
+    zeros = map_of_rounds(estimator, bound, torch.full_like(scores, 70.1), torch.full_like(reference, 70.1))
     assert torch.equal(zeros, torch.zeros_like(maps))

@@ -268,7 +268,7 @@ def test_imports_where_unix_is_missing() -> None:
 
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A method that stands in ``methods.py`` alone, and so is listed nowhere else; its name."""
+    """A method that stands in ``methods`` alone, and so is listed nowhere else; its name."""
 
     def probe(edge: int = 3, *, target: Any, estimator: Any = None, **settings: Any) -> PerturbationInferer:
         return methods.sliding_window(edge, edge, target=target, estimator=estimator, **settings)

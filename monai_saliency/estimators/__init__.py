@@ -11,24 +11,33 @@ module            map
 ``focused``       RISE inside boxes that windows found, and the windows' drop elsewhere
 ``hierarchical``  the same drop summed over levels, for windows that are refined where they matter
 ``shapley``       what a region adds to the score, on average over all orders of regions
+``hsic``          how strongly the score depends on a cell, for random grids and regions
+``sobol``         the share of the score's variance that a cell has a part in, for Sobol designs
+``minimal``       1 inside the smallest set of windows that keeps the score
 ================  ======================================================================================
 """
 
 from monai_saliency.estimators.base import Estimator, ScoreState
 from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
+from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, ShapleyValues, shapley_values
+from monai_saliency.estimators.sobol import SobolScoring
 
 __all__ = [
     "Estimator",
     "FocusedScoring",
+    "HSICScoring",
     "HierarchicalScoring",
+    "MinimalRegionScoring",
     "OcclusionScoring",
     "RISEScoring",
     "ScoreState",
     "ShapleyScoring",
     "ShapleyValues",
+    "SobolScoring",
     "shapley_values",
 ]

@@ -85,9 +85,9 @@ class OcclusionScoring(Estimator):
 def sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
     """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``.
 
-    Masks that each hide one box are added inside that box only; others are rendered a few at a time. The sum is not
-    computed as ``sum_i weights[i, k] - sum_i weights[i, k] * M_i``: rounding would leave small values where no mask
-    hides the voxel.
+    Masks that each hide one box, or change nothing outside of one, are added inside that box only; others are rendered
+    a few at a time. The sum is not computed as ``sum_i weights[i, k] - sum_i weights[i, k] * M_i``: rounding would
+    leave small values where no mask hides the voxel.
     """
     sums = masks.zero_sums(weights)
     weights = weights.to(masks.device, masks.dtype)
@@ -97,6 +97,13 @@ def sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tens
         for box, each in zip(boxes, weights, strict=True):
             everywhere: Any = (..., *box)
             sums[everywhere] += each
+        return sums
+    changed = masks.changed_boxes(indices)
+    if changed is not None:
+        weights = weights.to(sums).reshape(*weights.shape, *[1] * (sums.ndim - 1))
+        for index, box, each in zip(indices, changed, weights, strict=True):
+            inside: Any = (..., *box)
+            sums[inside] += each * (1 - masks.render([index], box=box)[0])
         return sums
     with exact_arithmetic(masks.device):
         for chunk, rendered in masks.stream(indices):

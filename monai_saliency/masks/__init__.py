@@ -7,6 +7,8 @@ A mask is 1 where the image is kept and 0 where the fill replaces it. :class:`Ma
 module              masks
 ==================  ===========================================================================================
 ``base``            the contract: :class:`Masks` and :class:`BoundMasks`
+``grid``            random grids with crisp cells, for HSIC
+``sobol``           cells dimmed by a design of random numbers, for total Sobol indices
 ``rise``            random smooth grids, for RISE
 ``sliding_window``  boxes that slide over the image, for occlusion
 ``patch_window``    boxes on the grid of a sliding-window inferer's patches: fewer patches are run again
@@ -15,6 +17,9 @@ module              masks
 ``box``             what masks that each hide one box have in common
 ``order``           the highest voxels of a map, more and more: for metrics
 ``subset``          as many cells of a grid in every mask, drawn at random: for metrics
+``minimal``         sets of windows: the smallest one that keeps the score
+``box``             what masks that each hide one box have in common
+``smooth``          smooth edges, for windows and regions
 ``region``          whole regions: organs of a label map, an atlas, or supervoxels
 ``coalition``       coalitions of regions, for Shapley values
 ``coalition_draw``  which of them, where not all are scored
@@ -29,12 +34,15 @@ from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
+from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.order import OrderMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.masks.subset import SubsetMasks
 from monai_saliency.masks.supervoxels import Supervoxels, whole_image
 from monai_saliency.masks.until import UntilMasks
@@ -48,11 +56,14 @@ __all__ = [
     "IndependentChannelMasks",
     "Masks",
     "OrderMasks",
+    "GridMasks",
+    "MinimalMasks",
     "PatchWindowMasks",
     "RISEMasks",
     "RegionMasks",
     "SlidingWindowMasks",
     "SubsetMasks",
+    "SobolMasks",
     "Supervoxels",
     "UntilMasks",
     "whole_image",

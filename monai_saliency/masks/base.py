@@ -177,6 +177,13 @@ class BoundMasks(ABC):
         """
         return None
 
+    def changed_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+        """The box outside of which each mask keeps everything, one slice with start and stop for each spatial axis.
+
+        None, the default, for masks that may change any voxel.
+        """
+        return self.hidden_boxes(indices)
+
     def render(
         self,
         indices: Sequence[int],

@@ -9,13 +9,21 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.smooth import rise_over
 from monai_saliency.utils.boxes import Box
 
 __all__ = ["BoundBoxMasks"]
 
 
 class BoundBoxMasks(BoundMasks):
-    """Masks of which each hides one box and keeps the rest. A subclass implements :meth:`codes`."""
+    """Masks of which each hides one box and keeps the rest. A subclass implements :meth:`codes`.
+
+    Attributes:
+        smooth: the width of an edge along each axis, in voxels; empty, the default, where edges are crisp. See
+            :mod:`monai_saliency.masks.smooth`.
+    """
+
+    smooth: tuple[float, ...] = ()
 
     @abstractmethod
     def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
@@ -24,11 +32,22 @@ class BoundBoxMasks(BoundMasks):
         Both may lie outside the image, where the border cuts the box.
         """
 
-    def hidden_boxes(self, indices: Sequence[int]) -> list[Box]:
+    def hidden_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+        if self.smooth:
+            return None
         first, stop = self._inside(indices, [(0, size) for size in self.spatial_shape])
         return [tuple(map(slice, *ends)) for ends in zip(first.tolist(), stop.tolist(), strict=True)]
 
+    def changed_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+        if not self.smooth:
+            return self.hidden_boxes(indices)
+        lowest, highest = self._ramps(indices, [(0, size) for size in self.spatial_shape])
+        highest = np.maximum(highest, lowest - 1)
+        return [tuple(map(slice, *ends)) for ends in zip(lowest.tolist(), (highest + 1).tolist(), strict=True)]
+
     def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        if self.smooth:
+            return self._restrict_smooth(indices, box)
         first, stop = self._inside(indices, [(side.start, side.stop) for side in box])
         return np.asarray((first < stop).all(axis=1)), np.concatenate([first, stop], axis=1)
 
@@ -37,10 +56,36 @@ class BoundBoxMasks(BoundMasks):
         codes, (start, end) = self.codes(indices), np.transpose(sides)
         return np.maximum(codes["first"], start), np.minimum(codes["stop"], end)
 
+    def _edges(self, codes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Where ramps have their middles: infinitely far away where the box reaches the image's border."""
+        first, stop = codes["first"].astype(float), codes["stop"].astype(float)
+        return np.where(first <= 0, -np.inf, first), np.where(stop >= self.spatial_shape, np.inf, stop)
+
+    def _ramps(self, indices: Sequence[int], sides: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """The first and the last voxels inside a box that masks with smooth edges hide at least in part."""
+        first, stop = self._edges(self.codes(indices))
+        (start, end), half = np.transpose(sides), np.array(self.smooth) / 2
+        # Their centres lie between the outer ends of the two ramps.
+        lowest = np.maximum(np.floor(first - half - 0.5) + 1, start)
+        highest = np.minimum(np.ceil(stop + half - 0.5) - 1, end - 1)
+        return lowest.astype(int), highest.astype(int)
+
+    def _restrict_smooth(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        sides = [(side.start, side.stop) for side in box]
+        lowest, highest = self._ramps(indices, sides)
+        first, stop = self._edges(self.codes(indices))
+        (start, end), half = np.transpose(sides), np.array(self.smooth) / 2
+        # An edge whose ramp ends outside the box is like any other there.
+        near, far = np.floor(start + 0.5 - half), np.ceil(end - 0.5 + half)
+        rows = np.concatenate([np.clip(first, near, far), np.clip(stop, near, far)], axis=1)
+        return np.asarray((lowest <= highest).all(axis=1)), rows.astype(int)
+
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+        if self.smooth:
+            return self._render_smooth(codes, box, device)
         first, stop = (torch.from_numpy(codes[name]).to(device) for name in ("first", "stop"))
         masks = torch.zeros((), dtype=self.dtype, device=device)
         for axis, side in enumerate(box):
@@ -50,3 +95,12 @@ class BoundBoxMasks(BoundMasks):
             outside = outside.reshape(len(first), *(-1 if a == axis else 1 for a in range(len(box))))
             masks = torch.maximum(masks, outside)
         return masks.unsqueeze(1)
+
+    def _render_smooth(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+        first, stop = (torch.from_numpy(ends).to(device, self.dtype) for ends in self._edges(codes))
+        hidden = torch.ones((), dtype=self.dtype, device=device)
+        for axis, (side, width) in enumerate(zip(box, self.smooth, strict=True)):
+            centre = torch.arange(side.start, side.stop, device=device).to(self.dtype) + 0.5
+            along = rise_over(centre - first[:, axis, None], width) - rise_over(centre - stop[:, axis, None], width)
+            hidden = hidden * along.reshape(len(first), *(-1 if a == axis else 1 for a in range(len(box))))
+        return (1 - hidden).unsqueeze(1)

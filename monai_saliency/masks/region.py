@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks, Regions, random_rows
+from monai_saliency.masks.smooth import averaged, check_smooth, grown, widths_of
 from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.tensors import check_labels, plain
 
-__all__ = ["RegionMasks", "find_regions"]
+__all__ = ["BoundRegionMasks", "RegionMasks", "find_regions"]
 
 
 class RegionMasks(Masks):
@@ -29,6 +30,8 @@ class RegionMasks(Masks):
         regions: function that makes the label map ``(1, *spatial)`` from an image ``(C, *spatial)`` and its voxel sizes
             in mm (None if unknown), such as :class:`~monai_saliency.Supervoxels`. By default the case's label map is
             used.
+        smooth: width in voxels over which an edge rises in a straight line, half of it on either side of the region's
+            edge, one number or one per axis; crisp edges by default (:mod:`monai_saliency.masks.smooth`).
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when the case has no label map, or when the label map
@@ -55,6 +58,7 @@ class RegionMasks(Masks):
         p1: float = 0.5,
         seed: int = 0,
         regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+        smooth: float | Sequence[float] = 0,
     ) -> None:
         if num_masks is not None:
             num_masks = whole_number("num_masks", num_masks, 1)
@@ -65,6 +69,7 @@ class RegionMasks(Masks):
         words = "a function of an image that makes a label map, such as Supervoxels(200)"
         self.regions = instance("regions", regions, (), words, function=True, none=True)
         self.needs_labels = regions is None
+        self.smooth = check_smooth(smooth)
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
@@ -124,9 +129,14 @@ class BoundRegionMasks(BoundMasks):
     """The masks of one label map.
 
     Attributes:
+        num_masks: number of random masks; None where each region is hidden in turn.
         values: see :class:`~monai_saliency.masks.base.Regions`.
         index: see :class:`~monai_saliency.masks.base.Regions`.
+        smooth: the width of an edge along each axis, in voxels; empty where edges are crisp.
     """
+
+    num_masks: int | None
+    smooth: tuple[float, ...] = ()
 
     def __init__(self, masks: RegionMasks, image: torch.Tensor, regions: Regions) -> None:
         super().__init__(image)
@@ -134,6 +144,9 @@ class BoundRegionMasks(BoundMasks):
         self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
         digest = hashlib.sha256(self.index.cpu().numpy().tobytes()).hexdigest()
         self.key = ("RegionMasks", self.seed, self.p1, self.num_masks, tuple(self.values), digest, self.spatial_shape)
+        self.smooth = widths_of(masks.smooth, self.spatial_shape)
+        if self.smooth:
+            self.key = (*self.key, "smooth", self.smooth)
 
     @property
     def regions(self) -> Regions:
@@ -148,15 +161,36 @@ class BoundRegionMasks(BoundMasks):
             return {"coalition": np.asarray(indices, dtype=int)[:, None] != np.arange(len(self.values))}
         return {"coalition": random_rows(self.seed, indices, len(self.values)) < self.p1}
 
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Write one value of each region on all its voxels, and 0 on the voxels in no region.
+
+        Args:
+            values: ``(K, regions)``, in the order of :attr:`values`.
+
+        Returns:
+            ``(K, *spatial)``, in the masks' precision and on their device.
+        """
+        values = values.to(self.device, self.dtype)
+        table = torch.cat([values.new_zeros(len(values), 1), values], dim=1)
+        return table[:, self.index.long()]
+
     def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        if self.smooth:
+            box = grown(box, self.smooth, self.spatial_shape)
         present = self.index[box].unique().cpu().numpy()
         hidden = ~self.codes(indices)["coalition"][:, present[present > 0] - 1]
         return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self._render_box(codes, (slice(None),) * len(self.spatial_shape), device)
+        return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+        if self.smooth:
+            hidden = 1 - self._crisp(codes, grown(box, self.smooth, self.spatial_shape), device)
+            return 1 - averaged(hidden, box, self.smooth, self.spatial_shape)
+        return self._crisp(codes, box, device)
+
+    def _crisp(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         coalition = torch.from_numpy(codes["coalition"]).to(device, self.dtype)
         kept = torch.cat([coalition.new_ones(len(coalition), 1), coalition], dim=1)
         index = self.index[box].to(device)

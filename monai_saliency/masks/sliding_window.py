@@ -10,6 +10,7 @@ import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.box import BoundBoxMasks
+from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import check_option, per_axis, positive_numbers, voxels_of_mm, whole_numbers
 
 __all__ = ["SlidingWindowMasks"]
@@ -32,6 +33,8 @@ class SlidingWindowMasks(Masks):
         stride: distance between the starts of two windows in ``unit``, one number or one per axis; by default half of
             the window.
         unit: unit of ``window_size`` and ``stride``, ``"voxel"`` or ``"mm"``.
+        smooth: width in voxels over which an edge rises in a straight line, half of it on either side of the window's
+            edge, one number or one per axis; crisp edges by default (:mod:`monai_saliency.masks.smooth`).
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when a window is larger than the image, when there is
@@ -56,6 +59,7 @@ class SlidingWindowMasks(Masks):
         window_size: float | Sequence[float] | None = None,
         stride: float | Sequence[float] | None = None,
         unit: str = "voxel",
+        smooth: float | Sequence[float] = 0,
     ) -> None:
         unit = check_option("unit", unit, ("voxel", "mm"))
         if unit == "mm" and window_size is None:
@@ -68,6 +72,7 @@ class SlidingWindowMasks(Masks):
         self.window_size = window_size
         self.stride = stride
         self.unit = unit
+        self.smooth = check_smooth(smooth)
 
     def sizes(self, spatial_shape: Sequence[int]) -> tuple[Any, Any]:
         """The window and the stride for an image of a shape, in the unit: one number or one per axis."""
@@ -104,7 +109,10 @@ class BoundSlidingWindowMasks(BoundBoxMasks):
                 f"`window_size` {self.window_shape} is larger than the image's spatial shape {self.spatial_shape}, in "
                 "voxels: a window that covers the whole image cannot show where the evidence lies; use a smaller one"
             )
+        self.smooth = widths_of(masks.smooth, self.spatial_shape)
         self.key = ("SlidingWindowMasks", self.window_shape, strides, self.spatial_shape)
+        if self.smooth:
+            self.key = (*self.key, "smooth", self.smooth)
         self.starts = []
         for size, window, stride in zip(self.spatial_shape, self.window_shape, strides, strict=True):
             starts = np.arange(0, size, stride)

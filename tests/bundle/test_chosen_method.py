@@ -104,7 +104,7 @@ def test_settings_of_another_method_are_named(caplog: pytest.LogCaptureFixture) 
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert caplog.messages == [
         "nothing reads saliency_num_masks, saliency_grid: the settings of the method sliding_window are "
-        "saliency_window_size, saliency_stride, saliency_window_unit, saliency_per_channel"
+        "saliency_window_size, saliency_stride, saliency_window_unit, saliency_per_channel, saliency_smooth"
     ]
 
 
@@ -191,6 +191,7 @@ def test_defaults_of_the_demo_are_not_named_under_another_method(caplog: pytest.
         "stride": 6,
         "window_unit": "voxel",
         "per_channel": False,
+        "smooth": 0,
     }
     parser.update({"method": "rise", "num_masks": 7})
     assert parser.get_parsed_content("chosen_method").settings["grid_size"] == 5

@@ -1,0 +1,158 @@
+"""HSIC: how strongly the score depends on whether a cell is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from monai_saliency.estimators.base import Estimator, score_rounding
+from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.region import BoundRegionMasks
+from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
+
+__all__ = ["HSICScoring"]
+
+# Rows and columns of the kernel matrix that are held at a time.
+_BLOCK = 1024
+
+
+class HSICScoring(Estimator):
+    """How strongly the score depends on whether a cell is kept (HSIC attribution: Novello, Fel and Vigouroux, NeurIPS
+    2022, arXiv 2206.06219, section 3).
+
+    For each cell, with b its bit in each of n masks (1 where it is kept) and f the scores, the value is the
+    Hilbert-Schmidt independence criterion ``tr(K H L H) / (n - 1)^2``, where ``K_ij`` is 1 for equal bits and 0 for
+    others, ``L_ij = exp(-(f_i - f_j)^2 / (2 s^2))``, and H centres. The bandwidth s is the standard deviation of
+    the scores. With this binary kernel the value is ``2 (b - mean b)' L (b - mean b) / (n - 1)^2``, so the
+    kernel matrix is made in blocks and never held.
+
+    **Unit**: a squared dependence, in [0, 0.25], never negative. It is not in the score's unit and has no sign: it says
+    that a cell matters, also where both its presence and its absence do, not whether it speaks for the class. Scores
+    multiplied by a number, or moved by one, give the same map. Cells on which nothing depends have small positive
+    values too, of about ``1 / (5 n)``; :meth:`noise` says how large. What a cell does only together with others, with
+    either sign equally often, is not seen: it is a first-order index.
+
+    Departures from the authors' code: the bandwidth there is the median of the scores, which changes with a constant in
+    all scores; the median distance of two scores does not, but it jumps where about half of the pairs are equal, as
+    under a saturated network, and the standard deviation does neither. Their grids are a Latin hypercube sample cut at
+    1/2; ours are drawn independently, so that a mask depends only on the seed and its number. Their map is stretched
+    smoothly; ours is flat in each cell. Scores that differ by rounding alone give zeros.
+
+    Raises:
+        ValueError: (from ``compute``) for masks other than random masks of cells or regions.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import GridMasks, HSICScoring
+        >>> masks = GridMasks(num_masks=200, grid_size=4).bind(torch.zeros(1, 16, 16))
+        >>> scores = masks.render(range(200))[:, :, 2, 6]  # the score is the cell of the voxel (2, 6)
+        >>> state = HSICScoring().start(masks, torch.tensor([1.0]))
+        >>> state.update(range(200), scores)
+        >>> cells = state.compute()[0, ::4, ::4]
+        >>> divmod(int(cells.argmax()), 4), round(float(cells.max()), 2)
+        ((0, 1), 0.22)
+    """
+
+    def compute(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        cells = _checked(masks)
+        kept = torch.from_numpy(cells.codes(indices)["coalition"]).to(masks.device)
+        rounding = score_rounding(scores, reference_scores)
+        found = [
+            _dependence(kept, values, float(smallest))
+            for values, smallest in zip(_shifted(masks, scores), rounding, strict=True)
+        ]
+        return cells.spread(torch.stack(found))
+
+    def noise(
+        self,
+        masks: BoundMasks,
+        indices: Sequence[int],
+        scores: torch.Tensor,
+        reference_scores: torch.Tensor,
+        rounding: float = 0.0,
+    ) -> torch.Tensor | None:
+        """What a cell gets by chance on which nothing depends: the mean over all orders of the scores, and its standard
+        deviation at the most.
+
+        That is ``(1 + sqrt 2)`` times the mean, since a sum of squares of independent normal numbers has no larger
+        standard deviation than ``sqrt 2`` times its mean.
+        """
+        kept = torch.from_numpy(_checked(masks).codes(indices)["coalition"]).to(masks.device)
+        count, share = len(kept), kept.to(accumulation_dtype(masks.device)).mean(dim=0)
+        squares = count * (share * (1 - share)).mean()
+        found = []
+        for values, smallest in zip(
+            _shifted(masks, scores), score_rounding(scores, reference_scores, rounding), strict=True
+        ):
+            kernel = _kernel(values, float(smallest))
+            apart = 0.0 if kernel is None or count < 2 else 1 - _mean_of_pairs(kernel, values)
+            found.append((1 + math.sqrt(2)) * 2 * squares * apart / max(1, count - 1) ** 2)
+        return torch.stack([torch.as_tensor(each, dtype=scores.dtype) for each in found]).to(scores.device)
+
+
+def _checked(masks: BoundMasks) -> BoundRegionMasks:
+    """Masks whose codes are one random bit for each cell or region."""
+    if (
+        not isinstance(masks, BoundRegionMasks)
+        or masks.num_masks is None
+        or masks.codes(range(1))["coalition"].dtype != bool
+    ):
+        raise ValueError(
+            "HSIC needs random masks that keep or hide whole cells or regions, got "
+            f"{masks.key[0]}: use GridMasks(1000, 8) or RegionMasks(num_masks=1000)"
+        )
+    return masks
+
+
+def _shifted(masks: BoundMasks, scores: torch.Tensor) -> torch.Tensor:
+    """Scores less the first one, ``(K, n)`` in double precision: what moves all scores changes nothing."""
+    scores = scores.to(masks.device, accumulation_dtype(masks.device))
+    return (scores - scores[:1]).T
+
+
+def _kernel(values: torch.Tensor, smallest: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """The Gaussian kernel of scores; None where no two scores differ.
+
+    Args:
+        values: ``(n,)``, the scores.
+        smallest: scores that differ by no more are equal.
+    """
+    if float(values.max() - values.min()) <= smallest:
+        return None
+    width = values.std(correction=0)
+    return lambda rows, columns: torch.exp(-((rows[:, None] - columns[None]) ** 2) / (2 * width**2))
+
+
+def _dependence(kept: torch.Tensor, values: torch.Tensor, smallest: float) -> torch.Tensor:
+    """The HSIC of each cell's bits, bool ``(n, cells)``, and the scores ``(n,)``."""
+    kernel = _kernel(values, smallest)
+    sums = values.new_zeros(kept.shape[1])
+    if kernel is None:
+        return sums
+    mean = kept.to(values).mean(dim=0)
+    with exact_arithmetic(values.device):
+        for rows in _blocks(len(values)):
+            weighted = values.new_zeros(rows.stop - rows.start, kept.shape[1])
+            for columns in _blocks(len(values)):
+                weighted += kernel(values[rows], values[columns]) @ (kept[columns].to(values) - mean)
+            sums += ((kept[rows].to(values) - mean) * weighted).sum(dim=0)
+    # A quadratic form of a positive kernel, but for its rounding.
+    return (2 * sums / max(1, len(values) - 1) ** 2).clamp_min(0)
+
+
+def _mean_of_pairs(kernel: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], values: torch.Tensor) -> float:
+    """The mean of the kernel over pairs of two different masks."""
+    count = len(values)
+    total = sum(
+        float(kernel(values[rows], values[columns]).sum()) for rows in _blocks(count) for columns in _blocks(count)
+    )
+    return (total - count) / (count * (count - 1))
+
+
+def _blocks(count: int) -> list[slice]:
+    return [slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK)]

@@ -1,0 +1,54 @@
+"""The minimal region: 1 inside the smallest set of windows that keeps the score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from monai_saliency.estimators.base import Estimator
+from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.minimal import BoundMinimalMasks
+
+__all__ = ["MinimalRegionScoring"]
+
+
+class MinimalRegionScoring(Estimator):
+    """1 inside the smallest set of windows that keeps the score, 0 outside; of each explained score its own.
+
+    **Unit**: none, it is a region. ``explanation.masks.found(...)`` gives its number of voxels, the score with only the
+    region kept, and the score with only the region hidden (:class:`~monai_saliency.masks.minimal.FoundRegion`).
+    A map of zeros says that the image's score is not above that of the fill, as where the score does not depend on the
+    image.
+
+    Raises:
+        ValueError: (from ``compute``) for masks other than :class:`~monai_saliency.MinimalMasks`, or when rounds are
+            missing.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import RegressionScore, minimal_region
+        >>> explain = minimal_region(0.9, window_size=2, levels=2, keep=1, target=RegressionScore())
+        >>> image = torch.ones(1, 1, 4, 4)
+        >>> (found,) = explain.explain(image, lambda x: x[:, :, 1, 1:3].sum(-1))  # the score is the sum of two voxels
+        >>> found.saliency[0].tolist()
+        [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+        >>> (region,) = found.masks.found(found.indices, found.scores, found.reference_scores)
+        >>> region.voxels, region.kept_score, region.hidden_score
+        (2, 2.0, 0.0)
+    """
+
+    def compute(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        if not isinstance(masks, BoundMinimalMasks):
+            raise ValueError(
+                f"a minimal region needs MinimalMasks, got masks of {masks.key[0]}: use minimal_region(...)"
+            )
+        found = masks.found(indices, scores, reference_scores)
+        maps = torch.zeros(len(found), *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
+        for each, region in zip(maps, found, strict=True):
+            for box in region.boxes:
+                each[box] = 1
+        return maps

@@ -1,0 +1,324 @@
+"""Sets of windows: the smallest one that keeps the score is searched in rounds."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from monai.inferers import SlidingWindowInferer
+
+from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.utils.arguments import number
+from monai_saliency.utils.boxes import Box
+
+__all__ = ["BoundMinimalMasks", "FoundRegion", "MinimalMasks"]
+
+# Sets between two sizes that are scored in one round: more need fewer rounds, and more forwards.
+_CUTS = 3
+# Numbers of sets, behind those of windows. All fit into 64 bits.
+_SETS = 2**61
+
+
+class MinimalMasks(Masks):
+    """Windows, and sets of them, in rounds: those of :class:`~monai_saliency.HierarchicalMasks`, then the search for
+    the smallest set of windows that keeps the score. 2D and 3D. Compare 3D-ReX (arXiv 2502.12181).
+
+    1. Windows are hidden one by one, and halved where the score falls most.
+    2. The windows that were not halved cover the image without overlap. They are ranked by how far the score fell when
+       each was hidden, per voxel.
+    3. The m first of this order are kept, all else is hidden. The search halves the range of m, three sets a round,
+       until m first windows keep ``share`` of the score's rise and m - 1 do not.
+    4. These m windows alone are hidden, to see how far the score falls without them.
+
+    A set keeps the score when ``f(set) - f(fill) >= share * (f(image) - f(fill))``, where f(fill) is the score with
+    everything hidden. Each explained score has its own set. It is empty where the image's score is not above the
+    fill's. It is the smallest of its order, not of all sets of windows: where several windows can stand in for each
+    other, hiding them one by one does not show what each is worth, and the region is larger than need be.
+
+    A set's mask has a number made from the set's content, so that each number stands for one set. Only sets that
+    :meth:`~monai_saliency.masks.base.BoundMasks.next_round` has asked for can be rendered.
+
+    Args:
+        share: of the score's rise that is kept, in (0, 1].
+        window_size: as for :class:`~monai_saliency.HierarchicalMasks`, and so are the others.
+        levels: how many sizes of windows.
+        keep: share of a level's windows that is halved.
+        unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``.
+        inferer: a sliding-window inferer, on whose patch grid the windows lie.
+
+    Raises:
+        ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.HierarchicalMasks`.
+
+    Example::
+
+        >>> import torch
+        >>> bound = MinimalMasks(window_size=4, levels=2).bind(torch.zeros(1, 8, 8))
+        >>> bound.next_round((), torch.zeros(0, 0), torch.zeros(0))  # the first round: every window
+        range(0, 4)
+    """
+
+    shorter = "a larger window_size, fewer levels or a smaller keep, for a coarser region"
+
+    def __init__(
+        self,
+        share: float = 0.9,
+        window_size: float | Sequence[float] | None = None,
+        levels: int = 4,
+        keep: float = 0.08,
+        unit: str = "voxel",
+        inferer: SlidingWindowInferer | None = None,
+    ) -> None:
+        self.share = number("share", share)
+        if not 0 < self.share <= 1:
+            raise ValueError(f"`share` must be in (0, 1], a share of the score's rise that is kept, got {share}")
+        self.windows = HierarchicalMasks(window_size, levels, keep, unit, inferer)
+
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
+        return BoundMinimalMasks(self, image, spacing)
+
+
+@dataclass(frozen=True)
+class FoundRegion:
+    """The smallest set of windows that keeps a score.
+
+    Attributes:
+        boxes: the windows, which do not overlap. Empty where the image's score is not above the fill's.
+        voxels: how many voxels they have.
+        score: of the image.
+        fill_score: with everything hidden.
+        kept_score: with only the region kept; the fill's where it is empty.
+        hidden_score: with only the region hidden; the image's where it is empty.
+    """
+
+    boxes: list[Box]
+    voxels: int
+    score: float
+    fill_score: float
+    kept_score: float
+    hidden_score: float
+
+    @property
+    def kept_share(self) -> float:
+        """How much of the score's rise over the fill's the region keeps; 0 where it is empty."""
+        return (self.kept_score - self.fill_score) / (self.score - self.fill_score) if self.boxes else 0.0
+
+
+class BoundMinimalMasks(BoundMasks):
+    """The windows of one image, and the sets of them that were asked for."""
+
+    def __init__(self, masks: MinimalMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
+        super().__init__(image)
+        self.share = masks.share
+        self.windows: Any = masks.windows.bind(image, None, spacing)
+        self.key = ("MinimalMasks", self.share, *self.windows.key)
+        self._sets: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self.windows) + _SETS
+
+    def next_round(
+        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Sequence[int] | None:
+        if not len(indices) or indices[-1] < len(self.windows):
+            found: Sequence[int] | None = self.windows.next_round(indices, scores, reference_scores)
+            if found is not None:
+                return found
+        missing: dict[int, np.ndarray] = {}
+        for search in self._searches(indices, scores, reference_scores):
+            missing |= search.missing()
+        self._sets |= missing
+        return sorted(missing) or None
+
+    def found(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> list[FoundRegion]:
+        """The region of each explained score: an answer to check, by the numbers beside it.
+
+        Args:
+            indices: the masks that were scored, of all rounds: ``explanation.indices``.
+            scores: ``(len(indices), K)``, their scores: ``explanation.scores``.
+            reference_scores: ``(K,)``, the scores of the unperturbed image.
+
+        Raises:
+            ValueError: when rounds are missing.
+        """
+        return [search.region() for search in self._searches(indices, scores, reference_scores)]
+
+    def _searches(
+        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Iterator[_Search]:
+        """One search for each explained score, as far as the scores go."""
+        scores, reference_scores = scores.cpu(), reference_scores.cpu()
+        rounding = 8 * torch.finfo(scores.dtype).eps * torch.cat([reference_scores[None], scores]).abs().amax(dim=0)
+        rows = [row for row, index in enumerate(indices) if index < len(self.windows)]
+        sets = [row for row, index in enumerate(indices) if index >= len(self.windows)]
+        double = scores.double()
+        drops = (reference_scores.double() - double[rows]).numpy()
+        boxes, falls, sums = self._leaves([indices[row] for row in rows], drops)
+        for k, reference in enumerate(reference_scores.tolist()):
+            # A drop is known no better than this, and what falls equally is ordered by the windows around it.
+            unit = max(float(np.abs(falls[:, k]).max()) * 2**-16, 1e-300)
+            order = np.lexsort((-sums[:, k], -np.round(falls[:, k] / unit)))
+            known = {indices[row]: float(double[row, k]) for row in sets}
+            yield _Search(self, boxes[order], known, reference, float(rounding[k]))
+
+    def _leaves(self, indices: Sequence[int], drops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The windows that were not halved: their boxes ``(n, 2, axes)``, the drops per voxel ``(n, K)``, and the sums
+        of drops over all windows around them.
+        """
+        codes, wanted = self.windows.codes(indices), np.asarray(indices)
+        first, stop = codes["first"], codes["stop"]
+        falls = drops / (stop - first).prod(axis=1)[:, None]
+        sums, halved = drops.copy(), np.zeros(len(indices), dtype=bool)
+        levels = [np.flatnonzero((wanted >= level.start) & (wanted < level.stop)) for level in self.windows.levels]
+        for coarse, fine in itertools.pairwise(levels):
+            inside = (first[coarse] <= first[fine, None]) & (stop[coarse] >= stop[fine, None])
+            of, around = inside.all(axis=2).nonzero()
+            sums[fine[of]] += sums[coarse[around]]
+            halved[coarse[around]] = True
+        return np.stack([first, stop], axis=1)[~halved], falls[~halved], sums[~halved]
+
+    def number_of(self, boxes: np.ndarray) -> int:
+        """The number of the mask that keeps some windows and hides all else.
+
+        Args:
+            boxes: int ``(n, 2, axes)``, first voxels and those behind the last.
+        """
+        rows = boxes.reshape(len(boxes), 2 * len(self.spatial_shape))
+        ordered = rows[np.lexsort(rows.T)].astype("<i8")
+        digest = hashlib.sha256(ordered.tobytes()).digest()
+        return len(self.windows) + int.from_bytes(digest[:8], "little") % _SETS
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """``index`` int ``(n,)``: what a set keeps is not of one size, and so is looked up by its number.
+
+        Raises:
+            ValueError: for a set that was not asked for.
+        """
+        unknown = [index for index in indices if index >= len(self.windows) and index not in self._sets]
+        if unknown:
+            raise ValueError(
+                f"mask {unknown[0]} is a set of windows that depends on scores: `next_round` has to ask for it first"
+            )
+        return {"index": np.asarray(indices, dtype=np.int64)}
+
+    def hidden_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+        if any(index >= len(self.windows) for index in indices):
+            return None
+        found: list[Box] = self.windows.hidden_boxes(indices)
+        return found
+
+    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        if all(index < len(self.windows) for index in indices):
+            found: tuple[np.ndarray, np.ndarray] = self.windows.restrict(indices, box)
+            return found
+        hidden = np.stack([self.render([index], "cpu", box).numpy().ravel() == 0 for index in indices])
+        return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
+
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+        indices = codes["index"].tolist()
+        if all(index < len(self.windows) for index in indices):
+            rendered: torch.Tensor = self.windows.render(indices, device, box)
+            return rendered
+        start, end = np.array([(side.start, side.stop) for side in box]).T
+        masks = torch.zeros(len(indices), 1, *(end - start).tolist(), dtype=self.dtype, device=device)
+        for mask, index in zip(masks, indices, strict=True):
+            if index < len(self.windows):
+                mask.copy_(self.windows.render([index], device, box)[0])
+                continue
+            kept = self._sets[index]
+            first, stop = np.maximum(kept[:, 0], start) - start, np.minimum(kept[:, 1], end) - start
+            for sides in np.stack([first, stop], axis=2)[(first < stop).all(axis=1)].tolist():
+                inside: Box = tuple(slice(*side) for side in sides)
+                mask[0][inside] = 1
+        return masks
+
+
+class _Search:
+    """The search for the region of one score.
+
+    Args:
+        masks: give numbers to sets.
+        boxes: the windows in their order, ``(n, 2, axes)``.
+        known: the scores of sets by their numbers.
+        reference: the score of the image.
+        rounding: how far scores may differ by rounding.
+    """
+
+    def __init__(
+        self, masks: BoundMinimalMasks, boxes: np.ndarray, known: dict[int, float], reference: float, rounding: float
+    ) -> None:
+        self.masks, self.boxes, self.known = masks, boxes, known
+        self.reference, self.rounding = reference, rounding
+        #: how many windows are kept; None while sets are to be scored
+        self.size: int | None = None
+        self._wanted = self._run()
+
+    def _run(self) -> list[np.ndarray]:
+        """The sets whose scores are needed next; none where the search is done."""
+        low, high = 0, len(self.boxes)
+        points = [0, *_between(low, high)]
+        while points:
+            missing = [self.boxes[:point] for point in points if self._score(self.boxes[:point]) is None]
+            if missing:
+                return missing
+            if self._is_enough(0):
+                self.size = 0
+                return []
+            enough = [point for point in points if self._is_enough(point)]
+            high = min(enough, default=high)
+            low = max(point for point in (low, *points) if point < high)
+            points = _between(low, high)
+        rest = self.boxes[high:]
+        if self._score(rest) is None:
+            return [rest]
+        self.size = high
+        return []
+
+    def _score(self, boxes: np.ndarray) -> float | None:
+        return self.known.get(self.masks.number_of(boxes))
+
+    def _is_enough(self, size: int) -> bool:
+        fill, kept = self._score(self.boxes[:0]), self._score(self.boxes[:size])
+        assert fill is not None
+        assert kept is not None
+        rise = self.reference - fill
+        return rise <= self.rounding or kept - fill >= self.masks.share * rise - self.rounding
+
+    def missing(self) -> dict[int, np.ndarray]:
+        """The sets to score next, by their numbers."""
+        return {self.masks.number_of(boxes): boxes for boxes in self._wanted}
+
+    def region(self) -> FoundRegion:
+        """What was found.
+
+        Raises:
+            ValueError: while sets are to be scored.
+        """
+        fill = self._score(self.boxes[:0])
+        if self.size is None or fill is None:
+            raise ValueError("the search is not done: score the masks of all rounds first")
+        chosen, rest = self.boxes[: self.size], self.boxes[self.size :]
+        whole = self.size == len(self.boxes)
+        kept = self.reference if whole else self._score(chosen)
+        hidden = self._score(rest) if self.size else self.reference
+        assert kept is not None
+        assert hidden is not None
+        boxes: list[Box] = [tuple(map(slice, *each)) for each in chosen.tolist()]
+        voxels = int((chosen[:, 1] - chosen[:, 0]).prod(axis=1).sum())
+        return FoundRegion(boxes, voxels, self.reference, fill, kept, hidden)
+
+
+def _between(low: int, high: int) -> list[int]:
+    """Up to three whole numbers between two, evenly spaced."""
+    cuts = {low + (high - low) * part // (_CUTS + 1) for part in range(1, _CUTS + 1)}
+    return sorted(cuts - {low, high}) or list(range(low + 1, high))[:1]

@@ -1,0 +1,108 @@
+"""Random masks over the image, or where windows found the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.focused import FocusedScoring
+from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.unwrapped import inside_of
+from monai_saliency.masks.base import Masks
+from monai_saliency.masks.channel import IndependentChannelMasks
+from monai_saliency.masks.focused import FocusedMasks
+from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.until import UntilMasks
+from monai_saliency.methods.checks import check_unit, most_masks
+from monai_saliency.targets import Target
+from monai_saliency.utils.arguments import flag
+
+__all__ = ["rise", "focused_rise"]
+
+
+def rise(
+    num_masks: int | None = None,
+    grid_size: int | Sequence[int] = 8,
+    p1: float = 0.5,
+    seed: int = 0,
+    per_channel: bool = False,
+    form: str = "centred",
+    until: float | None = None,
+    budget: int | None = None,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """RISE (Petsiuk et al., BMVC 2018): random masks, and how far keeping a voxel raises the score.
+
+    Args:
+        num_masks: how many masks, 1000 by default. The map's noise falls with the square root of this number. With
+            ``until``, masks of the first round, 100 by default.
+        grid_size: cells along each axis, one number or one per axis: finer cells, finer maps, more masks needed.
+        p1: probability in (0, 1] that a cell is kept.
+        seed: of the random masks.
+        per_channel: draw masks for each channel independently, and make a map for each channel.
+        form: ``"centred"``, or a published form for comparison: ``"debiased"`` or ``"plain"``
+            (:class:`~monai_saliency.RISEScoring`).
+        until: stop when the map agrees so well with one of as many other masks, by the correlation of its two halves,
+            above 0 and below 1 (:class:`~monai_saliency.UntilMasks`). By default all masks are scored.
+        budget: the largest number of masks with ``until``, 4000 by default.
+        target: which number is explained.
+        estimator: ``RISEScoring(p1, form)`` by default.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: for settings out of range or that contradict each other.
+    """
+    most = most_masks(1000 if num_masks is None else num_masks, until, budget)
+    masks: Masks = RISEMasks(most, grid_size, p1, seed)
+    masks = IndependentChannelMasks(masks) if flag("per_channel", per_channel) else masks
+    estimator = estimator or RISEScoring(p1, form)
+    masks = masks if until is None else UntilMasks(masks, estimator, until, num_masks)
+    return PerturbationInferer(masks, target, estimator, **settings)
+
+
+def focused_rise(
+    num_masks: int = 200,
+    grid_size: int = 5,
+    window_size: float | Sequence[float] | None = None,
+    levels: int = 3,
+    keep: float = 0.06,
+    p1: float = 0.5,
+    seed: int = 0,
+    max_foci: int = 4,
+    window_unit: str = "voxel",
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Windows find where the evidence lies (:func:`hierarchical_occlusion`), then RISE's masks inside what they found
+    show its shape: a sharp map from a few hundred forwards.
+
+    Where nothing stands out, as in a healthy scan, the masks perturb the whole image.
+
+    Args:
+        num_masks: random masks for each explained score; several places with evidence share them.
+        grid_size: cells of the random masks along each axis, each as large as a window of the last level.
+        window_size: edge of a window of the first level, as for :func:`hierarchical_occlusion`.
+        levels: how many sizes of windows, each half as long as the one before.
+        keep: share of a level's windows that is refined.
+        p1: probability in (0, 1) that a cell is kept.
+        seed: of the random masks.
+        max_foci: places with evidence, at the most.
+        window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
+        target: which number is explained.
+        estimator: ``FocusedScoring(p1)`` by default.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: when ``window_unit`` is another word.
+    """
+    check_unit(window_unit)
+    cuts = inside_of(settings.get("inferer"))
+    masks = FocusedMasks(num_masks, grid_size, window_size, levels, keep, p1, seed, max_foci, window_unit, cuts)
+    return PerturbationInferer(masks, target, estimator or FocusedScoring(p1), **settings)

@@ -1,0 +1,150 @@
+"""Organs, supervoxels and channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.shapley import ShapleyScoring
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.unwrapped import inside_of
+from monai_saliency.masks.base import Masks
+from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
+from monai_saliency.masks.coalition import CoalitionMasks
+from monai_saliency.masks.region import RegionMasks
+from monai_saliency.masks.supervoxels import Supervoxels, whole_image
+from monai_saliency.masks.until import UntilMasks
+from monai_saliency.methods.checks import most_masks
+from monai_saliency.targets import Target
+from monai_saliency.utils.arguments import flag, whole_number
+
+__all__ = ["region_occlusion", "channel_occlusion", "shapley"]
+
+
+def region_occlusion(
+    num_coalitions: int | None = None,
+    p1: float = 0.5,
+    seed: int = 0,
+    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    num_supervoxels: int | None = None,
+    per_channel: bool = False,
+    until: float | None = None,
+    budget: int | None = None,
+    smooth: float | Sequence[float] = 0,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Occlusion of whole regions, organs or supervoxels: which organ?
+
+    By default each region is hidden in turn, and its value, the same on all its voxels, is how far the score falls.
+    With ``num_coalitions`` random sets of regions are hidden together, which also finds regions that stand in for each
+    other, and the value is RISE's, centred.
+
+    Args:
+        num_coalitions: how many random sets of regions; each region is hidden in turn by default. With ``until``, sets
+            of the first round.
+        p1: probability in (0, 1] that a region is kept in a random set.
+        seed: of random sets.
+        regions: makes the regions of an image, such as ``Supervoxels(200, compactness=0.5)``; by default they are those
+            of the case's label map.
+        num_supervoxels: about how many regions to make of the image itself, as ``regions=Supervoxels(...)`` does.
+        per_channel: hide one channel at a time, and make a map for each channel.
+        until: stop when the regions' values agree so well with those of as many other random sets, as for
+            :func:`rise`. By default all sets are scored.
+        budget: the largest number of random sets with ``until``, 4000 by default.
+        smooth: width in voxels over which the edge of a region rises, one number or one per axis; crisp by default.
+            With it, a map changes inside a region, near its edge.
+        target: which number is explained.
+        estimator: by default ``OcclusionScoring()``, or ``RISEScoring(p1)`` with ``num_coalitions``.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: when a number is not a whole number of at least 1, both ``regions`` and ``num_supervoxels`` are
+            given, or ``until`` is given without ``num_coalitions``.
+    """
+    if num_coalitions is not None:
+        whole_number("num_coalitions", num_coalitions, 1)
+    if until is not None and num_coalitions is None:
+        raise ValueError("`until` needs random sets of regions: give `num_coalitions`, how many the first round has")
+    found = _regions(regions, num_supervoxels)
+    masks: Masks = RegionMasks(most_masks(num_coalitions, until, budget), p1, seed, found, smooth)
+    if flag("per_channel", per_channel):
+        masks = ChannelMasks(masks) if num_coalitions is None else IndependentChannelMasks(masks)
+    estimator = estimator or (OcclusionScoring() if num_coalitions is None else RISEScoring(p1))
+    if until is not None:
+        masks = UntilMasks(masks, estimator, until, num_coalitions)
+    return PerturbationInferer(masks, target, estimator, **settings)
+
+
+def channel_occlusion(*, target: Target, estimator: Estimator | None = None, **settings: Any) -> PerturbationInferer:
+    """Occlusion of one whole channel at a time: which modality? One forward each.
+
+    Args:
+        target: which number is explained.
+        estimator: ``OcclusionScoring()`` by default. The map of a channel is flat: the score's fall, everywhere.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+    """
+    return region_occlusion(regions=whole_image, per_channel=True, target=target, estimator=estimator, **settings)
+
+
+def shapley(
+    num_coalitions: int | None = None,
+    regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+    seed: int = 0,
+    num_supervoxels: int | None = None,
+    background: bool = True,
+    per_channel: bool = False,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Shapley values of regions (Shapley 1953): what each organ or supervoxel adds to the score, on average over all
+    orders in which they may come into the image.
+
+    The values of the regions sum to the score of the image less the score of the fill. A region's value stands on all
+    its voxels; :func:`~monai_saliency.shapley_values` gives the regions' values. They are exact by default, for at most
+    14 regions. Under a ``SlidingWindowInferer``, and for a target that is a mean over voxels
+    (:class:`~monai_saliency.RegionScore`), only regions that meet in the patches over one voxel count: dozens of organs
+    are exact too, from at most as many forwards of a patch as there are sets of the regions in it. Of a mean of the
+    network's output as it is (``activation="none"``) only regions that meet in one patch count.
+
+    Args:
+        num_coalitions: how many sets of regions are scored for an estimate (KernelSHAP, Leverage SHAP: arXiv
+            2410.01917): ten for each region are a good start, three the least. All are scored by default.
+        regions: makes the regions of an image, such as ``Supervoxels(10)``; by default they are those of the case's
+            label map.
+        seed: of random sets.
+        num_supervoxels: about how many regions to make of the image itself, as ``regions=Supervoxels(...)`` does.
+        background: whether the voxels of no region, label 0, are a region too. If not, they are always kept, and the
+            sum is what all regions together add to them.
+        per_channel: whether each channel of each region has a value of its own, and a map for each channel.
+        target: which number is explained.
+        estimator: ``ShapleyScoring()`` by default.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: when a number is not a whole number of at least 1, or both ``regions`` and ``num_supervoxels`` are
+            given.
+    """
+    cuts = inside_of(settings.get("inferer")) if getattr(target, "is_additive", False) else None
+    makes, linear = _regions(regions, num_supervoxels), bool(getattr(target, "is_linear", False))
+    masks = CoalitionMasks(num_coalitions, seed, makes, background, per_channel, cuts, linear)
+    return PerturbationInferer(masks, target, estimator or ShapleyScoring(), **settings)
+
+
+def _regions(regions: Any, num_supervoxels: int | None) -> Any:
+    """What makes the regions of an image; None for the case's label map."""
+    if num_supervoxels is None:
+        return regions
+    whole_number("num_supervoxels", num_supervoxels, 1)
+    if regions is not None:
+        raise ValueError("give `regions` or `num_supervoxels`, not both: each makes the regions of an image")
+    return Supervoxels(num_supervoxels)

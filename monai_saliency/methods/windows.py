@@ -1,0 +1,150 @@
+"""Windows that are hidden in turn, or refined where they matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from monai.inferers import Inferer
+
+from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.hierarchical import HierarchicalScoring
+from monai_saliency.estimators.minimal import MinimalRegionScoring
+from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.inferers.unwrapped import inside_of
+from monai_saliency.masks.base import Masks
+from monai_saliency.masks.channel import ChannelMasks
+from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.minimal import MinimalMasks
+from monai_saliency.masks.patch_window import PatchWindowMasks
+from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.methods.checks import check_unit
+from monai_saliency.targets import Target
+from monai_saliency.utils.arguments import flag
+
+__all__ = ["sliding_window", "patch_windows", "hierarchical_occlusion", "minimal_region"]
+
+
+def sliding_window(
+    window_size: float | Sequence[float] | None = None,
+    stride: float | Sequence[float] | None = None,
+    window_unit: str = "voxel",
+    per_channel: bool = False,
+    smooth: float | Sequence[float] = 0,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Sliding-window occlusion (Zeiler and Fergus, ECCV 2014, section 4.2).
+
+    Args:
+        window_size: edge of the hidden box, one number or one per axis; an eighth of each axis by default.
+        stride: step from window to window, one number or one per axis; half of the window by default.
+        window_unit: of both: ``"voxel"`` (of the network's input) or ``"mm"``.
+        per_channel: hide one channel at a time, and make a map for each channel.
+        smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
+        target: which number is explained.
+        estimator: ``OcclusionScoring()`` by default.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: when ``window_unit`` is another word.
+    """
+    check_unit(window_unit)
+    masks: Masks = SlidingWindowMasks(window_size, stride, window_unit, smooth)
+    masks = ChannelMasks(masks) if flag("per_channel", per_channel) else masks
+    return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
+
+
+def patch_windows(
+    inferer: Inferer,
+    divide: int | None = None,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Sliding-window occlusion on the grid of a sliding-window model's patches: the cheapest map of such a model.
+
+    Each window touches the fewest patches, and only those are run (:mod:`monai_saliency.inferers.patches`): with half
+    overlap, volumes of 128^3 and patches of 48^3, 6 of 125 on average, against 16 for windows of that size elsewhere.
+
+    Args:
+        inferer: runs the network: a ``SlidingWindowInferer``, or an inferer that holds one. It decides where patches
+            lie.
+        divide: windows for each step from patch to patch along each axis: 2 halves their edges, for a finer map. By
+            default as many as cost at most 50 predictions of the image.
+        target: which number is explained.
+        estimator: ``OcclusionScoring()`` by default.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+    """
+    masks = PatchWindowMasks(inside_of(inferer) or inferer, divide)  # type: ignore[arg-type]
+    return PerturbationInferer(masks, target, estimator or OcclusionScoring(), inferer=inferer, **settings)
+
+
+def hierarchical_occlusion(
+    window_size: float | Sequence[float] | None = None,
+    levels: int = 4,
+    keep: float = 0.08,
+    window_unit: str = "voxel",
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Windows that are halved in rounds where hiding them lets the score fall most: a fine map from few forwards (HiPe,
+    Cooper et al., arXiv 2103.05108).
+
+    Under a ``SlidingWindowInferer`` the windows lie on the grid of its patches, as those of :func:`patch_windows`.
+
+    Args:
+        window_size: edge of a window of the first level, one number or one per axis. By default there are about 64;
+            under a ``SlidingWindowInferer`` it is the step from patch to patch.
+        levels: how many sizes, each half as long as the one before.
+        keep: share of a level's windows that is refined.
+        window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
+        target: which number is explained.
+        estimator: ``HierarchicalScoring()`` by default.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: when ``window_unit`` is another word.
+    """
+    check_unit(window_unit)
+    cuts = inside_of(settings.get("inferer"))
+    masks = HierarchicalMasks(window_size, levels, keep, window_unit, cuts)
+    return PerturbationInferer(masks, target, estimator or HierarchicalScoring(), **settings)
+
+
+def minimal_region(
+    share: float = 0.9,
+    window_size: float | Sequence[float] | None = None,
+    levels: int = 4,
+    keep: float = 0.08,
+    window_unit: str = "voxel",
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """The smallest set of windows that keeps the score when all else is hidden: an answer that can be checked.
+
+    Windows are ranked as by :func:`hierarchical_occlusion`, then the number of windows that is needed is searched
+    (:class:`~monai_saliency.MinimalMasks`). The map is 1 inside the region and 0 outside; ``explanation.masks.found``
+    gives its voxels, and the scores with the region kept and hidden.
+
+    Args:
+        share: of the score's rise from the fill to the image that the region keeps, in (0, 1].
+        window_size: edge of a window of the first level, as for :func:`hierarchical_occlusion`.
+        levels: how many sizes, each half as long as the one before.
+        keep: share of a level's windows that is refined.
+        window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
+        target: which number is explained.
+        estimator: ``MinimalRegionScoring()`` by default.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+    """
+    check_unit(window_unit)
+    masks = MinimalMasks(share, window_size, levels, keep, window_unit, inside_of(settings.get("inferer")))
+    return PerturbationInferer(masks, target, estimator or MinimalRegionScoring(), **settings)

@@ -1,0 +1,121 @@
+"""HSIC against its definition by full matrices, answers by hand, and what chance gives."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.estimators import SHAPES, bound_with_scores, map_of
+
+import monai_saliency as ms
+from monai_saliency.estimators import hsic as module
+from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.masks import GridMasks, RegionMasks, RISEMasks, SobolMasks
+
+
+def slow_hsic(bits: np.ndarray, scores: np.ndarray) -> float:
+    """tr(K H L H) / (n - 1)^2 with its four matrices."""
+    n = len(bits)
+    width = np.sqrt(sum((a - np.mean(scores)) ** 2 for a in scores) / n)
+    same = np.array([[1.0 if a == b else 0.0 for b in bits] for a in bits])
+    close = np.array([[np.exp(-((a - b) ** 2) / (2 * width**2)) for b in scores] for a in scores])
+    centre = np.eye(n) - np.ones((n, n)) / n
+    return float(np.trace(same @ centre @ close @ centre) / (n - 1) ** 2)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("block", [1024, 7])
+def test_equals_the_four_matrices(shape: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK", block)
+    bound: Any
+    bound, scores, reference = bound_with_scores(GridMasks(30, 3, seed=1), shape, k=2)
+    bits = bound.codes(range(30))["coalition"]
+    found = map_of(HSICScoring(), bound, scores, reference)
+    assert found.shape == (2, *shape)
+    for voxel in itertools.product(*map(range, shape)):
+        cell = int(bound.index[voxel]) - 1
+        for k in range(2):
+            expected = slow_hsic(bits[:, cell], scores[:, k].numpy())
+            assert float(found[(k, *voxel)]) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 4, 4)])
+def test_a_network_that_reads_one_cell(shape: tuple[int, ...]) -> None:
+    """The score is the cell's bit, which has the variance v: 4 n^2 v^2 (1 - exp(-1 / (2 v))) / (n - 1)^2."""
+    corner = tuple(slice(2, 4) for _ in shape)
+    explain = ms.hsic(400, grid_size=shape[0] // 2, seed=5, target=ms.RegressionScore(), mask_batch_size=100)
+    (found,) = explain.explain(
+        torch.ones(1, 1, *shape, dtype=torch.float64), lambda x: x[(slice(None), 0, *corner)].flatten(1).sum(1)[:, None]
+    )
+    share = float((found.scores > 0).double().mean())
+    variance = share * (1 - share)
+    expected = 4 * 400**2 * variance**2 * (1 - np.exp(-1 / (2 * variance))) / 399**2
+    inside = found.saliency[(0, *corner)]
+    torch.testing.assert_close(inside, torch.full_like(inside, expected), rtol=1e-9, atol=0)
+    outside = found.saliency[0].clone()
+    outside[corner] = 0
+    assert float(outside.max()) < 0.05 * expected
+    assert float(outside.min()) >= 0
+    assert found.noise is not None
+    assert float(outside.max()) < 5 * float(found.noise) < expected
+
+
+def test_neither_the_scale_of_scores_nor_its_sign_counts() -> None:
+    bound, scores, reference = bound_with_scores(GridMasks(60, 3), (9, 7), k=1)
+    found = map_of(HSICScoring(), bound, scores, reference)
+    torch.testing.assert_close(map_of(HSICScoring(), bound, -1000 * scores, reference), found, rtol=1e-9, atol=0)
+    assert float(found.min()) > 0
+
+
+def test_what_differs_by_rounding_is_nothing() -> None:
+    bound = GridMasks(60, 3).bind(torch.zeros(1, 9, 7))
+    scores = 70 + 1e-5 * torch.rand(60, 1, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(map_of(HSICScoring(), bound, scores, torch.tensor([70.0])), torch.zeros(1, 9, 7))
+    noise = HSICScoring().noise(bound, range(60), scores, torch.tensor([70.0]))
+    assert noise is not None
+    assert float(noise) == 0
+
+
+def test_noise_is_the_mean_over_shuffled_scores() -> None:
+    bound, scores, reference = bound_with_scores(GridMasks(40, 3, seed=2), (9, 9), k=1)
+    noise = HSICScoring().noise(bound, range(40), scores, reference)
+    assert noise is not None
+    generator = torch.Generator().manual_seed(1)
+    values = torch.cat(
+        [
+            map_of(HSICScoring(), bound, scores[torch.randperm(40, generator=generator)], reference)[0, ::3, ::3]
+            for _ in range(400)
+        ]
+    ).flatten()
+    assert float(noise) / (1 + 2**0.5) == pytest.approx(float(values.mean()), rel=0.05)
+    assert float(values.mean() + values.std()) <= 1.02 * float(noise)
+    assert float((values > 5 * noise).double().mean()) < 1e-3
+
+
+def test_regions_of_a_label_map() -> None:
+    labels = torch.tensor([[[0, 4, 4], [9, 9, 2]]])
+    explain = ms.hsic(64, by_label=True, target=ms.RegressionScore(), mask_batch_size=64)
+    assert "num_masks" in explain.masks.shorter  # the method's own setting
+    (found,) = explain.explain(
+        torch.ones(1, 1, 2, 3).double(), lambda x: x[:, :, 0, 1], cases=[ms.Case("one", labels=labels)]
+    )
+    assert found.saliency[0, 0, 0] == 0  # in no region
+    assert found.saliency[0, 0, 1] == found.saliency[0, 0, 2] == found.saliency.max()
+    assert float(found.saliency[0, 1].max()) < 0.2 * float(found.saliency.max())
+
+
+@pytest.mark.parametrize(
+    "masks", [RISEMasks(9, 3), RegionMasks(regions=lambda image, _: image * 0 + 1), SobolMasks(2, 2)]
+)
+def test_other_masks_are_refused(masks: Any) -> None:
+    bound = masks.bind(torch.zeros(1, 8, 8))
+    with pytest.raises(ValueError, match="HSIC needs random masks that keep or hide whole cells or regions, got"):
+        map_of(HSICScoring(), bound, torch.zeros(len(bound), 1), torch.zeros(1))
+
+
+def test_two_kinds_of_regions() -> None:
+    with pytest.raises(ValueError, match="give `regions` or `by_label`, not both"):
+        ms.hsic(regions=lambda image, _: image, by_label=True, target=ms.RegressionScore())

@@ -1,0 +1,223 @@
+"""Smooth edges: by hand, against a slow average, and on remembered patches."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.estimators import slow_occlusion
+from helpers.masks import bind, everything
+from monai.inferers import SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.masks import BoundMasks, ChannelMasks, RegionMasks, SlidingWindowMasks
+from monai_saliency.utils.boxes import Box
+
+WIDTHS = [2, 3, 4.5, (1, 5)]
+
+
+def boxes_of_regions(image: torch.Tensor, _: Any) -> torch.Tensor:
+    labels = torch.zeros(1, *image.shape[1:], dtype=torch.long)
+    labels[:, 2:6, :5], labels[:, 4:, 6:], labels[:, 6:, :2] = 1, 2, 3
+    return labels
+
+
+def slow_average(hidden: np.ndarray, widths: tuple[float, ...]) -> np.ndarray:
+    """A voxel's box of ``widths`` is filled with 180 points an axis, of which each lies in one voxel."""
+    found = np.zeros(hidden.shape)
+    for voxel in itertools.product(*map(range, hidden.shape)):
+        axes = []
+        for at, width, size in zip(voxel, widths, hidden.shape, strict=True):
+            points = at + 0.5 + (np.arange(180) + 0.5) / 180 * width - width / 2
+            axes.append(np.clip(np.floor(points).astype(int), 0, size - 1))
+        found[voxel] = hidden[np.ix_(*axes)].mean()
+    return found
+
+
+def line(masks: Any, size: int = 10, **kwargs: Any) -> Any:
+    return masks.bind(torch.zeros(1, 1, size, dtype=torch.float64), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (0, [1, 1, 1, 1, 0, 0, 0, 0, 1, 1]),
+        (1, [1, 1, 1, 1, 0, 0, 0, 0, 1, 1]),
+        (2, [1, 1, 1, 3 / 4, 1 / 4, 0, 0, 1 / 4, 3 / 4, 1]),
+        (3, [1, 1, 1, 2 / 3, 1 / 3, 0, 0, 1 / 3, 2 / 3, 1]),
+        (4, [1, 1, 7 / 8, 5 / 8, 3 / 8, 1 / 8, 1 / 8, 3 / 8, 5 / 8, 7 / 8]),
+    ],
+)
+def test_a_window_by_hand(width: float, expected: list[float]) -> None:
+    windows = line(SlidingWindowMasks((1, 4), (1, 4), smooth=(0, width)))
+    (index,) = [i for i, first in enumerate(windows.codes(range(3))["first"][:, 1]) if first == 3]
+    # Windows begin at -1, 3 and 7: the one at 3 is moved by a voxel to where it is written above.
+    rolled = windows.render([index])[0, 0, 0].roll(1)
+    assert rolled[1:].tolist() == pytest.approx(expected[1:], abs=1e-12)
+    labels = torch.tensor([[[0, 0, 0, 0, 1, 1, 1, 1, 0, 0]]])
+    regions = line(RegionMasks(smooth=(0, width)), labels=labels)
+    assert regions.render([0])[0, 0, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_nothing_rises_at_the_border() -> None:
+    """The window that is cut at the border hides the voxels there completely."""
+    bound = line(SlidingWindowMasks((1, 4), (1, 4), smooth=(0, 2)))
+    assert bound.render([0])[0, 0, 0].tolist() == [0, 0, 0.25, 0.75, 1, 1, 1, 1, 1, 1]
+    labels = torch.tensor([[[1, 1, 1, 0, 0, 0, 0, 0, 2, 2]]])
+    bound = line(RegionMasks(smooth=2), labels=labels)
+    found = bound.render([0, 1])[:, 0, 0]
+    torch.testing.assert_close(
+        found,
+        torch.tensor([[0, 0, 0.25, 0.75, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 0.75, 0.25, 0]]).double(),
+        rtol=0,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("masks", [SlidingWindowMasks(4, 3), RegionMasks(7, regions=boxes_of_regions)])
+def test_crisp_by_default_to_the_bit(masks: Any) -> None:
+    bound = bind(masks, 9, 8)
+    kind, settings = type(masks), {k: v for k, v in vars(masks).items() if k not in ("smooth", "needs_labels")}
+    for width in (0, 0.0, 1, (0, 1)):
+        same = bind(kind(**settings, smooth=width), 9, 8)
+        assert torch.equal(same.render(range(len(same))), bound.render(range(len(bound))))
+        assert same.key == bound.key
+        assert same.hidden_boxes([0]) == bound.hidden_boxes([0])
+    other = bind(kind(**settings, smooth=2), 9, 8)
+    assert other.key != bound.key
+    assert other.hidden_boxes([0]) is None
+    for name, codes in bound.codes([3, 1]).items():
+        assert np.array_equal(other.codes([3, 1])[name], codes)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", ["windows", "regions"])
+def test_the_slow_average(kind: str, width: Any) -> None:
+    args: Any = {"window_size": (4, 3), "stride": 3} if kind == "windows" else {"regions": boxes_of_regions}
+    masks: Any = SlidingWindowMasks if kind == "windows" else RegionMasks
+    crisp, smooth = everything(bind(masks(**args), 9, 8)), everything(bind(masks(**args, smooth=width), 9, 8))
+    widths = tuple(np.broadcast_to(width, 2).tolist())
+    for hard, soft in zip(crisp, smooth, strict=True):
+        expected = 1 - slow_average(1 - hard, widths)
+        np.testing.assert_allclose(soft, expected, rtol=0, atol=4e-6)  # shares are multiples of 2^-20
+
+
+@pytest.mark.parametrize("shape", [(9, 8), (9, 8, 5)])
+def test_windows_and_regions_have_the_same_edges(shape: tuple[int, ...]) -> None:
+    windows: Any = bind(SlidingWindowMasks(3, 3, smooth=2.5), *shape)
+    for index in range(len(windows)):
+        codes = windows.codes([index])
+        labels = torch.zeros(1, *shape, dtype=torch.long)
+        labels[(0, *(slice(max(0, a), b) for a, b in zip(codes["first"][0], codes["stop"][0], strict=True)))] = 1
+        region = RegionMasks(smooth=2.5).bind(torch.zeros(1, *shape), labels)
+        torch.testing.assert_close(windows.render([index]), region.render([0]), rtol=0, atol=4e-6)
+
+
+def families(shape: tuple[int, ...], width: Any) -> list[BoundMasks]:
+    return [
+        bind(SlidingWindowMasks(3, 2, smooth=width), *shape),
+        bind(SlidingWindowMasks(2, 1, smooth=width), *shape),
+        bind(RegionMasks(25, regions=boxes_of_regions, smooth=width), *shape),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "width"), [((9, 8), 2), ((9, 8), 3), ((10, 9), 4.5), ((9, 8), (1, 5)), ((9, 8, 5), 3)]
+)
+def test_parts_of_masks(shape: tuple[int, ...], width: Any) -> None:
+    """A part is rendered alone as in the whole; masks that are called equal inside it are."""
+    for bound in families(shape, width):
+        whole = bound.render(range(len(bound)))
+        assert float(whole.min()) >= 0
+        assert float(whole.max()) <= 1
+        for mask, changed in zip(whole, bound.changed_boxes(range(len(bound))) or (), strict=False):
+            inside: Box = changed
+            sides = [[int(v) for v in (axis.min(), axis.max() + 1)] for axis in (mask[0] < 1).nonzero().T]
+            assert sides == [[side.start, side.stop] for side in inside]
+        for corner in ((0, 0), (3, 2), (5, 4)):
+            sides = [*(slice(a, a + 4) for a in corner), slice(1, 4)]
+            box: Box = tuple(sides[: len(shape)])
+            part = whole[(slice(None), slice(None), *box)]
+            assert torch.equal(bound.render(range(len(bound)), box=box), part)
+            touched, rows = bound.restrict(range(len(bound)), box) or (None, None)
+            assert touched is not None
+            assert rows is not None
+            assert touched.tolist() == (part < 1).flatten(1).any(1).tolist()
+            hidden = np.flatnonzero(touched)
+            for a, b in itertools.combinations(hidden[:30], 2):
+                assert np.array_equal(rows[a], rows[b]) == torch.equal(part[a], part[b])
+
+
+def test_windows_side_by_side_hide_everything_once() -> None:
+    """Where crisp windows tile the image, so do smooth ones: what one keeps at its edge its neighbours hide."""
+    bound = bind(SlidingWindowMasks((4, 3), (4, 3), smooth=2.5), 12, 9, dtype=torch.float64)
+    total = (1 - bound.render(range(len(bound)))).sum(dim=0)
+    torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-12)
+
+
+def test_the_map_is_weighted_by_what_is_hidden() -> None:
+    weight = torch.randn(9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for explain in (
+        ms.sliding_window(4, 3, smooth=3, target=ms.RegressionScore()),
+        ms.region_occlusion(regions=boxes_of_regions, smooth=3, target=ms.RegressionScore()),
+    ):
+        (found,) = explain.explain(
+            torch.ones(1, 1, 9, 8).double(), lambda x: (x[:, 0] * weight).flatten(1).sum(1)[:, None]
+        )
+        masks = found.masks.render(range(len(found.masks)))[:, 0].numpy()
+        expected = slow_occlusion(masks, found.scores.numpy(), found.reference_scores.numpy())
+        np.testing.assert_allclose(found.saliency.numpy(), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["windows", "regions"])
+def test_remembered_patches(kind: str) -> None:
+    image = torch.rand(1, 1, 40, 24, generator=torch.Generator().manual_seed(1))
+    inferer = SlidingWindowInferer((16, 12), 4, 0.5)
+    common: Any = {"target": ms.RegionScore(0, "none", region="all"), "inferer": inferer, "smooth": 3}
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.avg_pool2d(x, 3, 1, 1).square()
+
+    def explain(memory: bool) -> Any:
+        if kind == "windows":
+            chosen = ms.sliding_window((6, 4), (5, 4), **common, patch_memory=memory)
+        else:
+            chosen = ms.region_occlusion(regions=boxes_of_regions, **common, patch_memory=memory)
+        return chosen.explain(image, network)[0]
+
+    remembered, whole = explain(True), explain(False)
+    torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-5, atol=1e-5)
+    assert remembered.num_forwards / remembered.per_prediction < 0.7 * whole.num_forwards
+
+
+def test_a_hidden_voxel_that_is_nan_is_gone() -> None:
+    """What lies inside, away from the edges, is hidden completely: its NaN does not come through."""
+    image = torch.ones(1, 1, 9, 8)
+    image[..., 3, 1] = float("nan")
+    bound = RegionMasks(regions=boxes_of_regions, smooth=3).bind(image[0])
+    assert bound.render([0])[0, 0, 3, 1] == 0
+
+
+def test_channels() -> None:
+    bound = bind(ChannelMasks(SlidingWindowMasks(3, 2, smooth=2)), 9, 8)
+    assert torch.equal(bound.render([5])[0, 0], bind(SlidingWindowMasks(3, 2, smooth=2), 9, 8).render([5])[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("width", "match"),
+    [
+        (-1, "`smooth` must be at least 0, the width of an edge in voxels, got -1"),
+        (float("nan"), "`smooth` must be one or several finite numbers"),
+        ("a", "`smooth` must be one or several finite numbers"),
+    ],
+)
+def test_errors(width: Any, match: str) -> None:
+    for make in (SlidingWindowMasks, RegionMasks):
+        with pytest.raises(ValueError, match=match):
+            make(smooth=width)
+    with pytest.raises(ValueError, match="`smooth` must be one number or one per spatial axis"):
+        bind(SlidingWindowMasks(3, smooth=(1, 2, 3)), 8, 8)
