@@ -228,7 +228,7 @@ class Pace:
 
 def _further(states: Sequence[CaseState]) -> str:
     """What later rounds may add, in words."""
-    left = sum(len(state.masks) + 1 - state.num_rows for state in states if state.masks.in_rounds)
+    left = sum(state.masks.at_most + 1 - state.num_rows for state in states if state.masks.in_rounds)
     return f"; further rounds, if needed, bring up to {left} more perturbed images" if left > 0 else ""
 
 

@@ -99,6 +99,11 @@ class BoundMasks(ABC):
     def __len__(self) -> int:
         """The number of masks: for masks in rounds, of all that could be asked for."""
 
+    @property
+    def at_most(self) -> int:
+        """How many masks are scored at the most: all of them, unless they come in rounds."""
+        return len(self)
+
     def next_round(
         self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> Sequence[int] | None:
