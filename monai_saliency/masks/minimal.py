@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,6 +124,16 @@ class BoundMinimalMasks(BoundMasks):
 
     def __len__(self) -> int:
         return len(self.windows) + _SETS
+
+    @property
+    def at_most(self) -> int:
+        """The windows, three sets for each quartering of their number, and what is left at the ends of the search."""
+        windows: int = self.windows.at_most
+        return windows + 3 * math.ceil(math.log(windows + 1, 4)) + 3
+
+    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        counts = [len(region.boxes) for region in self.found(indices, scores, reference_scores)]
+        return f"the smallest set of windows was known: {', '.join(map(str, counts))}"
 
     def next_round(
         self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor

@@ -194,3 +194,13 @@ def test_other_masks_are_refused() -> None:
     inferer = ms.PerturbationInferer(ms.SlidingWindowMasks(2), SUM, ms.MinimalRegionScoring())
     with pytest.raises(ValueError, match="a minimal region needs MinimalMasks, got masks of SlidingWindowMasks"):
         inferer.explain(torch.ones(1, 1, 4, 4), box_sum(slice(0, 2), slice(0, 2)))
+
+
+@pytest.mark.parametrize(("shape", "levels", "keep"), [((16, 16), 3, 0.2), ((40, 33), 4, 0.08), ((12, 16, 20), 2, 0.5)])
+def test_no_more_masks_than_said(shape: tuple[int, ...], levels: int, keep: float) -> None:
+    weight = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape)))
+    explain = ms.minimal_region(0.5, 4, levels, keep, target=ms.ClassScore([0], "none"))
+    image = torch.ones(1, 1, *shape, dtype=torch.float64)
+    (found,) = explain.explain(image, lambda x: (x[:, 0] * weight).flatten(1).sum(1, keepdim=True))
+    assert len(found.indices) <= found.masks.at_most
+    assert "the smallest set of windows was known" in found.stopped

@@ -186,20 +186,24 @@ def test_a_killed_run_goes_on(stop: int, tmp_path: Path) -> None:
     assert again.batches == 1  # the one that holds the unperturbed image
 
 
-def test_ranks_and_devices_ask_for_the_same() -> None:
-    settings: dict[str, Any] = {"mask_batch_size": 16}
-    expected = explain(Stops(), **settings)
-    shared = explain(Stops(), sharing=MasksOverDevices(["cpu", "cpu"]), **settings)
-    assert (list(shared.indices), shared.stopped) == (list(expected.indices), expected.stopped)
-    assert torch.equal(shared.saliency, expected.saliency)
+def test_ranks_ask_for_the_same() -> None:
+    """Forked before the next test has started threads."""
+    expected = explain(Stops(), mask_batch_size=16)
 
     def rank(number: int) -> Any:
-        found = explain(Stops(), sharing=MasksOverRanks(), **settings)
+        found = explain(Stops(), sharing=MasksOverRanks(), mask_batch_size=16)
         return found.saliency, list(found.indices), found.stopped
 
     for saliency, indices, stopped in on_ranks(2, rank):
         assert torch.equal(saliency, expected.saliency)
         assert (indices, stopped) == (list(expected.indices), expected.stopped)
+
+
+def test_devices_ask_for_the_same() -> None:
+    expected = explain(Stops(), mask_batch_size=16)
+    shared = explain(Stops(), sharing=MasksOverDevices(["cpu", "cpu"]), mask_batch_size=16)
+    assert (list(shared.indices), shared.stopped) == (list(expected.indices), expected.stopped)
+    assert torch.equal(shared.saliency, expected.saliency)
 
 
 def test_remembered_patches() -> None:
