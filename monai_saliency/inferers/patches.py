@@ -183,7 +183,7 @@ class RememberedPatches(Scoring):
         pairs = [pair for case, start, stop in todo for row in range(start, stop) for pair in self._pairs(case, row)]
         uses = np.bincount([slot for pair in pairs for slot in pair], minlength=len(self.slots))
         if any(state.masks.in_rounds for state in self.states):
-            uses[: self.num_unperturbed] += 1  # later rounds need them again
+            uses[: self.num_unperturbed] += self._are_read()  # later rounds need them again
         for slot, output in self.whole.empty():
             if uses[slot]:
                 self.memory.put(slot, self._trim(slot, output))
@@ -200,6 +200,10 @@ class RememberedPatches(Scoring):
         count = len(needed) + wholes * -(-self.num_patches // self.batch_size)
         price = Price(total, self.num_patches, Batches(count, self.batch.shape, "patches"))
         return Plan(total, self.done, price, note)
+
+    def _are_read(self) -> np.ndarray:
+        """Bool, for each patch of the unperturbed images: whether the target reads any of its output."""
+        return np.array([patch in self.cases[case].trims for case, _, patch in self.slots[: self.num_unperturbed]])
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
         self._advance = advance
