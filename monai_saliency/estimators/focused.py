@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +10,9 @@ import torch
 from monai_saliency.estimators.base import Estimator, score_rounding
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.masks.base import BoundMasks
-from monai_saliency.masks.focused import BoundFocusedMasks
+from monai_saliency.masks.focused import BoundFocusedMasks, Focus
 from monai_saliency.utils.arguments import instance, probability
+from monai_saliency.utils.boxes import everywhere
 
 __all__ = ["FocusedScoring"]
 
@@ -49,8 +49,7 @@ class FocusedScoring(Estimator):
         found = torch.from_numpy(bound.windows.to_voxels(np.stack(spread))).to(bound.device, bound.dtype)
         for focus in reversed(bound.foci(indices)):
             inside = RISEScoring(self.p1).compute(focus.masks, focus.indices, scores[focus.rows], reference_scores)
-            inside_box: Any = (slice(None), *focus.box)
-            found[inside_box] = inside / (1 - self.p1) / focus.windows
+            found[everywhere(focus.box)] = self._of_a_window(inside, focus)
         return found
 
     def noise(
@@ -68,7 +67,7 @@ class FocusedScoring(Estimator):
         for focus in bound.foci(indices):
             inside = RISEScoring(self.p1).noise(focus.masks, focus.indices, scores[focus.rows], reference_scores)
             assert inside is not None
-            found = torch.maximum(found.to(inside), inside / (1 - self.p1) / focus.windows)
+            found = torch.maximum(found.to(inside), self._of_a_window(inside, focus))
         return found
 
     def standard_error(
@@ -84,9 +83,12 @@ class FocusedScoring(Estimator):
             inside = rise.standard_error(focus.masks, focus.indices, rows, reference_scores)
             if inside is None:
                 return None
-            inside_box: Any = (slice(None), *focus.box)
-            found[inside_box] = inside / (1 - self.p1) / focus.windows
+            found[everywhere(focus.box)] = self._of_a_window(inside, focus)
         return found
+
+    def _of_a_window(self, values: torch.Tensor, focus: Focus) -> torch.Tensor:
+        """Values of RISE inside a box, as the drop for a part as large as a window of the last level."""
+        return values / (1 - self.p1) / focus.windows
 
 
 def _focused(masks: BoundMasks) -> BoundFocusedMasks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks, HierarchicalMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.utils.arguments import probability, whole_number
-from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.boxes import Box, everywhere, within
 
 __all__ = ["BoundFocusedMasks", "FocusedMasks", "Focus"]
 
@@ -142,8 +141,7 @@ class BoundFocusedMasks(BoundMasks):
         #: the shape of each box, the whole image last
         self.shapes = self._sizes(masks.grid_size)
         random = RISEMasks(masks.num_masks, masks.grid_size, masks.p1, masks.seed)
-        boxes: list[Any] = [(slice(None), *map(slice, shape)) for shape in self.shapes]
-        self._random = [random.bind(image[box]) for box in boxes]
+        self._random = [random.bind(image[everywhere(tuple(map(slice, shape)))]) for shape in self.shapes]
         self.key = ("FocusedMasks", self.max_foci, windows.key, self._random[-1].key, tuple(self.shapes))
 
     def _sizes(self, cells: int) -> list[tuple[int, ...]]:
@@ -190,7 +188,7 @@ class BoundFocusedMasks(BoundMasks):
         Args:
             evidence: what the windows took from one score, for each window of the last level.
         """
-        everywhere = [(len(self.shapes) - 1, 0)]
+        whole_image = [(len(self.shapes) - 1, 0)]
         left = evidence.clip(min=0)
         least, total = 0.0, left.sum()
         boxes: list[tuple[int, int]] = []
@@ -199,11 +197,11 @@ class BoundFocusedMasks(BoundMasks):
             if mass < least:
                 break
             if len(boxes) == self.max_foci:  # and as much elsewhere
-                return everywhere
+                return whole_image
             boxes.append((size, int(np.ravel_multi_index(corner, self.spatial_shape))))
             least = least or _SECOND * mass
             left = left * (1 - self._inside(corner, self.shapes[size]))
-        return boxes if total - left.sum() >= _CONCENTRATED * total > 0 else everywhere
+        return boxes if total - left.sum() >= _CONCENTRATED * total > 0 else whole_image
 
     def _strongest(self, left: np.ndarray) -> tuple[int, tuple[int, ...], float]:
         """The size, the corner and the evidence of the box that holds most; a larger one where it holds much more."""
@@ -309,13 +307,9 @@ class BoundFocusedMasks(BoundMasks):
         for focus in self.foci(indices):
             common = _common(focus.box, box)
             if common is not None:
-                here, there = (
-                    tuple(slice(c.start - o.start, c.stop - o.start) for c, o in zip(common, outer, strict=True))
-                    for outer in (box, focus.box)
-                )
-                for row, mask in zip(focus.rows, focus.masks.render(focus.indices, device, there), strict=True):
-                    inside: Any = (row, slice(None), *here)
-                    masks[inside] = mask
+                random = focus.masks.render(focus.indices, device, within(common, focus.box))
+                for row, mask in zip(focus.rows, random, strict=True):
+                    masks[row][everywhere(within(common, box))] = mask
         return masks
 
 
