@@ -15,7 +15,6 @@ from helpers.layouts import Bundle
 from monai.bundle import ConfigParser
 
 from monai_saliency.bundle.attach_settings import AttachSettings
-from monai_saliency.inferers.patch_plan import plan
 
 
 @pytest.mark.parametrize(
