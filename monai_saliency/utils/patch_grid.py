@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
 
 from monai.data.utils import dense_patch_slices
@@ -118,7 +118,7 @@ class PatchGrid:
             cost *= sum(touched) / len(touched)
         return 1 + cost
 
-    def share_touched(self, ends: Sequence[Sequence[int]]) -> float:
+    def share_touched(self, ends: Sequence[Iterable[int]]) -> float:
         """The largest share of the patches that one window touches.
 
         Args:
