@@ -195,6 +195,9 @@ def verdicts(maps: Sequence[np.ndarray] | np.ndarray, legends: Sequence[Legend],
         found.append(_rows(nothing) + _nothing_matters([maps[i] for i in chosen], [legends[i] for i in chosen]))
     if any(chance):
         found.append(f"{_rows(chance)}nothing stands out from chance")
+    changes = [each.change for each in legends if not each.in_score_unit and each.change is not None]
+    if changes and not all(nothing):  # in the score's unit, which the map is not in
+        found.append(f"masks change the score by up to {at_most(max(changes))}")
     return found
 
 
@@ -202,7 +205,12 @@ def _nothing_matters(maps: Sequence[np.ndarray], legends: Sequence[Legend]) -> s
     """The sentence for maps in which nothing matters, without a full stop."""
     changes = [legend.change for legend in legends if legend.change is not None]
     if not legends[0].in_score_unit:
-        return f"no mask changes the score by more than {at_most(max(changes))}" if changes else "the map is zero"
+        is_known = changes and not any(legend.matters_together for legend in legends)
+        return (
+            f"no mask changes the score by more than {at_most(max(changes))}"
+            if is_known
+            else "the map is zero everywhere"
+        )
     words = f"no part of this scan changes the score by more than {at_most(max(map(largest, maps)))}"
     if any(legend.matters_together for legend in legends):
         words += f", though single masks change it by up to {at_most(max(changes))}"

@@ -25,7 +25,7 @@ _AXES = (("L", "R"), ("P", "A"), ("I", "S"))
 _COLD = ("#08306b", "#2171b5", "#41b6c4", "#a8ddb5")
 _WARM = ("#ffe08a", "#fd8d3c", "#e31a1c", "#800026")
 # Of the weakest and the strongest colours; the scan is seen under both.
-_OPACITY = (0.35, 0.7)
+_OPACITY = (0.3, 0.6)
 _MANY_LABELS = 30
 
 
@@ -74,7 +74,8 @@ def plot_saliency(
     label: np.ndarray | None = None,
     legends: Sequence[Legend] | None = None,
 ) -> Figure:
-    """Draw maps over their scan: one row per map, with the three planes through the map's peak and a colour bar.
+    """Draw maps over their scan: one row per map, with the three planes through the map's peak and a colour bar. Where
+    the peak is not coloured, the planes go through the largest absolute value that is.
 
     Voxels are shown as they were scanned: reordered to the axes nearest to the scanner's axes, but not resampled. Warm
     colours are positive (the image supports the score there), cold colours are negative.
@@ -128,7 +129,7 @@ def plot_saliency(
     figure = figure_type(figsize=(width, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white")
     words = [title] * bool(title) + verdicts(maps, legends, [bool(part.any()) for part in coloured])
     # Fonts have no character for the bytes of a file name that is not UTF-8, and a name with dollars is not a formula.
-    text = _wrapped(words, int(11 * width)).encode(errors="replace").decode()
+    text = _wrapped(words, int(12 * width)).encode(errors="replace").decode()
     figure.suptitle(text, fontsize=10, parse_math=False)
     widths = [plane.extent[1] for plane in views[0]]
     axes = figure.subplots(len(views), len(views[0]), squeeze=False, width_ratios=widths)
@@ -203,6 +204,7 @@ def _draw(ax: Any, plane: _Plane, window: tuple[float, float], legend: Legend, m
         legend: what the colours mean.
         marked: whether lines mark the peak.
     """
+    ax.set_facecolor("black")  # where the scan is NaN
     ax.imshow(plane.scan.T, cmap="gray", vmin=window[0], vmax=window[1], origin="lower", extent=plane.extent)
     shown = np.nan_to_num(plane.saliency.T, posinf=0, neginf=0)
     strength = np.sqrt(np.clip(np.abs(shown) / legend.scale, 0, 1))
@@ -260,10 +262,17 @@ def _bar(figure: Figure, drawn: Any, axes: list[Any], legend: Legend, saliency: 
 def _planes(
     scan: np.ndarray, saliency: np.ndarray, coloured: np.ndarray, label: np.ndarray | None, affine: np.ndarray
 ) -> list[_Plane]:
-    """The planes through a map's peak: three of a 3D scan, or the 2D scan itself."""
+    """The planes through a map's peak: three of a 3D scan, or the 2D scan itself.
+
+    Where the peak is not coloured and other voxels are, as where all of them speak against the score, the planes go
+    through the largest absolute value of these.
+    """
     layers: dict[str, Any] = {"scan": scan, "saliency": saliency, "coloured": coloured}
     layers |= {} if label is None else {"label": label}
-    peak = peak_voxel(saliency if np.isfinite(saliency).all() else np.nan_to_num(saliency, posinf=0, neginf=0))
+    finite = saliency if np.isfinite(saliency).all() else np.nan_to_num(saliency, posinf=0, neginf=0)
+    peak = peak_voxel(finite)
+    if coloured.any() and not coloured[peak]:
+        peak = peak_voxel(np.where(coloured, np.abs(finite), 0))
     if scan.ndim == 2:
         shown = peak
         if affine[1, 1] < 0:  # rows count downwards
