@@ -33,7 +33,8 @@ class Legend:
         in_score_unit: whether the map is in the score's unit.
         signed: whether values below zero have a meaning.
         note: a further line for the colour bar.
-        noise: how large a value can be by chance (:meth:`~monai_saliency.Estimator.noise`); 0 where it is not known.
+        noise: how large a value can be by chance (:meth:`~monai_saliency.estimators.base.Estimator.noise`); 0 where it
+            is not known.
     """
 
     scale: float
@@ -130,8 +131,8 @@ def _figures(explanation: Explanation) -> list[list[float]]:
 
 def largest(saliency: np.ndarray) -> float:
     """The largest finite absolute value of a map; 0 where there is none."""
-    sizes = np.abs(saliency, dtype=np.float64)
-    return float(np.max(sizes, where=np.isfinite(sizes), initial=0.0))
+    finite = np.isfinite(saliency)
+    return max(float(np.max(saliency, where=finite, initial=0)), -float(np.min(saliency, where=finite, initial=0)))
 
 
 def rounded_up(value: float) -> float:
