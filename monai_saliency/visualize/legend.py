@@ -219,11 +219,11 @@ def _nothing_matters(maps: Sequence[np.ndarray], legends: Sequence[Legend]) -> s
 
 
 def _rows(which: Sequence[bool]) -> str:
-    """Which rows of a picture a sentence is about; nothing where there is one row."""
-    if len(which) == 1:
+    """Which rows of a picture a sentence is about; nothing where it is about all."""
+    if all(which):
         return ""
     numbers = [str(i + 1) for i, each in enumerate(which) if each]
-    return "all rows: " if all(which) else f"row{'s' * (len(numbers) > 1)} {', '.join(numbers)}: "
+    return f"row{'s' * (len(numbers) > 1)} {', '.join(numbers)}: "
 
 
 def _scale(scale: float) -> float:
