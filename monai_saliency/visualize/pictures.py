@@ -244,8 +244,9 @@ def _outline(ax: Any, plane: _Plane) -> None:
 
 def _bar(figure: Figure, drawn: Any, axes: list[Any], legend: Legend, saliency: np.ndarray, floor: float) -> Any:
     """The colour bar of a row, gray below the floor. It ends in a point where the map goes beyond the scale."""
-    finite = saliency[np.isfinite(saliency)]
-    above, below = bool((finite > legend.scale).any()), bool((finite < -legend.scale).any())
+    finite, full = np.isfinite(saliency), legend.scale * (1 + 1e-6)
+    above = np.max(saliency, where=finite, initial=0) > full
+    below = np.min(saliency, where=finite, initial=0) < -full
     extend = "both" if above and below else "max" if above else "min" if below else "neither"
     bar: Any = figure.colorbar(drawn, ax=axes, shrink=0.8, extend=extend)
     # Without this the bar would be as transparent as the map.
@@ -270,16 +271,17 @@ def _planes(
     layers: dict[str, Any] = {"scan": scan, "saliency": saliency, "coloured": coloured}
     layers |= {} if label is None else {"label": label}
     finite = saliency if np.isfinite(saliency).all() else np.nan_to_num(saliency, posinf=0, neginf=0)
-    peak = peak_voxel(finite)
+    peak, words = peak_voxel(finite), "peak"
     if coloured.any() and not coloured[peak]:
-        peak = peak_voxel(np.where(coloured, np.abs(finite), 0))
+        peak, words = peak_voxel(np.where(coloured, np.abs(finite), 0)), "strongest"
     if scan.ndim == 2:
         shown = peak
         if affine[1, 1] < 0:  # rows count downwards
             layers = {name: layer[:, ::-1] for name, layer in layers.items()}
             shown = peak[0], scan.shape[1] - 1 - peak[1]
         edges = nib.affines.voxel_sizes(affine)[:2]
-        return [_Plane(**layers, edges=edges, peak=shown, name=f"peak at voxel {peak}")]
+        name = f"{words} at voxel {peak}" if coloured.any() else ""
+        return [_Plane(**layers, edges=edges, peak=shown, name=name)]
     # The peak is found before reordering: in a flat map, reordering could choose another voxel.
     mm = affine @ [*peak, 1]
     turn = nib.io_orientation(affine)
