@@ -19,7 +19,7 @@ from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
 from monai_saliency.targets.postprocessing import read_postprocessing
-from monai_saliency.utils.arguments import flag
+from monai_saliency.utils.arguments import flag, positive_numbers
 
 __all__ = ["REGIONS", "AttachSettings"]
 
@@ -45,6 +45,8 @@ class AttachSettings:
         fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
         mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large.
         picture: whether to draw pictures.
+        picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
+            where it is known (:class:`~monai_saliency.transforms.SaveSaliencyd`).
         standard_error: whether to save a standard error beside each map that has one, such as those of RISE: how far
             each voxel is off by the choice of masks. It costs a file, and about the time of making the perturbed images
             again, without a forward.
@@ -75,6 +77,7 @@ class AttachSettings:
         fill_unit: str = "network",
         mask_batch_size: int | None = None,
         picture: bool = True,
+        picture_scale: float | None = None,
         standard_error: bool = True,
         strict: bool = False,
         store_dir: str | Path | None = None,
@@ -103,6 +106,9 @@ class AttachSettings:
         self.fill_unit = fill_unit
         self.mask_batch_size = mask_batch_size
         self.picture = picture
+        if picture_scale is not None:
+            positive_numbers(f"{prefix}picture_scale", picture_scale)
+        self.picture_scale = picture_scale
         self.standard_error = flag("standard_error", standard_error)
         self.strict = strict
         self.store_dir = store_dir

@@ -205,6 +205,7 @@ class AttachedHandler(SaliencyHandler):
             self.settings.picture,
             nearest=self._explains.masks.by_region,
             standard_error_key=self.standard_error_key,
+            picture_scale=self.settings.picture_scale,
         )
         if isinstance(self._predicting, WrappedNNUNet):
             placement.begin_from(self._predicting.transform(self.image_key))
