@@ -181,7 +181,7 @@ class Placement:
 
     def unrecorded(self, case: dict[Hashable, Any]) -> list[str]:
         """The steps of the preprocessing that move voxels and do not record it: the image's affine is wrong then."""
-        if self._unrecorded is None and isinstance(self.image_key, str):
+        if self._unrecorded is None and self.transform is not None and isinstance(self.image_key, str):
             self._unrecorded = unrecorded_steps(self.transform, self.image_key, case[self.image_key])
         return self._unrecorded or []
 

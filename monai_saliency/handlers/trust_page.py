@@ -228,10 +228,10 @@ def _usefulness(rows: Sequence[Row]) -> list[str]:
         group = [row for row in rows if right.get(row["case"]) is wanted]
         if inside := [_is_true(row, "peak_in_label") for row in group if str(row.get("peak_in_label", "")) != ""]:
             lines.append(f"- Where the prediction is {words}: {_share(inside, 'peaks')} lie in the label.")
-    cost = [f"{_number(np.median(_numbers(by_case.values(), name)))} {name}" for name in ("forwards", "predictions")]
-    more = _number(np.median(_numbers(by_case.values(), "trust_forwards")))
+    cost = {name: _median(by_case.values(), name) for name in ("forwards", "predictions", "trust_forwards")}
     lines.append(
-        f"- A map costs {cost[0]} ({cost[1]} of the whole image), its figures of trust {more} forwards: medians."
+        f"- A case costs {cost['forwards']} forwards ({cost['predictions']} predictions of the whole image), its figures "
+        f"of trust {cost['trust_forwards']} forwards more: medians. A resumed case costs less."
     )
     honest = "Whether a reader decides better or faster with these maps cannot be seen here: that needs readers."
     return [*lines, "", honest]
