@@ -230,8 +230,8 @@ def _usefulness(rows: Sequence[Row]) -> list[str]:
             lines.append(f"- Where the prediction is {words}: {_share(inside, 'peaks')} lie in the label.")
     cost = {name: _median(by_case.values(), name) for name in ("forwards", "predictions", "trust_forwards")}
     lines.append(
-        f"- A case costs {cost['forwards']} forwards ({cost['predictions']} predictions of the whole image), its figures "
-        f"of trust {cost['trust_forwards']} forwards more: medians. A resumed case costs less."
+        f"- A case costs {cost['forwards']} forwards ({cost['predictions']} predictions of the whole image), its "
+        f"figures of trust {cost['trust_forwards']} forwards more: medians. A resumed case costs less."
     )
     honest = "Whether a reader decides better or faster with these maps cannot be seen here: that needs readers."
     return [*lines, "", honest]
