@@ -29,6 +29,9 @@ __all__ = ["make_cohort", "make_scan"]
 SPACINGS = ((2.0, 2.0, 2.0), (1.8, 1.8, 2.4), (2.1, 2.1, 1.7), (1.6, 1.6, 3.0), (1.9, 2.2, 2.0))  # mm, slices last
 SCANS_PER_SEED = 100_000
 WHITE_MATTER = 0.86  # the template's own units
+LESION, DECOY = 1.3, 1.45  # times as bright as white matter, at least: thin things are dimmed by resampling
+VESSELS, SPOTS = 3, 4  # decoys of each scan
+CLEAR = 5.0  # mm at least between the surfaces of lesions and decoys
 
 
 class _Template(NamedTuple):
@@ -51,17 +54,22 @@ def _template() -> _Template:
     return _Template(intensity, image.affine, depth.astype(np.float32), centre)
 
 
-def make_scan(seed: int, lesion: bool) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
+def make_scan(seed: int, lesion: bool | int) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
     """Make one skull-stripped T1 scan of the template brain, and the mask of its lesion.
 
-    With one seed, the scans with and without a lesion show the same head, pose and noise. They differ only in the
-    lesion and its soft edge (3 mm), and in a few other voxels that are rounded to the next integer, since the lesion is
-    added in double precision.
+    With one seed, the scans with and without a lesion show the same head, pose, decoys and noise. They differ only in
+    the lesion and its soft edge (3 mm), and in a few other voxels that are rounded to the next integer, since the
+    lesion is added in double precision.
+
+    The decoys are a little brighter than a lesion, and thinner: three bent vessels of 40 to 70 mm and four round spots, 5 to 8 mm
+    thick, where a lesion is 12 mm or more. So the brightest voxels of most scans are no lesion.
 
     Args:
         seed: decides everything else, to the bit; at least 0.
         lesion: add a hyperintense lesion: an irregular, textured blob with semi-axes of about 6 to 14 mm, about 1.2 to
-            1.6 times as bright as white matter (like a subacute bleed), completely inside the brain.
+            1.6 times as bright as white matter (like a subacute bleed), completely inside the brain, clear of the
+            decoys wherever there is room. A number adds so many lesions, clear of each other; the first one is the same
+            for any number.
 
     Returns:
         The scan (int16, about 100 voxels a side, arbitrary intensity units, background 0) and its label (uint8, same
@@ -70,13 +78,15 @@ def make_scan(seed: int, lesion: bool) -> tuple[nibabel.Nifti1Image, nibabel.Nif
 
     Raises:
         ImportError: nilearn is not installed.
-        ValueError: ``seed`` is negative.
+        ValueError: ``seed`` or ``lesion`` is negative.
     """
     import nibabel
     from scipy import ndimage
 
     if seed < 0:
         raise ValueError(f"`seed` must be at least 0, got {seed}")
+    if lesion < 0:
+        raise ValueError(f"`lesion` must be a flag or a number of lesions, got {lesion}")
     template = _template()
     rng = np.random.default_rng([seed, 0])
     lesion_rng = np.random.default_rng([seed, 1])  # its own stream, so that a lesion changes nothing else
@@ -92,10 +102,14 @@ def make_scan(seed: int, lesion: bool) -> tuple[nibabel.Nifti1Image, nibabel.Nif
     brain = ndimage.binary_fill_holes(signal > 0.2)
 
     label = np.zeros(shape, dtype=np.uint8)
-    if lesion:
-        share, tissue = _lesion(lesion_rng, points, template)
+    tissues, taken = _decoys(np.random.default_rng([seed, 2]), points, template)
+    for share, tissue in tissues:
+        signal = (1 - share) * signal + share * tissue
+    for _ in range(lesion):
+        share, tissue, centre, reach = _lesion(lesion_rng, points, template, taken)
         signal = (1 - share) * signal + share * tissue
         label[(share >= 0.5) & brain] = 1
+        taken = [*taken, _Taken(centre[None], reach)]
 
     signal = np.clip(signal, 0, None) ** rng.uniform(0.85, 1.2)
     signal *= np.exp(rng.uniform(0.03, 0.1) * _smooth_field(rng, shape))  # the coil's bias field
@@ -250,11 +264,59 @@ def _smooth_field(rng: np.random.Generator, shape: tuple[int, ...], order: int =
     return field / np.abs(field).max()
 
 
-def _lesion(rng: np.random.Generator, points: np.ndarray, template: _Template) -> tuple[np.ndarray, np.ndarray]:
-    """Return a lesion's share of every voxel (0 to 1) and its intensity there, in the template's units."""
+class _Taken(NamedTuple):
+    points: np.ndarray  # (N, 3), template mm
+    radius: float  # around the points, mm
+
+
+def _decoys(
+    rng: np.random.Generator, points: np.ndarray, template: _Template
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[_Taken]]:
+    """Return each decoy's share of every voxel (0 to 1) and its intensity there, and where the decoys are."""
+    from scipy.spatial import cKDTree
+
+    tissues, taken = [], []
+    places = np.argwhere(template.depth >= 8)
+    for number in range(VESSELS + SPOTS):
+        line, radius = _place(rng, places, template)[None], rng.uniform(3, 4)
+        if number < VESSELS:
+            along, bend = rng.normal(size=(2, 3))
+            along, steps = along / np.linalg.norm(along), np.linspace(-1, 1, 61)[:, None]
+            bend = np.cross(along, bend) / np.linalg.norm(np.cross(along, bend))
+            line = line + steps * along * rng.uniform(20, 35) + steps**2 * bend * rng.uniform(0, 12)
+            radius = rng.uniform(2.5, 3.2)
+        low, high = (edge.reshape(3, 1, 1, 1) for edge in (line.min(axis=0) - radius - 2, line.max(axis=0) + radius + 2))
+        near = np.flatnonzero(((points > low) & (points < high)).all(axis=0))
+        distance, _ = cKDTree(line).query(points.reshape(3, -1)[:, near].T)
+        share, tissue = np.zeros(points[0].size), np.zeros(points[0].size)
+        share[near] = np.clip(0.5 + (radius - distance) / 2, 0, 1)  # an edge 2 mm wide
+        tissue[near] = _bright(rng, points.reshape(3, -1)[:, near] - line[0][:, None], DECOY)
+        tissues.append((share.reshape(points[0].shape), tissue.reshape(points[0].shape)))
+        taken.append(_Taken(line, radius))
+    return tissues, taken
+
+
+def _place(rng: np.random.Generator, places: np.ndarray, template: _Template) -> np.ndarray:
+    """Return one of the places ``(N, 3)``, voxels of the depth's grid, in template mm."""
+    return template.affine[:3, :3] @ (2 * places[rng.integers(len(places))]) + template.affine[:3, 3]
+
+
+def _bright(rng: np.random.Generator, offset: np.ndarray, lowest: float) -> np.ndarray:
+    """Return the textured intensity of a lesion or decoy at offsets ``(3, N)`` in mm, in the template's units."""
+    texture = np.sin(rng.uniform(-0.5, 0.5, (6, 3)) @ offset + rng.uniform(0, 2 * np.pi, (6, 1))).mean(axis=0)
+    return WHITE_MATTER * rng.uniform(lowest, lowest + 0.25) * (1 + 0.2 * texture)
+
+
+def _lesion(
+    rng: np.random.Generator, points: np.ndarray, template: _Template, taken: list[_Taken]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Return a lesion's share of every voxel (0 to 1), its intensity there in the template's units, its centre in
+    template mm, and how far from it the lesion can reach, in mm.
+    """
     axes = rng.uniform(7, 12) * rng.uniform(0.85, 1.15, 3)
-    places = np.argwhere(template.depth >= 1.25 * axes.max() + 2)  # as far out as the irregular boundary can reach
-    centre = template.affine[:3, :3] @ (2 * places[rng.integers(len(places))]) + template.affine[:3, 3]
+    reach = 1.25 * axes.max() + 2  # as far out as the irregular boundary can reach
+    places = np.argwhere(template.depth >= reach)
+    centre = _place(rng, places[_is_clear(places, template, taken, reach + CLEAR)], template)
     turn = _rotation(rng, 180)[:3, :3]
 
     near = np.flatnonzero(np.sum((points - centre.reshape(3, 1, 1, 1)) ** 2, axis=0) < (2 * axes.max()) ** 2)
@@ -262,10 +324,18 @@ def _lesion(rng: np.random.Generator, points: np.ndarray, template: _Template) -
     radius = np.linalg.norm(offset / axes[:, None], axis=0)  # 1 on the ellipsoid
     direction = offset / np.maximum(np.linalg.norm(offset, axis=0), 1e-6)
     ripple = np.sin(rng.uniform(2, 5, (4, 3)) @ direction + rng.uniform(0, 2 * np.pi, (4, 1))).mean(axis=0)
-    texture = np.sin(rng.uniform(-0.5, 0.5, (6, 3)) @ offset + rng.uniform(0, 2 * np.pi, (6, 1))).mean(axis=0)
 
     share, tissue = np.zeros(points[0].size), np.zeros(points[0].size)
     inside = (1 + 0.25 * ripple - radius) * axes.mean()  # about the depth under the lesion's surface, mm
     share[near] = np.clip(0.5 + inside / 3, 0, 1)  # an edge 3 mm wide
-    tissue[near] = WHITE_MATTER * rng.uniform(1.3, 1.55) * (1 + 0.2 * texture)
-    return share.reshape(points[0].shape), tissue.reshape(points[0].shape)
+    tissue[near] = _bright(rng, offset, LESION)
+    return share.reshape(points[0].shape), tissue.reshape(points[0].shape), centre, reach
+
+
+def _is_clear(places: np.ndarray, template: _Template, taken: list[_Taken], needed: float) -> np.ndarray:
+    """Return which places ``(N, 3)`` are so far, in mm, from all that is taken: the clearest twentieth where few are."""
+    from scipy.spatial import cKDTree
+
+    mm = 2 * places @ template.affine[:3, :3].T + template.affine[:3, 3]
+    clear = np.min([cKDTree(each.points).query(mm)[0] - each.radius for each in taken], axis=0)
+    return clear >= min(needed, float(np.quantile(clear, 0.95)))

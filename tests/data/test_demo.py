@@ -144,6 +144,47 @@ def test_label_is_the_lesion() -> None:
         assert (after[inside] > before[inside]).mean() > 0.9
 
 
+def test_brightness_alone_does_not_tell_where_the_lesion_is() -> None:
+    """Of twenty scans, the brightest voxel lies in the lesion in few; what is thinner than a lesion is as bright."""
+    inside = []
+    for seed in range(20, 40):
+        scan, label = made(seed, True)
+        data = voxels(scan)
+        inside.append(voxels(label)[np.unravel_index(np.argmax(data), data.shape)] == 1)
+    assert np.mean(inside) < 0.4
+
+
+def test_decoys_are_thin_and_in_both_classes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ball of 10 mm fits into the lesion, and into no decoy."""
+    scan, label = made(OBLIQUE_SEED, True)
+    healthy, _ = made(OBLIQUE_SEED, False)
+    monkeypatch.setattr(demo, "_decoys", lambda rng, points, template: ([], [demo._Taken(np.full((1, 3), 1e4), 0.0)]))
+    plain, _ = make_scan(OBLIQUE_SEED, False)
+    lesion = voxels(label) == 1
+    apart = mm_to_lesion(label) > 6
+    in_healthy = voxels(healthy) > 1.2 * voxels(plain).astype(float) + 1
+    in_scan = voxels(scan) > 1.2 * voxels(plain).astype(float) + 1
+    np.testing.assert_array_equal(in_healthy[apart], in_scan[apart])
+    assert in_healthy.sum() > 0.5 * lesion.sum()
+    edges = nib.affines.voxel_sizes(scan.affine)
+
+    def thickest(mask: np.ndarray) -> float:
+        return float(ndimage.distance_transform_edt(mask, sampling=edges).max())
+
+    assert thickest(in_healthy) < 5 < thickest(lesion)
+
+
+def test_several_lesions_lie_apart() -> None:
+    for seed in (OBLIQUE_SEED, ANISOTROPIC_SEED):
+        one, two = (voxels(make_scan(seed, number)[1]) == 1 for number in (1, 2))
+        np.testing.assert_array_equal(one, voxels(made(seed, True)[1]) == 1)
+        assert ndimage.label(two)[1] == 2
+        assert two[one].all()
+        assert two.sum() > 1.1 * one.sum()
+    with pytest.raises(ValueError, match="`lesion` must be a flag or a number of lesions, got -1"):
+        make_scan(0, -1)
+
+
 def test_header() -> None:
     for image, dtype in zip(made(OBLIQUE_SEED, True), (np.int16, np.uint8), strict=True):
         assert image.get_data_dtype() == dtype
