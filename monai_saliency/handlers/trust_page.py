@@ -189,7 +189,10 @@ def _plausibility(rows: Sequence[Row]) -> list[str]:
     lines = [f"{words}control reaches says nothing for the maps, and is marked."]
     for title, group in _by_class(labelled):
         lines += [*title, "", *_table(group, _PLAUSIBLE, (*CONTROLS, _RANDOMISED))]
-    closing = "Leakage is the share outside of the label of as many highest voxels as the label has."
+    closing = (
+        "Leakage is the share outside of the label of as many highest voxels as the label has. Where a blurred copy of "
+        "the map reaches a metric, this does not see how sharp a map is."
+    )
     return [*lines, "", *_praise(labelled, _PLAUSIBLE), "", closing]
 
 
@@ -204,8 +207,14 @@ def _fidelity(rows: Sequence[Row]) -> list[str]:
             f"the maps is {_number(np.median(agreement))} (median of {_count(len(agreement), 'map')}, at most "
             f"{_number(max(agreement))})."
         )
-    rule = f"They pass below {_AGREES} and, where labels are known, with an AUPRC of the random weights of at most half"
-    return [*lines, "", f"{rule} of the maps' own."]
+    if (found := _controlled(rows, _PLAUSIBLE[-1])) is not None and _RANDOMISED in found.controls:
+        theirs, ours = found.controls[_RANDOMISED], found.value
+        fails = "fails" if theirs <= _FINDS * ours else "does not fail"
+        lines[-1] += (
+            f" The network at random weights {fails} to find the label: AUPRC {_number(theirs)}, the maps {_number(ours)}."
+        )
+    rule = f"Maps pass below {_AGREES} and, where labels are known, with an AUPRC of the random weights of at most half"
+    return [*lines, "", f"{rule} of their own."]
 
 
 def _usefulness(rows: Sequence[Row]) -> list[str]:
