@@ -285,9 +285,7 @@ def _decoys(
             bend = np.cross(along, bend) / np.linalg.norm(np.cross(along, bend))
             line = line + steps * along * rng.uniform(20, 35) + steps**2 * bend * rng.uniform(0, 12)
             radius = rng.uniform(2.5, 3.2)
-        low, high = (
-            edge.reshape(3, 1, 1, 1) for edge in (line.min(axis=0) - radius - 2, line.max(axis=0) + radius + 2)
-        )
+        low, high = (edge.reshape(3, 1, 1, 1) for edge in (line.min(axis=0) - radius - 2, line.max(axis=0) + radius + 2))
         near = np.flatnonzero(((points > low) & (points < high)).all(axis=0))
         distance, _ = cKDTree(line).query(points.reshape(3, -1)[:, near].T)
         share, tissue = np.zeros(points[0].size), np.zeros(points[0].size)

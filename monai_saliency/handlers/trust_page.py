@@ -211,7 +211,8 @@ def _fidelity(rows: Sequence[Row]) -> list[str]:
         theirs, ours = found.controls[_RANDOMISED], found.value
         fails = "fails" if theirs <= _FINDS * ours else "does not fail"
         lines[-1] += (
-            f" The network at random weights {fails} to find the label: AUPRC {_number(theirs)}, the maps {_number(ours)}."
+            f" The network at random weights {fails} to find the label: AUPRC {_number(theirs)}, the maps' own "
+            f"{_number(ours)}."
         )
     rule = f"Maps pass below {_AGREES} and, where labels are known, with an AUPRC of the random weights of at most half"
     return [*lines, "", f"{rule} of their own."]

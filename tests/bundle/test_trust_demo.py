@@ -1,5 +1,5 @@
-"""The demo's own report: the trained network passes where the one at random weights fails, and no control passes what the
-maps are praised for.
+"""The demo's own report: the trained network passes where the one at random weights fails, and no control passes what
+the maps are praised for.
 """
 
 from __future__ import annotations

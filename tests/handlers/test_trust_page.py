@@ -159,6 +159,13 @@ def test_verdict_by_its_rule(figures: dict[str, Any], passes: bool | None, words
     assert f"**Randomised network: {found.words}.**" in trust_page([a_row("a", **figures)])
 
 
+def test_the_network_at_random_weights_fails_where_the_maps_pass() -> None:
+    page = trust_page([a_row("a", trust_auprc_randomised=0.04)])
+    assert "The network at random weights fails to find the label: AUPRC 0.04, the maps' own 0.8." in page
+    page = trust_page([a_row("a", trust_auprc_randomised=0.5)])
+    assert "The network at random weights does not fail to find the label: AUPRC 0.5, the maps' own 0.8." in page
+
+
 def test_verdict_is_of_the_median() -> None:
     rows = [a_row(str(i), trust_randomised=value) for i, value in enumerate((0.1, 0.2, 0.9))]
     assert verdict(rows).passes
