@@ -81,6 +81,18 @@ def test_figures_and_page(cohort: Path) -> None:
     assert "1 map of 1 case with a label" in page
 
 
+def test_cases_that_share_batches_have_their_own_figures(cohort: Path) -> None:
+    explain(cohort, **TRUST)
+    explain(cohort, "together", batch_size=3, **TRUST)
+    for row, other in zip(table(cohort / "out"), table(cohort / "together"), strict=True):
+        for name in FIGURES:
+            if row[name] in ("", "True", "False"):
+                assert other[name] == row[name]
+            else:
+                assert float(other[name]) == pytest.approx(float(row[name]), abs=1e-3)
+    assert len({row["trust_insertion"] for row in table(cohort / "out")}) == 3
+
+
 def test_without_the_flag_nothing_changes(cohort: Path) -> None:
     explain(cohort)
     assert tuple(table(cohort / "out")[0]) == SUMMARY_COLUMNS
