@@ -14,6 +14,7 @@ from monai_saliency.bundle.replay import own_inferer
 from monai_saliency.distributed.base import Engine as SharingEngine
 from monai_saliency.errors import repeat_cause_last
 from monai_saliency.fills.unit import fill_in_unit
+from monai_saliency.handlers.trust import Trust
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
@@ -50,6 +51,10 @@ class AttachSettings:
         standard_error: whether to save a standard error beside each map that has one, such as those of RISE: how far
             each voxel is off by the choice of masks. It costs a file, and about the time of making the perturbed images
             again, without a forward.
+        trust: whether to measure how far to trust each map, for ``summary.csv`` and a page ``trust.md``. It takes three
+            times the forwards more, and those of insertion and deletion
+            (:class:`~monai_saliency.handlers.trust.Trust`).
+        trust_steps: perturbed images of each insertion and deletion curve.
         strict: raise the first failure instead of listing it.
         store_dir: the folder for scores, so that a stopped run resumes; ``scores`` in ``dir`` by default, none where
             empty.
@@ -79,6 +84,8 @@ class AttachSettings:
         picture: bool = True,
         picture_scale: float | None = None,
         standard_error: bool = True,
+        trust: bool = False,
+        trust_steps: int = 20,
         strict: bool = False,
         store_dir: str | Path | None = None,
         network_id: str | None = None,
@@ -110,6 +117,7 @@ class AttachSettings:
             positive_numbers(f"{prefix}picture_scale", picture_scale)
         self.picture_scale = picture_scale
         self.standard_error = flag("standard_error", standard_error)
+        self.trust = Trust.when(trust, trust_steps)
         self.strict = strict
         self.store_dir = store_dir
         self.network_id = network_id

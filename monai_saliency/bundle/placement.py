@@ -166,10 +166,8 @@ class Placement:
         """A case's map, or its error, on its scan, by whichever way leads there; None where none does, and why."""
         kind = "preprocessing" if isinstance(self.image_key, str) else "transforms of arrays"
         reason = f"the bundle's {kind} do{'es' * isinstance(self.image_key, str)} not lead back to the file's grid"
-        if self._unrecorded is None and isinstance(self.image_key, str):
-            self._unrecorded = unrecorded_steps(self.transform, self.image_key, case[self.image_key])
-        if self._unrecorded:
-            return None, f"{reason} ({', '.join(self._unrecorded)} moves voxels and does not record it)"
+        if moved := self.unrecorded(case):
+            return None, f"{reason} ({', '.join(moved)} moves voxels and does not record it)"
         for way in (self._invert, self._invert_by_steps):
             # A copy: a computed map must not be lost with a way that ends half-way.
             copied = {**case, key: case[key].clone()}
@@ -182,6 +180,12 @@ class Placement:
             if back is not None and self.on_scan.lies_on_scan(back):
                 return back, ""
         return None, reason
+
+    def unrecorded(self, case: dict[Hashable, Any]) -> list[str]:
+        """The steps of the preprocessing that move voxels and do not record it: the image's affine is wrong then."""
+        if self._unrecorded is None and self.transform is not None and isinstance(self.image_key, str):
+            self._unrecorded = unrecorded_steps(self.transform, self.image_key, case[self.image_key])
+        return self._unrecorded or []
 
     def _invert(self, case: dict[Hashable, Any], key: str) -> torch.Tensor:
         if not isinstance(self.transform, InvertibleTransform):
