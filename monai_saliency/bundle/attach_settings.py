@@ -40,8 +40,8 @@ class AttachSettings:
         classes: of the automatic target.
         activation: of the automatic target.
         method: the name of a function of :mod:`monai_saliency.methods`, the dotted path of your own function, or
-            ``"auto"``: windows on the patch grid where the evaluator cuts patches, elsewhere windows or RISE, whichever
-            needs fewer forwards (:class:`~monai_saliency.bundle.chosen_method.MethodChoice`).
+            ``"auto"``: windows that are refined where they matter, on the patch grid where the evaluator cuts patches;
+            elsewhere with random masks there (:class:`~monai_saliency.bundle.chosen_method.MethodChoice`).
         fill: what hides a voxel: a number, or a fill.
         fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
         mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large.

@@ -28,6 +28,9 @@ __all__ = ["BoundHierarchicalMasks", "HierarchicalMasks"]
 
 # Windows of the first level, about, where nobody says how large they are.
 _FIRST_LEVEL = 64
+# On a patch grid, predictions of the image that all levels cost at the most then, and those of the first one. What is
+# left of four levels are 24: a window of each, in 8 parts that touch all patches.
+_AFFORDABLE, _AFFORDABLE_FIRST = 40, 16
 
 
 class HierarchicalMasks(Masks):
@@ -43,7 +46,9 @@ class HierarchicalMasks(Masks):
     Args:
         window_size: edge of a window of the first level in ``unit``, one number or one per axis. By default about an
             eighth of each axis in 2D and a quarter in 3D, so that there are about 64, and such that it can be halved
-            to the last level without a rest; with an ``inferer`` the step from patch to patch.
+            to the last level without a rest. With an ``inferer`` it is the step from patch to patch, but longer or
+            shorter where it takes that, and up to four levels cost at most 40 predictions of the image: what several
+            explained scores want to refine beyond that is left out.
         levels: how many sizes, at least 1, each half as long as the one before. Fewer where windows are one voxel.
         keep: share of a level's windows that is refined, in (0, 1], rounded to whole windows and at least one; for each
             explained score its own.
@@ -97,7 +102,7 @@ class HierarchicalMasks(Masks):
         if self.window_size is not None:
             return self.window_size
         if self.inferer is not None:
-            return list(PatchGrid(self.inferer, spatial_shape).step)
+            return _affordable(PatchGrid(self.inferer, spatial_shape))
         parts = round(_FIRST_LEVEL ** (1 / len(spatial_shape)))
         halves = 2 ** (self.levels - 1)
         return [round(n / parts / halves) * halves or -(-n // parts) for n in spatial_shape]
@@ -123,6 +128,7 @@ class BoundHierarchicalMasks(BoundBoxMasks):
                 f"{self.spatial_shape}: it cannot show where the evidence lies; use a smaller `window_size`"
             )
         self.keep = masks.keep
+        grid = PatchGrid(masks.inferer, self.spatial_shape) if masks.inferer and masks.window_size is None else None
         self.bounds = [[np.append(np.arange(0, n, w), n) for n, w in zip(self.spatial_shape, window, strict=True)]]
         while len(self.bounds) < masks.levels and any(edge > 1 for edge in window):
             window = tuple(-(-edge // 2) for edge in window)
@@ -130,8 +136,9 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         ends = list(itertools.accumulate((int(np.prod(shape)) for shape in self._grids), initial=0))
         self.levels = [range(start, stop) for start, stop in itertools.pairwise(ends)]
         self.num_levels = len(self.levels)
+        self._most = [len(level) for level in self.levels] if grid is None else self._affordable(grid)
         edges = tuple(tuple(int(axis[1]) for axis in level) for level in self.bounds)
-        self.key = ("HierarchicalMasks", edges, self.keep, self.spatial_shape)
+        self.key = ("HierarchicalMasks", edges, self.keep, tuple(self._most), self.spatial_shape)
 
     @property
     def _grids(self) -> list[list[int]]:
@@ -145,11 +152,23 @@ class BoundHierarchicalMasks(BoundBoxMasks):
     def at_most(self) -> int:
         """How many windows are scored at the most, for one explained score."""
         found = last = len(self.levels[0])
-        for coarse, fine in itertools.pairwise(self._grids):
-            parts = int(np.prod([1 if a == b else 2 for a, b in zip(coarse, fine, strict=True)]))
-            last = min(max(1, round(self.keep * last)) * parts, int(np.prod(fine)))
+        for level, most in enumerate(self._most[:-1]):
+            last = min(min(max(1, round(self.keep * last)), most) * self._halves(level), len(self.levels[level + 1]))
             found += last
         return found
+
+    def _halves(self, level: int) -> int:
+        """Into how many parts a window of a level is cut."""
+        return int(np.prod([1 if a == b else 2 for a, b in zip(*self._grids[level : level + 2], strict=True)]))
+
+    def _affordable(self, grid: PatchGrid) -> list[int]:
+        """How many windows of each level are refined at the most, for all scores; the levels share what is left of the
+        affordable predictions.
+        """
+        first = grid.predictions([int(axis[1]) for axis in self.bounds[0]])
+        each = (_AFFORDABLE - first) / max(1, self.num_levels - 1)
+        costs = [self._halves(at) * grid.share_touched(finer) for at, finer in enumerate(self.bounds[1:])]
+        return [*(max(1, int(each / cost)) for cost in costs), 0]
 
     def next_round(
         self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
@@ -162,12 +181,13 @@ class BoundHierarchicalMasks(BoundBoxMasks):
             return None
         drops = reference_scores.double() - scores[rows].double()
         count = max(1, round(self.keep * len(rows)))
-        chosen = {
-            indices[rows[row]]
+        best = [
+            [indices[rows[row]] for row in each.argsort(descending=True, stable=True)[:count].tolist() if each[row] > 0]
             for each in drops.T
-            for row in each.argsort(descending=True, stable=True)[:count].tolist()
-            if each[row] > 0
-        }
+        ]
+        # The first of each score, then the second of each, and so on.
+        turns = (index for turn in itertools.zip_longest(*best) for index in turn if index is not None)
+        chosen = list(dict.fromkeys(turns))[: self._most[level]]
         return sorted(part for index in chosen for part in self._parts(level, index)) or None
 
     def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
@@ -256,3 +276,15 @@ def _halved(ends: np.ndarray, edge: int) -> np.ndarray:
     """Where windows begin that are cut after ``edge`` voxels, and the axis' end."""
     middles = ends[:-1] + edge
     return np.union1d(ends, middles[middles < ends[1:]])
+
+
+def _affordable(grid: PatchGrid) -> list[int]:
+    """The edges of windows of the first level: a step from patch to patch, longer or shorter where it takes that."""
+    divide, times = 1, 1
+    while grid.predictions(grid.window(1, times)) > _AFFORDABLE_FIRST:
+        times += 1
+    while len(grid.boxes) == 1 and divide < max(grid.step):  # which a window of one step would cover
+        if grid.predictions(grid.window(divide + 1)) > _AFFORDABLE_FIRST:
+            break
+        divide += 1
+    return grid.window(divide, times)

@@ -57,37 +57,18 @@ class PatchWindowMasks(Masks):
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
         grid = PatchGrid(self.inferer, image.shape[1:])
-        window = (
-            _affordable(grid, image.shape[1:]) if self.divide is None else _window(grid, image.shape[1:], self.divide)
-        )
+        window = _affordable(grid) if self.divide is None else grid.window(self.divide)
         return _BoundPatchWindowMasks(SlidingWindowMasks(window, window), image, spacing)
 
 
-def _window(grid: PatchGrid, shape: Sequence[int], divide: int = 1, times: int = 1) -> list[int]:
-    """The edges of a window of so many steps, divided."""
-    # The step of a patch that is larger than the image is larger than the image too.
-    return [min(-(-s * times // divide), n) for s, n in zip(grid.step, shape, strict=True)]
-
-
-def _affordable(grid: PatchGrid, shape: Sequence[int]) -> list[int]:
+def _affordable(grid: PatchGrid) -> list[int]:
     """The edges of the smallest windows that are affordable."""
     divide, times = 1, 1
-    while _predictions(grid, _window(grid, shape, divide + 1)) <= _AFFORDABLE and divide < max(grid.step):
+    while grid.predictions(grid.window(divide + 1)) <= _AFFORDABLE and divide < max(grid.step):
         divide += 1
-    while divide == 1 and _predictions(grid, _window(grid, shape, 1, times)) > _AFFORDABLE:
+    while divide == 1 and grid.predictions(grid.window(1, times)) > _AFFORDABLE:
         times += 1
-    return _window(grid, shape, divide, times)
-
-
-def _predictions(grid: PatchGrid, window: Sequence[int]) -> float:
-    """What windows cost, in predictions of the image, with remembered patches."""
-    cost = 1.0
-    for axis, edge in enumerate(window):
-        sides = {(box[axis].start, box[axis].stop) for box in grid.boxes}
-        # Windows that a patch touches along this axis; the patches along other axes are the same for each.
-        touched = [-(-stop // edge) - start // edge for start, stop in sides]
-        cost *= sum(touched) / len(touched)
-    return 1 + cost
+    return grid.window(divide, times)
 
 
 class _BoundPatchWindowMasks(BoundSlidingWindowMasks):

@@ -96,3 +96,37 @@ class PatchGrid:
             )
             for patch in self.cuts
         ]
+
+    def window(self, divide: int = 1, times: int = 1) -> list[int]:
+        """The edges in voxels of a window that is some steps from patch to patch long, divided; at most the image."""
+        # The step of a patch that is larger than the image is larger than the image too.
+        shape = (side.stop - side.start for side in self.inside)
+        return [min(-(-step * times // divide), n) for step, n in zip(self.step, shape, strict=True)]
+
+    def predictions(self, window: Sequence[int]) -> float:
+        """What hiding windows side by side costs, in predictions of the image, its own one included, where outputs of
+        patches are remembered.
+
+        Args:
+            window: the edges of a window in voxels; the first one begins at the image's first voxel.
+        """
+        cost = 1.0
+        for axis, edge in enumerate(window):
+            sides = {(box[axis].start, box[axis].stop) for box in self.boxes}
+            # Windows that a patch touches along this axis; the patches along other axes are the same for each.
+            touched = [-(-stop // edge) - start // edge for start, stop in sides]
+            cost *= sum(touched) / len(touched)
+        return 1 + cost
+
+    def share_touched(self, ends: Sequence[Sequence[int]]) -> float:
+        """The largest share of the patches that one window touches.
+
+        Args:
+            ends: for each axis, where windows side by side begin, and the axis' end.
+        """
+        share = 1.0
+        for axis, along in enumerate(ends):
+            sides = {(box[axis].start, box[axis].stop) for box in self.boxes}
+            touched = [sum(start < last and stop > first for start, stop in sides) for first, last in pairwise(along)]
+            share *= max(touched) / len(sides)
+        return share

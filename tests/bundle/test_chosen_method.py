@@ -186,13 +186,8 @@ def test_ones_own_method_and_its_setting_as_a_flag(
 def test_defaults_of_the_demo_are_not_named_under_another_method(caplog: pytest.LogCaptureFixture) -> None:
     parser = ConfigParser()
     parser.read_config(BUNDLE / "configs" / "inference.yaml")
-    assert parser.get_parsed_content("chosen_method").settings == {
-        "window_size": 10,
-        "stride": 6,
-        "window_unit": "voxel",
-        "per_channel": False,
-        "smooth": 0,
-    }
+    found = parser.get_parsed_content("chosen_method").settings
+    assert found == {id: each.default for id, each in own_settings(ms.focused_rise).items()} | {"window_size": 16}
     parser.update({"method": "rise", "num_masks": 7})
     assert parser.get_parsed_content("chosen_method").settings["grid_size"] == 5
     assert not [message for message in caplog.messages if message.startswith("nothing reads")]

@@ -15,7 +15,6 @@ from helpers.layouts import Bundle
 from monai.bundle import ConfigParser
 
 from monai_saliency.bundle.attach_settings import AttachSettings
-from monai_saliency.inferers.patch_plan import plan
 
 
 @pytest.mark.parametrize(
@@ -46,24 +45,50 @@ def test_patches_are_remembered_under_amp(
         assert np.ptp(scores[0][case]) > 1e-3
         one, other = (nib.load(tmp_path / n / f"{case}_saliency.nii.gz").get_fdata() for n in ("remembered", "whole"))
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
-        (told,) = re.findall(rf"{case}: at least (\d+) patch forwards", said)
-        assert int(told) == int(ours["forwards"])
+        told = re.findall(rf"{case}: at least (\d+) patch forwards", said)
+        assert len(told) == (1 if method else 4)
+        assert int(told[-1]) == int(ours["forwards"])  # with those of the rounds before
         # Eight patches a volume; of the smaller one, windows that are not on the patches' grid touch all.
         assert int(ours["forwards"]) <= 8 * (1 if method and case == "spleen_1" else 0.7) * int(whole["forwards"])
-        assert method or float(ours["predictions"]) <= 50
+        assert method or float(ours["predictions"]) <= 40
 
 
-def test_a_ct_by_default_costs_at_most_50_predictions(make: Callable[[str], Bundle]) -> None:
-    """Patches of 96^3 with half overlap on 270 x 270 x 225 voxels, counted without being run."""
+class Counted(torch.nn.Module):
+    """A spleen is what is bright; the patches that are run are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += len(x)
+        return torch.cat([torch.zeros_like(x), 10 * x - 5], dim=1)
+
+
+def test_a_ct_by_default_costs_at_most_40_predictions(make: Callable[[str], Bundle]) -> None:
+    """Patches of 96^3 with half overlap on 270 x 270 x 225 voxels: every patch that is run counts, also those of the
+    prediction and those run again for comparison. Cells of 12 voxels and finer are hidden where the spleen is.
+    """
     bundle = make("spleen_ct_segmentation")
     parser = ConfigParser()
     parser.read_config(bundle.config)
     parser.update({**bundle.settings, "inferer#roi_size": [96, 96, 96], "inferer#overlap": 0.5})
     evaluator = parser.get_parsed_content("evaluator")
-    image = torch.empty(1, 270, 270, 225, device="meta")
+    image = torch.zeros(1, 270, 270, 225)
+    spleen = tuple(slice(a, b) for a, b in ((60, 140), (150, 190), (80, 140)))
+    image[(0, *spleen)] = 1
     explain = AttachSettings().inferer(evaluator, parser.get_parsed_content("postprocessing"), image)
     assert evaluator.amp
     assert explain.patch_memory is not None
-    counts = plan(explain.masks, explain.inferer, image)
-    assert counts.patches == 100
-    assert counts.forwards <= 50 * counts.patches < counts.plain
+    network = Counted()
+    (found,) = explain.explain(image[None], network)
+    assert found.per_prediction == 100
+    assert network.count <= 40 * 100
+    assert found.num_forwards <= network.count
+    boxes = found.masks.hidden_boxes(found.indices)
+    edges = [max(side.stop - side.start for side in box) for box in boxes]
+    assert set(edges) == {48, 33, 24, 12, 6}  # 33 at the end of the last axis
+    centres = torch.tensor([[(side.start + side.stop) / 2 for side in box] for box in boxes])
+    ends = torch.tensor([[side.start, side.stop] for side in spleen])
+    inside = ((centres > ends[:, 0]) & (centres < ends[:, 1])).all(1)
+    assert bool(inside[torch.tensor(edges) <= 12].all())

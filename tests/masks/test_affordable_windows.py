@@ -1,15 +1,18 @@
-"""How fine windows on the patch grid are where nobody says it: as fine as 50 predictions allow."""
+"""How fine windows on the patch grid are where nobody says it: as fine as 50 predictions allow, or 40 in rounds."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from monai.inferers import SlidingWindowInferer
 
-from monai_saliency.inferers.patch_plan import plan
+from monai_saliency.inferers.patch_plan import find_touches, find_trims, plan
+from monai_saliency.masks.hierarchical import BoundHierarchicalMasks, HierarchicalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
+from monai_saliency.utils.patch_grid import PatchGrid
 
 
 def empty(*shape: int) -> torch.Tensor:
@@ -60,3 +63,102 @@ def test_never_more_than_50_predictions(axes: list[tuple[int, int]], overlap: fl
 def test_a_number_is_taken_as_it_is(divide: int) -> None:
     inferer = SlidingWindowInferer((48, 48), overlap=0.5)
     assert PatchWindowMasks(inferer, divide).bind(empty(144, 144)).window_shape == (24 // divide,) * 2
+
+
+# Windows in rounds: which are scored depends on the scores, here those of a sum over made-up evidence. ----------------
+
+
+def in_rounds(
+    inferer: SlidingWindowInferer, evidence: np.ndarray, levels: int = 4
+) -> tuple[BoundHierarchicalMasks, list[int], float]:
+    """The windows, those that are asked for, and their price in predictions, patch by patch.
+
+    Args:
+        inferer: cuts the patches.
+        evidence: ``(K, *spatial)``, of K scores, what each voxel adds.
+        levels: of windows.
+    """
+    shape = evidence.shape[1:]
+    bound = HierarchicalMasks(levels=levels, inferer=inferer).bind(empty(*shape))
+    indices: list[int] = []
+    scores = np.zeros((0, len(evidence)))
+    while (found := bound.next_round(indices, torch.from_numpy(scores), torch.zeros(len(evidence)))) is not None:
+        boxes = bound.hidden_boxes(list(found)) or []
+        scores = np.concatenate(
+            [scores, [-evidence[(slice(None), *box)].reshape(len(evidence), -1).sum(1) for box in boxes]]
+        )
+        indices += found
+    grid = PatchGrid(inferer, shape)
+    touches = find_touches(bound, grid, find_trims(grid, None), indices)
+    forwards = len(grid.boxes) + int((touches[:, 0] == touches[:, 2]).sum())
+    return bound, indices, forwards / len(grid.boxes)
+
+
+@pytest.mark.parametrize("organs", [1, 13, 104])
+@pytest.mark.parametrize("overlap", [0.25, 0.5, 0.625])
+def test_a_ct_in_rounds(organs: int, overlap: float) -> None:
+    """At most 40 predictions, however many organs are explained, even if every patch counts for them; for one, down to
+    cells of 6 voxels, and those of 12 hold its evidence.
+    """
+    random = np.random.default_rng(0)
+    evidence = np.zeros((organs, 135, 135, 113))  # half of the size along each axis, for a test of seconds
+    for organ in evidence:
+        corner = random.integers(0, [110, 110, 90])
+        organ[tuple(slice(c, c + 12) for c in corner)] = 1
+    bound, indices, price = in_rounds(SlidingWindowInferer((48, 48, 48), overlap=overlap), evidence)
+    assert price <= 40
+    assert bound.num_levels == 4
+    if organs == 1:
+        assert len(indices) <= bound.at_most
+        assert all(any(index in level for index in indices) for level in bound.levels)
+
+
+def test_the_spleen_like_ct_in_rounds() -> None:
+    """270 x 270 x 225 voxels, patches of 96^3 with half overlap: windows of 48, 24, 12 and 6. Nine tenths of a lump of
+    evidence are cut down to 12 voxels, while something is left everywhere, so that all rounds are full.
+    """
+    evidence = np.full((1, 270, 270, 225), 1e-6, dtype=np.float32)
+    evidence[0, 151:170, 65:83, 101:115] = 1
+    bound, indices, price = in_rounds(SlidingWindowInferer((96, 96, 96), overlap=0.5), evidence)
+    edges = [{int(edge) for axis in level for edge in np.diff(axis)[:-1]} for level in bound.bounds]
+    assert edges == [{48}, {24}, {12}, {6}]
+    assert len(indices) == bound.at_most
+    cells = [box for box in bound.hidden_boxes(indices) or [] if all(side.stop - side.start == 12 for side in box)]
+    assert sum(float(evidence[(0, *box)].sum()) for box in cells) > 0.9 * 19 * 18 * 14
+    assert 15 < price <= 40
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(12, 60), st.integers(8, 24)), min_size=2, max_size=3),
+    st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.6, 0.75]),
+    st.sampled_from([1, 2, 9]),
+    st.integers(2, 4),
+)
+def test_never_more_than_40_predictions_in_rounds(
+    axes: list[tuple[int, int]], overlap: float, scores: int, levels: int
+) -> None:
+    shape, roi = zip(*axes, strict=True)
+    evidence = np.random.default_rng(0).random((scores, *shape))
+    bound, indices, price = in_rounds(SlidingWindowInferer(roi, overlap=overlap), evidence, levels)
+    assert price <= 40
+    assert len(bound.levels[0]) > 1
+    assert len(indices) > len(bound.levels[0])
+
+
+def test_scores_take_turns() -> None:
+    """By hand: of nine windows seven may be refined. Three scores want four each, and all have had their first two
+    before anyone has a third.
+    """
+    bound = HierarchicalMasks(levels=2, keep=0.5, inferer=SlidingWindowInferer((9, 9), overlap=0.5)).bind(empty(9, 9))
+    scores = torch.zeros(9, 3)
+    for score, wanted in enumerate([(0, 1, 2, 3), (4, 5, 6, 7), (8, 0, 1, 2)]):
+        scores[list(wanted), score] = torch.tensor([-4.0, -3.0, -2.0, -1.0])
+    found = bound.next_round(range(9), scores, torch.zeros(3)) or []
+    refined = {tuple(side.start // 3 for side in box) for box in bound.hidden_boxes(list(found)) or []}
+    assert len(bound.levels[0]) == 9
+    assert refined == {divmod(window, 3) for window in (0, 4, 8, 1, 5, 2, 6)}
+    alone = bound.next_round(range(9), scores[:, :1], torch.zeros(1)) or []
+    assert {tuple(side.start // 3 for side in box) for box in bound.hidden_boxes(list(alone)) or []} == {
+        divmod(window, 3) for window in (0, 1, 2, 3)
+    }
