@@ -118,7 +118,7 @@ class PatchGrid:
             cost *= sum(touched) / len(touched)
         return 1 + cost
 
-    def share_touched(self, ends: Sequence[Sequence[int]]) -> float:
+    def share_touched(self, ends: Sequence[np.ndarray]) -> float:
         """The largest share of the patches that one window touches.
 
         Args:
