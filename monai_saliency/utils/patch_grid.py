@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise, product
 
+import numpy as np
 from monai.data.utils import dense_patch_slices
 from monai.inferers import SliceInferer, SlidingWindowInferer
 from monai.utils import ensure_tuple_rep, fall_back_tuple
