@@ -14,12 +14,13 @@ from monai_saliency.bundle.replay import own_inferer
 from monai_saliency.distributed.base import Engine as SharingEngine
 from monai_saliency.errors import repeat_cause_last
 from monai_saliency.fills.unit import fill_in_unit
+from monai_saliency.handlers.trust import Trust
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
 from monai_saliency.targets.postprocessing import read_postprocessing
-from monai_saliency.utils.arguments import flag
+from monai_saliency.utils.arguments import flag, positive_numbers
 
 __all__ = ["REGIONS", "AttachSettings"]
 
@@ -45,9 +46,15 @@ class AttachSettings:
         fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
         mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large.
         picture: whether to draw pictures.
+        picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
+            where it is known (:class:`~monai_saliency.transforms.SaveSaliencyd`).
         standard_error: whether to save a standard error beside each map that has one, such as those of RISE: how far
             each voxel is off by the choice of masks. It costs a file, and about the time of making the perturbed images
             again, without a forward.
+        trust: whether to measure how far to trust each map, for ``summary.csv`` and a page ``trust.md``. It takes three
+            times the forwards more, and those of insertion and deletion
+            (:class:`~monai_saliency.handlers.trust.Trust`).
+        trust_steps: perturbed images of each insertion and deletion curve.
         strict: raise the first failure instead of listing it.
         store_dir: the folder for scores, so that a stopped run resumes; ``scores`` in ``dir`` by default, none where
             empty.
@@ -75,7 +82,10 @@ class AttachSettings:
         fill_unit: str = "network",
         mask_batch_size: int | None = None,
         picture: bool = True,
+        picture_scale: float | None = None,
         standard_error: bool = True,
+        trust: bool = False,
+        trust_steps: int = 20,
         strict: bool = False,
         store_dir: str | Path | None = None,
         network_id: str | None = None,
@@ -103,7 +113,11 @@ class AttachSettings:
         self.fill_unit = fill_unit
         self.mask_batch_size = mask_batch_size
         self.picture = picture
+        if picture_scale is not None:
+            positive_numbers(f"{prefix}picture_scale", picture_scale)
+        self.picture_scale = picture_scale
         self.standard_error = flag("standard_error", standard_error)
+        self.trust = Trust.when(trust, trust_steps)
         self.strict = strict
         self.store_dir = store_dir
         self.network_id = network_id

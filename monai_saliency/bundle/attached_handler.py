@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,7 @@ class AttachedHandler(SaliencyHandler):
             saliency_key=settings.key,
             label_key=None if settings.label_key is None else REGIONS,
             standard_error_key=error_key(settings.key) if settings.standard_error else None,
+            trust=settings.trust,
         )
         self.settings = settings
         self.words = words
@@ -129,6 +130,19 @@ class AttachedHandler(SaliencyHandler):
     def whole_inferer(self) -> PerturbationInferer:
         """The inferer with its fill, and with the bundle's own inner inferer."""
         return self._explains.replace(inferer=self._own)
+
+    def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:
+        """What reads the label map of a case, on the image's grid, as far as that is known; None where it has none."""
+        read = super().label_of(item)
+        assert self._placement is not None
+        if read is None or not (moved := self._placement.unrecorded(item)):
+            return read
+
+        def refuse() -> torch.Tensor:
+            words = f"{', '.join(moved)} moves voxels and does not record it, so where its label lies is not known"
+            raise CaseError(str(item["case"]), words)
+
+        return refuse
 
     def withdraw(self, case: str) -> None:
         """Remove the row, map and picture of a case that has failed now."""
@@ -205,6 +219,7 @@ class AttachedHandler(SaliencyHandler):
             self.settings.picture,
             nearest=self._explains.masks.by_region,
             standard_error_key=self.standard_error_key,
+            picture_scale=self.settings.picture_scale,
         )
         if isinstance(self._predicting, WrappedNNUNet):
             placement.begin_from(self._predicting.transform(self.image_key))

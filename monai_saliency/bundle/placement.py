@@ -50,6 +50,7 @@ class Placement:
         image_key: where a case holds the network's input.
         saliency_key: where a case holds its map.
         picture: whether to draw pictures.
+        picture_scale: as for :class:`~monai_saliency.transforms.SaveSaliencyd`.
         nearest: whether maps are resampled by nearest neighbour, for maps that are flat in regions; linearly by
             default.
         standard_error_key: where a case holds the map's standard error, which is saved beside the map; None for none.
@@ -64,13 +65,14 @@ class Placement:
         picture: bool = True,
         nearest: bool = False,
         standard_error_key: str | None = None,
+        picture_scale: float | None = None,
     ) -> None:
         self.image_key = image_key
         self.nearest = nearest
         self.saliency_key = saliency_key
         self.dataset, self.transform = _preprocessing(loader, image_key)
-        self.on_scan = SaveSaliencyd(saliency_key, output_dir, picture)
-        self.on_input = SaveSaliencyd(saliency_key, output_dir, picture, grid_key=image_key)
+        self.on_scan = SaveSaliencyd(saliency_key, output_dir, picture, scale=picture_scale)
+        self.on_input = SaveSaliencyd(saliency_key, output_dir, picture, grid_key=image_key, scale=picture_scale)
         self.standard_error_key = standard_error_key
         # Files that an earlier run has written of another map are removed where there is no error.
         beside: dict[str, Any] = {"picture": False, "allow_missing_keys": True}
@@ -164,10 +166,8 @@ class Placement:
         """A case's map, or its error, on its scan, by whichever way leads there; None where none does, and why."""
         kind = "preprocessing" if isinstance(self.image_key, str) else "transforms of arrays"
         reason = f"the bundle's {kind} do{'es' * isinstance(self.image_key, str)} not lead back to the file's grid"
-        if self._unrecorded is None and isinstance(self.image_key, str):
-            self._unrecorded = unrecorded_steps(self.transform, self.image_key, case[self.image_key])
-        if self._unrecorded:
-            return None, f"{reason} ({', '.join(self._unrecorded)} moves voxels and does not record it)"
+        if moved := self.unrecorded(case):
+            return None, f"{reason} ({', '.join(moved)} moves voxels and does not record it)"
         for way in (self._invert, self._invert_by_steps):
             # A copy: a computed map must not be lost with a way that ends half-way.
             copied = {**case, key: case[key].clone()}
@@ -180,6 +180,12 @@ class Placement:
             if back is not None and self.on_scan.lies_on_scan(back):
                 return back, ""
         return None, reason
+
+    def unrecorded(self, case: dict[Hashable, Any]) -> list[str]:
+        """The steps of the preprocessing that move voxels and do not record it: the image's affine is wrong then."""
+        if self._unrecorded is None and self.transform is not None and isinstance(self.image_key, str):
+            self._unrecorded = unrecorded_steps(self.transform, self.image_key, case[self.image_key])
+        return self._unrecorded or []
 
     def _invert(self, case: dict[Hashable, Any], key: str) -> torch.Tensor:
         if not isinstance(self.transform, InvertibleTransform):

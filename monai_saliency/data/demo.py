@@ -61,8 +61,8 @@ def make_scan(seed: int, lesion: bool | int) -> tuple[nibabel.Nifti1Image, nibab
     the lesion and its soft edge (3 mm), and in a few other voxels that are rounded to the next integer, since the
     lesion is added in double precision.
 
-    The decoys are a little brighter than a lesion, and thinner: three bent vessels of 40 to 70 mm and four round spots, 5 to 8 mm
-    thick, where a lesion is 12 mm or more. So the brightest voxels of most scans are no lesion.
+    The decoys are a little brighter than a lesion, and thinner: three bent vessels of 40 to 70 mm and four round spots,
+    5 to 8 mm thick, where a lesion is 12 mm or more. So the brightest voxels of most scans are no lesion.
 
     Args:
         seed: decides everything else, to the bit; at least 0.
@@ -285,8 +285,9 @@ def _decoys(
             bend = np.cross(along, bend) / np.linalg.norm(np.cross(along, bend))
             line = line + steps * along * rng.uniform(20, 35) + steps**2 * bend * rng.uniform(0, 12)
             radius = rng.uniform(2.5, 3.2)
-        low, high = (edge.reshape(3, 1, 1, 1) for edge in (line.min(axis=0) - radius - 2, line.max(axis=0) + radius + 2))
-        near = np.flatnonzero(((points > low) & (points < high)).all(axis=0))
+        low, high = line.min(axis=0) - radius - 2, line.max(axis=0) + radius + 2
+        inside = (points > low.reshape(3, 1, 1, 1)) & (points < high.reshape(3, 1, 1, 1))
+        near = np.flatnonzero(inside.all(axis=0))
         distance, _ = cKDTree(line).query(points.reshape(3, -1)[:, near].T)
         share, tissue = np.zeros(points[0].size), np.zeros(points[0].size)
         share[near] = np.clip(0.5 + (radius - distance) / 2, 0, 1)  # an edge 2 mm wide
@@ -333,7 +334,7 @@ def _lesion(
 
 
 def _is_clear(places: np.ndarray, template: _Template, taken: list[_Taken], needed: float) -> np.ndarray:
-    """Return which places ``(N, 3)`` are so far, in mm, from all that is taken: the clearest twentieth where few are."""
+    """Return which places ``(N, 3)`` are so far, in mm, from all that is taken, or the clearest twentieth."""
     from scipy.spatial import cKDTree
 
     mm = 2 * places @ template.affine[:3, :3].T + template.affine[:3, 3]

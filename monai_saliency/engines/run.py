@@ -66,6 +66,7 @@ def run(
         else:
             engine.run(Cohort(evaluator, handler, failures, start, recipe))
             evaluator.state.metrics.update(handler.figures())
+            handler.write_trust()
     # A process that does not speak ends well: whoever started it would stop the others, who may still be writing.
     speaks = engine is None or engine.speaks
     _print_figures(evaluator, speaks)

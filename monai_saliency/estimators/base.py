@@ -9,12 +9,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from monai_saliency.masks.base import BoundMasks
 
-__all__ = ["Estimator", "ScoreState", "first_round", "score_rounding", "split_coverage", "with_ones"]
+__all__ = ["Estimator", "Meaning", "ScoreState", "first_round", "score_rounding", "split_coverage", "with_ones"]
+
+
+class Meaning(NamedTuple):
+    """What the values of an estimator's maps are, for the legend of a picture.
+
+    Attributes:
+        words: such as ``"change of the score"``.
+        largest: how large a value can be: of a map in the score's unit, in multiples of the score's range.
+        in_score_unit: whether the map is in the score's unit.
+        signed: whether values below zero have a meaning.
+    """
+
+    words: str = "change of the score"
+    largest: float = 1.0
+    in_score_unit: bool = True
+    signed: bool = True
 
 
 class ScoreState:
@@ -196,6 +213,14 @@ class Estimator(ABC):
             precision and on their device. It is in the score's unit and not normalised. Positive values mean that the
             image supports the score there.
         """
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        """What the map's values are: by default the change of the score, in its unit, at most as large as its range.
+
+        Args:
+            masks: the masks of the case.
+        """
+        return Meaning()
 
     def noise(
         self,

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from monai_saliency.estimators.base import Estimator, score_rounding
-from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.regression import SmoothRegression
 from monai_saliency.masks.base import BoundMasks
-from monai_saliency.masks.focused import BoundFocusedMasks, Focus
-from monai_saliency.utils.arguments import instance, probability
-from monai_saliency.utils.boxes import everywhere
+from monai_saliency.masks.focused import BoundFocusedMasks
+from monai_saliency.utils.arguments import instance
 
 __all__ = ["FocusedScoring"]
 
 
 class FocusedScoring(Estimator):
-    """What hiding a cell takes from the score: by RISE inside the boxes, by windows elsewhere.
+    """What hiding a cell takes from the score: by random masks inside the boxes, by windows elsewhere.
 
-    Inside a box of random masks, the map is the centred map of RISE (:class:`~monai_saliency.RISEScoring`) divided by
-    ``1 - p1``: the average score while a cell is kept, less the average while it is hidden. Elsewhere, a voxel has what
-    the last window over it took from the score, divided by the number of windows of the last level inside that window.
-    Both are the drop of the score for a part of the image as large as a cell of the last level, in the score's unit;
-    a larger box has larger cells, and its values are divided likewise. Where boxes overlap, the first one counts, which
-    holds most.
+    Inside a box, the map is what a regression of the scores on the masks gives each voxel
+    (:class:`~monai_saliency.estimators.regression.SmoothRegression`), times the voxels of a window of the last level.
+    Elsewhere, a voxel has what the last window over it took from the score, divided by the number of windows of the
+    last level inside that window. Both are the drop of the score for a part of the image as large as a window of the
+    last level, in the score's unit.
 
-    Where no evidence stood out, the map is RISE's everywhere, as if the whole image were a box.
-
-    Args:
-        p1: probability in (0, 1) with which the masks keep a cell.
+    Each explained score has the boxes that its own evidence asked for. Where its boxes overlap, the first one counts,
+    which holds most. Where no evidence of a score stood out, its map is the regression's everywhere, as if the whole
+    image were a box.
     """
-
-    def __init__(self, p1: float = 0.5) -> None:
-        probability("p1", p1)
-        self.p1 = float(p1)
-        if not 0 < self.p1 < 1:
-            raise ValueError(f"`p1` must be in (0, 1), got {p1}")
 
     def compute(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
@@ -47,10 +38,7 @@ class FocusedScoring(Estimator):
         drops = reference_scores.double() - scores[windows].double()
         spread = [bound.windows.spread([indices[row] for row in windows], each) for each in drops.T]
         found = torch.from_numpy(bound.windows.to_voxels(np.stack(spread))).to(bound.device, bound.dtype)
-        for focus in reversed(bound.foci(indices)):
-            inside = RISEScoring(self.p1).compute(focus.masks, focus.indices, scores[focus.rows], reference_scores)
-            found[everywhere(focus.box)] = self._of_a_window(inside, focus)
-        return found
+        return self._fill(found, bound, indices, scores, reference_scores, SmoothRegression.effects)
 
     def noise(
         self,
@@ -60,35 +48,48 @@ class FocusedScoring(Estimator):
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
     ) -> torch.Tensor | None:
-        """The largest standard error inside a box, as :meth:`~monai_saliency.RISEScoring.noise` gives it, and the
-        rounding of the scores.
+        """The root mean square of the standard error over the voxels of the boxes, or the rounding of the scores where
+        that is larger.
         """
-        bound, found = _focused(masks), score_rounding(scores, reference_scores, rounding)
-        for focus in bound.foci(indices):
-            inside = RISEScoring(self.p1).noise(focus.masks, focus.indices, scores[focus.rows], reference_scores)
-            assert inside is not None
-            found = torch.maximum(found.to(inside), self._of_a_window(inside, focus))
-        return found
+        found = score_rounding(scores, reference_scores, rounding)
+        errors = self.standard_error(masks, indices, scores, reference_scores)
+        if errors is None:
+            return found
+        count = (errors > 0).flatten(1).sum(dim=1).clamp_min(1)
+        return torch.maximum(found.to(errors), (errors.square().flatten(1).sum(dim=1) / count).sqrt())
 
     def standard_error(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
-        """The standard error of RISE inside the boxes (:meth:`~monai_saliency.RISEScoring.standard_error`). It is 0
-        elsewhere, where nothing is left to chance. None with fewer than three masks in a box.
+        """The standard error of the regression inside the boxes, by the jackknife over masks. It is 0 elsewhere, where
+        nothing is left to chance. None with fewer than three masks in a box.
         """
         bound = _focused(masks)
+        if any(len(focus.rows) < 3 for focus in bound.foci(indices)):
+            return None
         found = torch.zeros(scores.shape[1], *bound.spatial_shape, dtype=bound.dtype, device=bound.device)
-        for focus in reversed(bound.foci(indices)):
-            rise, rows = RISEScoring(self.p1), scores[focus.rows]
-            inside = rise.standard_error(focus.masks, focus.indices, rows, reference_scores)
-            if inside is None:
-                return None
-            found[everywhere(focus.box)] = self._of_a_window(inside, focus)
-        return found
+        return self._fill(found, bound, indices, scores, reference_scores, SmoothRegression.standard_error)
 
-    def _of_a_window(self, values: torch.Tensor, focus: Focus) -> torch.Tensor:
-        """Values of RISE inside a box, as the drop for a part as large as a window of the last level."""
-        return values / (1 - self.p1) / focus.windows
+    def _fill(
+        self,
+        found: torch.Tensor,
+        bound: BoundFocusedMasks,
+        indices: Sequence[int],
+        scores: torch.Tensor,
+        reference_scores: torch.Tensor,
+        values: Callable[[SmoothRegression, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Put values of each box's regression into the maps of the scores that asked for it."""
+        foci = bound.foci(indices)
+        wanted = [bound.asked_for(indices, scores[:, k], reference_scores[k]) for k in range(scores.shape[1])]
+        for focus in reversed(foci):
+            rows = [k for k, places in enumerate(wanted) if focus.place in places]
+            if rows:
+                cell = [(side.stop - side.start) / bound.cells for side in focus.box]
+                inside = values(SmoothRegression(focus.masks, focus.indices, cell), scores[focus.rows][:, rows])
+                for k, each in zip(rows, inside, strict=True):
+                    found[k][focus.box] = each.to(found) * bound.window_voxels
+        return found
 
 
 def _focused(masks: BoundMasks) -> BoundFocusedMasks:

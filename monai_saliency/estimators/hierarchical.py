@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from monai_saliency.estimators.base import Estimator, score_rounding
+from monai_saliency.estimators.base import Estimator, Meaning, score_rounding
 from monai_saliency.estimators.occlusion import sum_of_hidden
 from monai_saliency.masks.base import BoundMasks
 
@@ -37,6 +37,9 @@ class HierarchicalScoring(Estimator):
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         return sum_of_hidden(masks, indices, reference_scores - scores).flatten(0, 1).to(masks.dtype)
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        return Meaning("change of the score, summed over window sizes", getattr(masks, "num_levels", 1))
 
     def noise(
         self,

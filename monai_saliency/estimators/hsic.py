@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from monai_saliency.estimators.base import Estimator, score_rounding
+from monai_saliency.estimators.base import Estimator, Meaning, score_rounding
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.region import BoundRegionMasks
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
@@ -67,6 +67,9 @@ class HSICScoring(Estimator):
             for values, smallest in zip(_shifted(masks, scores), rounding, strict=True)
         ]
         return cells.spread(torch.stack(found))
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        return Meaning("dependence of the score (HSIC), without sign", 0.25, in_score_unit=False, signed=False)
 
     def noise(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.minimal import BoundMinimalMasks
 
@@ -52,3 +52,6 @@ class MinimalRegionScoring(Estimator):
             for box in region.boxes:
                 each[box] = 1
         return maps
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        return Meaning("1 in the smallest set that keeps the score", in_score_unit=False, signed=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from monai_saliency.estimators.base import Estimator, score_rounding
+from monai_saliency.estimators.base import Estimator, Meaning, score_rounding
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.sobol import BoundSobolMasks
 from monai_saliency.utils.precision import accumulation_dtype
@@ -62,3 +62,6 @@ class SobolScoring(Estimator):
         shares = changes.nanmean(dim=0).nan_to_num() / (2 * variance)
         differ = (values.amax(dim=0) - values.amin(dim=0)) > score_rounding(scores, reference_scores).cpu()
         return masks.spread(torch.where(differ & (variance > 0), shares, 0.0).T)
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        return Meaning("share of the score's variance (Sobol)", in_score_unit=False, signed=False)

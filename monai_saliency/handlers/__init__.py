@@ -7,6 +7,8 @@ module                what it has
 ``background``        saving beside the network
 ``summary``           :class:`Summary`, the rows of ``summary.csv`` and ``regions.csv``, the cohort's figures
 ``made_by``           which settings made a row, and a word where rows of others stand beside it
+``trust``             :class:`Trust`, how far to trust the map of a case: the figures of ``--trust true``
+``trust_page``        :func:`trust_page`, the page ``trust.md`` of a cohort
 ``mlflow``            :class:`Tracker`, what ``--tracking mlflow`` records
 ====================  ==================================================================================
 """
@@ -16,9 +18,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_MODULES = {"SaliencyHandler": "saliency_handler", "Summary": "summary", "Tracker": "mlflow"}
+_MODULES = {"SaliencyHandler": "saliency_handler", "Summary": "summary", "Tracker": "mlflow", "Trust": "trust"}
 
-__all__ = ["SaliencyHandler", "Summary", "Tracker"]
+__all__ = ["SaliencyHandler", "Summary", "Tracker", "Trust"]
 
 
 def __getattr__(name: str) -> Any:

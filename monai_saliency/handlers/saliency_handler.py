@@ -18,6 +18,8 @@ from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.handlers.background import Background
 from monai_saliency.handlers.made_by import MadeBy, NetworkBefore, described, scan_mark, warn_of_another_scan
 from monai_saliency.handlers.summary import TIMES_NOISE, Summary, figures, is_noise, peak_is_noise, summarize
+from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
+from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -25,6 +27,7 @@ from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.fingerprint import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.storage.tables import TRUST_COLUMNS
 from monai_saliency.targets.base import label_name
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.optional_imports import require
@@ -85,6 +88,8 @@ class SaliencyHandler:
             made of regions.
         standard_error_key: the key of the map's standard error, of the map's shape; None for none. Where there is none,
             as for windows, an item has no such key. It costs about as much time as making the perturbed images again.
+        trust: measures how far to trust each map, for its row of the summary and the page ``trust.md`` beside it; it
+            multiplies the forwards. None measures nothing.
 
     Attributes:
         explainer: explains the cases; it has the claims, the stored scores and the cases that wait.
@@ -103,6 +108,7 @@ class SaliencyHandler:
         saliency_key: str = "saliency",
         label_key: str | None = None,
         standard_error_key: str | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self.explainer = CaseExplainer(inferer, network, store, failures, network_id)
         words = "a transform of one case's dictionary, such as Compose([...])"
@@ -116,6 +122,7 @@ class SaliencyHandler:
         self.saliency_key = saliency_key
         self.label_key = label_key
         self.standard_error_key = standard_error_key
+        self.trust = instance("trust", trust, Trust, "Trust()", none=True)
         self._background = Background(limit=2)
         self._made_by: MadeBy | None = None
         self._is_warned = False
@@ -192,7 +199,7 @@ class SaliencyHandler:
         for batch in self.batches(engine):
             predictions = batch.predictions or [None] * len(batch.items)
             cases = [self._case_of(*each) for each in zip(batch.items, predictions, strict=True)]
-            write = partial(self._write_later, batch.items)
+            write = partial(self._write_later, batch, cases)
             self.explainer.explain(batch.inputs, cases, write, batch.inferer)
 
     def batches(self, engine: Engine) -> Iterator[Batch]:
@@ -231,7 +238,7 @@ class SaliencyHandler:
             was_given=True,
         )
 
-    def _write_later(self, items: Sequence[dict[Any, Any]], explained: Explained) -> None:
+    def _write_later(self, batch: Batch, cases: Sequence[Case], explained: Explained) -> None:
         network = self.explainer.network, self.explainer.network_id
         before = self._network or NetworkBefore(*network)
         # A handler may give the network other weights between two cases.
@@ -246,20 +253,46 @@ class SaliencyHandler:
         mark = self._made_by.mark if self._made_by is not None else ""
         self._marks.add(mark)
         try:
-            case = _OnHost(items[explained.index], explained, self.standard_error_key)
+            case = _OnHost(batch.items[explained.index], explained, self.standard_error_key)
         except Exception as error:  # such as no memory for the standard error
             if self.failures is None:
                 raise
             self.failures.add(explained.explanation.name, "explain", error)
             return
-        self._background.submit(partial(self._write, case, mark), explained.claim)
+        trust = self._trust_of(batch, cases[explained.index], explained)
+        self._background.submit(partial(self._write, case, mark, trust), explained.claim)
 
-    def _write(self, case: _OnHost, mark: str) -> None:
+    def _trust_of(self, batch: Batch, case: Case, explained: Explained) -> list[dict[str, Any]]:
+        """The figures of trust of each map of a case: those of the table where they are of the same map; none where
+        nobody asked.
+        """
+        if self.trust is None or self.summary is None:
+            return []
+        trusted = Trusted(
+            explained.explanation,
+            batch.inferer or self.inferer,
+            self.explainer.network,
+            plain(batch.inputs)[explained.index],
+            case,
+            self.label_of(batch.items[explained.index]),
+            self.explainer.network_id,
+        )
+        mark = self.trust.mark(trusted)
+        rows = [row for row in self.summary.read() if row["case"] == case.name and row.get("trust_of", "") == mark]
+        if mark and len(rows) == len(explained.explanation.saliency) and not any(row["trust_problem"] for row in rows):
+            return [{name: row[name] for name in TRUST_COLUMNS} for row in rows]
+        return self.trust.figures(trusted, mark)
+
+    def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:
+        """What reads the label map ``(1, *spatial)`` of a case, on the image's grid; None where it has none."""
+        return label_on_grid(item, self.image_key)
+
+    def _write(self, case: _OnHost, mark: str, trust: Sequence[dict[str, Any]]) -> None:
         """Write a case, in the background."""
         try:
             # Each thread has its own mode, and this one never needs gradients.
             with torch.no_grad(), stage("save"):
-                self._save(*case.read(), mark)
+                self._save(*case.read(), mark, trust)
         except (Exception, SystemExit) as error:  # in this thread no signal ends the program
             if self.failures is not None:
                 self.failures.add(case.name, "explain", error)
@@ -268,7 +301,14 @@ class SaliencyHandler:
                 raise
             raise as_case_error(error, case.name) from error
 
-    def _save(self, item: dict[Any, Any], explanation: Explanation, seconds: float, mark: str) -> None:
+    def _save(
+        self,
+        item: dict[Any, Any],
+        explanation: Explanation,
+        seconds: float,
+        mark: str,
+        trust: Sequence[dict[str, Any]],
+    ) -> None:
         item[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(item[self.image_key])
         if self.standard_error_key in item:
             error = MetaTensor(item[self.standard_error_key])
@@ -295,7 +335,7 @@ class SaliencyHandler:
                     "" if whole else "unlike its lowest value ",
                     TIMES_NOISE,
                 )
-            self.summary.add(rows)
+            self.summary.add([row | more for row, more in zip(rows, trust or [{}] * len(rows), strict=True)])
         if self.failures is not None:
             self.failures.remove(explanation.name)
         self.explainer.written(explanation.name)
@@ -314,10 +354,16 @@ class SaliencyHandler:
                 step.withdraw(case)
 
     def _report(self, engine: Engine) -> None:
-        """Put the cohort's figures among the engine's metrics."""
+        """Put the cohort's figures among the engine's metrics, and write its page of trust."""
         if self._made_by is not None:
             self._made_by.warn("they stay, and the figures count them")
         engine.state.metrics.update(self.figures())
+        self.write_trust()
+
+    def write_trust(self) -> None:
+        """Write the cohort's page ``trust.md`` from the summary as it stands."""
+        if self.summary is not None:
+            write_trust_page(self.summary)
 
     def incomplete(self, alike: bool = False) -> list[str]:
         """The waiting cases that have neither a map nor a failure by now.

@@ -12,8 +12,7 @@ import numpy as np
 
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.metrics.peak import peak_voxel
-from monai_saliency.storage.files import load_scan
-from monai_saliency.storage.formats import load_image
+from monai_saliency.storage.formats import load_label
 from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
 from monai_saliency.storage.tables import CaseTable as Summary
 
@@ -125,7 +124,7 @@ def _in_label(case: str, mm: np.ndarray, path: str | Path) -> bool | str:
 
 
 def _inside(mm: np.ndarray, path: str | Path) -> bool | str:
-    values, affine = _voxels(path)
+    values, affine = load_label(path)
     inside = (values != 0) & (values == values)  # a label that was resampled may be NaN outside of what was scanned
     if not inside.any():
         return ""
@@ -133,16 +132,6 @@ def _inside(mm: np.ndarray, path: str | Path) -> bool | str:
     inside = inside.reshape(*inside.shape, *[1] * (3 - inside.ndim)).any(axis=tuple(range(3, inside.ndim)))
     voxel = np.rint(nib.affines.apply_affine(np.linalg.inv(affine), mm)).astype(int)
     return bool(all(0 <= v < n for v, n in zip(voxel, inside.shape, strict=True)) and inside[tuple(voxel)])
-
-
-def _voxels(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """The voxels of a label map ``(*spatial)`` and its affine ``(4, 4)``."""
-    try:
-        label = load_scan(path)
-    except nib.filebasedimages.ImageFileError:
-        image = load_image(image_only=True, ensure_channel_first=True)(path)
-        return image.numpy().any(axis=0), image.affine.numpy()
-    return np.asanyarray(label.dataobj), label.affine
 
 
 def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, float]:

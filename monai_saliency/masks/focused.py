@@ -36,7 +36,7 @@ class Focus:
         rows: which of the given indices these masks have.
         masks: the random masks, bound to an image of the box's shape.
         indices: the random masks of the rows, in the same order.
-        windows: how many windows of the last level are as large as a cell of the masks.
+        place: which of all boxes it is.
         everywhere: whether no evidence stood out, so that the box is the whole image.
     """
 
@@ -44,7 +44,7 @@ class Focus:
     rows: list[int]
     masks: BoundMasks
     indices: list[int]
-    windows: float
+    place: tuple[int, int]
     everywhere: bool
 
 
@@ -130,13 +130,16 @@ class BoundFocusedMasks(BoundMasks):
 
     Attributes:
         windows: the windows.
+        cells: of a box, along each axis.
+        window_voxels: of a window of the last level.
     """
 
     def __init__(self, masks: FocusedMasks, windows: BoundHierarchicalMasks, image: torch.Tensor) -> None:
         super().__init__(image)
         self.windows = windows
         self.num_masks, self.max_foci = masks.num_masks, masks.max_foci
-        self._cells = masks.grid_size
+        self.cells = masks.grid_size
+        self.window_voxels = float(np.prod([int(axis[1]) for axis in windows.bounds[-1]]))
         self._voxels = int(np.prod(self.spatial_shape))
         #: the shape of each box, the whole image last
         self.shapes = self._sizes(masks.grid_size)
@@ -166,13 +169,27 @@ class BoundFocusedMasks(BoundMasks):
         if found is not None:
             return found
         chosen: dict[int, None] = {}
-        for drops in (reference_scores.double() - scores.double()).T:
-            boxes = self._find(self.windows.spread(indices, drops))
+        for column, reference in zip(scores.T, reference_scores, strict=True):
+            boxes = self.asked_for(indices, column, reference)
             each = -(-self.num_masks // len(boxes))
             for size, corner in boxes:
                 first = len(self.windows) + (size * self._voxels + corner) * self.num_masks
                 chosen.update(dict.fromkeys(range(first, first + each)))
         return list(chosen)
+
+    def asked_for(
+        self, indices: Sequence[int], scores: torch.Tensor, reference_score: torch.Tensor
+    ) -> list[tuple[int, int]]:
+        """The boxes (:attr:`Focus.place`) that the evidence of one score asks for, the strongest first.
+
+        Args:
+            indices: indices of masks; windows count alone.
+            scores: ``(n,)``, one score of each mask.
+            reference_score: of the unperturbed image.
+        """
+        rows = [row for row, index in enumerate(indices) if index < len(self.windows)]
+        drops = reference_score.double() - scores[rows].double()
+        return self._find(self.windows.spread([indices[row] for row in rows], drops))
 
     def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
         found = self.foci(indices)
@@ -264,13 +281,9 @@ class BoundFocusedMasks(BoundMasks):
                 numbers.append(number)
         last = len(self.shapes) - 1
         return [
-            Focus(self._box(size, corner), rows, self._random[size], numbers, self._windows_of(size), size == last)
+            Focus(self._box(size, corner), rows, self._random[size], numbers, (size, corner), size == last)
             for (size, corner), (rows, numbers) in groups.items()
         ]
-
-    def _windows_of(self, size: int) -> float:
-        window = [int(axis[1]) for axis in self.windows.bounds[-1]]
-        return float(np.prod(self.shapes[size]) / self._cells ** len(window) / np.prod(window))
 
     def _box(self, size: int, corner: int) -> Box:
         first = np.unravel_index(corner, self.spatial_shape)

@@ -96,7 +96,7 @@ def focused_rise(
         max_foci: places with evidence, at the most.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
         target: which number is explained.
-        estimator: ``FocusedScoring(p1)`` by default.
+        estimator: ``FocusedScoring()`` by default.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
@@ -105,4 +105,4 @@ def focused_rise(
     check_unit(window_unit)
     cuts = inside_of(settings.get("inferer"))
     masks = FocusedMasks(num_masks, grid_size, window_size, levels, keep, p1, seed, max_foci, window_unit, cuts)
-    return PerturbationInferer(masks, target, estimator or FocusedScoring(p1), **settings)
+    return PerturbationInferer(masks, target, estimator or FocusedScoring(), **settings)

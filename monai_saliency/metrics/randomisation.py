@@ -10,11 +10,12 @@ import torch
 from monai.utils import MetricReduction
 
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.metrics.repeatability import agreement, other_maps
+from monai_saliency.metrics.ranks import rank_correlation
+from monai_saliency.metrics.repeatability import other_maps
 from monai_saliency.metrics.scored import NetworkMetric, OneMap
 from monai_saliency.utils.arguments import instance, whole_number
 
-__all__ = ["EfficientParameterRandomisation", "ParameterRandomisation", "entropy", "randomised"]
+__all__ = ["EfficientParameterRandomisation", "ParameterRandomisation", "entropy", "randomised", "resemblance"]
 
 
 class _Randomised(NetworkMetric):
@@ -70,10 +71,7 @@ class ParameterRandomisation(_Randomised):
     higher_is_better = False
 
     def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
-        ours, others = torch.stack([one.saliency for one in maps]).flatten(1), self.others(maps)
-        flat = others.flatten(1).amax(1) == others.flatten(1).amin(1)
-        nothing = flat.to(ours.device) & (ours.amax(1) > ours.amin(1))
-        return torch.where(nothing, 0.0, agreement(maps, others))
+        return resemblance(torch.stack([one.saliency for one in maps]), self.others(maps))
 
 
 class EfficientParameterRandomisation(_Randomised):
@@ -128,6 +126,26 @@ class EfficientParameterRandomisation(_Randomised):
         before = torch.stack([entropy(one.saliency, self.bins) for one in maps])
         after = torch.stack([entropy(other, self.bins) for other in self.others(maps)])
         return torch.where(before > 0, (after - before) / before, torch.nan)
+
+
+def resemblance(maps: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Spearman's rank correlation of maps with those of a randomised network, see :class:`ParameterRandomisation`.
+
+    Args:
+        maps: ``(K, *spatial)``.
+        others: ``(K, *spatial)``, of the randomised network.
+
+    Returns:
+        ``(K,)``, in [-1, 1]: 0 where the other map is flat, NaN where the map itself is.
+
+    Example::
+
+        >>> resemblance(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5.0, 5.0, 5.0]])).tolist()
+        [0.0]
+    """
+    ours, others = maps.flatten(1), others.to(maps.device).flatten(1)
+    nothing = (others.amax(1) == others.amin(1)) & (ours.amax(1) > ours.amin(1))
+    return torch.where(nothing, 0.0, rank_correlation(ours, others))
 
 
 def entropy(values: torch.Tensor, bins: int = 100) -> torch.Tensor:

@@ -70,6 +70,10 @@ class NetworkMetric(SaliencyMetric):
         reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
         get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
+    Attributes:
+        num_forwards: the forwards that :meth:`score` has spent so far, counted as
+            :attr:`Explanation.num_forwards <monai_saliency.Explanation.num_forwards>` counts them.
+
     Raises:
         ValueError: when ``inferer`` is not an inferer that explains, and (when called) when images and maps do not
             belong together.
@@ -88,6 +92,7 @@ class NetworkMetric(SaliencyMetric):
         # Ranks measure cases of their own, so none waits for another.
         self.inferer = explaining(inferer).replace(progress=False, sharing=None, **changes)
         self.network = callable_network(network)
+        self.num_forwards = 0
 
     @abstractmethod
     def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
@@ -138,6 +143,7 @@ class NetworkMetric(SaliencyMetric):
                 has its own masks.
         """
         (state,) = self.inferer.replace(masks=masks).score(one.image[None], self.network, cases=[one.case])
+        self.num_forwards += state.num_forwards
         scores, reference = state.state.scores.double(), state.state.reference_scores.double()
         if state.masks.channels is not None:
             raise ValueError(f"`masks` must hide all channels alike for {type(self).__name__}: use the masks inside")

@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 from monai.data import ImageReader, ITKReader, PILReader
 from monai.transforms import LoadImage, LoadImaged
 from monai.utils import MetaKeys, OptionalImportError, ensure_tuple
 
 from monai_saliency.errors import AdviceError
+from monai_saliency.storage.files import load_scan
 from monai_saliency.utils.optional_imports import require
 
-__all__ = ["ScanReader", "check_readers", "format_of", "load_image", "scan_loader", "scan_stem"]
+__all__ = ["ScanReader", "check_readers", "format_of", "load_image", "load_label", "scan_loader", "scan_stem"]
 
 # Tags of a TIFF: bits of a number, whether it is unsigned (1), signed (2) or a float (3), and what 0 is (0: white).
 _BITS, _KIND, _PHOTOMETRIC = 258, 339, 262
@@ -204,3 +206,21 @@ def scan_loader(keys: Any, channels: int | None = None, **settings: Any) -> Load
     loader = LoadImaged(keys, **settings)
     loader.register(ScanReader(channels))
     return loader
+
+
+def load_label(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
+    """The voxels of a label map and where they lie, from a file of any format of this module.
+
+    Args:
+        path: the file.
+
+    Returns:
+        the voxels ``(*spatial)`` as they are in a scan's file, of a photograph whether any channel is above 0; and the
+        affine ``(4, 4)``, from voxels to scanner mm.
+    """
+    try:
+        label = load_scan(path)
+    except nib.filebasedimages.ImageFileError:
+        image = load_image(image_only=True, ensure_channel_first=True)(path)
+        return image.numpy().any(axis=0), image.affine.numpy()
+    return np.asanyarray(label.dataobj), label.affine

@@ -12,7 +12,7 @@ from typing import IO, Any
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.utils.arguments import a_path
 
-__all__ = ["SUMMARY_COLUMNS", "CaseTable", "cell"]
+__all__ = ["SUMMARY_COLUMNS", "TRUST_COLUMNS", "CaseTable", "cell"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,23 @@ SUMMARY_COLUMNS = (
     "seconds",
     "settings",
     "scan",
+)
+
+_MAPS = ("random", "intensity", "edges", "blurred")
+_LABELLED = ("pointing", "mass", "leakage", "auprc")
+#: further columns of ``summary.csv``, in files with a row of ``--trust true``, see :mod:`monai_saliency.handlers.trust`
+TRUST_COLUMNS = (
+    "trust_of",
+    "trust_forwards",
+    "trust_repeatability",
+    "trust_fill_agreement",
+    "trust_relative_error",
+    "trust_peak_to_error",
+    "trust_labelled",
+    *(f"trust_{name}{beside}" for name in _LABELLED for beside in ("", *(f"_{map}" for map in (*_MAPS, "randomised")))),
+    *(f"trust_{name}{beside}" for name in ("insertion", "deletion") for beside in ("", *(f"_{map}" for map in _MAPS))),
+    "trust_randomised",
+    "trust_problem",
 )
 
 
@@ -69,13 +86,20 @@ class CaseTable:
         cases: the names of the cohort's cases. Rows of other cases are removed at the next change, and the log says so.
             None keeps all.
         columns: the names of the columns, with ``case`` among them. Default: the columns of ``summary.csv``.
+        further: columns that the file has only while a row has a value in one of them. Default: those of
+            ``--trust true`` for ``summary.csv``, none for other tables.
     """
 
     def __init__(
-        self, path: str | Path, cases: Collection[str] | None = None, columns: Sequence[str] = SUMMARY_COLUMNS
+        self,
+        path: str | Path,
+        cases: Collection[str] | None = None,
+        columns: Sequence[str] = SUMMARY_COLUMNS,
+        further: Sequence[str] | None = None,
     ) -> None:
         self.path = a_path("path", path)
         self.columns = tuple(columns)
+        self.further = (TRUST_COLUMNS if self.columns == SUMMARY_COLUMNS else ()) if further is None else tuple(further)
         self.cases = None if cases is None else set(map(_kept, cases))
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -104,26 +128,31 @@ class CaseTable:
             if not kept and not rows:
                 self.path.unlink(missing_ok=True)
                 return
+            # A stable sort keeps the order of the rows of one case.
+            rows = sorted([*kept, *rows], key=lambda row: row["case"])
+            has_further = any(row.get(name, "") != "" for row in rows for name in self.further)
             with atomic_path(self.path) as temporary, _open(temporary, "w") as file:
-                writer = csv.DictWriter(file, self.columns)
+                writer = csv.DictWriter(file, (*self.columns, *self.further) if has_further else self.columns)
                 writer.writeheader()
-                # A stable sort keeps the order of the rows of one case.
-                rows = sorted([*kept, *rows], key=lambda row: row["case"])
-                writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
+                writer.writerows(
+                    {name: cell(value) for name, value in row.items() if has_further or name not in self.further}
+                    for row in rows
+                )
 
     def read(self) -> list[dict[str, str]]:
         """The rows of the file, sorted by case. Empty when there is no file, or one of another table.
 
-        Columns that an earlier version did not write are empty.
+        Columns that an earlier version did not write are empty. Rows have the further columns where the file has them.
         """
         try:
             header, *lines = self._lines() or [[]]
         except FileNotFoundError:
             return []
-        if "case" not in header or not set(header) <= set(self.columns):
+        if "case" not in header or not set(header) <= {*self.columns, *self.further}:
             return []
         found = [dict(zip(header, map(_text, line), strict=False)) for line in lines]
-        return [{name: row.get(name, "") for name in self.columns} for row in found]
+        names = [*self.columns, *(name for name in self.further if name in header)]
+        return [{name: row.get(name, "") for name in names} for row in found]
 
     def _warn_of_others(self, rows: Sequence[dict[str, str]]) -> None:
         others = list(

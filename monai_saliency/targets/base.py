@@ -43,6 +43,10 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+#: the range of a score, by its unit
+_SPANS = {"probability": 1.0, "0 to 1": 1.0, "-1 to 1": 2.0}
+
+
 class Quantity(NamedTuple):
     """What a score is.
 
@@ -53,6 +57,11 @@ class Quantity(NamedTuple):
 
     words: str
     unit: str
+
+    @property
+    def span(self) -> float | None:
+        """How far apart two scores can be; None where the unit does not say so, as for logits and predicted values."""
+        return _SPANS.get(self.unit)
 
 
 def quantity_after(activation: str) -> Quantity:

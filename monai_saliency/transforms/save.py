@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nibabel as nib
 import numpy as np
@@ -22,9 +22,13 @@ from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.storage.files import atomic_path, load_scan
-from monai_saliency.storage.formats import load_image
-from monai_saliency.utils.arguments import a_path, flag
+from monai_saliency.storage.formats import load_image, load_label
+from monai_saliency.utils.arguments import a_path, flag, positive_numbers
+from monai_saliency.visualize.legend import Legend, default_legends
 from monai_saliency.visualize.pictures import plot_saliency
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd", "error_key"]
 
@@ -136,6 +140,16 @@ class SaveSaliencyd(MapTransform):
     For a file that nibabel cannot read, such as a photograph, the grid is the one that MONAI gives it: the first axis
     counts the columns.
 
+    **Pictures** of a cohort have one scale, so that they can be compared at a glance. It is the score's own range where
+    the item has its ``"explanation"`` and the target knows the range (1 for a probability), and ``scale`` where that is
+    given. Scores without a known range, such as logits, are drawn on the scale of the case, which the picture says:
+    give ``scale`` to compare such cases. The largest map of the cohort would be a scale too, but it is known only when
+    all cases are done: processes that share a cohort, or go on after a kill, would have to draw every picture once
+    more, and a cohort whose drawing was stopped would have two scales. What a range as wide as 1 costs, a map with a
+    peak of 0.05 wins back by colours that grow with the square root (:func:`~monai_saliency.visualize.plot_saliency`).
+    A picture uses the standard error that an item has beside the map (``"standard_error"`` for ``"saliency"``,
+    ``"<key>_standard_error"`` for another key) if it lies on the same grid, and otherwise the explanation's noise.
+
     Args:
         keys: the keys of the maps ``(K, *spatial)``, in the score's unit.
         output_dir: the output folder.
@@ -145,8 +159,11 @@ class SaveSaliencyd(MapTransform):
         allow_missing_keys: whether items may lack a key.
         grid_key: the key of an image ``(C, *spatial)`` to save maps on the grid of this image instead of the scan's
             file.
+        scale: the largest absolute value of the pictures' colour bar, in the map's unit; see above.
+        label_key: the key of a label map's file, on any grid, which the picture outlines where there is one.
 
     Raises:
+        ValueError: when ``scale`` is not a number above 0.
         CaseError: when called, if a map's shape or affine differs from the grid's, or if the scan's file is unknown.
 
     Example::
@@ -170,8 +187,14 @@ class SaveSaliencyd(MapTransform):
         title_key: str = "title",
         allow_missing_keys: bool = False,
         grid_key: Hashable | None = None,
+        scale: float | None = None,
+        label_key: str = "label",
     ) -> None:
         super().__init__(keys, allow_missing_keys)
+        if scale is not None:
+            positive_numbers("scale", scale)
+        self.scale = scale
+        self.label_key = label_key
         self.grid_key = grid_key
         self.output_dir = a_path("output_dir", output_dir)
         self.picture = flag("picture", picture)
@@ -201,17 +224,30 @@ class SaveSaliencyd(MapTransform):
                 nib.save(_on_grid(grid, maps), temporary)
             if self.picture:
                 with atomic_path(picture) as temporary:
-                    plot_saliency(
-                        _gray(grid.voxels(), maps.ndim - 1, grid.header is None),
-                        maps,
-                        grid.affine if grid.drawn is None else grid.drawn,
-                        title=str(d.get(self.title_key, case)),
-                        labels=_labels(d.get("explanation")),
-                    ).savefig(temporary, dpi=100)
+                    self._figure(d, key, maps, grid).savefig(temporary, dpi=100)
             else:
                 picture.unlink(missing_ok=True)  # an earlier map's
             d[f"{key}_path"] = str(path)
         return d
+
+    def _figure(self, data: Mapping[Hashable, Any], key: Hashable, maps: np.ndarray, grid: _Grid) -> Figure:
+        """The picture of a case's maps ``(K, *spatial)``, which lie on the grid."""
+        case, explanation = str(data[self.case_key]), data.get("explanation")
+        error = data.get(error_key(str(key)))
+        if not isinstance(error, torch.Tensor) or tuple(error.shape) != maps.shape or not grid.holds(error):
+            error = None
+        legends = default_legends(maps, self.scale) if explanation is None else Legend.of(explanation, self.scale)
+        return plot_saliency(
+            _gray(grid.voxels(), maps.ndim - 1, grid.header is None),
+            maps,
+            grid.affine if grid.drawn is None else grid.drawn,
+            title=str(data.get(self.title_key, case)),
+            labels=_labels(explanation),
+            standard_error=None if error is None else error.numpy(force=True),
+            # A map that is not on its scan may have been moved in a way that its affine does not say.
+            label=None if self.grid_key is not None else _label(case, data.get(self.label_key), grid, maps.ndim - 1),
+            legends=legends if len(legends) == len(maps) else default_legends(maps, self.scale),
+        )
 
     def withdraw(self, case: str) -> None:
         """Remove a case's maps and pictures, which an earlier run may have written."""
@@ -252,6 +288,42 @@ def _labels(explanation: Explanation | None) -> list[str] | None:
     if explanation is None or explanation.masks.channels is None:
         return None
     return [f"saliency of channel {channel} for {label}" for label, channel, _ in explanation.explained]
+
+
+def _label(case: str, path: Any, grid: _Grid, dims: int) -> np.ndarray | None:
+    """A case's label on the grid of its map ``(*spatial)``; None where there is none that can be read."""
+    if not isinstance(path, (str, Path)) or not os.path.isfile(path):
+        return None
+    try:
+        values, affine = load_label(path)
+        return _on_shape(values, to_affine_nd(3, affine), grid, dims)
+    except Exception as error:  # a map must not be lost for its outline
+        logger.warning(
+            "case %s: its label %s cannot be read, so the picture does not outline it: %s", case, path, error
+        )
+        return None
+
+
+def _on_shape(values: np.ndarray, affine: np.ndarray, grid: _Grid, dims: int) -> np.ndarray:
+    """A label, nearest neighbour, at the voxels of a grid of 2 or 3 axes; 0 where it does not reach.
+
+    Args:
+        values: the label's voxels; of further axes than three the first volume.
+        affine: ``(4, 4)``, the label's, from voxels to scanner mm.
+        grid: the grid.
+        dims: how many of the grid's axes the map has.
+    """
+    shape = grid.shape[:dims]
+    values = values[(slice(None),) * 3 + (0,) * (values.ndim - 3)] if values.ndim > 3 else values
+    values = values.reshape(*values.shape, *[1] * (3 - values.ndim))
+    found = np.zeros((*shape, *[1] * (3 - dims)), values.dtype)
+    to_label = np.linalg.inv(affine) @ grid.affine
+    across, up = np.ogrid[: found.shape[0], : found.shape[1]]
+    for plane in range(found.shape[2]):  # one after the other, so that no list of all voxels is made
+        places = [np.rint(row[0] * across + row[1] * up + row[2] * plane + row[3]).astype(int) for row in to_label[:3]]
+        inside = np.logical_and.reduce([(p >= 0) & (p < n) for p, n in zip(places, values.shape, strict=True)])
+        found[..., plane][inside] = values[tuple(place[inside] for place in places)]
+    return found.reshape(shape)
 
 
 def _gray(voxels: np.ndarray, dims: int, colours: bool) -> np.ndarray:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise, product
 
+import numpy as np
 from monai.data.utils import dense_patch_slices
 from monai.inferers import SliceInferer, SlidingWindowInferer
 from monai.utils import ensure_tuple_rep, fall_back_tuple
@@ -118,7 +119,7 @@ class PatchGrid:
             cost *= sum(touched) / len(touched)
         return 1 + cost
 
-    def share_touched(self, ends: Sequence[Iterable[int]]) -> float:
+    def share_touched(self, ends: Sequence[np.ndarray]) -> float:
         """The largest share of the patches that one window touches.
 
         Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.optional_imports import require
+from monai_saliency.visualize.legend import TIMES_ERROR, Legend, default_legends, verdicts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,6 +21,12 @@ __all__ = ["plot_saliency"]
 
 _PLANES = (("sagittal", 0), ("coronal", 1), ("axial", 2))
 _AXES = (("L", "R"), ("P", "A"), ("I", "S"))
+# From against to for the score. No white in the middle: what is coloured at all must be seen on a white lesion.
+_COLD = ("#08306b", "#2171b5", "#41b6c4", "#a8ddb5")
+_WARM = ("#ffe08a", "#fd8d3c", "#e31a1c", "#800026")
+# Of the weakest and the strongest colours; the scan is seen under both.
+_OPACITY = (0.3, 0.6)
+_MANY_LABELS = 30
 
 
 @dataclass(frozen=True)
@@ -28,20 +36,24 @@ class _Plane:
     Attributes:
         scan: the scan's voxels, ``(across, up)``.
         saliency: the map's voxels, of the same shape.
+        coloured: which of them are coloured, of the same shape.
         edges: a voxel's edges in mm, across and up.
         peak: the peak's voxel, across and up.
         name: the title.
         across: the direction of the horizontal axis, such as ``"L-R"``.
         up: the direction of the vertical axis.
+        label: the label's voxels, of the same shape; None where there is none.
     """
 
     scan: np.ndarray
     saliency: np.ndarray
+    coloured: np.ndarray
     edges: Sequence[float]
     peak: tuple[int, ...]
     name: str
     across: str = ""
     up: str = ""
+    label: np.ndarray | None = None
 
     @property
     def extent(self) -> tuple[float, float, float, float]:
@@ -56,12 +68,26 @@ def plot_saliency(
     affine: np.ndarray,
     title: str = "",
     labels: Sequence[str] | None = None,
+    *,
+    scale: float | None = None,
+    standard_error: np.ndarray | None = None,
+    label: np.ndarray | None = None,
+    legends: Sequence[Legend] | None = None,
 ) -> Figure:
-    """Draw maps over their scan: one row per map, with the three planes through the map's peak and a colour bar.
+    """Draw maps over their scan: one row per map, with the three planes through the map's peak and a colour bar. Where
+    the peak is not coloured, the planes go through the largest absolute value that is.
 
     Voxels are shown as they were scanned: reordered to the axes nearest to the scanner's axes, but not resampled. Warm
-    colours are positive (the image supports the score there), cold colours are negative. The colours are centred at
-    zero, and weak values let the scan show through.
+    colours are positive (the image supports the score there), cold colours are negative.
+
+    **Scale.** All maps of the figure have one scale, centred at zero. Figures that are to be compared, such as those of
+    a cohort, need the same ``scale``. Colours grow with the square root of the value, so that a tenth of the scale is
+    still seen beside the whole. Values beyond the scale have its last colour, and the colour bar ends in a point.
+
+    **What is coloured.** A voxel whose absolute value is at least a hundredth of the scale, and at least twice its
+    standard error where there is one. Where nothing in the map reaches a hundredth of ``scale``, nothing is coloured,
+    no peak is marked, and the title says "no part of this scan changes the score by more than ...". Where values are as
+    large but none is beyond chance, it says that. Voxels that are NaN or infinite are not coloured.
 
     Args:
         scan: ``(*spatial)``, 2D or 3D.
@@ -69,98 +95,211 @@ def plot_saliency(
         affine: ``(4, 4)``, from voxels to scanner mm.
         title: the picture's title.
         labels: the label of each map's colour bar, K strings; by default ``"saliency (change of the score)"``.
+        scale: the largest absolute value of the colour bars, in the maps' unit: for a score in [0, 1] it is 1. By
+            default the largest absolute value of all maps.
+        standard_error: ``(K, *spatial)``, of the maps, in their unit.
+        label: ``(*spatial)`` on the scan's grid, whole numbers: what is not 0 gets an outline.
+        legends: what the colours of each map mean, K of them, instead of ``scale``; see
+            :meth:`monai_saliency.visualize.legend.Legend.of`.
 
     Returns:
         a figure. Save it with ``savefig``; it needs no closing.
 
     Raises:
         OptionalImportError: when matplotlib is not installed.
+        ValueError: when ``scale`` is not a number above 0, or an array has another shape.
 
     Example::
 
         >>> scan, maps = np.zeros((8, 8, 4)), np.zeros((2, 8, 8, 4))
-        >>> len(plot_saliency(scan, maps, np.eye(4)).axes)  # 2 rows of 3 planes, and 2 colour bars
+        >>> figure = plot_saliency(scan, maps, np.eye(4), title="ct_7", scale=1)
+        >>> len(figure.axes)  # 2 rows of 3 planes, and 2 colour bars
         8
+        >>> print(figure.get_suptitle())
+        ct_7
+        no part of this scan changes the score by more than 0
     """
     # A bare Figure needs no pyplot, whose state is shared between threads and needs closing.
     figure_type = require("matplotlib.figure", extra="bundle").Figure
-    views = [_planes(scan, each, affine) for each in maps]
-    figure = figure_type(
-        figsize=(3.2 * len(views[0]) + 1.2, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white"
-    )
+    legends = legends or default_legends(maps, scale, labels)
+    errors = _errors(standard_error, maps)
+    coloured = [_coloured(*each) for each in zip(maps, errors, legends, strict=True)]
+    views = [_planes(scan, *each, label, affine) for each in zip(maps, coloured, strict=True)]
+    width = 3.2 * len(views[0]) + 1.2
+    figure = figure_type(figsize=(width, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white")
+    words = [title] * bool(title) + verdicts(maps, legends, [bool(part.any()) for part in coloured])
     # Fonts have no character for the bytes of a file name that is not UTF-8, and a name with dollars is not a formula.
-    figure.suptitle(title.encode(errors="replace").decode(), fontsize=10, parse_math=False)
+    text = _wrapped(words, int(12 * width)).encode(errors="replace").decode()
+    figure.suptitle(text, fontsize=10, parse_math=False)
     widths = [plane.extent[1] for plane in views[0]]
     axes = figure.subplots(len(views), len(views[0]), squeeze=False, width_ratios=widths)
-    # A small lesion can be the brightest part of the scan, so almost nothing is clipped at the upper end.
-    low, high = np.percentile(scan, [0.5, 99.99])
-    for row, (planes, saliency) in enumerate(zip(views, maps, strict=True)):
-        limit = float(np.abs(saliency).max()) or 1.0
+    window = _window(scan)
+    for row, (planes, legend) in enumerate(zip(views, legends, strict=True)):
         for ax, plane in zip(axes[row], planes, strict=True):
-            drawn = _draw(ax, plane, (low, max(high, low + 1e-6)), limit)
-        bar = figure.colorbar(drawn, ax=axes[row].tolist(), shrink=0.8)
-        # Without this the bar would be as transparent as the map.
-        bar.solids.set_alpha(1)
-        bar.set_label(labels[row] if labels else "saliency (change of the score)", fontsize=8, parse_math=False)
+            drawn = _draw(ax, plane, window, legend, marked=bool(coloured[row].any()))
+        has_error = standard_error is not None
+        bar = _bar(figure, drawn, axes[row].tolist(), legend, maps[row], legend.floor(has_error))
+        small = legend.small_print(has_error, label is not None and bool(np.any(label)))
+        bar.set_label(_wrapped([labels[row] if labels else legend.words, *small], 58), fontsize=8, parse_math=False)
     return figure
 
 
-def _draw(ax: Any, plane: _Plane, window: tuple[float, float], limit: float) -> Any:
+def _errors(standard_error: np.ndarray | None, maps: np.ndarray) -> Sequence[np.ndarray | None]:
+    """The standard error of each map, None where there is none."""
+    if standard_error is None:
+        return [None] * len(maps)
+    if np.shape(standard_error) != np.shape(maps):
+        raise ValueError(
+            f"`standard_error` must have the maps' shape {np.shape(maps)}, got {np.shape(standard_error)}: give that "
+            "of these maps, on the same grid"
+        )
+    return list(standard_error)
+
+
+def _coloured(saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> np.ndarray:
+    """Which voxels ``(*spatial)`` of a map are coloured."""
+    if not legend.in_score_unit and legend.is_nothing(saliency):
+        return np.zeros(saliency.shape, bool)
+    size = np.abs(saliency)
+    found = np.isfinite(size) & (size >= legend.floor(error is not None))
+    return found if error is None else found & (size >= TIMES_ERROR * error)
+
+
+def _wrapped(words: Sequence[str], width: int) -> str:
+    """Lines of at most ``width`` characters."""
+    return "\n".join("\n".join(textwrap.wrap(line, width) or [""]) for each in words for line in each.split("\n"))
+
+
+def _window(scan: np.ndarray) -> tuple[float, float]:
+    """The scan's values that are drawn black and white."""
+    finite = np.isfinite(scan)
+    if not finite.all():
+        scan = scan[finite] if finite.any() else np.zeros(1)
+    # A small lesion can be the brightest part of the scan, so almost nothing is clipped at the upper end.
+    low, high = np.percentile(scan, [0.5, 99.99])
+    return low, max(high, low + 1e-6)
+
+
+def _colours(limit: float) -> dict[str, Any]:
+    """The colour map, and a norm of signed square roots from ``-limit`` to ``limit``."""
+    colors = require("matplotlib.colors", extra="bundle")
+    # Two stops at the middle: no colour is between the weakest cold and the weakest warm one.
+    places = [*np.linspace(0, 0.5, len(_COLD)), *np.linspace(0.5, 1, len(_WARM))]
+    cmap = colors.LinearSegmentedColormap.from_list("saliency", list(zip(places, _COLD + _WARM, strict=True)), N=512)
+    norm = colors.FuncNorm((_root, lambda values: values * np.abs(values)), vmin=-limit, vmax=limit)
+    return {"cmap": cmap, "norm": norm}
+
+
+def _root(values: np.ndarray) -> np.ndarray:
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _draw(ax: Any, plane: _Plane, window: tuple[float, float], legend: Legend, marked: bool) -> Any:
     """Draw one plane, and return the map's drawing for its colour bar.
 
     Args:
         ax: where to draw.
         plane: the plane.
         window: the scan's values that are drawn black and white.
-        limit: the map's largest absolute value.
+        legend: what the colours mean.
+        marked: whether lines mark the peak.
     """
+    ax.set_facecolor("black")  # where the scan is NaN
     ax.imshow(plane.scan.T, cmap="gray", vmin=window[0], vmax=window[1], origin="lower", extent=plane.extent)
+    shown = np.nan_to_num(plane.saliency.T, posinf=0, neginf=0)
+    strength = np.sqrt(np.clip(np.abs(shown) / legend.scale, 0, 1))
+    weakest, strongest = _OPACITY
     drawn = ax.imshow(
-        plane.saliency.T,
-        cmap="RdBu_r",
-        vmin=-limit,
-        vmax=limit,
-        # Strong values cover the scan, weak values let it show through.
-        alpha=0.6 * np.clip(np.abs(plane.saliency.T) / limit, 0, 1),
+        shown,
+        **_colours(legend.scale),
+        alpha=np.where(plane.coloured.T, weakest + (strongest - weakest) * strength, 0.0),
         origin="lower",
         extent=plane.extent,
         interpolation="bilinear",
     )
-    x, y = ((plane.peak[i] + 0.5) * plane.edges[i] for i in (0, 1))
-    ax.axvline(x, color="lime", linewidth=0.5)
-    ax.axhline(y, color="lime", linewidth=0.5)
-    ax.set(xticks=[], yticks=[], xlabel=plane.across, ylabel=plane.up)
+    if plane.label is not None:
+        _outline(ax, plane)
+    if marked:
+        x, y = ((plane.peak[i] + 0.5) * plane.edges[i] for i in (0, 1))
+        ax.axvline(x, color="lime", linewidth=0.5)
+        ax.axhline(y, color="lime", linewidth=0.5)
+    ax.set(xticks=[], yticks=[], xlabel=plane.across, ylabel=plane.up, xlim=plane.extent[:2], ylim=plane.extent[2:])
     ax.set_title(plane.name, fontsize=8)
     return drawn
 
 
-def _planes(scan: np.ndarray, saliency: np.ndarray, affine: np.ndarray) -> list[_Plane]:
-    """The planes through a map's peak: three of a 3D scan, or the 2D scan itself."""
+def _outline(ax: Any, plane: _Plane) -> None:
+    """Draw a line around the label, or around each of its numbers."""
+    effects = require("matplotlib.patheffects", extra="bundle")
+    # Closed at the plane's edge, and drawn in a plane that is one voxel thin.
+    label = np.pad(np.nan_to_num(np.asarray(plane.label)), 1).T
+    right, top = plane.extent[1], plane.extent[3]
+    extent = (-plane.edges[0], right + plane.edges[0], -plane.edges[1], top + plane.edges[1])
+    values = np.unique(label[label != 0])
+    parts = [label == value for value in values] if len(values) <= _MANY_LABELS else [label != 0]
+    for part in parts:
+        lines = ax.contour(part, levels=[0.5], origin="lower", extent=extent, colors="white", linewidths=0.8)
+        lines.set(path_effects=[effects.withStroke(linewidth=1.8, foreground="black")])
+
+
+def _bar(figure: Figure, drawn: Any, axes: list[Any], legend: Legend, saliency: np.ndarray, floor: float) -> Any:
+    """The colour bar of a row, gray below the floor. It ends in a point where the map goes beyond the scale."""
+    finite, full = np.isfinite(saliency), legend.scale * (1 + 1e-6)
+    above = np.max(saliency, where=finite, initial=0) > full
+    below = np.min(saliency, where=finite, initial=0) < -full
+    extend = "both" if above and below else "max" if above else "min" if below else "neither"
+    bar: Any = figure.colorbar(drawn, ax=axes, shrink=0.8, extend=extend)
+    # Without this the bar would be as transparent as the map.
+    bar.solids.set_alpha(1)
+    bar.set_ticks([share * legend.scale for share in (-1, -0.5, -0.1, 0, 0.1, 0.5, 1) if legend.signed or share >= 0])
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    bar.minorticks_off()
+    bar.ax.axhspan(-min(floor, legend.scale), min(floor, legend.scale), color="lightgray")
+    if not legend.signed:
+        bar.ax.set_ylim(0, legend.scale)
+    return bar
+
+
+def _planes(
+    scan: np.ndarray, saliency: np.ndarray, coloured: np.ndarray, label: np.ndarray | None, affine: np.ndarray
+) -> list[_Plane]:
+    """The planes through a map's peak: three of a 3D scan, or the 2D scan itself.
+
+    Where the peak is not coloured and other voxels are, as where all of them speak against the score, the planes go
+    through the largest absolute value of these.
+    """
+    layers: dict[str, Any] = {"scan": scan, "saliency": saliency, "coloured": coloured}
+    layers |= {} if label is None else {"label": label}
+    finite = saliency if np.isfinite(saliency).all() else np.nan_to_num(saliency, posinf=0, neginf=0)
+    peak, words = peak_voxel(finite), "peak"
+    if coloured.any() and not coloured[peak]:
+        peak, words = peak_voxel(np.where(coloured, np.abs(finite), 0)), "strongest"
     if scan.ndim == 2:
-        edges = nib.affines.voxel_sizes(affine)[:2]
-        peak = shown = peak_voxel(saliency)
+        shown = peak
         if affine[1, 1] < 0:  # rows count downwards
-            scan, saliency = scan[:, ::-1], saliency[:, ::-1]
+            layers = {name: layer[:, ::-1] for name, layer in layers.items()}
             shown = peak[0], scan.shape[1] - 1 - peak[1]
-        return [_Plane(scan, saliency, edges, shown, f"peak at voxel {peak}")]
+        edges = nib.affines.voxel_sizes(affine)[:2]
+        name = f"{words} at voxel {peak}" if coloured.any() else ""
+        return [_Plane(**layers, edges=edges, peak=shown, name=name)]
     # The peak is found before reordering: in a flat map, reordering could choose another voxel.
-    mm = affine @ [*peak_voxel(saliency), 1]
-    ras = [nib.as_closest_canonical(nib.Nifti1Image(np.asarray(v, np.float32), affine)) for v in (scan, saliency)]
-    scan, saliency = (np.asarray(image.dataobj) for image in ras)
-    edges = nib.affines.voxel_sizes(ras[0].affine)
-    peak = tuple(np.rint(np.linalg.inv(ras[0].affine) @ mm).astype(int)[:3].tolist())
+    mm = affine @ [*peak, 1]
+    turn = nib.io_orientation(affine)
+    layers = {name: nib.apply_orientation(layer, turn) for name, layer in layers.items()}
+    turned = affine @ nib.orientations.inv_ornt_aff(turn, scan.shape)
+    edges = nib.affines.voxel_sizes(turned)
+    peak = tuple(np.rint(np.linalg.inv(turned) @ mm).astype(int)[:3].tolist())
     planes = []
     for name, axis in _PLANES:
         a, b = (other for other in range(3) if other != axis)
         planes.append(
             _Plane(
-                scan.take(peak[axis], axis),
-                saliency.take(peak[axis], axis),
-                (edges[a], edges[b]),
-                (peak[a], peak[b]),
-                f"{name}, {'xyz'[axis]} = {round(mm[axis])} mm",
-                "-".join(_AXES[a]),
-                "-".join(_AXES[b]),
+                **{name: layer.take(peak[axis], axis) for name, layer in layers.items()},
+                edges=(edges[a], edges[b]),
+                peak=(peak[a], peak[b]),
+                name=f"{name}, {'xyz'[axis]} = {round(mm[axis])} mm",
+                across="-".join(_AXES[a]),
+                up="-".join(_AXES[b]),
             )
         )
     return planes

@@ -453,6 +453,7 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
             config_file=config,
             dataset_dir=str(tmp_path / "cohort"),
             output_dir=str(tmp_path / name),
+            method="sliding_window",
             window_size=40,
             stride=32,
             device="cpu",

@@ -11,6 +11,7 @@ import torch
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
+from monai_saliency.estimators.regression import SmoothRegression
 from monai_saliency.masks.focused import BoundFocusedMasks
 
 LOGIT = ms.ClassScore([0], "none")
@@ -57,7 +58,7 @@ def test_the_evidence_is_found(shape: tuple[int, ...], region: tuple[slice, ...]
 
 
 def test_the_map_in_plain_loops() -> None:
-    """Inside the box the score with a voxel kept less that with it hidden; elsewhere the windows' drops, divided."""
+    """Inside the box the regression's effects of a window's voxels; elsewhere the windows' drops, divided."""
     shape, p1 = (32, 40), 0.4
     weight = np.random.default_rng(0).normal(size=shape) * 0.01
     weight[12:15, 21:26] += 1
@@ -68,7 +69,7 @@ def test_the_map_in_plain_loops() -> None:
     (focus,) = bound.foci(indices)
     scores = found.scores[focus.rows, 0].double().numpy()
     masks = bound.render([indices[row] for row in focus.rows])[:, 0].numpy()
-    count, expected = len(scores), np.zeros(shape)
+    expected = np.zeros(shape)
     windows = [row for row, index in enumerate(indices) if index < len(bound.windows)]
     drops = {}
     for row, (y, x) in zip(windows, bound.windows.hidden_boxes([indices[row] for row in windows]), strict=True):
@@ -78,14 +79,16 @@ def test_the_map_in_plain_loops() -> None:
             divide(expected, drops, corner, 8, drop)
     inside = np.zeros(shape, dtype=bool)
     inside[focus.box] = True
-    for y, x in np.argwhere(inside):
-        total = sum((f - scores.mean()) * (mask[y, x] - p1) for f, mask in zip(scores, masks, strict=True))
-        expected[y, x] = total / (count - 1) / p1 / (1 - p1)
+    # tests/estimators/test_regression.py compares the regression with plain loops; a window of the last level is 2 x 2.
+    random = ms.RISEMasks(60, 5, p1, 0).bind(torch.zeros(1, 10, 10).double())
+    np.testing.assert_array_equal(random.render(range(60))[:, 0].numpy(), masks[(slice(None), *focus.box)])
+    regression = SmoothRegression(random, range(60), (2, 2))
+    expected[focus.box] = 4 * regression.effects(torch.from_numpy(scores)[:, None])[0].numpy()
     np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-12)
-    error, share = found.standard_error[0].numpy(), scores - scores.mean()
-    for y, x in np.argwhere(inside)[::7]:
-        z = share * (masks[:, y, x] - masks[:, y, x].mean()) / p1 / (1 - p1)
-        assert error[y, x] == pytest.approx(np.sqrt(np.mean((z - z.mean()) ** 2) / (count - 2)), rel=1e-6)
+    error = found.standard_error[0].numpy()
+    within = 4 * regression.standard_error(torch.from_numpy(scores)[:, None])[0].numpy()
+    np.testing.assert_allclose(error[focus.box], within, rtol=1e-9)
+    assert float(found.noise[0]) == pytest.approx(np.sqrt(np.mean(np.square(within))), rel=1e-6)
     assert not error[~inside].any()
 
 
@@ -157,6 +160,19 @@ def test_each_score_has_its_own_place() -> None:
         truth = torch.zeros(shape, dtype=torch.bool)
         truth[region] = True
         assert bool(truth[np.unravel_index(int(saliency.argmax()), shape)])
+
+
+def test_a_score_without_a_place_leaves_those_of_others_alone() -> None:
+    """The first score has evidence all over, so that its box is the whole image; the second has a place."""
+    shape = (40, 48)
+    region = (slice(30, 34), slice(40, 44))
+    network = sums((slice(None), slice(None)), region, shape=shape)
+    both = explain(network, shape, ms.ClassScore([0, 1], "none"), num_masks=200, grid_size=4)
+    alone = explain(network, shape, ms.ClassScore([1], "none"), num_masks=200, grid_size=4)
+    assert [focus.everywhere for focus in both.masks.foci(both.indices)] == [True, False]
+    torch.testing.assert_close(both.saliency[1], alone.saliency[0])
+    torch.testing.assert_close(both.standard_error[1], alone.standard_error[0])
+    assert bool((both.standard_error[0] > 0).all())
 
 
 @pytest.mark.parametrize("shape", [(33, 40), (24, 18, 21)])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers.maps import LEFTWARD, PEAK, SHAPE, peaked, volume
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.contour import ContourSet
 
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.visualize.pictures import plot_saliency
@@ -18,6 +19,12 @@ PERMUTED = np.array([[0.0, 2, 0, 1], [0, 0, -1, 2], [3, 0, 0, 3], [0, 0, 0, 1]])
 def crosshair(ax: Any) -> tuple[float, float]:
     vertical, horizontal = ax.lines
     return float(vertical.get_xdata()[0]), float(horizontal.get_ydata()[0])
+
+
+def peak_mm(figure: Any, edges: np.ndarray) -> dict[int, float]:
+    """Where the lines cross, by axis, in mm from the corner."""
+    (y, z), (x, _) = crosshair(figure.axes[0]), crosshair(figure.axes[1])
+    return {0: x, 1: y, 2: z}
 
 
 @pytest.mark.parametrize("affine", [np.eye(4), LEFTWARD, PERMUTED], ids=["identity", "leftward", "permuted"])
@@ -68,12 +75,34 @@ class TestPicture:
             ]
             np.testing.assert_allclose(shown, [mm[a], mm[b]], atol=1e-5)
 
-    def test_colours_are_centred_at_zero(self, affine: np.ndarray) -> None:
+    def test_colours_are_centred_at_zero_on_one_scale(self, affine: np.ndarray) -> None:
         maps = np.stack([peaked(), -10 * peaked()])
         figure = plot_saliency(volume(), maps, affine, labels=["tumour", "oedema"])
-        limits = [ax.images[1].get_clim() for ax in figure.axes[:6]]
-        assert limits == [(-4, 4)] * 3 + [(-40, 40)] * 3
-        assert [ax.get_ylabel() for ax in figure.axes[6:]] == ["tumour", "oedema"]
+        assert [ax.images[1].get_clim() for ax in figure.axes[:6]] == [(-40, 40)] * 6
+        names = [ax.get_ylabel().split("\n") for ax in figure.axes[6:]]
+        assert names == [["tumour", "not coloured: below 0.4"], ["oedema", "not coloured: below 0.4"]]
+
+    def test_the_outline_lies_where_the_label_does(self, affine: np.ndarray) -> None:
+        """At the label's edges in mm: two labels that touch are told apart, and one at the scan's border is closed."""
+        saliency, label = peaked(), np.zeros(SHAPE, np.int16)
+        label[4:6, 2:5, :3] = 1
+        label[6, 2:5, :3] = 2
+        figure = plot_saliency(volume(), saliency[None], affine, label=label)
+        turned = nib.as_closest_canonical(nib.Nifti1Image(label, affine))
+        edges, voxels = nib.affines.voxel_sizes(turned.affine), np.asarray(turned.dataobj)
+        for ax, (a, b) in zip(figure.axes, [(1, 2), (0, 2), (0, 1)], strict=False):
+            plane = voxels.take([int(v / edges[i]) for i, v in peak_mm(figure, edges).items()][3 - a - b], 3 - a - b)
+            outlines = [each for each in ax.collections if isinstance(each, ContourSet)]
+            expected = [plane == value for value in np.unique(plane[plane != 0])]
+            assert len(outlines) == len(expected) >= 1
+            for outline, part in zip(outlines, expected, strict=True):
+                (path,) = outline.get_paths()
+                low, high = path.vertices.min(axis=0), path.vertices.max(axis=0)
+                places = np.argwhere(part)
+                np.testing.assert_allclose(low, places.min(axis=0) * edges[[a, b]], atol=1e-5)
+                np.testing.assert_allclose(high, (places.max(axis=0) + 1) * edges[[a, b]], atol=1e-5)
+            assert ax.get_xlim() == pytest.approx((0, voxels.shape[a] * edges[a]))
+        assert figure.axes[3].get_ylabel().endswith("outline: the label")
 
 
 def test_warm_supports_and_cold_speaks_against() -> None:
@@ -96,6 +125,8 @@ def test_flat_maps_and_scans_can_be_drawn(dims: int) -> None:
     figure = plot_saliency(np.zeros(SHAPE[:dims]), np.zeros((1, *SHAPE[:dims])), np.eye(4))
     FigureCanvasAgg(figure).draw()
     assert figure.axes[0].images[1].get_clim() == (-1, 1)
+    assert figure.get_suptitle().replace("\n", " ") == "no part of this scan changes the score by more than 0"
+    assert opacities(figure) == [0] * len(figure.axes[:-1])
 
 
 def test_2d_picture() -> None:
@@ -106,3 +137,141 @@ def test_2d_picture() -> None:
     assert np.array_equal(above.get_array(), saliency.T)
     peak = peak_voxel(saliency)
     assert crosshair(figure.axes[0]) == pytest.approx(((peak[0] + 0.5) * 2, (peak[1] + 0.5) * 0.5))
+
+
+# What is coloured. ----------------------------------------------------------------------------------------------------
+
+
+def opacities(figure: Any) -> list[float]:
+    """The largest opacity of each plane's colours; 0 where nothing is coloured."""
+    return [float(np.max(ax.images[1].get_alpha())) for ax in figure.axes if len(ax.images) == 2]
+
+
+def uncoloured(figure: Any) -> float:
+    """The share of all shown voxels that have no colour."""
+    shown = [np.asarray(ax.images[1].get_alpha()).ravel() for ax in figure.axes if len(ax.images) == 2]
+    return float(np.mean(np.concatenate(shown) == 0))
+
+
+def a_lesion(peak: float = 0.9) -> np.ndarray:
+    """A map with one spot, and chance around it that is smaller than a hundredth."""
+    noise = np.random.default_rng(3).uniform(-0.004, 0.004, (24, 24, 24))
+    distance = np.linalg.norm(np.indices(noise.shape) - np.array([8, 14, 12]).reshape(3, 1, 1, 1), axis=0)
+    return noise + peak * np.exp(-(distance**2) / 8)
+
+
+def test_a_healthy_scan_and_a_lesion_look_as_different_as_they_are() -> None:
+    scan = np.random.default_rng(4).normal(size=(24, 24, 24))
+    healthy, lesion = (plot_saliency(scan, a_lesion(peak)[None], np.eye(4), "ct_7", scale=1) for peak in (0, 0.9))
+    clims = [ax.images[1].get_clim() for figure in (healthy, lesion) for ax in figure.axes[:3]]
+    assert clims == [(-1, 1)] * 6
+    assert healthy.get_suptitle() == "ct_7\nno part of this scan changes the score by more than 0.004"
+    assert lesion.get_suptitle() == "ct_7"
+    assert uncoloured(healthy) == 1
+    assert 0.05 < 1 - uncoloured(lesion) < 0.3
+    # No lines mark a peak where there is none.
+    assert [len(ax.lines) for ax in (*healthy.axes[:3], *lesion.axes[:3])] == [0] * 3 + [2] * 3
+
+
+def test_a_faint_map_is_seen() -> None:
+    """A twentieth of the scale: its colour has a fifth of the bar's length, by the square root."""
+    figure = plot_saliency(np.zeros((24, 24, 24)), a_lesion(0.05)[None], np.eye(4), scale=1)
+    assert min(opacities(figure)) > 0.3
+    norm = figure.axes[0].images[1].norm
+    assert norm([-1, -0.05, 0, 0.05, 1]).tolist() == pytest.approx([0, 0.388, 0.5, 0.612, 1], abs=1e-3)
+    assert figure.get_suptitle() == ""
+
+
+@pytest.mark.parametrize(("value", "words"), [(0.00311, "0.0032"), (0.0099, "0.0099"), (5.86e-5, "5.9e-05")])
+def test_the_title_never_says_less_than_the_map(value: float, words: str) -> None:
+    maps = np.zeros((1, 6, 6))
+    maps[0, 2, 3] = -value
+    title = plot_saliency(np.zeros((6, 6)), maps, np.eye(4), scale=1).get_suptitle().replace("\n", " ")
+    assert title == f"no part of this scan changes the score by more than {words}"
+
+
+def test_a_hundredth_of_the_range_is_a_change() -> None:
+    maps = np.zeros((1, 6, 6))
+    maps[0, 2, 3] = 0.01
+    figure = plot_saliency(np.zeros((6, 6)), maps, np.eye(4), scale=1)
+    assert figure.get_suptitle() == ""
+    assert np.argwhere(figure.axes[0].images[1].get_alpha()).tolist() == [[3, 2]]
+
+
+def test_what_lies_below_twice_its_standard_error_is_not_coloured() -> None:
+    saliency = np.full((4, 5), 0.3)
+    error = np.full((4, 5), 0.2)
+    saliency[1, 2], error[1, 2] = 0.5, 0.24  # beyond
+    saliency[3, 4], error[3, 4] = -0.5, 0.25  # just there
+    saliency[0, 0], error[0, 0] = 0.005, 0.0  # certain, and nothing
+    error[2, 2] = np.nan
+    figure = plot_saliency(np.zeros((4, 5)), saliency[None], np.eye(4), scale=1, standard_error=error[None])
+    alpha = np.asarray(figure.axes[0].images[1].get_alpha()).T
+    assert np.argwhere(alpha).tolist() == [[1, 2], [3, 4]]
+    assert figure.axes[1].get_ylabel().endswith("not coloured: below 0.01, or 2 standard errors")
+
+
+def test_a_map_within_chance_says_so() -> None:
+    """It is large, so the sentence about a hundredth would be wrong; nothing of it can be told from chance."""
+    saliency = a_lesion()[None]
+    figure = plot_saliency(saliency[0], saliency, np.eye(4), scale=1, standard_error=np.full_like(saliency, 0.46))
+    assert uncoloured(figure) == 1
+    assert figure.get_suptitle() == "nothing stands out from chance"
+
+
+def test_rows_in_which_nothing_matters_are_named() -> None:
+    maps = np.stack([a_lesion(), a_lesion(0), a_lesion(0) / 2])
+    figure = plot_saliency(maps[0], maps, np.eye(4), scale=1)
+    assert figure.get_suptitle() == "rows 2, 3: no part of this scan changes the score by more than 0.004"
+    assert [value > 0 for value in opacities(figure)] == [True] * 3 + [False] * 6
+
+
+def test_nan_is_not_coloured_and_hides_nothing_else() -> None:
+    saliency, scan = a_lesion(), a_lesion()
+    saliency[:, :, :10] = np.nan
+    saliency[:3] = np.inf
+    scan[:2] = np.nan
+    figure = plot_saliency(scan, saliency[None], np.eye(4), scale=1)
+    FigureCanvasAgg(figure).draw()
+    assert crosshair(figure.axes[2]) == (8.5, 14.5)
+    alpha = np.asarray(figure.axes[0].images[1].get_alpha())
+    assert not alpha[:10].any()
+    assert alpha[12].any()
+    assert np.isfinite(figure.axes[0].images[0].get_clim()).all()
+
+
+def test_a_map_that_only_speaks_against_is_shown_where_it_does() -> None:
+    """Its peak is a voxel of nearly 0, where nothing could be seen."""
+    saliency = -np.abs(a_lesion()) - 1e-4
+    figure = plot_saliency(np.zeros_like(saliency), saliency[None], np.eye(4), scale=1)
+    assert crosshair(figure.axes[2]) == (8.5, 14.5)
+    assert min(opacities(figure)) > 0
+    flat = [plot_saliency(each[8], each[8:9], np.eye(4), scale=1) for each in (saliency, -saliency, 0 * saliency)]
+    assert [each.axes[0].get_title() for each in flat] == ["strongest at voxel (14, 12)", "peak at voxel (14, 12)", ""]
+
+
+@pytest.mark.parametrize(("factor", "extend"), [(0.5, "neither"), (2, "max"), (-2, "min")])
+def test_a_map_beyond_the_scale_ends_the_bar_in_a_point(factor: float, extend: str) -> None:
+    figure = plot_saliency(np.zeros((24, 24, 24)), factor * a_lesion()[None], np.eye(4), scale=1)
+    assert figure.axes[2].images[1].colorbar.extend == extend
+
+
+def test_a_volume_of_one_slice_has_a_closed_outline() -> None:
+    label = np.zeros((6, 8, 1))
+    label[2:4, 3:6] = 1
+    figure = plot_saliency(np.zeros((6, 8, 1)), label[None], np.eye(4), label=label)
+    FigureCanvasAgg(figure).draw()
+    outlines = [each for ax in figure.axes for each in ax.collections if isinstance(each, ContourSet)]
+    boxes = [path.get_extents().extents.tolist() for each in outlines for path in each.get_paths()]
+    assert boxes == [[3, 0, 6, 1], [2, 0, 4, 1], [2, 3, 4, 6]]
+
+
+@pytest.mark.parametrize("scale", [0, -1, float("nan"), "1", [1, 2]])
+def test_a_wrong_scale_is_named(scale: Any) -> None:
+    with pytest.raises(ValueError, match=r"`scale` must be .*above 0, got"):
+        plot_saliency(np.zeros((4, 4)), np.zeros((1, 4, 4)), np.eye(4), scale=scale)
+
+
+def test_a_standard_error_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`standard_error` must have the maps' shape \(1, 4, 4\), got \(1, 4, 5\)"):
+        plot_saliency(np.zeros((4, 4)), np.zeros((1, 4, 4)), np.eye(4), standard_error=np.zeros((1, 4, 5)))

@@ -1,0 +1,342 @@
+"""How far to trust the map of a case: the figures that ``--trust true`` adds to its row of ``summary.csv``.
+
+:mod:`monai_saliency.handlers.trust_page` makes one page of the rows of a cohort.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from monai.data import MetaTensor
+from monai.transforms import ResampleToMatch
+
+from monai_saliency.cases import Case
+from monai_saliency.fills.base import CaseFill
+from monai_saliency.fills.blur import BlurFill
+from monai_saliency.fills.constant import MeanFill
+from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.metrics.control_maps import controls
+from monai_saliency.metrics.detector import AUPRC
+from monai_saliency.metrics.mass import Leakage, MassInLabel
+from monai_saliency.metrics.peak import peak_voxel
+from monai_saliency.metrics.perturbation_curve import Deletion, Insertion
+from monai_saliency.metrics.pointing import Pointing
+from monai_saliency.metrics.randomisation import randomised, resemblance
+from monai_saliency.metrics.repeatability import RankAgreement, Repeatability
+from monai_saliency.networks.identity import network_fingerprint, network_parts, scores_key
+from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
+from monai_saliency.storage.formats import load_image
+from monai_saliency.storage.tables import TRUST_COLUMNS
+from monai_saliency.targets.base import BoundTarget, Target
+from monai_saliency.utils.arguments import flag, whole_number
+from monai_saliency.utils.profiling import stage
+from monai_saliency.utils.tensors import plain
+
+__all__ = ["Trust", "Trusted", "label_on_grid"]
+
+logger = logging.getLogger(__name__)
+
+_LONGEST = 300  # characters of a problem in the table
+
+
+@dataclass(frozen=True)
+class Trusted:
+    """An explained case whose map is measured.
+
+    Attributes:
+        explanation: its map and scores.
+        inferer: what made them.
+        network: any callable on images. The randomised network needs a module.
+        image: ``(C, *spatial)``, unperturbed, as the network got it.
+        case: its name, label map of regions, voxel sizes and file.
+        label: reads the label map ``(1, *spatial)`` on the image's grid, whose voxels that are not 0 are what should be
+            found; None where the case has none.
+        network_id: a name for the network where it is not a module.
+    """
+
+    explanation: Explanation
+    inferer: PerturbationInferer
+    network: Callable[..., Any]
+    image: torch.Tensor
+    case: Case
+    label: Callable[[], torch.Tensor] | None = None
+    network_id: str | None = None
+
+
+class Trust:
+    """Measures how far to trust maps: consistency, plausibility and fidelity, beside controls.
+
+    Let N be the forwards of a map. Its figures cost N for another seed (methods with one), N for another fill, N for
+    the randomised network, and ``10 * (steps + 1)`` for each of the case's maps, for insertion and deletion of the map
+    and its four controls. All go through the inferer that made the map, with its remembered patches.
+
+    What is explained is frozen: the other maps show the same class, region or boxes as the map that they are compared
+    with, whatever the randomised network would predict.
+
+    Example::
+
+        handler = SaliencyHandler(inferer, network, save, Summary("out/summary.csv"), trust=Trust())
+
+    Args:
+        steps: perturbed images of each insertion and deletion curve, at least 1.
+        seed: of the randomised network, of the other masks (the next one, if the map has this one) and of the random
+            control.
+
+    Raises:
+        ValueError: when an argument is out of its range.
+    """
+
+    def __init__(self, steps: int = 20, seed: int = 1) -> None:
+        self.steps = whole_number("steps", steps, 1)
+        self.seed = whole_number("seed", seed, 0)
+        self._randomised: tuple[str, torch.nn.Module] | None = None
+
+    @staticmethod
+    def when(wanted: bool | str, steps: int = 20) -> Trust | None:
+        """For configs: measures maps with ``steps``, or None where it is not wanted.
+
+        Raises:
+            ValueError: when ``wanted`` is not a truth value.
+        """
+        return Trust(steps) if flag("trust", wanted) else None
+
+    def mark(self, case: Trusted) -> str:
+        """Sixteen hexadecimal digits of all that decides a case's figures; empty where something cannot be identified.
+
+        Figures with this mark, such as those that a stopped run has left in the table, need not be measured again.
+        """
+        try:
+            network = network_fingerprint(case.network, case.network_id)
+            parts = {} if case.network_id else network_parts(case.network)
+            if network is None or None in parts.values():
+                return ""
+            inferer = case.inferer
+            settings = [fingerprint(each) for each in [*inferer.deciding, inferer.estimator, parts]]
+            label = None if case.label is None else plain(case.label()).cpu()
+            image = replace(case.case, image=case.image)
+            key = scores_key(network, settings, image, isinstance(inferer.fill, CaseFill))
+            return fingerprint([key, label, self.steps, self.seed])[:16]
+        except Unfingerprintable:
+            return ""
+        except Exception as error:  # of the label, which the figures report
+            logger.info("case %s: its figures of trust have no mark: %s", case.case.name, error)
+            return ""
+
+    def figures(self, case: Trusted, mark: str = "") -> list[dict[str, Any]]:
+        """The figures of each map of a case.
+
+        A figure that cannot be measured is missing, and ``trust_problem`` says why.
+
+        Args:
+            case: the explained case.
+            mark: its :meth:`mark`, for the table.
+
+        Returns:
+            for each map a dictionary with keys of :data:`~monai_saliency.storage.tables.TRUST_COLUMNS`:
+
+            - ``trust_of``: the mark; ``trust_forwards``: what the case's figures cost, counted as ``forwards``;
+            - ``trust_repeatability``, ``trust_fill_agreement``: the rank correlation with the map of another seed, and
+              of another fill (the blurred image; the mean where that is the map's own);
+            - ``trust_relative_error``: the largest standard error over the range of the map;
+              ``trust_peak_to_error``: the highest value over its standard error;
+            - ``trust_labelled``: whether the label map has any voxel; without a label map it is empty;
+            - ``trust_pointing``, ``trust_mass``, ``trust_leakage``, ``trust_auprc``: against the label. Leakage is that
+              of as many highest voxels as the label has. Behind ``_random``, ``_intensity``, ``_edges``, ``_blurred``
+              and ``_randomised`` the same figure of the controls and of the randomised network's map;
+            - ``trust_insertion``, ``trust_deletion``: areas under the curves, in the score's unit, and the controls';
+            - ``trust_randomised``: the rank correlation with the map of the network at random weights;
+            - ``trust_problem``: what could not be measured, and why.
+        """
+        with torch.no_grad(), stage("trust"):
+            found = _Figures(case, self)
+            found.measure()
+        return found.rows(mark)
+
+    def randomised(self, network: Any) -> torch.nn.Module:
+        """A copy of the network at random weights, which is kept for the next case.
+
+        Raises:
+            ValueError: when the network is not a module, or has no parameters.
+        """
+        known = network_fingerprint(network) if isinstance(network, torch.nn.Module) else None
+        if known is None or self._randomised is None or self._randomised[0] != known:
+            self._randomised = (known or "", randomised(network, self.seed))
+        return self._randomised[1]
+
+
+class _AsExplained(Target):
+    """The target that a case was explained by, as it was bound then, whatever the network says now."""
+
+    def __init__(self, target: Target, bound: BoundTarget) -> None:
+        self.target = target
+        self.bound = bound
+
+    @property
+    def is_additive(self) -> bool:
+        return self.target.is_additive
+
+    @property
+    def is_linear(self) -> bool:
+        return self.target.is_linear
+
+    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
+        return self.bound
+
+
+class _Figures:
+    """The figures of one case, while they are measured."""
+
+    def __init__(self, case: Trusted, trust: Trust) -> None:
+        self.trust = trust
+        self.name, self.network, self.label = case.case.name, case.network, case.label
+        self.maps = plain(case.explanation.saliency)[None]  # (1, K, *spatial)
+        self.image = plain(case.image)[None].to(self.maps.device)
+        # The reference is the case's own by now, and nobody has predicted the other networks' outputs.
+        self.case = replace(case.case, prediction=None, was_given=False)
+        self.explanation = case.explanation
+        target = _AsExplained(case.inferer.target, case.explanation.target)
+        self.inferer = case.inferer.replace(target=target, progress=False, sharing=None)
+        self.forwards = 0
+        self.found: dict[str, Sequence[Any]] = {}
+        self.problems: list[str] = []
+        self._beside: dict[str, torch.Tensor] = {}
+
+    def measure(self) -> None:
+        """Measure all of it, each figure by itself: one that fails leaves the others."""
+        self._try("the standard error", self._errors)
+        self._try("another seed", self._other_seed)
+        self._try("another fill", self._other_fill)
+        self._try("controls", self._controls)
+        for name, metric in (("insertion", Insertion), ("deletion", Deletion)):
+            self._try(name, partial(self._curves, name, metric))
+        self._try("the randomised network", self._other_network)
+        if self.label is not None:
+            self._try("the label", partial(self._plausibility, self.label))
+
+    def rows(self, mark: str) -> list[dict[str, Any]]:
+        """The figures of each map; see :meth:`Trust.figures`."""
+        of_case = {"trust_of": mark, "trust_forwards": self.forwards, "trust_problem": "; ".join(self.problems)}
+        rows = []
+        for number in range(self.maps.shape[1]):
+            own = {f"trust_{name}": _cell(values[number]) for name, values in self.found.items()}
+            found = of_case | own
+            rows.append({name: found[name] for name in TRUST_COLUMNS if name in found})
+        return rows
+
+    def _try(self, name: str, measure: Callable[[], None]) -> None:
+        try:
+            measure()
+        except Exception as error:  # a figure must not cost a map
+            words = " ".join(f"{name}: {error or type(error).__name__}".split())
+            self.problems.append(words[:_LONGEST] + " ..." * (len(words) > _LONGEST))
+            logger.warning("case %s: a figure of trust could not be measured: %s", self.name, words)
+
+    def _again(self, inferer: PerturbationInferer, network: Callable[..., Any]) -> torch.Tensor:
+        """The maps ``(1, K, *spatial)`` of another explanation of the same question."""
+        (explanation,) = inferer.explain(self.image, network, cases=[self.case])
+        self.forwards += explanation.num_forwards
+        return plain(explanation.saliency)[None]
+
+    def _errors(self) -> None:
+        error = self.explanation.standard_error
+        if error is None:
+            return
+        maps, errors = self.maps[0].flatten(1), error.flatten(1)
+        span = maps.amax(1) - maps.amin(1)
+        self.found["relative_error"] = (errors.amax(1) / span).tolist()
+        peaks = [peak_voxel(each.numpy(force=True)) for each in self.maps[0]]
+        pairs = zip(self.maps[0], error, peaks, strict=True)
+        self.found["peak_to_error"] = [float(each[peak] / wrong[peak]) for each, wrong, peak in pairs]
+
+    def _other_seed(self) -> None:
+        for seed in (self.trust.seed, self.trust.seed + 1):
+            try:
+                other = Repeatability(self.inferer, self.network, seed).inferer
+            except ValueError:  # this very seed, or masks without one
+                continue
+            self.found["repeatability"] = _values(RankAgreement().compute(self.maps, self._again(other, self.network)))
+            return
+
+    def _other_fill(self) -> None:
+        fill = MeanFill() if isinstance(self.inferer.fill, BlurFill) else BlurFill()
+        other = self._again(self.inferer.replace(fill=fill), self.network)
+        self.found["fill_agreement"] = _values(RankAgreement().compute(self.maps, other))
+
+    def _other_network(self) -> None:
+        other = self._again(self.inferer, self.trust.randomised(self.network))
+        self.found["randomised"] = resemblance(self.maps[0], other[0]).tolist()
+        self._beside["_randomised"] = other
+
+    def _controls(self) -> None:
+        found = controls(self.image, self.maps, self.trust.seed)
+        self._beside |= {f"_{name}": each for name, each in found.items()}
+
+    def _curves(self, name: str, metric: Callable[..., Insertion | Deletion]) -> None:
+        curve = metric(self.inferer, self.network, self.trust.steps)
+        try:
+            for beside, maps in {"": self.maps, **self._beside}.items():
+                self.found[name + beside] = _values(curve.compute(maps, self.image, [self.case]))
+        finally:
+            self.forwards += curve.num_forwards
+
+    def _plausibility(self, read: Callable[[], torch.Tensor]) -> None:
+        label = plain(read())[None].to(self.maps.device)
+        voxels = int((label != 0).sum())
+        self.found["labelled"] = [voxels > 0] * self.maps.shape[1]
+        if not voxels:
+            return
+        leakage = Leakage(top=voxels / label.numel())
+        metrics = {"pointing": Pointing(), "mass": MassInLabel(), "leakage": leakage, "auprc": AUPRC()}
+        for name, metric in metrics.items():
+            for beside, maps in {"": self.maps, **self._beside}.items():
+                self.found[name + beside] = _values(metric.compute(maps, label))
+
+
+def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch.Tensor] | None:
+    """What reads a case's label map on the grid of its image, by nearest neighbour.
+
+    Args:
+        item: the case's dictionary, with ``label``: the label map's file, or the label map ``(C, *spatial)`` on the
+            image's grid.
+        image_key: the key of the image, a MetaTensor ``(C, *spatial)``.
+
+    Returns:
+        a function that gives ``(1, *spatial)``: 1 where any channel of the label map is neither 0 nor NaN, 0 elsewhere
+        and outside of the label map. It raises what reading the file raises. None where the case has no label map.
+    """
+    label, image = item.get("label"), item[image_key]
+    if isinstance(label, torch.Tensor) and label.ndim == image.ndim and label.shape[1:] == image.shape[1:]:
+        return cache(partial(_inside, plain(label)))
+    if isinstance(label, (str, Path)) and str(label) and isinstance(image, MetaTensor):
+        return cache(partial(_resampled, label, image))
+    return None
+
+
+def _resampled(label: str | Path, image: MetaTensor) -> torch.Tensor:
+    loaded = load_image(image_only=True, ensure_channel_first=True)(label)
+    inside = MetaTensor(_inside(plain(loaded)).float()).copy_meta_from(loaded)
+    return plain(ResampleToMatch(mode="nearest", padding_mode="zeros")(inside, image.cpu()))
+
+
+def _inside(label: torch.Tensor) -> torch.Tensor:
+    return ((label != 0) & (label == label)).any(0, keepdim=True)
+
+
+def _values(values: torch.Tensor) -> list[float]:
+    """Of a batch of one case, ``(1, K)``."""
+    return values[0].tolist()
+
+
+def _cell(value: Any) -> Any:
+    """What the table holds of a figure: nothing where it is not a number."""
+    if isinstance(value, bool):
+        return value
+    return round(value, 6) if math.isfinite(value) else ""

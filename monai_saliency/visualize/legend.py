@@ -1,0 +1,233 @@
+"""What the colours of a map mean: their scale, and what of a map is worth colouring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from monai_saliency.estimators.base import Meaning
+from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.utils.arguments import positive_numbers
+
+__all__ = ["TINY", "TIMES_ERROR", "Legend"]
+
+#: the share of the score's range below which a change is nothing
+TINY = 0.01
+#: how many standard errors a value must reach, so that it is not put down to chance
+TIMES_ERROR = 2
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What the colours of one map mean.
+
+    Attributes:
+        scale: the largest absolute value of the colour bar, in the map's unit.
+        span: the range of the score; None where the map is not in the score's unit, and nothing is known of it.
+        words: what the values are.
+        change: the largest change of the score by any mask; None where it is not known.
+        in_score_unit: whether the map is in the score's unit.
+        signed: whether values below zero have a meaning.
+        note: a further line for the colour bar.
+        noise: how large a value can be by chance (:meth:`~monai_saliency.estimators.base.Estimator.noise`); 0 where it
+            is not known.
+    """
+
+    scale: float
+    span: float | None = None
+    words: str = "saliency (change of the score)"
+    change: float | None = None
+    in_score_unit: bool = True
+    signed: bool = True
+    note: str = ""
+    noise: float = 0.0
+
+    @property
+    def least(self) -> float:
+        """The absolute value below which nothing is coloured: a hundredth of the score's range, or of the scale."""
+        return TINY * min(self.scale, self.span if self.span is not None and self.in_score_unit else self.scale)
+
+    def is_nothing(self, saliency: np.ndarray) -> bool:
+        """Whether no change reaches a hundredth of the score's range.
+
+        Args:
+            saliency: the map ``(*spatial)``. It decides itself where it is in the score's unit; the changes of the
+                score by the masks decide for other maps, which are as large for a score that hardly changes.
+        """
+        change = largest(saliency) if self.in_score_unit else self.change
+        return largest(saliency) == 0 or (change is not None and self.span is not None and change < TINY * self.span)
+
+    @property
+    def matters_together(self) -> bool:
+        """Whether a mask, which may hide much at once, changes the score by a hundredth of its range or more."""
+        return self.change is not None and self.span is not None and self.change >= TINY * self.span
+
+    def floor(self, has_error: bool) -> float:
+        """The absolute value below which nothing is coloured.
+
+        Args:
+            has_error: whether a standard error of each voxel decides too. Without one the map's noise does.
+        """
+        return self.least if has_error else max(self.least, TIMES_ERROR * self.noise)
+
+    def small_print(self, has_error: bool, has_label: bool) -> list[str]:
+        """Lines for the colour bar: what is not coloured, whose scale it is, and what an outline shows.
+
+        Args:
+            has_error: as for :meth:`floor`.
+            has_label: whether the label is outlined.
+        """
+        error = f", or {TIMES_ERROR} standard errors" * has_error
+        lines = [f"not coloured: below {self.floor(has_error):.2g}{error}"]
+        return lines + [self.note] * bool(self.note) + ["outline: the label"] * has_label
+
+    @classmethod
+    def of(cls, explanation: Explanation, scale: float | None = None) -> list[Legend]:
+        """The legend of each map of an explanation.
+
+        The scale depends on nothing but the score and the method, so that all cases of a cohort have one, whichever
+        process draws them and in whatever order, and none is drawn twice: it is the score's range where the target
+        knows it (1 for a probability), times what the method adds up. Where the range is not known, as for logits, the
+        scale is the largest score of the case and its perturbed images, rounded up to 1, 2 or 5 times a power of ten:
+        cohorts of such scores need ``scale`` to be drawn on one.
+
+        Args:
+            explanation: the explanation.
+            scale: the largest absolute value of the colour bar, instead.
+
+        Raises:
+            ValueError: when ``scale`` is not a number above 0.
+        """
+        scale = None if scale is None else _scale(scale)
+        quantity = explanation.target.quantity()
+        estimator = explanation.estimator
+        meaning = Meaning() if estimator is None else estimator.meaning(explanation.masks)
+        words = f"{meaning.words} ({quantity.words})" if meaning.in_score_unit else meaning.words
+        in_unit, is_known = meaning.in_score_unit, quantity.span is not None
+        found = []
+        for change, size, noise in zip(*_figures(explanation), strict=True):
+            span = quantity.span or size
+            own = meaning.largest * (1.0 if not in_unit else span if is_known else rounded_up(span))
+            note = "on this scan's own scale" if in_unit and not is_known and scale is None else ""
+            found.append(
+                cls(scale or own, span, words, change, in_unit, meaning.signed, note=note, noise=noise),
+            )
+        return found
+
+
+def _figures(explanation: Explanation) -> list[list[float]]:
+    """For each map the largest change of the score by any mask, the largest absolute score, and its noise."""
+    repeats = len(explanation.explained) // len(explanation.reference_scores)
+    reference = explanation.reference_scores.double().cpu()
+    scores = torch.cat([reference[None], explanation.scores.double().cpu()])
+    noise = torch.zeros_like(reference) if explanation.noise is None else explanation.noise.double().cpu()
+    found = (scores - reference).abs().amax(dim=0), scores.abs().amax(dim=0), noise.nan_to_num()
+    return [each.repeat_interleave(repeats).tolist() for each in found]
+
+
+def largest(saliency: np.ndarray) -> float:
+    """The largest finite absolute value of a map; 0 where there is none."""
+    finite = np.isfinite(saliency)
+    return max(float(np.max(saliency, where=finite, initial=0)), -float(np.min(saliency, where=finite, initial=0)))
+
+
+def rounded_up(value: float) -> float:
+    """The next of 1, 2 and 5 times a power of ten; 1 for 0.
+
+    Example::
+
+        >>> rounded_up(0.3), rounded_up(7), rounded_up(10)
+        (0.5, 10.0, 10.0)
+    """
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next((step * power for step in (1.0, 2.0, 5.0) if value <= step * power * (1 + 1e-9)), 10 * power)
+
+
+def at_most(value: float) -> str:
+    """A number in words, of two digits and never below the value.
+
+    Example::
+
+        >>> at_most(0.00311), at_most(0.25), at_most(0)
+        ('0.0032', '0.25', '0')
+    """
+    if value <= 0:
+        return "0"
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / step * (1 - 1e-9)) * step:.2g}"
+
+
+def default_legends(
+    maps: Sequence[np.ndarray] | np.ndarray, scale: float | None = None, words: Sequence[str] | None = None
+) -> list[Legend]:
+    """Legends of maps of which nothing more is known.
+
+    Args:
+        maps: K maps ``(*spatial)``.
+        scale: the largest absolute value of the colour bars, and the score's range; by default the largest of all maps.
+        words: what the values of each map are.
+
+    Raises:
+        ValueError: when ``scale`` is not a number above 0.
+    """
+    full = max(map(largest, maps), default=0.0) or 1.0 if scale is None else _scale(scale)
+    return [Legend(full, scale, each) for each in words or [Legend.words] * len(maps)]
+
+
+def verdicts(maps: Sequence[np.ndarray] | np.ndarray, legends: Sequence[Legend], coloured: Sequence[bool]) -> list[str]:
+    """What the title says of maps in which nothing matters, and of maps in which nothing is beyond chance.
+
+    Args:
+        maps: K maps ``(*spatial)``.
+        legends: what their values are.
+        coloured: whether anything in a map is coloured.
+    """
+    nothing = [legend.is_nothing(saliency) for legend, saliency in zip(legends, maps, strict=True)]
+    chance = [not each and not any_ for each, any_ in zip(nothing, coloured, strict=True)]
+    found = []
+    if any(nothing):
+        chosen = [i for i, each in enumerate(nothing) if each]
+        found.append(_rows(nothing) + _nothing_matters([maps[i] for i in chosen], [legends[i] for i in chosen]))
+    if any(chance):
+        found.append(f"{_rows(chance)}nothing stands out from chance")
+    changes = [each.change for each in legends if not each.in_score_unit and each.change is not None]
+    if changes and not all(nothing):  # in the score's unit, which the map is not in
+        found.append(f"masks change the score by up to {at_most(max(changes))}")
+    return found
+
+
+def _nothing_matters(maps: Sequence[np.ndarray], legends: Sequence[Legend]) -> str:
+    """The sentence for maps in which nothing matters, without a full stop."""
+    changes = [legend.change for legend in legends if legend.change is not None]
+    if not legends[0].in_score_unit:
+        is_known = changes and not any(legend.matters_together for legend in legends)
+        return (
+            f"no mask changes the score by more than {at_most(max(changes))}"
+            if is_known
+            else "the map is zero everywhere"
+        )
+    words = f"no part of this scan changes the score by more than {at_most(max(map(largest, maps)))}"
+    if any(legend.matters_together for legend in legends):
+        words += f", though single masks change it by up to {at_most(max(changes))}"
+    return words
+
+
+def _rows(which: Sequence[bool]) -> str:
+    """Which rows of a picture a sentence is about; nothing where it is about all."""
+    if all(which):
+        return ""
+    numbers = [str(i + 1) for i, each in enumerate(which) if each]
+    return f"row{'s' * (len(numbers) > 1)} {', '.join(numbers)}: "
+
+
+def _scale(scale: float) -> float:
+    if isinstance(scale, (list, tuple)):
+        raise ValueError(f"`scale` must be one number above 0, got {scale!r}")
+    positive_numbers("scale", scale)
+    return float(scale)

@@ -1,0 +1,110 @@
+"""The smooth regression against one refitted without each mask, in plain NumPy; its error against other seeds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import monai_saliency as ms
+from monai_saliency.estimators.regression import SmoothRegression
+
+
+def bumps(size: int, length: float) -> np.ndarray:
+    count = math.ceil((size + 2 * length) / length)
+    found = np.zeros((size, count + 1))
+    for voxel in range(size):
+        for bump in range(count + 1):
+            place = (size - 1) / 2 + (bump - count / 2) * length
+            found[voxel, bump] = math.exp(-(((voxel - place) / length) ** 2))
+    return found
+
+
+def ridge(features: np.ndarray, wanted: np.ndarray, strength: float) -> tuple[np.ndarray, float]:
+    """Heights and the constant that is not penalised, from the normal equations of both."""
+    design = np.column_stack([features, np.ones(len(features))])
+    penalty = strength * np.eye(design.shape[1])
+    penalty[-1, -1] = 0
+    solved = np.linalg.solve(design.T @ design + penalty, design.T @ wanted)
+    return solved[:-1], float(solved[-1])
+
+
+def reference(masks: np.ndarray, scores: np.ndarray, cell: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The effect of each voxel, and its jackknife error, by refitting without each mask."""
+    basis = np.ones((1, 1))
+    for size, edge in zip(masks.shape[1:], cell, strict=True):
+        basis = np.kron(basis, bumps(size, max(1.0, 0.7 * edge)))
+    features, n = masks.reshape(len(masks), -1) @ basis, len(scores)
+    wanted = np.array([np.mean([math.tanh(4 * (a - b) / scores.std()) for b in scores]) for a in scores])
+    centred = features - features.mean(axis=0)
+    mean = np.linalg.eigvalsh(centred @ centred.T).clip(0).mean()
+    errors = {}
+    for strength in mean * np.logspace(-3, 2, 31):
+        missed = []
+        for i in range(n):
+            others = np.arange(n) != i
+            heights, constant = ridge(features[others], wanted[others], strength)
+            missed.append(wanted[i] - features[i] @ heights - constant)
+        errors[strength] = np.mean(np.square(missed))
+    best = min(errors, key=errors.__getitem__)
+    heights, _ = ridge(features, wanted, best)
+    explained = centred @ heights
+    slope = np.polyfit(explained, scores, 1)[0]
+    without = [ridge(np.delete(features, i, 0), np.delete(wanted, i), best)[0] for i in range(n)]
+    maps = slope * np.array(without) @ basis.T
+    error = np.sqrt((n - 1) * maps.var(axis=0))
+    return (slope * basis @ heights).reshape(masks.shape[1:]), error.reshape(masks.shape[1:])
+
+
+@pytest.mark.parametrize(("shape", "grid"), [((10, 12), 3), ((6, 5, 7), 2)])
+def test_against_refitting_without_each_mask(shape: tuple[int, ...], grid: int) -> None:
+    bound = ms.RISEMasks(24, grid, seed=4).bind(torch.zeros(1, *shape, dtype=torch.float64))
+    masks = bound.render(range(24))[:, 0].numpy()
+    rng = np.random.default_rng(0)
+    scores = 1 / (1 + np.exp(-masks.reshape(24, -1) @ rng.normal(size=masks[0].size)))
+    cell = tuple(size / grid for size in shape)
+    effects, error = reference(masks, scores, cell)
+    regression = SmoothRegression(bound, range(24), cell)
+    both = torch.from_numpy(np.stack([scores, 5 - 2 * scores], axis=1))
+    found = regression.effects(both).numpy()
+    np.testing.assert_allclose(found[0], effects, rtol=1e-6, atol=1e-9 * np.abs(effects).max())
+    np.testing.assert_allclose(found[1], -2 * found[0], rtol=1e-6, atol=1e-9 * np.abs(effects).max())
+    np.testing.assert_allclose(regression.standard_error(both)[0].numpy(), error, rtol=1e-6)
+
+
+def test_a_linear_network_is_found() -> None:
+    """The sum of the effects is what keeping everything adds, up to the penalty; the place is where the weight lies."""
+    weight = torch.zeros(16, 16, dtype=torch.float64)
+    weight[3:9, 8:13] = 1
+    bound = ms.RISEMasks(400, 4, seed=1).bind(torch.zeros(1, 16, 16, dtype=torch.float64))
+    scores = (bound.render(range(400))[:, 0] * weight).flatten(1).sum(dim=1, keepdim=True)
+    effects = SmoothRegression(bound, range(400), (4, 4)).effects(scores)[0]
+    assert float(effects.sum()) == pytest.approx(30, rel=0.15)
+    assert float(effects[weight > 0].mean()) > 10 * float(effects[weight == 0].abs().mean())
+
+
+def test_scores_that_say_nothing() -> None:
+    bound = ms.RISEMasks(20, 3).bind(torch.zeros(1, 9, 9))
+    regression = SmoothRegression(bound, range(20), (3, 3))
+    for scores in (torch.full((20, 1), 70.1), torch.zeros(20, 1)):
+        assert not regression.effects(scores).any()
+        assert not regression.standard_error(scores).any()
+    two = SmoothRegression(bound, range(2), (3, 3))
+    assert not two.effects(torch.tensor([[1.0], [2.0]])).any()
+
+
+def test_the_standard_error_is_calibrated() -> None:
+    """The nominal 95 % interval holds the long-run value in 90 to 98 % of voxels and seeds, of 200 seeds."""
+    effects, errors = [], []
+    for seed in range(200):
+        bound = ms.RISEMasks(100, 4, seed=seed).bind(torch.zeros(1, 16, 16))
+        masks = bound.render(range(100))[:, 0].double()
+        scores = torch.sigmoid(10 * (masks[:, 5:9, 4:8].mean((1, 2)) + masks[:, 10:13, 9:13].mean((1, 2)) / 2 - 0.8))
+        regression = SmoothRegression(bound, range(100), (4, 4))
+        effects.append(regression.effects(scores[:, None])[0])
+        errors.append(regression.standard_error(scores[:, None])[0])
+    found, error = torch.stack(effects), torch.stack(errors)
+    covered = ((found - found.mean(dim=0)).abs() <= 1.96 * error).double().mean()
+    assert 0.90 <= float(covered) <= 0.98

@@ -1,0 +1,333 @@
+"""The figures of trust of one case, beside the metrics called by hand."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.scans import LPS
+from monai.data import MetaTensor
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, Spacingd
+
+import monai_saliency as ms
+from monai_saliency import metrics
+from monai_saliency.cases import Case
+from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
+from monai_saliency.storage.tables import TRUST_COLUMNS
+
+STEPS = 4
+CONTROLS = ("random", "intensity", "edges", "blurred")
+
+
+def a_network(dims: int = 2, outputs: int = 2) -> torch.nn.Module:
+    conv: Any = torch.nn.Conv2d if dims == 2 else torch.nn.Conv3d
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return torch.nn.Sequential(
+            conv(1, 3, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(3 * 6**dims, outputs)
+        ).eval()
+
+
+def an_image(dims: int = 2) -> torch.Tensor:
+    return torch.rand(1, *[8] * dims, generator=torch.Generator().manual_seed(0))
+
+
+def a_label(dims: int = 2) -> torch.Tensor:
+    label = torch.zeros(1, *[8] * dims)
+    label[(0, *[slice(2, 5)] * dims)] = 3
+    return label
+
+
+def explained(inferer: Any, network: Any, image: torch.Tensor, label: Any = None, **given: Any) -> Trusted:
+    case = Case("ct_1")
+    (explanation,) = inferer.explain(image[None], network, cases=[case])
+    return Trusted(explanation, inferer, network, image, case, None if label is None else (lambda: label), **given)
+
+
+def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    return [row[f"trust_{name}"] for row in rows]
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_figures_are_those_of_the_metrics(dims: int) -> None:
+    """Two maps of one case, by RISE, which has a seed and a standard error."""
+    network, image, label = a_network(dims), an_image(dims), a_label(dims)
+    inferer = ms.rise(40, 3, target=ms.ClassScore([0, 1], "none"), mask_batch_size=8)
+    case = explained(inferer, network, image, label)
+    rows = Trust(STEPS).figures(case, "m")
+    maps, images, labels = case.explanation.saliency[None], image[None], label[None]
+    expected: dict[str, Any] = {
+        "repeatability": metrics.Repeatability(inferer, network, seed=1).compute(maps, images),
+        "fill_agreement": metrics.FillAgreement(inferer, network, [ms.BlurFill()]).compute(maps, images),
+        "randomised": metrics.ParameterRandomisation(inferer, network, seed=1).compute(maps, images),
+    }
+    beside = {"": maps, **{f"_{name}": each for name, each in metrics.controls(images, maps, seed=1).items()}}
+    assert list(beside) == ["", *(f"_{name}" for name in CONTROLS)]
+    share = 3**dims / 8**dims
+    for name, each in beside.items():
+        expected |= {
+            f"pointing{name}": metrics.Pointing().compute(each, labels),
+            f"mass{name}": metrics.MassInLabel().compute(each, labels),
+            f"leakage{name}": metrics.Leakage(top=share).compute(each, labels),
+            f"auprc{name}": metrics.AUPRC().compute(each, labels),
+            f"insertion{name}": metrics.Insertion(inferer, network, STEPS).compute(each, images),
+            f"deletion{name}": metrics.Deletion(inferer, network, STEPS).compute(each, images),
+        }
+    for name, values in expected.items():
+        np.testing.assert_allclose(column(rows, name), values[0], rtol=0, atol=1e-6, err_msg=name)
+    error = case.explanation.standard_error
+    assert error is not None
+    span = maps[0].flatten(1).amax(1) - maps[0].flatten(1).amin(1)
+    np.testing.assert_allclose(column(rows, "relative_error"), error.flatten(1).amax(1) / span, rtol=1e-4)
+    tops = [each.flatten().argmax() for each in maps[0]]
+    ratios = [each.flatten()[top] / wrong.flatten()[top] for each, wrong, top in zip(maps[0], error, tops, strict=True)]
+    np.testing.assert_allclose(column(rows, "peak_to_error"), ratios, rtol=1e-4)
+    assert column(rows, "labelled") == [True, True]
+    assert column(rows, "problem") == ["", ""]
+    assert column(rows, "of") == ["m", "m"]
+    for row in rows:
+        assert tuple(row) == tuple(name for name in TRUST_COLUMNS if name in row)
+        assert set(row) == set(TRUST_COLUMNS)
+    assert rows[0] != rows[1]
+
+
+def test_what_it_costs_is_what_the_docs_say() -> None:
+    """N for another seed, N for another fill, N for the randomised network, 10 * (steps + 1) for each map."""
+    target = ms.ClassScore([0, 1], "none")
+    random = explained(ms.rise(40, 3, target=target), a_network(), an_image())
+    assert column(Trust(STEPS).figures(random), "forwards") == [3 * 41 + 2 * 10 * (STEPS + 1)] * 2
+    windows = explained(ms.sliding_window(4, 2, target=target), a_network(), an_image())
+    found = Trust(STEPS).figures(windows)
+    curves = column(found, "forwards")[0] - 2 * windows.explanation.num_forwards
+    assert 2 * 10 * STEPS < curves <= 2 * 10 * (STEPS + 2)  # voxels of equal value go at once, which moves the steps
+    # Nothing is left to chance, and no label is known.
+    assert not {"trust_repeatability", "trust_relative_error", "trust_labelled", "trust_auprc"} & found[0].keys()
+
+
+def test_the_network_and_the_inferer_stay_as_they_are() -> None:
+    network, image = a_network(), an_image()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    inferer = ms.rise(20, 3, target=ms.ClassScore([1], "none"))
+    case, state = explained(inferer, network, image), torch.random.get_rng_state()
+    map_before = case.explanation.saliency.clone()
+    Trust(STEPS).figures(case)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert torch.equal(case.explanation.saliency, map_before)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert inferer.masks.seed == 0  # type: ignore[attr-defined]
+
+
+def test_another_seed_than_that_of_the_map() -> None:
+    network, image = a_network(), an_image()
+    inferer = ms.rise(20, 3, seed=1, target=ms.ClassScore([1], "none"))
+    (row,) = Trust(STEPS, seed=1).figures(explained(inferer, network, image))
+    expected = metrics.Repeatability(inferer, network, seed=2).compute(inferer(image[None], network), image[None])
+    assert row["trust_repeatability"] == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_the_randomised_network_is_asked_the_same_question() -> None:
+    """It would predict another class, and its map of that class says nothing."""
+    network, image = a_network(), an_image()
+    other = metrics.ParameterRandomisation(ms.sliding_window(4, 2, target=ms.ClassScore([0], "none")), network, seed=1)
+    predicted = int(network(image[None]).argmax())
+    with torch.no_grad():
+        other.randomised[-1].bias[1 - predicted] += 100
+    trust = Trust(STEPS)
+    trust.randomised = lambda _: other.randomised  # type: ignore[method-assign]
+    assert int(other.randomised(image[None]).argmax()) != predicted
+    inferer = ms.sliding_window(4, 2, target=ms.ClassScore("predicted", "none"))
+    (row,) = trust.figures(explained(inferer, network, image))
+    same = inferer.replace(target=ms.ClassScore([predicted], "none"))
+    maps = [same(image[None], each)[0].flatten(1) for each in (network, other.randomised)]
+    expected = metrics.rank_correlation(*maps)
+    assert row["trust_randomised"] == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_a_regions_target_of_a_segmentation() -> None:
+    """The randomised network finds no region of the channel, and is still compared."""
+    image = an_image()
+    network = torch.nn.Conv2d(1, 2, 3, padding=1).eval()
+    with torch.no_grad():
+        network.weight.zero_()
+        network.weight[1, 0, 1, 1] = 4
+        network.bias.copy_(torch.tensor([0.0, -2.0]))
+    inferer = ms.sliding_window(2, 2, target=ms.RegionScore(1, "softmax"))
+    (row,) = Trust(STEPS).figures(explained(inferer, network, image, a_label()))
+    assert row["trust_problem"] == ""
+    assert -1 <= row["trust_randomised"] <= 1
+    assert 0 <= row["trust_insertion"] <= 1
+
+
+def test_a_figure_that_fails_leaves_the_others() -> None:
+    """No module has no random weights; a label of another shape fails by itself."""
+    network, image = a_network(), an_image()
+    inferer = ms.sliding_window(4, 2, target=ms.ClassScore([1], "none"))
+    case = explained(inferer, lambda x: network(x), image, torch.ones(1, 3, 3))
+    (row,) = Trust(STEPS).figures(case)
+    assert "the randomised network: `network` must be a module" in row["trust_problem"]
+    assert "the label: `y` must be label maps" in row["trust_problem"]
+    assert "trust_randomised" not in row
+    assert isinstance(row["trust_insertion"], float)
+    good = Trust(STEPS).figures(explained(inferer, network, image))[0]
+    assert row["trust_insertion"] == good["trust_insertion"]
+
+
+def test_a_scan_with_nan_has_no_controls() -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2)).eval()
+    image = an_image()
+    inferer = ms.sliding_window(4, 2, target=ms.ClassScore([1], "none"))
+    case = explained(inferer, network, image, a_label())
+    (row,) = Trust(STEPS).figures(replace(case, image=torch.full_like(image, torch.nan)))
+    assert "controls: `images` must be finite" in row["trust_problem"]
+    assert isinstance(row["trust_auprc"], float)
+    assert "trust_auprc_intensity" not in row
+
+
+def test_a_long_reason_is_cut() -> None:
+    def fail() -> torch.Tensor:
+        raise ValueError("word\n" * 500)
+
+    inferer = ms.sliding_window(4, 2, target=ms.ClassScore([1], "none"))
+    case = replace(explained(inferer, a_network(), an_image()), label=fail)
+    (row,) = Trust(STEPS).figures(case)
+    assert row["trust_problem"].startswith("the label: word word")
+    assert len(row["trust_problem"]) < 350
+
+
+def test_an_empty_label_says_only_that_it_is_empty() -> None:
+    inferer = ms.sliding_window(4, 2, target=ms.ClassScore([1], "none"))
+    (row,) = Trust(STEPS).figures(explained(inferer, a_network(), an_image(), torch.zeros(1, 8, 8)))
+    assert row["trust_labelled"] is False
+    assert "trust_auprc" not in row
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("hierarchical_occlusion", {"window_size": 4, "levels": 3, "keep": 0.2}),
+        ("focused_rise", {"num_masks": 12, "grid_size": 2, "window_size": 4, "levels": 2}),
+        ("region_occlusion", {"num_supervoxels": 5}),
+        ("shapley", {"num_supervoxels": 4}),
+        ("channel_occlusion", {}),
+        ("hsic", {"num_masks": 20, "grid_size": 3}),
+        ("sobol", {"grid_size": 2, "num_designs": 8}),
+        ("minimal_region", {"window_size": 4}),
+        ("rise", {"num_masks": 20, "grid_size": 3, "per_channel": True}),
+        ("rise", {"num_masks": 10, "grid_size": 3, "until": 0.5, "budget": 40}),
+    ],
+)
+def test_every_method_has_figures(method: str, settings: dict[str, Any]) -> None:
+    """Whatever its estimator, masks in rounds, or a map for each channel."""
+    function: Callable[..., Any] = getattr(ms, method)
+    known = inspect.signature(function).parameters
+    given = {name: value for name, value in settings.items() if name in known}
+    inferer = function(**given, target=ms.ClassScore([1], "none"))
+    case = explained(inferer, a_network(), an_image(), a_label())
+    rows = Trust(STEPS).figures(case)
+    assert len(rows) == len(case.explanation.saliency)
+    for row in rows:
+        assert row["trust_problem"] == ""
+        assert isinstance(row["trust_insertion"], float)
+        assert isinstance(row["trust_auprc"], float)
+
+
+class TestMark:
+    def case(self, **changes: Any) -> Trusted:
+        inferer = ms.rise(20, 3, seed=changes.pop("seed", 0), target=ms.ClassScore([1], "none"))
+        case = explained(inferer, changes.pop("network", a_network()), changes.pop("image", an_image()), a_label())
+        return replace(case, **changes)
+
+    def test_equal_for_the_same_question_only(self) -> None:
+        mark = Trust().mark(self.case())
+        assert len(mark) == 16
+        assert mark == Trust().mark(self.case())
+        other = a_network()
+        with torch.no_grad():
+            other[-1].bias[0] += 1  # type: ignore[operator]
+        changed = [
+            Trust(10).mark(self.case()),
+            Trust(seed=2).mark(self.case()),
+            Trust().mark(self.case(seed=1)),
+            Trust().mark(self.case(network=other)),
+            Trust().mark(self.case(image=an_image() * 2)),
+            Trust().mark(self.case(label=lambda: a_label() * 0)),
+            Trust().mark(self.case(label=None)),
+        ]
+        assert len({mark, *changed}) == len(changed) + 1
+
+    def test_none_where_something_is_not_known(self) -> None:
+        def fail() -> torch.Tensor:
+            raise ValueError("no such file")
+
+        assert Trust().mark(self.case(network=lambda x: a_network()(x))) == ""
+        assert Trust().mark(self.case(label=fail)) == ""
+
+
+class TestRandomised:
+    def test_the_copy_is_kept_as_long_as_the_weights_are_the_same(self) -> None:
+        trust, network = Trust(), a_network()
+        first = trust.randomised(network)
+        assert trust.randomised(network) is first
+        with torch.no_grad():
+            network[-1].bias[0] += 1
+        assert trust.randomised(network) is not first
+
+
+class TestLabel:
+    def test_on_the_grid_of_a_turned_and_resampled_image(self, tmp_path: Path) -> None:
+        """A label on a grid of its own: the voxels whose centres lie in its box of scanner mm."""
+        nib.save(
+            nib.Nifti1Image(np.random.default_rng(0).random((16, 14, 10)).astype(np.float32), LPS), tmp_path / "i.nii"
+        )
+        affine = np.diag([1.0, 1.0, 1.0, 1.0])
+        affine[:3, 3] = (-25, -22, -1)
+        voxels = np.zeros((26, 24, 30), np.uint8)
+        voxels[5:15, 6:16, 8:20] = 2
+        nib.save(nib.Nifti1Image(voxels, affine), tmp_path / "l.nii")
+        steps = [
+            LoadImaged("image"),
+            EnsureChannelFirstd("image"),
+            Orientationd("image", axcodes="RAS", labels=None),
+            Spacingd("image", (2.0, 2.0, 2.0)),
+        ]
+        item = Compose(steps)({"image": str(tmp_path / "i.nii"), "label": str(tmp_path / "l.nii")})
+        read = label_on_grid(item, "image")
+        assert read is not None
+        image = item["image"]
+        indices = np.indices(image.shape[1:]).reshape(3, -1)
+        mm = nib.affines.apply_affine(image.affine.numpy(), indices.T)
+        low, high = np.array([5, 6, 8]) + affine[:3, 3] - 0.5, np.array([14, 15, 19]) + affine[:3, 3] + 0.5
+        expected = ((mm > low) & (mm < high)).all(1).reshape(image.shape[1:])
+        edge = (np.isclose(mm, low) | np.isclose(mm, high)).any(1).reshape(image.shape[1:])
+        found = read()[0].numpy() != 0
+        assert expected.any()
+        np.testing.assert_array_equal(found[~edge], expected[~edge])
+
+    def test_tensors_and_cases_without_one(self) -> None:
+        image = MetaTensor(torch.zeros(2, 4, 4))
+        label = torch.zeros(2, 4, 4)
+        label[0, 0, 0], label[1, 1, 1], label[1, 2, 2] = 1, 7, torch.nan
+        read = label_on_grid({"image": image, "label": label}, "image")
+        assert read is not None
+        assert read().nonzero().tolist() == [[0, 0, 0], [0, 1, 1]]
+        for other in (None, "", 3, torch.tensor(3), torch.zeros(1, 5, 5)):
+            assert label_on_grid({"image": image, "label": other}, "image") is None
+
+
+def test_wanted_or_not() -> None:
+    assert Trust.when(False) is None
+    assert Trust.when("false") is None
+    wanted = Trust.when("true", 7)
+    assert wanted is not None
+    assert wanted.steps == 7
+    with pytest.raises(ValueError, match=r"`trust` must be True or False, got 'yes'"):
+        Trust.when("yes")
+    with pytest.raises(ValueError, match="`steps` must be"):
+        Trust(0)

@@ -1,0 +1,243 @@
+"""The page ``trust.md``, of rows that are made up, so that every figure on it can be computed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monai_saliency.handlers.trust_page import Verdict, trust_page, verdict, write_trust_page
+from monai_saliency.storage.tables import SUMMARY_COLUMNS, TRUST_COLUMNS, CaseTable
+
+HEADINGS = ["Consistency", "Plausibility", "Fidelity", "Usefulness"]
+CONTROLS = ("random", "intensity", "edges", "blurred")
+
+
+def a_row(case: str, **figures: Any) -> dict[str, Any]:
+    """A lesion that is found, by a map that no control equals."""
+    row: dict[str, Any] = dict.fromkeys((*SUMMARY_COLUMNS, *TRUST_COLUMNS), "")
+    row |= {"case": case, "class": 1, "prediction": 1, "forwards": 100, "predictions": 100.0, "noise": 0.01}
+    row |= {"peak_saliency": 0.5, "lowest_saliency": -0.1, "peak_in_label": True, "settings": "a"}
+    row |= {"score": 0.9, "seconds": 1.0, "trust_forwards": 510, "trust_labelled": True}
+    row |= {"trust_repeatability": 0.8, "trust_relative_error": 0.05, "trust_peak_to_error": 20.0}
+    for name, own, others in (("pointing", 1, 0), ("mass", 0.6, 0.1), ("leakage", 0.2, 0.9), ("auprc", 0.8, 0.3)):
+        row |= {f"trust_{name}": own} | {f"trust_{name}_{each}": others for each in (*CONTROLS, "randomised")}
+    row |= {"trust_insertion": 0.9, "trust_deletion": 0.2, "trust_randomised": 0.1}
+    for each in CONTROLS:
+        row |= {f"trust_insertion_{each}": 0.5, f"trust_deletion_{each}": 0.5}
+    return row | figures
+
+
+def lines_with(page: str, words: str) -> list[str]:
+    return [line for line in page.splitlines() if words in line]
+
+
+def cells(page: str, metric: str) -> list[str]:
+    (line,) = (line for line in page.splitlines() if line.startswith(f"| {metric} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_four_headings_in_their_order() -> None:
+    page = trust_page([a_row("a")])
+    assert [line.removeprefix("## ") for line in lines_with(page, "## ")] == HEADINGS
+    assert "passes: the map depends on what was learned" in page
+
+
+def test_no_page_without_figures() -> None:
+    assert trust_page([]) == ""
+    assert trust_page([dict.fromkeys(SUMMARY_COLUMNS, "")]) == ""
+
+
+def test_means_over_cases_and_marks_by_hand() -> None:
+    rows = [a_row("a", trust_auprc=0.9, trust_auprc_intensity=0.7), a_row("b", trust_auprc=0.5)]
+    page = trust_page(rows)
+    assert cells(page, "AUPRC") == ["AUPRC", "higher", "0.7", "0.3", "0.5", "0.3", "0.3", "0.3", ""]
+    assert "What no control reaches: peak strictly inside, mass in the label, leakage, AUPRC." in page
+    rows[1] |= {"trust_auprc_intensity": 0.7}  # mean 0.7, as the maps
+    page = trust_page(rows)
+    assert cells(page, "AUPRC")[-1] == "**intensity alone reaches this.**"
+    assert "What no control reaches: peak strictly inside, mass in the label, leakage." in page
+
+
+def test_lower_is_better_for_leakage_and_deletion() -> None:
+    page = trust_page([a_row("a", trust_leakage_edges=0.1, trust_deletion_blurred=0.2, trust_deletion_random=0.21)])
+    assert cells(page, "leakage")[-1] == "**edges alone reaches this.**"
+    assert cells(page, "deletion AUC")[-1] == "**a blurred copy of the map reaches this.**"
+    assert "What no control reaches: insertion AUC." in page
+
+
+def test_the_randomised_network_is_marked_like_a_control() -> None:
+    page = trust_page([a_row("a", trust_pointing_randomised=1)])
+    assert cells(page, "peak strictly inside")[-1] == "**the network at random weights reaches this.**"
+
+
+def test_a_metric_without_its_controls_is_no_praise() -> None:
+    missing = {f"trust_auprc_{each}": "" for each in CONTROLS}
+    page = trust_page([a_row("a", **missing)])
+    assert cells(page, "AUPRC")[2:7] == ["0.8", "", "", "", ""]
+    assert "AUPRC" not in lines_with(page, "What no control reaches")[0]
+
+
+def test_a_control_counts_only_over_the_same_maps() -> None:
+    """Where one case lacks a control, its mean would be over other cases."""
+    page = trust_page([a_row("a"), a_row("b", trust_auprc_random="")])
+    assert cells(page, "AUPRC")[3:5] == ["", "0.3"]
+
+
+def test_cases_without_label() -> None:
+    healthy = {
+        name: "" for name in TRUST_COLUMNS if any(each in name for each in ("pointing", "mass", "leak", "auprc"))
+    }
+    page = trust_page([a_row("a", **healthy, trust_labelled=False, prediction=0), a_row("b")])
+    assert "1 map of 1 case with a label" in page
+    assert "2 of 2 predictions are right" in page
+    page = trust_page([a_row("a", **healthy, trust_labelled="")])
+    assert "No case has a label map with voxels in it" in page
+    assert "Whether predictions are right is not known" in page
+
+
+def test_usefulness_by_hand() -> None:
+    rows = [
+        a_row("a"),
+        a_row("b", peak_in_label=False),
+        a_row("c", prediction=0, peak_in_label=False, forwards=300, trust_peak_to_error=1.5),
+        a_row("d", prediction=0, trust_labelled=False, peak_in_label="", peak_saliency=0.01, lowest_saliency=-0.02),
+    ]
+    page = trust_page(rows)
+    assert "- 1 of 4 maps are noise" in page
+    assert "- 3 of 4 maps with a standard error have a peak above 2 times" in page
+    assert "- 3 of 4 predictions are right" in page
+    assert "- Where the prediction is right: 1 of 2 peaks lie in the label." in page
+    assert "- Where the prediction is wrong: 0 of 1 peaks lie in the label." in page
+    assert "- A case costs 100 forwards (100 predictions of the whole image), its figures of trust 510" in page
+    assert "needs readers" in page
+
+
+def test_a_case_with_several_maps_counts_once() -> None:
+    rows = [a_row("a"), a_row("a", **{"class": 0}), a_row("b", forwards=300, predictions=300.0)]
+    page = trust_page(rows)
+    assert "Made of the 2 cases (3 maps)" in page
+    assert "2 of 2 predictions are right" in page
+    assert "A case costs 200 forwards" in page
+
+
+def test_maps_of_several_classes_are_not_mixed() -> None:
+    """Deletion of one class may be praised where that of the other is not."""
+    other = a_row("a", **{"class": 0, "trust_deletion_intensity": 0.1})
+    page = trust_page([a_row("a"), other])
+    assert "### Maps of class 0 (1)" in page
+    assert "What no control reaches for maps of class 0: insertion AUC." in page
+    assert "What no control reaches for maps of class 1: insertion AUC, deletion AUC." in page
+
+
+def test_consistency_by_hand() -> None:
+    rows = [a_row(case, trust_repeatability=value) for case, value in (("a", 0.2), ("b", 0.9), ("c", 0.6))]
+    page = trust_page(rows)
+    name = "rank correlation with the map of another seed"
+    assert cells(page, name) == [name, "0.6", "0.2", "0.9", "3"]
+    assert cells(page, "rank correlation with the map of another fill")[1:] == ["not measured", "", "", "0"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "passes", "words"),
+    [
+        ({}, True, "passes: the map depends on what was learned"),
+        ({"trust_randomised": 0.5}, False, "fails: the network at random weights gives much the same map"),
+        ({"trust_randomised": -0.7}, False, "rank correlation 0.7"),  # upside down, it is the same structure
+        ({"trust_auprc_randomised": 0.41}, False, "fails: it finds the label without having learned anything"),
+        ({"trust_auprc_randomised": 0.4}, True, "passes"),
+        ({"trust_auprc": "", "trust_auprc_randomised": ""}, True, "passes"),
+        ({"trust_randomised": ""}, None, "not known"),
+    ],
+)
+def test_verdict_by_its_rule(figures: dict[str, Any], passes: bool | None, words: str) -> None:
+    found = verdict([a_row("a", **figures)])
+    assert isinstance(found, Verdict)
+    assert found.passes is passes
+    assert words in found.words
+    assert f"**Randomised network: {found.words}.**" in trust_page([a_row("a", **figures)])
+
+
+def test_the_network_at_random_weights_fails_where_the_maps_pass() -> None:
+    page = trust_page([a_row("a", trust_auprc_randomised=0.04)])
+    assert "The network at random weights fails to find the label: AUPRC 0.04, the maps' own 0.8." in page
+    page = trust_page([a_row("a", trust_auprc_randomised=0.5)])
+    assert "The network at random weights does not fail to find the label: AUPRC 0.5, the maps' own 0.8." in page
+
+
+def test_verdict_is_of_the_median() -> None:
+    rows = [a_row(str(i), trust_randomised=value) for i, value in enumerate((0.1, 0.2, 0.9))]
+    assert verdict(rows).passes
+    assert not verdict([*rows, a_row("d", trust_randomised=0.95)]).passes  # (0.2 + 0.9) / 2
+
+
+def test_problems_are_counted_with_their_reasons() -> None:
+    problem = "insertion: out of memory"
+    rows = [a_row("a", trust_problem=problem), a_row("b", trust_problem=problem), a_row("c"), a_row("d")]
+    rows[3]["trust_problem"] = "the label: it is empty"
+    page = trust_page(rows)
+    assert "Figures of 3 cases of 4 could not be measured:" in page
+    assert "- 2 cases (the first is a): insertion: out of memory" in page
+    assert "- 1 case (the first is d): the label: it is empty" in page
+
+
+def test_rows_of_other_runs_are_named() -> None:
+    without = dict.fromkeys(SUMMARY_COLUMNS, "") | {"case": "z"}
+    page = trust_page([a_row("a"), a_row("b", settings="b"), without])
+    assert "1 case of the table has none." in page
+    assert "**The maps were made with 2 different settings**" in page
+
+
+class TestFile:
+    def test_from_the_table_alone(self, tmp_path: Path) -> None:
+        """A page of what is read back is that of the rows: text instead of numbers changes nothing."""
+        table = CaseTable(tmp_path / "summary.csv")
+        rows = [a_row("a"), a_row("b", trust_pointing=0, trust_problem="insertion: =1")]
+        table.add(rows)
+        write_trust_page(table)
+        page = (tmp_path / "trust.md").read_text()
+        assert page == trust_page(rows)
+        assert len(page.splitlines()) > 30
+
+    def test_two_processes_complete_one_page(self, tmp_path: Path) -> None:
+        for case in ("b", "a"):
+            table = CaseTable(tmp_path / "summary.csv")
+            table.add([a_row(case)])
+            write_trust_page(table)
+        assert (tmp_path / "trust.md").read_text() == trust_page([a_row("a"), a_row("b")])
+
+    def test_it_goes_with_the_last_figures(self, tmp_path: Path) -> None:
+        table = CaseTable(tmp_path / "summary.csv")
+        table.add([a_row("a")])
+        write_trust_page(table)
+        table.add([dict.fromkeys(SUMMARY_COLUMNS, "") | {"case": "a"}])
+        assert tuple(table.read()[0]) == SUMMARY_COLUMNS
+        write_trust_page(table)
+        assert not (tmp_path / "trust.md").exists()
+
+    def test_a_users_own_file_stays(self, tmp_path: Path) -> None:
+        (tmp_path / "trust.md").write_text("my notes")
+        table = CaseTable(tmp_path / "summary.csv")
+        table.add([dict.fromkeys(SUMMARY_COLUMNS, "") | {"case": "a"}])
+        write_trust_page(table)
+        assert (tmp_path / "trust.md").read_text() == "my notes"
+
+
+class TestTable:
+    def test_further_columns_only_where_there_are_figures(self, tmp_path: Path) -> None:
+        table = CaseTable(tmp_path / "summary.csv")
+        plain = dict.fromkeys(SUMMARY_COLUMNS, "") | {"case": "a"}
+        table.add([plain | dict.fromkeys(TRUST_COLUMNS, "")])
+        header = table.path.read_text().splitlines()[0]
+        assert header == ",".join(SUMMARY_COLUMNS)
+        table.add([a_row("b")])
+        assert table.path.read_text().splitlines()[0] == ",".join((*SUMMARY_COLUMNS, *TRUST_COLUMNS))
+        first, second = table.read()
+        assert (first["case"], first["trust_auprc"]) == ("a", "")
+        assert (second["case"], second["trust_auprc"]) == ("b", "0.8")
+        table.replace({"b"})
+        assert table.path.read_text().splitlines()[0] == ",".join(SUMMARY_COLUMNS)
+
+    def test_other_tables_have_none(self, tmp_path: Path) -> None:
+        assert CaseTable(tmp_path / "failures.csv", columns=("case", "error")).further == ()

@@ -1,0 +1,183 @@
+"""What a saved picture is drawn with: the scale, the standard error and the label of its case."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from matplotlib.contour import ContourSet
+from matplotlib.figure import Figure
+from monai.data import MetaTensor
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged
+from PIL import Image
+
+import monai_saliency as ms
+from monai_saliency.transforms import SaveSaliencyd, save
+
+SHAPE = (12, 10, 8)
+AFFINE = np.diag([-1.0, 1.5, 2.0, 1.0])
+AFFINE[:3, 3] = [10, -7, 3]
+#: the label's box, in voxels of the scan
+BOX = np.s_[3:7, 2:6, 4:6]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Figure, dict[str, Any]]]:
+    """The figures that are drawn, and what they are drawn with."""
+    found: list[tuple[Figure, dict[str, Any]]] = []
+    plot = save.plot_saliency
+
+    def noted(*args: Any, **given: Any) -> Figure:
+        found.append((plot(*args, **given), given))
+        return found[-1][0]
+
+    monkeypatch.setattr(save, "plot_saliency", noted)
+    return found
+
+
+def a_case(folder: Path, name: str = "ct_7", peak: float = 0.5, shape: tuple[int, ...] = SHAPE) -> dict[str, Any]:
+    """An item with a map of one box, of ``peak``, on its scan."""
+    path = folder / f"{name}.nii.gz"
+    nib.save(nib.Nifti1Image(np.random.default_rng(0).normal(size=shape).astype(np.float32), AFFINE), path)
+    item = Compose([LoadImaged("image"), EnsureChannelFirstd("image")])({"image": str(path), "case": name})
+    maps = torch.zeros(1, *shape)
+    maps[0][BOX] = peak
+    item["saliency"] = MetaTensor(maps).copy_meta_from(item["image"])
+    return item
+
+
+def saved_label(folder: Path, coarse: bool = False) -> Path:
+    """The box, on the scan's grid or on one of another origin, other axes and finer voxels."""
+    path, values = folder / "label.nii.gz", np.zeros(SHAPE, np.uint8)
+    values[BOX] = 3
+    if not coarse:
+        nib.save(nib.Nifti1Image(values, AFFINE), path)
+        return path
+    # Each voxel of the scan is 2 x 2 x 2 of the label's, whose first axis runs from inferior to superior.
+    fine = values.repeat(2, axis=0).repeat(2, axis=1).repeat(2, axis=2)[2:, 2:, 2:]
+    to_scan = np.array([[0.5, 0, 0, 0.75], [0, 0.5, 0, 0.75], [0, 0, 0.5, 0.75], [0, 0, 0, 1]])
+    turned = nib.Nifti1Image(fine, AFFINE @ to_scan).as_reoriented(np.array([[2, 1], [1, 1], [0, 1]]))
+    nib.save(turned, path)
+    return path
+
+
+@pytest.mark.parametrize("other_grid", [False, True])
+def test_the_label_is_outlined_on_the_scans_grid(tmp_path: Path, drawn: list[Any], other_grid: bool) -> None:
+    item = a_case(tmp_path) | {"label": str(saved_label(tmp_path, other_grid))}
+    SaveSaliencyd("saliency", tmp_path / "out")(item)
+    ((figure, given),) = drawn
+    expected = np.zeros(SHAPE)
+    expected[BOX] = 3
+    assert np.array_equal(given["label"], expected)
+    outlines = [each for ax in figure.axes for each in ax.collections if isinstance(each, ContourSet)]
+    assert len(outlines) == 3
+
+
+@pytest.mark.parametrize("label", ["", "nowhere.nii.gz", 1, None, torch.ones(1, *SHAPE)])
+def test_what_is_not_a_file_has_no_outline(tmp_path: Path, drawn: list[Any], label: Any) -> None:
+    SaveSaliencyd("saliency", tmp_path / "out")(a_case(tmp_path) | {"label": label})
+    assert drawn[0][1]["label"] is None
+
+
+def test_a_broken_label_costs_no_map(tmp_path: Path, drawn: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    broken = tmp_path / "label.nii.gz"
+    broken.write_bytes(b"no image")
+    with caplog.at_level(logging.WARNING):
+        item = SaveSaliencyd("saliency", tmp_path / "out")(a_case(tmp_path) | {"label": str(broken)})
+    assert Path(item["saliency_path"]).exists()
+    assert drawn[0][1]["label"] is None
+    assert "case ct_7: its label" in caplog.text
+
+
+def test_a_map_on_the_networks_input_has_no_outline(tmp_path: Path, drawn: list[Any]) -> None:
+    """An unrecorded step may have mirrored it, and its affine does not say so."""
+    item = a_case(tmp_path) | {"label": str(saved_label(tmp_path))}
+    SaveSaliencyd("saliency", tmp_path / "out", grid_key="image")(item)
+    assert drawn[0][1]["label"] is None
+
+
+@pytest.mark.parametrize("place", ["beside", "nowhere", "off the grid", "of another shape"])
+def test_the_standard_error_beside_the_map_decides(tmp_path: Path, drawn: list[Any], place: str) -> None:
+    item = a_case(tmp_path)
+    errors = torch.full((1, *SHAPE), 0.3)
+    errors[:, :5] = 0.2
+    if place == "of another shape":
+        item["standard_error"] = MetaTensor(errors[:, 1:]).copy_meta_from(item["saliency"])
+    elif place != "nowhere":
+        item["standard_error"] = MetaTensor(errors).copy_meta_from(item["saliency"])
+    if place == "off the grid":
+        item["standard_error"].affine = item["saliency"].affine + torch.eye(4)
+    SaveSaliencyd("saliency", tmp_path / "out", scale=1)(item)
+    ((figure, _),) = drawn
+    axial = np.asarray(figure.axes[2].images[1].get_alpha()).T
+    # The first axis runs to the left, and is drawn to the right.
+    coloured = sorted({SHAPE[0] - 1 - int(x) for x, _ in np.argwhere(axial)})
+    assert coloured == ([3, 4] if place == "beside" else [3, 4, 5, 6])
+
+
+def test_another_key_has_its_own_standard_error(tmp_path: Path, drawn: list[Any]) -> None:
+    item = a_case(tmp_path)
+    item["why"], item["standard_error"] = item.pop("saliency"), torch.ones(1, *SHAPE)
+    item["why_standard_error"] = MetaTensor(torch.full((1, *SHAPE), 0.1)).copy_meta_from(item["why"])
+    SaveSaliencyd("why", tmp_path / "out")(item)
+    assert np.allclose(drawn[0][1]["standard_error"], 0.1)
+
+
+def test_a_cohort_has_one_scale_in_any_order(tmp_path: Path, drawn: list[Any]) -> None:
+    """Of a probability without being asked; each picture is drawn once, when its case is done."""
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2, bias=False))
+    torch.nn.init.constant_(network[1].weight[0], 0.0)
+    torch.nn.init.constant_(network[1].weight[1], 0.03)
+    explain = ms.sliding_window(2, 2, target=ms.ClassScore([1], "softmax"))
+    cases = []
+    for name, level in (("healthy", 1e-4), ("lesion", 1.0)):
+        (explanation,) = explain.explain(torch.full((1, 1, 4, 4, 4), level), network)
+        peak = float(explanation.saliency.max())
+        cases.append(a_case(tmp_path, name, peak) | {"explanation": explanation})
+    save_them = SaveSaliencyd("saliency", tmp_path / "out")
+    for item in (*cases, *reversed(cases)):
+        save_them(item)
+    clims = {ax.images[1].get_clim() for figure, _ in drawn for ax in figure.axes[:3]}
+    assert clims == {(-1, 1)}
+    titles = [figure.get_suptitle().partition("\n")[2] for figure, _ in drawn]
+    assert titles[1:3] == ["", ""]
+    assert titles[0] == titles[3] != ""
+    assert titles[0].startswith("no part of this scan changes the score by more than ")
+
+
+def test_a_scale_for_the_cohort(tmp_path: Path, drawn: list[Any]) -> None:
+    SaveSaliencyd("saliency", tmp_path / "out", scale=0.25)(a_case(tmp_path))
+    assert drawn[0][0].axes[0].images[1].get_clim() == (-0.25, 0.25)
+    with pytest.raises(ValueError, match=r"`scale` must be a number above 0, got -1"):
+        SaveSaliencyd("saliency", tmp_path / "out", scale=-1)
+
+
+def test_a_map_that_was_changed_behind_the_handler_is_drawn(tmp_path: Path, drawn: list[Any]) -> None:
+    """The explanation has two maps, and the item one of them: nothing is known of it but its values."""
+    explain = ms.sliding_window(2, 2, target=ms.ClassScore([0, 1], "none"))
+    (explanation,) = explain.explain(torch.ones(1, 1, 4, 4), lambda x: x.flatten(1)[:, :2])
+    SaveSaliencyd("saliency", tmp_path / "out")(a_case(tmp_path) | {"explanation": explanation})
+    assert drawn[0][0].axes[0].images[1].get_clim() == (-0.5, 0.5)
+
+
+def test_the_label_of_a_photograph(tmp_path: Path, drawn: list[Any]) -> None:
+    """Its rows count downwards, and so do the label's."""
+    pixels = np.zeros((6, 9), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    pixels[0:2, 2:5] = 255
+    Image.fromarray(pixels).save(tmp_path / "mask.png")
+    item = Compose([LoadImaged("image"), EnsureChannelFirstd("image")])({"image": str(tmp_path / "photo.png")})
+    maps = torch.zeros(1, 9, 6)
+    maps[0, 3, 0] = 0.5
+    item |= {"case": "photo", "label": str(tmp_path / "mask.png")}
+    item["saliency"] = MetaTensor(maps).copy_meta_from(item["image"])
+    SaveSaliencyd("saliency", tmp_path / "out")(item)
+    ((figure, _),) = drawn
+    (outline,) = [each for each in figure.axes[0].collections if isinstance(each, ContourSet)]
+    (path,) = outline.get_paths()
+    assert path.get_extents().extents.tolist() == [2, 4, 5, 6]  # drawn from below

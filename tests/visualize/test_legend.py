@@ -1,0 +1,135 @@
+"""What a picture's colours mean, for every method and kind of score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import monai_saliency as ms
+from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.masks import Supervoxels
+from monai_saliency.visualize.legend import Legend, at_most, rounded_up, verdicts
+
+#: the probability of class 1 rises with the bright corner of the image
+IMAGE = torch.zeros(1, 1, 16, 16)
+IMAGE[..., 2:6, 8:12] = 1
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "sliding_window": lambda **given: ms.sliding_window(4, 4, **given),
+    "rise": lambda **given: ms.rise(40, 4, **given),
+    "hierarchical_occlusion": lambda **given: ms.hierarchical_occlusion(8, 3, **given),
+    "focused_rise": lambda **given: ms.focused_rise(40, window_size=8, levels=2, **given),
+    "shapley": lambda **given: ms.shapley(regions=Supervoxels(6), **given),
+    "hsic": lambda **given: ms.hsic(40, 4, **given),
+    "sobol": lambda **given: ms.sobol(8, 4, **given),
+    "minimal_region": lambda **given: ms.minimal_region(window_size=8, levels=2, **given),
+}
+
+
+def explained(method: str = "sliding_window", gain: float = 1.0, activation: str = "softmax") -> Explanation:
+    """A network whose logit of class 1 is ``gain`` times the sum of the bright part, less 8."""
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        logit = gain * (x[:, 0, 2:6, 8:12].sum(dim=(1, 2)) - 8)
+        return torch.stack([torch.zeros_like(logit), logit], dim=1)
+
+    (found,) = METHODS[method](target=ms.ClassScore([1], activation)).explain(IMAGE, network)
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_the_colour_bar_says_of_each_method(method: str) -> None:
+    (legend,) = Legend.of(explained(method))
+    drop = "change of the score (softmax probability of the class)"
+    expected = {
+        "hierarchical_occlusion": (
+            3,
+            "change of the score, summed over window sizes (softmax probability of the class)",
+        ),
+        "hsic": (0.25, "dependence of the score (HSIC), without sign"),
+        "sobol": (1, "share of the score's variance (Sobol)"),
+        "minimal_region": (1, "1 in the smallest set that keeps the score"),
+    }.get(method, (1, drop))
+    assert (legend.scale, legend.words) == expected
+    assert legend.in_score_unit == legend.signed == (method not in ("hsic", "sobol", "minimal_region"))
+    assert legend.note == ""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_score_that_hardly_changes_has_no_map(method: str) -> None:
+    """HSIC and Sobol indices have no unit: they are as large for a probability that changes by a thousandth."""
+    weak, strong = explained(method, gain=1e-4), explained(method)
+    for explanation, nothing in ((weak, True), (strong, False)):
+        maps = explanation.saliency.numpy()
+        legends = Legend.of(explanation)
+        assert [legend.is_nothing(each) for legend, each in zip(legends, maps, strict=True)] == [nothing]
+        words = " ".join(verdicts(maps, legends, [not nothing]))
+        assert ("changes the score by more than" in words) == nothing
+    change = float((weak.scores - weak.reference_scores).abs().max())
+    assert 0 < change < 0.01
+    if method in ("hsic", "sobol"):
+        assert float(weak.saliency.max()) > 0.1 * float(strong.saliency.max())
+        assert verdicts(weak.saliency.numpy(), Legend.of(weak), [False]) == [
+            f"no mask changes the score by more than {at_most(change)}"
+        ]
+
+
+def test_one_scale_whatever_the_case_shows() -> None:
+    """The scale of a probability depends on no case, so the order and the process of the drawing cannot matter."""
+    found = [Legend.of(explained(gain=gain))[0] for gain in (1e-4, 0.3, 30)]
+    assert [(legend.scale, legend.least) for legend in found] == [(1, 0.01)] * 3
+
+
+@pytest.mark.parametrize(("gain", "scale"), [(1.0, 10), (0.1, 1), (4.0, 50)])
+def test_logits_are_drawn_on_the_scale_of_the_case_unless_one_is_given(gain: float, scale: float) -> None:
+    """8 times the gain, for the whole image and with a minus for none of it."""
+    explanation = explained(gain=gain, activation="none")
+    (own,), (given,) = Legend.of(explanation), Legend.of(explanation, 20)
+    assert (own.scale, own.note) == (scale, "on this scan's own scale")
+    assert (given.scale, given.note) == (20, "")
+    assert own.span == given.span == pytest.approx(8 * gain)
+    assert not own.is_nothing(explanation.saliency[0].numpy())
+
+
+def test_diffuse_evidence_is_not_called_nothing_without_a_word() -> None:
+    """Each part changes little, all of them together much: a mask of RISE shows it."""
+    legend = Legend(1.0, 1.0, change=0.3)
+    assert verdicts(np.full((1, 4, 4), 0.002), [legend], [False]) == [
+        "no part of this scan changes the score by more than 0.002, though single masks change it by up to 0.3"
+    ]
+
+
+def test_without_errors_of_voxels_the_noise_decides() -> None:
+    (legend,) = Legend.of(explained("rise"))
+    assert legend.noise > 0.01
+    assert legend.floor(has_error=False) == 2 * legend.noise
+    assert legend.floor(has_error=True) == 0.01
+
+
+def test_channels_and_classes_have_a_legend_each() -> None:
+    target = ms.ClassScore([0, 1], "none")
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([3 * x[:, 0].sum(dim=(1, 2)), 30 * x[:, 1].sum(dim=(1, 2))], dim=1)
+
+    inferer = ms.sliding_window(8, 8, per_channel=True, target=target)
+    (explanation,) = inferer.explain(torch.full((1, 2, 16, 16), 1 / 256), network)
+    found = Legend.of(explanation)
+    assert [legend.scale for legend in found] == [5, 5, 50, 50]
+    assert [legend.change for legend in found] == pytest.approx([0.75, 0.75, 7.5, 7.5])
+
+
+def test_numbers() -> None:
+    assert [rounded_up(value) for value in (0, 1, 1.01, 2, 4.9, 5.1, 0.0021)] == [1, 1, 2, 2, 5, 10, 0.005]
+    assert [at_most(value) for value in (0, 0.1, 0.101, 0.999, 12.3, 0.30000000000000004)] == [
+        *("0", "0.1", "0.11", "1", "13", "0.3")
+    ]
+
+
+def test_a_wrong_scale_is_named() -> None:
+    with pytest.raises(ValueError, match="`scale` must be a number above 0, got 0"):
+        Legend.of(explained(), 0)
