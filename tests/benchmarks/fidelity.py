@@ -172,7 +172,7 @@ def measure(args: argparse.Namespace, results: Results) -> None:
             make = maker(method, budget, scan.image.shape[1:])
             for weights, network in (("trained", task.network), ("random", untrained)):
                 at = keys | {"weights": weights, "method": method, "budget": budget}
-                if results.has(**at) or (weights == "random" and budget != args.random_budget):
+                if results.has(**at) or (weights == "random" and (not budget or budget != args.random_budget)):
                     continue
                 try:
                     saliency, row = explained(make, task, scan, network)

@@ -62,11 +62,11 @@ def _fitting(budget: int, shape: Sequence[int], levels: int) -> tuple[int, float
 
 
 def _focused(budget: int, shape: Sequence[int], target: ms.Target, **settings: Any) -> Explain:
-    """At least half of the forwards are random masks; from 350 on, windows are those by default."""
+    """At least two fifths of the forwards are random masks; from 350 on, windows are those by default."""
     if budget >= 300:
         window, keep = None, 0.06
     else:
-        window, keep = _fitting(budget // 2, shape, 3)
+        window, keep = _fitting(3 * budget // 5, shape, 3)
     bound = ms.HierarchicalMasks(window, 3, keep).bind(torch.empty(1, *shape, device="meta"))
     masks = budget - bound.at_most
     return ms.focused_rise(masks, window_size=window, levels=3, keep=keep, target=target, **settings)
