@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
 
-import numpy as np
 from monai.data.utils import dense_patch_slices
 from monai.inferers import SliceInferer, SlidingWindowInferer
 from monai.utils import ensure_tuple_rep, fall_back_tuple
@@ -119,7 +118,7 @@ class PatchGrid:
             cost *= sum(touched) / len(touched)
         return 1 + cost
 
-    def share_touched(self, ends: Sequence[np.ndarray]) -> float:
+    def share_touched(self, ends: Sequence[Iterable[int]]) -> float:
         """The largest share of the patches that one window touches.
 
         Args:
