@@ -234,6 +234,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     found = list(means(rows))
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharex=True)
@@ -244,6 +245,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         for place, (group, _, row) in enumerate(each for each in found if each[0][0] == "none"):
             axis.axhline(row[name], color="gray", linestyle=(0, (1, 1 + place)), label=f"control: {group[1]}")
         axis.set(xscale="log", xlabel="predictions of the scan", title=title, ylim=(-0.03, 1.03))
+        axis.xaxis.set_major_formatter(ScalarFormatter())
+        axis.xaxis.set_minor_formatter(NullFormatter())
     axes[1].legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     figure.savefig(path, dpi=80)
