@@ -62,7 +62,10 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
         lambda dims: {"window_size": 4, "stride": 3, "smooth": 2},
     ],
     "patch_windows": [lambda dims: {"inferer": WholeImages([4] * dims), "patch_memory": False}],
-    "hierarchical_occlusion": [lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2}],
+    "hierarchical_occlusion": [
+        lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2},
+        lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2, "smooth": 2},
+    ],
     "focused_rise": [
         lambda dims: {"num_masks": 12, "grid_size": 2, "window_size": 2, "levels": 2, "p1": 0.4},
         lambda dims: {"num_masks": 12, "grid_size": 3, "window_size": 4, "levels": 2},

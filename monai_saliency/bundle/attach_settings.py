@@ -49,8 +49,8 @@ class AttachSettings:
         picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
             where it is known (:class:`~monai_saliency.transforms.SaveSaliencyd`).
         standard_error: whether to save a standard error beside each map that has one, such as those of RISE: how far
-            each voxel is off by the choice of masks. It costs a file, and about the time of making the perturbed images
-            again, without a forward.
+            each voxel is off by the choice of masks. It costs a file, and four to five times the time of rendering the
+            masks, without a forward.
         trust: whether to measure how far to trust each map, for ``summary.csv`` and a page ``trust.md``. It takes three
             times the forwards more, and those of insertion and deletion
             (:class:`~monai_saliency.handlers.trust.Trust`).

@@ -19,8 +19,9 @@ class HierarchicalScoring(Estimator):
 
     With f the score, f0 the score of the unperturbed image and M the mask, the map is, voxel by voxel,
     ``sum((f0 - f) * (1 - M))``. Windows of one level do not overlap, so each level adds one drop: that of its window
-    over the voxel. The map is in the score's unit. A voxel that was refined has more terms, and so stands out from its
-    surroundings; divide by the number of levels for a drop per level. A constant network gives a map of zeros.
+    over the voxel. Near smooth edges it adds a part of the drop of each window that hides the voxel in part. The map is
+    in the score's unit. A voxel that was refined has more terms, and so stands out from its surroundings; divide by the
+    number of levels for a drop per level. A constant network gives a map of zeros.
 
     Example::
 

@@ -12,6 +12,7 @@ from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.box import BoundBoxMasks
+from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import (
     check_option,
     instance,
@@ -54,6 +55,10 @@ class HierarchicalMasks(Masks):
             explained score its own.
         unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``, rounded to whole voxels, at least one.
         inferer: a sliding-window inferer, on whose patch grid the windows lie: they touch as few patches as possible.
+        smooth: width in voxels over which the edge of a window rises in a straight line, half of it on either side, one
+            number or one per axis; crisp by default (:mod:`monai_saliency.masks.smooth`). It is the same at all levels:
+            a window shorter than the width is hidden in part only. With an ``inferer``, edges reach into further
+            patches, so that levels cost more than the predictions above.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when one window covers the whole image, when there is
@@ -76,6 +81,7 @@ class HierarchicalMasks(Masks):
         keep: float = 0.08,
         unit: str = "voxel",
         inferer: SlidingWindowInferer | None = None,
+        smooth: float | Sequence[float] = 0,
     ) -> None:
         self.unit = check_option("unit", unit, ("voxel", "mm"))
         if self.unit == "mm" and window_size is None:
@@ -91,6 +97,7 @@ class HierarchicalMasks(Masks):
             raise ValueError(f"`keep` must be in (0, 1], a share of the windows, got {keep}")
         words = "a SlidingWindowInferer, on whose patch grid windows lie"
         self.inferer = instance("inferer", inferer, SlidingWindowInferer, words, none=True)
+        self.smooth = check_smooth(smooth)
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
@@ -139,6 +146,9 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         self._most = [len(level) for level in self.levels] if grid is None else self._affordable(grid)
         edges = tuple(tuple(int(axis[1]) for axis in level) for level in self.bounds)
         self.key = ("HierarchicalMasks", edges, self.keep, tuple(self._most), self.spatial_shape)
+        self.smooth = widths_of(masks.smooth, self.spatial_shape)
+        if self.smooth:
+            self.key = (*self.key, "smooth", self.smooth)
 
     @property
     def _grids(self) -> list[list[int]]:

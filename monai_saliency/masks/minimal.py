@@ -170,12 +170,12 @@ class BoundMinimalMasks(BoundMasks):
         rows = [row for row, index in enumerate(indices) if index < len(self.windows)]
         sets = [row for row, index in enumerate(indices) if index >= len(self.windows)]
         double = scores.double()
-        drops = (reference_scores.double() - double[rows]).numpy()
+        drops = reference_scores.double() - double[rows]
+        drops = torch.where(drops.abs() <= rounding, 0.0, drops).numpy()
         boxes, falls, sums = self._leaves([indices[row] for row in rows], drops)
         for k, reference in enumerate(reference_scores.tolist()):
-            # A drop is known no better than this, and what falls equally is ordered by the windows around it.
-            unit = max(float(np.abs(falls[:, k]).max()) * 2**-16, 1e-300)
-            order = np.lexsort((-sums[:, k], -np.round(falls[:, k] / unit)))
+            # What falls equally is ordered by the windows around it, and then by its place.
+            order = np.lexsort((-_rounded(sums[:, k]), -_rounded(falls[:, k])))
             known = {indices[row]: float(double[row, k]) for row in sets}
             yield _Search(self, boxes[order], known, reference, float(rounding[k]))
 
@@ -327,6 +327,11 @@ class _Search:
         boxes: list[Box] = [tuple(map(slice, *each)) for each in chosen.tolist()]
         voxels = int((chosen[:, 1] - chosen[:, 0]).prod(axis=1).sum())
         return FoundRegion(boxes, voxels, self.reference, fill, kept, hidden)
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """Values as whole multiples of what they are known by, a part of the largest one."""
+    return np.round(values / max(float(np.abs(values).max()) * 2**-16, 1e-300))
 
 
 def _between(low: int, high: int) -> list[int]:

@@ -89,6 +89,7 @@ def hierarchical_occlusion(
     levels: int = 4,
     keep: float = 0.08,
     window_unit: str = "voxel",
+    smooth: float | Sequence[float] = 0,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -106,6 +107,7 @@ def hierarchical_occlusion(
         levels: how many sizes, each half as long as the one before.
         keep: share of a level's windows that is refined.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
+        smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
         target: which number is explained.
         estimator: ``HierarchicalScoring()`` by default.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
@@ -115,7 +117,7 @@ def hierarchical_occlusion(
     """
     check_unit(window_unit)
     cuts = inside_of(settings.get("inferer"))
-    masks = HierarchicalMasks(window_size, levels, keep, window_unit, cuts)
+    masks = HierarchicalMasks(window_size, levels, keep, window_unit, cuts, smooth)
     return PerturbationInferer(masks, target, estimator or HierarchicalScoring(), **settings)
 
 

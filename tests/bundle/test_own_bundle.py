@@ -328,6 +328,7 @@ def test_organs_and_modalities(tmp_path: Path) -> None:
     """Each organ in each modality: the map on the scan is the table's value inside the label, and zero outside."""
     folder = decathlon(tmp_path / "Task99")
     weights = tmp_path / "weights.pt"
+    torch.manual_seed(0)
     torch.save(DenseNet(**SMALL_NET | {"in_channels": 2}).state_dict(), weights)
     settings = TWO_CHANNELS | {
         "mask_batch_size": 1,

@@ -30,16 +30,34 @@ def weighted(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: (x[:, 0] * weight).flatten(1).sum(1, keepdim=True)
 
 
-def slow(weight: np.ndarray, window: int, levels: int, keep: float) -> tuple[np.ndarray, int]:
-    """The map and the number of windows, written as the text says it, for the score ``sum(weight * image)`` of ones."""
+def hidden_by(box: Any, shape: tuple[int, ...], width: float) -> np.ndarray:
+    """How far a window hides each voxel: the part of a line of ``width`` around the voxel that lies in it, along each
+    axis, where a side at the image's border reaches on beyond it.
+    """
+    found = np.ones(shape)
+    for axis, ((first, stop), size) in enumerate(zip(box, shape, strict=True)):
+        low, high = first if first > 0 else -np.inf, stop if stop < size else np.inf
+        along = []
+        for voxel in range(size):
+            left, right = voxel + 0.5 - width / 2, voxel + 0.5 + width / 2
+            along.append(max(0.0, min(right, high) - max(left, low)) / width)
+        found *= np.reshape(along, [-1 if a == axis else 1 for a in range(len(shape))])
+    return found
+
+
+def slow(weight: np.ndarray, window: int, levels: int, keep: float, width: float = 1) -> tuple[np.ndarray, int]:
+    """The map and the number of windows, written as the text says it, for the score ``sum(weight * image)`` of ones.
+    An edge rises over ``width`` voxels.
+    """
     sides = [[(a, min(a + window, n)) for a in range(0, n, window)] for n in weight.shape]
     level: list[Any] = list(itertools.product(*sides))
     found, count = np.zeros(weight.shape), 0
     for number in range(levels):
-        drops = {box: float(weight[tuple(slice(*side) for side in box)].sum()) for box in level}
+        hidden = {box: hidden_by(box, weight.shape, width) for box in level}
+        drops = {box: float((weight * hidden[box]).sum()) for box in level}
         count += len(level)
         for box, drop in drops.items():
-            found[tuple(slice(*side) for side in box)] += drop
+            found += drop * hidden[box]
         best = sorted(level, key=lambda box: -drops[box])[: max(1, round(keep * len(level)))]
         edge = -(-window // 2 ** (number + 1))
         parts = []
@@ -65,6 +83,24 @@ def test_the_slow_reference(shape: tuple[int, ...], window: int, levels: int, ke
     np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-9)
     assert len(found.scores) == count
     assert found.num_forwards == count + 1
+
+
+@pytest.mark.parametrize("shape", [(17, 9), (9, 7, 5)])
+@pytest.mark.parametrize("width", [2, 2.5, 5])
+def test_smooth_edges_and_the_slow_reference(shape: tuple[int, ...], width: float) -> None:
+    weight = np.random.default_rng(1).normal(size=shape)
+    expected, count = slow(weight, 4, 3, 0.3, width)
+    explain = ms.hierarchical_occlusion(4, 3, 0.3, smooth=width, target=LOGIT, mask_batch_size=7)
+    (found,) = explain.explain(torch.ones(1, 1, *shape).double(), weighted(torch.from_numpy(weight)))
+    np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-9)
+    assert len(found.scores) == count
+
+
+def test_other_edges_are_other_masks() -> None:
+    """An edge within one voxel is crisp."""
+    keys = [bind(HierarchicalMasks(4, 3, smooth=width), 16, 16).key for width in (0, 1, 2, 3)]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
 
 
 def test_levels_by_hand() -> None:

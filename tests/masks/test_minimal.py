@@ -128,6 +128,19 @@ def test_what_needs_all_of_the_image() -> None:
     assert float(found.saliency.min()) == 1
 
 
+@pytest.mark.parametrize("exact", [[9.0, 4.0, 10.0, 10.0, 10.0, 8.0], [10.0] * 6])
+def test_rounding_orders_nothing(exact: list[float]) -> None:
+    """Windows that take nothing from the score are taken by their place, whatever the last digits of their scores."""
+    bound: Any = MinimalMasks(1.0, 2, levels=1).bind(torch.zeros(1, 4, 6))
+    first, reference = list(bound.next_round((), torch.zeros(0, 0), torch.zeros(0))), torch.tensor([10.0])
+    digits = torch.tensor([0.0, 0.0, -1.0, 2.0, 4.0, 0.0])[:, None] * 2**-20  # that of float32 near 10
+    scores = torch.tensor(exact)[:, None]
+    assert not torch.equal(scores + digits, scores)
+    expected = list(bound.next_round(first, scores, reference))
+    for noisy in (scores + digits, scores - digits, scores + digits.flip(0)):
+        assert list(bound.next_round(first, noisy, reference)) == expected
+
+
 def test_a_number_stands_for_one_set() -> None:
     """Masks are those of their numbers, whatever was asked before, and however they are rendered."""
     bound: Any = MinimalMasks(0.5, 2, levels=1).bind(torch.zeros(1, 4, 6))

@@ -13,7 +13,7 @@ from helpers.masks import bind, everything
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.masks import BoundMasks, ChannelMasks, RegionMasks, SlidingWindowMasks
+from monai_saliency.masks import BoundMasks, ChannelMasks, HierarchicalMasks, RegionMasks, SlidingWindowMasks
 from monai_saliency.utils.boxes import Box
 
 WIDTHS = [2, 3, 4.5, (1, 5)]
@@ -120,6 +120,7 @@ def families(shape: tuple[int, ...], width: Any) -> list[BoundMasks]:
     return [
         bind(SlidingWindowMasks(3, 2, smooth=width), *shape),
         bind(SlidingWindowMasks(2, 1, smooth=width), *shape),
+        bind(HierarchicalMasks(4, 2, smooth=width), *shape),
         bind(RegionMasks(25, regions=boxes_of_regions, smooth=width), *shape),
     ]
 
@@ -172,7 +173,7 @@ def test_the_map_is_weighted_by_what_is_hidden() -> None:
         np.testing.assert_allclose(found.saliency.numpy(), expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["windows", "regions"])
+@pytest.mark.parametrize("kind", ["windows", "regions", "hierarchy"])
 def test_remembered_patches(kind: str) -> None:
     image = torch.rand(1, 1, 40, 24, generator=torch.Generator().manual_seed(1))
     inferer = SlidingWindowInferer((16, 12), 4, 0.5)
@@ -184,11 +185,14 @@ def test_remembered_patches(kind: str) -> None:
     def explain(memory: bool) -> Any:
         if kind == "windows":
             chosen = ms.sliding_window((6, 4), (5, 4), **common, patch_memory=memory)
+        elif kind == "hierarchy":
+            chosen = ms.hierarchical_occlusion((8, 6), 3, 0.2, **common, patch_memory=memory)
         else:
             chosen = ms.region_occlusion(regions=boxes_of_regions, **common, patch_memory=memory)
         return chosen.explain(image, network)[0]
 
     remembered, whole = explain(True), explain(False)
+    assert list(remembered.indices) == list(whole.indices)
     torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-5, atol=1e-5)
     assert remembered.num_forwards / remembered.per_prediction < 0.7 * whole.num_forwards
@@ -216,7 +220,7 @@ def test_channels() -> None:
     ],
 )
 def test_errors(width: Any, match: str) -> None:
-    for make in (SlidingWindowMasks, RegionMasks):
+    for make in (SlidingWindowMasks, RegionMasks, HierarchicalMasks):
         with pytest.raises(ValueError, match=match):
             make(smooth=width)
     with pytest.raises(ValueError, match="`smooth` must be one number or one per spatial axis"):

@@ -1,4 +1,4 @@
-"""Metrics that Quantus defines alike, against it. Quantus is GPL: an oracle of tests where it is installed, no more."""
+"""Metrics that Quantus defines alike, against it. Quantus is GPL: an oracle of tests, no more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import monai_saliency as ms
 from monai_saliency import metrics
 
-quantus: Any = pytest.importorskip("quantus", reason="needs Quantus, which no extra installs: it is GPL")
+quantus: Any = pytest.importorskip("quantus", reason="needs Quantus, of the test extra")
 QUIET = {"disable_warnings": True, "display_progressbar": False, "normalise": False, "abs": False}
 
 
