@@ -170,8 +170,8 @@ class BoundMinimalMasks(BoundMasks):
         rows = [row for row, index in enumerate(indices) if index < len(self.windows)]
         sets = [row for row, index in enumerate(indices) if index >= len(self.windows)]
         double = scores.double()
-        drops = reference_scores.double() - double[rows]
-        drops = torch.where(drops.abs() <= rounding, 0.0, drops).numpy()
+        fallen = reference_scores.double() - double[rows]
+        drops = torch.where(fallen.abs() <= rounding, 0.0, fallen).numpy()
         boxes, falls, sums = self._leaves([indices[row] for row in rows], drops)
         for k, reference in enumerate(reference_scores.tolist()):
             # What falls equally is ordered by the windows around it, and then by its place.
