@@ -79,7 +79,7 @@ def test_the_map_in_plain_loops() -> None:
             divide(expected, drops, corner, 8, drop)
     inside = np.zeros(shape, dtype=bool)
     inside[focus.box] = True
-    # tests/estimators/test_smooth_regression.py compares the regression with plain loops; a window of the last level is 2 x 2.
+    # tests/estimators/test_smooth_regression.py compares the regression with plain loops. A last window is 2 x 2.
     random = ms.RISEMasks(60, 5, p1, 0).bind(torch.zeros(1, 10, 10).double())
     np.testing.assert_array_equal(random.render(range(60))[:, 0].numpy(), masks[(slice(None), *focus.box)])
     regression = SmoothRegression(random, range(60), (2, 2))
