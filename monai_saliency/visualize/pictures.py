@@ -75,8 +75,8 @@ def plot_saliency(
     legends: Sequence[Legend] | None = None,
 ) -> Figure:
     """Draw maps over their scan: one row per map, with the three planes through the map's peak and a colour bar. Where
-    the peak is not coloured, they go through the largest absolute value that is; where nothing is, through the middle of
-    the scan.
+    the peak is not coloured, they go through the largest absolute value that is; where nothing is, through the middle
+    of the scan.
 
     Voxels are shown as they were scanned: reordered to the axes nearest to the scanner's axes, but not resampled. Warm
     colours are positive (the image supports the score there), cold colours are negative.
