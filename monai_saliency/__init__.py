@@ -29,8 +29,11 @@ from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.minimal import MinimalMasks
+from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
+from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.masks.supervoxels import Supervoxels
@@ -88,11 +91,13 @@ __all__ = [
     "MeanFill",
     "MinimalMasks",
     "MinimalRegionScoring",
+    "MultiScaleWindowMasks",
     "OcclusionScoring",
     "PatchMemory",
     "PerturbationInferer",
     "RISEMasks",
     "RISEScoring",
+    "RandomGridMasks",
     "RegionMasks",
     "RegionScore",
     "RegressionScore",
@@ -101,6 +106,7 @@ __all__ = [
     "Saliencyd",
     "ScanUnitFill",
     "ShapleyScoring",
+    "SlidingRadialMasks",
     "SlidingWindowMasks",
     "SobolMasks",
     "SobolScoring",
