@@ -9,6 +9,7 @@ from typing import Any
 
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
+from monai_saliency.estimators.drise import DRISEScoring
 from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.hsic import HSICScoring
@@ -16,7 +17,9 @@ from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, shapley_values
+from monai_saliency.estimators.similarity import SimilarityScoring
 from monai_saliency.estimators.sobol import SobolScoring
+from monai_saliency.estimators.squared_difference import SquaredDifferenceScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
 from monai_saliency.fills.scan_unit import ScanUnitFill
@@ -73,6 +76,7 @@ __all__ = [
     "ClassScore",
     "CoalitionMasks",
     "ConstantFill",
+    "DRISEScoring",
     "DetectionScore",
     "DiceScore",
     "DictInput",
@@ -106,10 +110,12 @@ __all__ = [
     "Saliencyd",
     "ScanUnitFill",
     "ShapleyScoring",
+    "SimilarityScoring",
     "SlidingRadialMasks",
     "SlidingWindowMasks",
     "SobolMasks",
     "SobolScoring",
+    "SquaredDifferenceScoring",
     "Supervoxels",
     "UntilMasks",
     "channel_occlusion",
