@@ -106,7 +106,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     "multi_scale_window": [lambda dims: {"window_size": 4, "levels": 2}],
     "sliding_radial": [
         lambda dims: {"radius": 2.5, "stride": 3},
-        lambda dims: {"radius": 2, "stride": 4, "sigma": 1.0, "per_channel": True},
+        lambda dims: {"radius": 3, "stride": 3, "sigma": 1.0, "per_channel": True},
     ],
     "squared_difference": [lambda dims: {"radius": 2.5, "stride": 3, "sigma": 1.0}],
     "sbsm": [lambda dims: {"window_size": 4, "stride": 3}],
