@@ -176,7 +176,9 @@ def test_a_constant_in_every_score_changes_no_map(name: str, dims: int) -> None:
     weight = torch.randn(2, *[8] * dims, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh((x * weight).flatten(1).sum(dim=1, keepdim=True))
+        return torch.tanh(
+            (x * weight).flatten(1).sum(dim=1, keepdim=True) / 4
+        )  # neither at its lowest nor at its highest
 
     image = images(dims, torch.float64)
     maps = explain(name, dims, RegressionScore(), image, network)

@@ -87,7 +87,7 @@ class TestMasks:
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match=r"`more_fills` must be a list of fills such as \[ConstantFill"):
             ms.MCRISEMasks(5, ms.ConstantFill(1.0))
-        with pytest.raises(ValueError, match="`more_fills` must be functions of images .*, got 1.0"):
+        with pytest.raises(ValueError, match=r"`more_fills` must be functions of images .*, got 1\.0"):
             ms.MCRISEMasks(5, [1.0])
         with pytest.raises(ValueError, match=r"one of `more_fills` gave shape \(1, 4\) for an image of \(1, 8, 8\)"):
             bind(ms.MCRISEMasks(5, [lambda images: images[..., 0, :4]]), 8, 8)
