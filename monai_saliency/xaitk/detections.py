@@ -1,0 +1,83 @@
+"""Detections as xaitk-saliency has them: rows of corners, objectness and the scores of all classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from monai_saliency.estimators.base import Estimator, split_coverage, with_ones
+from monai_saliency.masks.base import BoundMasks
+from monai_saliency.targets.base import cosine
+
+__all__ = ["KeptMean", "match", "matches", "row_of"]
+
+
+class KeptMean(Estimator):
+    """The average score while a voxel is kept: ``sum(f * M) / sum(M)``, voxel by voxel, and 0 where no mask keeps it.
+
+    xaitk-saliency's D-RISE is this map, scaled to [-1, 1].
+    """
+
+    def compute(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        sums, coverage = split_coverage(masks.weighted_sum(indices, with_ones(scores)))
+        return torch.where(coverage > 0, sums / coverage, 0.0).flatten(0, 1).to(masks.dtype)
+
+
+def match(found: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
+    """How well the best of some detections matches each reference (D-RISE: Petsiuk et al., CVPR 2021, equation 1).
+
+    The overlap counts pixels, corners included, as xaitk-saliency does: a box from 2 to 4 is 3 pixels wide.
+
+    Args:
+        found: ``(B, N, 4 + 1 + classes)``: corners, objectness, class scores. N may be 0.
+        references: ``(M, 4 + 1 + classes)``.
+
+    Returns:
+        ``(B, M)``: overlap times cosine of the class scores times objectness, the largest of N; 0 where N is 0.
+    """
+    if not found.shape[1]:
+        return found.new_zeros(len(found), len(references))
+    lower = torch.maximum(found[:, :, None, :2], references[:, :2])
+    upper = torch.minimum(found[:, :, None, 2:4], references[:, 2:4])
+    both = (upper - lower + 1).clamp_min(0).prod(dim=-1)
+    areas = [(boxes[..., 2:4] - boxes[..., :2] + 1).prod(dim=-1) for boxes in (found, references)]
+    overlap = both / (areas[0][..., None] + areas[1] - both + torch.finfo(torch.float64).eps)
+    return (overlap * cosine(found[..., 5:], references[:, 5:]) * found[..., 4:5]).amax(dim=1)
+
+
+def matches(references: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """:func:`match` of arrays, in double precision: ``(masks, M)``."""
+    return match(*(torch.as_tensor(np.asarray(each, dtype=np.float64)) for each in (found, references))).numpy()
+
+
+def row_of(detections: Iterable[Any], labels: list[Any]) -> np.ndarray:
+    """The detections of one image, as a ``DetectImageObjects`` gives them, as rows ``(N, 4 + 1 + classes)``.
+
+    A detection with a score for one class alone has this score as its objectness, and 1 as the score of the class. So
+    xaitk-saliency reads it.
+
+    Args:
+        detections: pairs of a box and the scores of its classes.
+        labels: the classes, in order; where it is empty, those of the first detection are added to it.
+
+    Raises:
+        ValueError: when a detection lacks one of the classes.
+    """
+    rows = []
+    for box, given in detections:
+        labels.extend([] if labels else given)
+        try:
+            scores = [float(given[label]) for label in labels]
+        except KeyError as error:
+            raise ValueError(f"a detection has the classes {list(given)}, the first one had {labels}") from error
+        objectness = 1.0
+        if sum(score > 0 for score in scores) == 1:
+            objectness = max(scores)
+            scores = [1.0 if score == objectness else score for score in scores]
+        rows.append([*box.min_vertex, *box.max_vertex, objectness, *scores])
+    return np.asarray(rows, dtype=np.float64).reshape(len(rows), 5 + len(labels))

@@ -1,0 +1,83 @@
+"""Scorings: how confidences and masks become maps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from monai_saliency_xaitk.base import EngineScoring, check_p1
+
+if TYPE_CHECKING:
+    from monai_saliency.estimators.base import Estimator
+
+__all__ = ["OcclusionScoring", "RISEScoring", "SquaredDifferenceScoring"]
+
+
+class RISEScoring(EngineScoring):
+    """Confidences as weights of the masks (RISE: Petsiuk et al., BMVC 2018; debiased: Hatakeyama et al., ACCV 2020).
+
+    Args:
+        p1: probability in [0, 1] with which the masks keep a pixel, which is taken off them; 0 for the first paper's
+            form.
+
+    Raises:
+        ValueError: when ``p1`` is not in [0, 1].
+    """
+
+    def __init__(self, p1: float = 0.0) -> None:
+        self.p1 = check_p1(p1)
+
+    def estimator(self) -> Estimator:
+        from monai_saliency.estimators.rise import RISEScoring as Engine
+
+        return Engine(self.p1, "debiased") if self.p1 else Engine(form="plain")
+
+
+class OcclusionScoring(EngineScoring):
+    """The average drop of the confidence while a pixel is hidden (Zeiler and Fergus, ECCV 2014, section 4.2)."""
+
+    def __init__(self) -> None:
+        pass
+
+    def estimator(self) -> Estimator:
+        from monai_saliency.estimators.occlusion import OcclusionScoring as Engine
+
+        return Engine()
+
+    def scores(self, reference: np.ndarray, perturbed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        check_classes(reference, perturbed)
+        return reference, perturbed
+
+
+class SquaredDifferenceScoring(EngineScoring):
+    """The average squared change of all confidences while a pixel is hidden: one map ``(H, W)`` in [0, 1] for all
+    classes (Greydanus et al., ICML 2018, equations 2 and 4). A map that is the same everywhere is 0.
+    """
+
+    def __init__(self) -> None:
+        pass
+
+    def estimator(self) -> Estimator:
+        from monai_saliency.estimators.occlusion import OcclusionScoring as Engine
+
+        return Engine()
+
+    def scores(self, reference: np.ndarray, perturbed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        check_classes(reference, perturbed)
+        change = 0.5 * ((np.asarray(reference, float) - perturbed) ** 2).sum(axis=1, keepdims=True)
+        return np.zeros(1), -change  # as a drop from 0
+
+    def finished(self, maps: np.ndarray) -> np.ndarray:
+        above = maps[0] - maps[0].min()
+        largest = above.max()
+        return above / largest if largest > 0 else above
+
+
+def check_classes(reference: np.ndarray, perturbed: np.ndarray) -> None:
+    """Refuse another number of classes for perturbed images than for the image."""
+    if len(reference) != np.shape(perturbed)[1]:
+        raise ValueError(
+            "Number of classes in original image and perturbed image do not match. Got "
+            f"{len(reference)} and {np.shape(perturbed)[1]}"
+        )
