@@ -1,4 +1,4 @@
-"""Where images, masks and maps cross between NumPy arrays with the channel last and tensors with the channel first."""
+"""Masks, perturbed images and maps of the engine as arrays."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.xaitk.array_masks import ArrayMasks
+from monai_saliency.xaitk.images import fill_of, tensor_of
 
 __all__ = [
+    "bound_to",
     "chosen_device",
-    "fill_of",
-    "image_of",
     "map_from",
     "maps_of",
     "perturbed_images",
     "rendered",
-    "tensor_of",
 ]
 
 # Masks that are rendered at once, and the most voxels of these.
@@ -34,71 +33,6 @@ def chosen_device(device: torch.device | str | None = None) -> torch.device:
     if device is not None:
         return torch.device(device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def tensor_of(image: np.ndarray, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
-    """An image ``(H, W)`` or ``(H, W, C)`` as a tensor ``(C, H, W)``.
-
-    Args:
-        image: of any real type.
-        dtype: of the tensor; float32 by default, or float64 where that holds the image's type and float32 does not.
-        device: of the tensor.
-
-    Raises:
-        ValueError: for other axes, or numbers that are not real.
-    """
-    image = np.asarray(image)
-    if image.ndim not in (2, 3):
-        raise ValueError(f"an image has the axes (H, W) or (H, W, C), got shape {image.shape}")
-    if image.dtype.kind not in "buif":
-        raise ValueError(f"an image holds real numbers, got type {image.dtype}")
-    if dtype is None:
-        dtype = torch.float32 if np.can_cast(image.dtype, np.float32) else torch.float64
-    first = image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)
-    as_float = first.astype(np.float64 if dtype == torch.float64 else np.float32, order="C")
-    return torch.from_numpy(as_float).to(device, dtype)
-
-
-def image_of(image: torch.Tensor) -> np.ndarray:
-    """An image ``(C, H, W)`` as an array ``(H, W)``, where it has one channel, or ``(H, W, C)``.
-
-    Raises:
-        ValueError: for an image with other axes, such as a volume.
-    """
-    if image.ndim != 3:
-        raise ValueError(
-            f"xaitk-saliency explains 2D images, got one of shape {tuple(image.shape)} (C, *spatial); for volumes use "
-            "the methods of monai_saliency"
-        )
-    array = image.detach().cpu().numpy()
-    return array[0] if len(array) == 1 else np.ascontiguousarray(np.moveaxis(array, 0, -1))
-
-
-def fill_of(fill: Any, image: np.ndarray) -> np.ndarray:
-    """A fill as an array that is broadcast with an image: a number, one per channel, or an image.
-
-    Raises:
-        ValueError: when it does not fit the image, or the image's type does not hold it.
-    """
-    values = np.asarray(0 if fill is None else fill)
-    if values.dtype.kind not in "buif":
-        raise ValueError(f"`fill` must be a number, one per channel, or an image, got {fill!r}")
-    try:
-        fits = np.broadcast_shapes(values.shape, image.shape) == image.shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"`fill` of shape {values.shape} does not fit an image of shape {image.shape}: give a number, one number "
-            "per channel, or an image of that shape"
-        )
-    if image.dtype.kind in "ui" and values.size:
-        kind = np.iinfo(image.dtype)
-        if values.min() < kind.min or values.max() > kind.max:
-            raise ValueError(
-                f"`fill` must lie in [{kind.min}, {kind.max}], as the image's type {image.dtype}, got {fill}"
-            )
-    return values
 
 
 def bound_to(masks: Masks, image: np.ndarray, device: torch.device | str | None) -> BoundMasks:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from smqtk_image_io.bbox import AxisAlignedBoundingBox
 
 from monai_saliency.estimators.base import Estimator, split_coverage, with_ones
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.targets.base import cosine
 
-__all__ = ["KeptMean", "match", "matches", "row_of"]
+__all__ = ["KeptMean", "as_detections", "match", "matches", "row_of", "rows_of"]
 
 
 class KeptMean(Estimator):
@@ -81,3 +82,51 @@ def row_of(detections: Iterable[Any], labels: list[Any]) -> np.ndarray:
             scores = [1.0 if score == objectness else score for score in scores]
         rows.append([*box.min_vertex, *box.max_vertex, objectness, *scores])
     return np.asarray(rows, dtype=np.float64).reshape(len(rows), 5 + len(labels))
+
+
+def rows_of(found: Any, count: int, rows_first: bool = True) -> torch.Tensor:
+    """Detections of B images, as :class:`~monai_saliency.DetectionScore` reads them, as rows.
+
+    Args:
+        found: what the target's reader gives: boxes, objectness, classes and vectors.
+        count: the number of classes.
+        rows_first: whether a corner is (row, column); rows have (column, row).
+
+    Returns:
+        ``(B, N, 4 + 1 + classes)``: corners, objectness, class scores. Behind the detections of an image are rows with
+        an objectness of 0.
+
+    Raises:
+        ValueError: when there are more classes than ``count``.
+    """
+    boxes, objectness, vectors = found.boxes, found.objectness, found.vectors
+    if rows_first:
+        boxes = boxes[..., [1, 0, 3, 2]]
+    if vectors is None:
+        if found.classes.numel() and int(found.classes.max()) >= count:
+            raise ValueError(
+                f"the network gives class {int(found.classes.max())}, and there are {count} `labels`: give the name of "
+                "each class by its number, from 0"
+            )
+        vectors = torch.nn.functional.one_hot(found.classes.clamp_min(0), count).to(objectness)
+    elif vectors.shape[2] != count:
+        raise ValueError(f"the network gives scores of {vectors.shape[2]} classes, and there are {count} `labels`")
+    else:
+        # Of a score for one class alone, xaitk-saliency makes the objectness.
+        alone = (vectors > 0).sum(dim=2) == 1
+        objectness = torch.where(alone, vectors.amax(dim=2), objectness)
+        vectors = torch.where(alone[..., None], (vectors > 0).to(vectors), vectors)
+    return torch.cat([boxes.to(vectors), objectness[..., None].to(vectors), vectors], dim=2)
+
+
+def as_detections(
+    rows: torch.Tensor, labels: Sequence[Hashable]
+) -> list[tuple[AxisAlignedBoundingBox, dict[Hashable, float]]]:
+    """The rows ``(N, 4 + 1 + classes)`` of one image as a ``DetectImageObjects`` gives them, without those of
+    :func:`rows_of` that are no detection.
+    """
+    found = []
+    for row in rows[rows[:, 4] > 0].double().cpu().numpy():
+        scores = dict(zip(labels, (row[4] * row[5:]).tolist(), strict=True))
+        found.append((AxisAlignedBoundingBox(row[:2], row[2:4]), scores))
+    return found

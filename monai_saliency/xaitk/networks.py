@@ -29,7 +29,8 @@ from monai_saliency.targets.classification import ClassScore
 from monai_saliency.targets.detection import DetectionScore
 from monai_saliency.targets.function import FunctionScore
 from monai_saliency.utils.arguments import callable_network, check_option, instance, whole_number
-from monai_saliency.xaitk.arrays import fill_of, tensor_of
+from monai_saliency.xaitk.detections import as_detections, rows_of
+from monai_saliency.xaitk.images import fill_of, tensor_of
 
 __all__ = ["Classifier", "Descriptor", "Detector"]
 
@@ -244,12 +245,8 @@ class Detector(_Wrapped, DetectImageObjects):
         """
         for batch, output in self._outputs(img_iter):
             rows = self.rows(output, batch[0])
-            for image in rows.double().cpu().numpy():
-                found = []
-                for row in image[image[:, 4] > 0]:
-                    scores = dict(zip(self.labels, (row[4] * row[5:]).tolist(), strict=True))
-                    found.append((AxisAlignedBoundingBox(row[:2], row[2:4]), scores))
-                yield found
+            for image in rows:
+                yield as_detections(image, self.labels)
 
     def rows(self, output: Any, image: torch.Tensor) -> torch.Tensor:
         """A network's detections of B images as xaitk-saliency has them.
@@ -267,24 +264,7 @@ class Detector(_Wrapped, DetectImageObjects):
             return image.new_zeros(len(output), 0, 5 + count)
         first = output if isinstance(output, Mapping) else [next(each for each in output if each)]
         bound: Any = self._reads.bind(first, Case("image", image))
-        found = bound.reader(output)
-        order = [1, 0, 3, 2] if self.rows_first else [0, 1, 2, 3]
-        boxes, objectness, vectors = found.boxes[..., order], found.objectness, found.vectors
-        if vectors is None:
-            if found.classes.numel() and int(found.classes.max()) >= count:
-                raise ValueError(
-                    f"the network gives class {int(found.classes.max())}, and there are {count} `labels`: give the "
-                    "name of each class by its number, from 0"
-                )
-            vectors = torch.nn.functional.one_hot(found.classes.clamp_min(0), count).to(objectness)
-        elif vectors.shape[2] != count:
-            raise ValueError(f"the network gives scores of {vectors.shape[2]} classes, and there are {count} `labels`")
-        else:
-            # Of a score for one class alone, xaitk-saliency makes the objectness.
-            alone = (vectors > 0).sum(dim=2) == 1
-            objectness = torch.where(alone, vectors.amax(dim=2), objectness)
-            vectors = torch.where(alone[..., None], (vectors > 0).to(vectors), vectors)
-        return torch.cat([boxes.to(vectors), objectness[..., None].to(vectors), vectors], dim=2)
+        return rows_of(bound.reader(output), count, self.rows_first)
 
     def scores(
         self, image: np.ndarray, masks: Masks, fill: Any, match: Callable[[torch.Tensor], torch.Tensor]
