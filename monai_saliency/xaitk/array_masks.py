@@ -77,7 +77,8 @@ class BoundArrayMasks(BoundMasks):
         return {"mask": self.array[np.asarray(indices, dtype=int)]}
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return _tensor(codes["mask"]).to(device, self.dtype)[:, None]
+        # A copy: whoever renders masks may write to them.
+        return _tensor(codes["mask"]).to(device, self.dtype, copy=True)[:, None]
 
 
 class PerturbImageMasks(Masks):

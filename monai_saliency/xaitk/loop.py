@@ -150,7 +150,15 @@ def detector_maps(
     references = format_detection(bboxes, scores, objectness).astype(np.float64)
     perturbed = _Perturbed.of(image, perturber, fill, device)
     if isinstance(blackbox, Detector) and isinstance(generator, DRISEScoring):
-        found = blackbox.scores(image, perturbed.masks, fill, lambda rows: match(rows, torch.from_numpy(references)))
+        counts: list[int] = []
+
+        def matched(rows: torch.Tensor) -> torch.Tensor:
+            counts.append(rows.shape[1])
+            return match(rows, torch.from_numpy(references))
+
+        found = blackbox.scores(image, perturbed.masks, fill, matched)
+        if not any(counts):
+            return np.array([])
         return scaled(perturbed.maps(KeptMean(), np.zeros(found.shape[1]), found))
     labels: list[Any] = []
     every: list[np.ndarray] = []
