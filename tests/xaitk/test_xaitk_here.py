@@ -73,9 +73,8 @@ def test_masks_equal_those_of_a_perturber(theirs: PerturbImage, ours: ms.masks.b
     for indices in (range(3, 9), [7, 0, 7]):
         torch.testing.assert_close(found.render(indices), expected.render(indices), rtol=0, atol=1e-6)
     weights = torch.rand(len(found), 2)
-    torch.testing.assert_close(
-        found.weighted_sum(range(len(found)), weights), expected.weighted_sum(range(len(found)), weights)
-    )
+    sums = [each.weighted_sum(range(len(each)), weights) for each in (found, expected)]
+    torch.testing.assert_close(*sums, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("perturber", [SlidingRadial((4, 5), (4, 4), (1, 1)), RandomGrid(30, (4, 3), 0.5, 1)])
@@ -140,7 +139,7 @@ def test_perturbers_that_do_not_fit_are_refused() -> None:
     volume = torch.rand(1, 6, 7, 5)
     with pytest.raises(ValueError, match=r"SlidingWindow perturbs 2D images, got \(1, 6, 7, 5\).*slices=2"):
         PerturbImageMasks(SlidingWindow((2, 2), (2, 2))).bind(volume)
-    with pytest.raises(ValueError, match="makes other masks when it is asked again.*give it a seed"):
+    with pytest.raises(ValueError, match=r"makes other masks when it is asked again.*give it a seed"):
         PerturbImageMasks(RandomGrid(5, (2, 2), 0.5), slices=0).bind(volume).render(range(9))
     with pytest.raises(ValueError, match="`slices` must be the spatial axis 0, 1 or 2, got 3"):
         PerturbImageMasks(SlidingWindow(), slices=3)
@@ -210,7 +209,7 @@ def test_scorings_that_do_not_fit_are_refused() -> None:
     explain(ms.RISEMasks(50), ConfidenceScoring(RISEScoring(0.5), max_bytes=50 * 18 * 22 * 4))
     with pytest.raises(ValueError, match="reads one mask for all channels"):
         explain(ms.ChannelMasks(ms.SlidingWindowMasks(6)), ConfidenceScoring(OcclusionScoring()))
-    with pytest.raises(ValueError, match="keep a cell with `p1` 0.5"):
+    with pytest.raises(ValueError, match=r"keep a cell with `p1` 0\.5"):
         explain(ms.RISEMasks(5), ConfidenceScoring(RISEScoring(0.4)))
 
 
@@ -233,7 +232,7 @@ def test_what_is_known_of_a_whole_method() -> None:
     for found, other in zip(explain.explain(IMAGES, NET), expected, strict=True):
         assert found.num_forwards == other.num_forwards == 41
         torch.testing.assert_close(found.scores, other.scores, rtol=0, atol=1e-5)
-        assert found.explained == other.explained
+        assert [each[:2] for each in found.explained] == [each[:2] for each in other.explained]
         assert found.standard_error is None
     grey = IMAGES[:, :1]
     assert explain(grey, Net(1, 18, 22)).shape == (2, 3, 18, 22)
@@ -255,7 +254,9 @@ class Boxes(nn.Module):
         found = []
         for image in batch:
             a, b = image[:, :9].mean(), image[:, 9:].mean()
-            boxes = torch.stack([torch.stack([2 + a, 3 * b, 11 + a, 14 + 2 * b]), torch.stack([b, a, 9 + b, 7 + 5 * a])])
+            boxes = torch.stack(
+                [torch.stack([2 + a, 3 * b, 11 + a, 14 + 2 * b]), torch.stack([b, a, 9 + b, 7 + 5 * a])]
+            )
             keep = torch.stack([a > 0.2, b > 0.2])
             found.append(
                 {"boxes": boxes[keep], "labels": torch.tensor([2, 0])[keep], "scores": torch.stack([a, b])[keep]}
@@ -333,7 +334,7 @@ def test_a_class_is_a_method_by_its_dotted_path() -> None:
     assert torch.equal(explain(IMAGES, NET), BlackBoxInferer(RISEStack(20, 4, 0.4, 3), TARGET)(IMAGES, NET))
     with pytest.raises(ValueError, match=r"needs --n, --s, --p1"):
         ChosenMethod(STACK)
-    with pytest.raises(ValueError, match="RISEStack cannot be made of .*p1"):
+    with pytest.raises(ValueError, match=r"RISEStack cannot be made of .*p1"):
         ChosenMethod(STACK, {"n": 20, "s": 4, "p1": 7})(target=TARGET)
 
 
@@ -356,7 +357,7 @@ def test_an_object_is_a_method_without_settings() -> None:
 def test_other_classes_are_no_methods() -> None:
     assert as_method(RISEScoring) is None
     assert as_method(GenerateImageClassifierBlackboxSaliency) is None
-    with pytest.raises(ValueError, match="must be a function like those of monai_saliency.methods"):
+    with pytest.raises(ValueError, match=r"must be a function like those of monai_saliency\.methods"):
         find_method("xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring.RISEScoring")
 
 
@@ -371,7 +372,12 @@ parts:
   estimator: {_target_: monai_saliency.xaitk.ConfidenceScoring, generator: '@generator'}
 whole:
   _target_: monai_saliency.xaitk.BlackBoxInferer
-  method: {_target_: xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack, n: 20, s: 4, p1: 0.4, seed: 3}
+  method:
+    _target_: xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack
+    n: 20
+    s: 4
+    p1: 0.4
+    seed: 3
   target: '@target'
 """
 
