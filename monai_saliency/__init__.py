@@ -10,6 +10,7 @@ from typing import Any
 
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
+from monai_saliency.estimators.drise import DRISEScoring
 from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.hsic import HSICScoring
@@ -17,7 +18,9 @@ from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, shapley_values
+from monai_saliency.estimators.similarity import SimilarityScoring
 from monai_saliency.estimators.sobol import SobolScoring
+from monai_saliency.estimators.squared_difference import SquaredDifferenceScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
 from monai_saliency.fills.scan_unit import ScanUnitFill
@@ -30,8 +33,11 @@ from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.minimal import MinimalMasks
+from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
+from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.masks.supervoxels import Supervoxels
@@ -71,6 +77,7 @@ __all__ = [
     "ClassScore",
     "CoalitionMasks",
     "ConstantFill",
+    "DRISEScoring",
     "DetectionScore",
     "DiceScore",
     "DictInput",
@@ -89,11 +96,13 @@ __all__ = [
     "MeanFill",
     "MinimalMasks",
     "MinimalRegionScoring",
+    "MultiScaleWindowMasks",
     "OcclusionScoring",
     "PatchMemory",
     "PerturbationInferer",
     "RISEMasks",
     "RISEScoring",
+    "RandomGridMasks",
     "RegionMasks",
     "RegionScore",
     "RegressionScore",
@@ -102,9 +111,12 @@ __all__ = [
     "Saliencyd",
     "ScanUnitFill",
     "ShapleyScoring",
+    "SimilarityScoring",
+    "SlidingRadialMasks",
     "SlidingWindowMasks",
     "SobolMasks",
     "SobolScoring",
+    "SquaredDifferenceScoring",
     "Supervoxels",
     "UntilMasks",
     "channel_occlusion",
