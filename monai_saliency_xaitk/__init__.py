@@ -11,12 +11,12 @@ neither torch nor MONAI: :mod:`monai_saliency.xaitk` is imported when the first 
 =====================================  ===============================================================================
 module                                 classes
 =====================================  ===============================================================================
-``perturb_image``                      ``RISEGrid``, ``SlidingWindow``
+``perturb_image``                      ``RISEGrid``, ``RandomGrid``, ``SlidingRadial``, ``SlidingWindow``
 ``gen_classifier_conf_sal``            ``RISEScoring``, ``OcclusionScoring``, ``SquaredDifferenceScoring``
 ``gen_descriptor_sim_sal``             ``SimilarityScoring``
 ``gen_detector_prop_sal``              ``DRISEScoring``
 ``gen_image_classifier_blackbox_sal``  ``PerturbationOcclusion``, ``RISEStack``, ``SlidingWindowStack``
-``gen_object_detector_blackbox_sal``   ``PerturbationOcclusion``, ``DRISEStack``
+``gen_object_detector_blackbox_sal``   ``PerturbationOcclusion``, ``DRISEStack``, ``RandomGridStack``
 ``gen_image_similarity_blackbox_sal``  ``PerturbationOcclusion``, ``SBSMStack``
 ``base``                               what they have in common
 =====================================  ===============================================================================

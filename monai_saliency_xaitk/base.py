@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
@@ -233,7 +233,7 @@ def check_p1(p1: float) -> float:
     return p1
 
 
-def pair(name: str, value: Sequence[Any], kind: type[_Number]) -> tuple[_Number, _Number]:
+def pair(name: str, value: Sequence[Any], kind: Callable[[Any], _Number]) -> tuple[_Number, _Number]:
     """Two numbers, for rows and for columns."""
     if len(value) != 2:
         raise ValueError(f"`{name}` must be two numbers, for height and width, got {value!r}")

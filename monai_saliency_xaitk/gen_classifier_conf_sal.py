@@ -59,17 +59,17 @@ class SquaredDifferenceScoring(EngineScoring):
         pass
 
     def estimator(self) -> Estimator:
-        from monai_saliency.estimators.occlusion import OcclusionScoring as Engine
+        from monai_saliency.estimators.squared_difference import SquaredDifferenceScoring as Engine
 
         return Engine()
 
     def scores(self, reference: np.ndarray, perturbed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         check_classes(reference, perturbed)
-        change = 0.5 * ((np.asarray(reference, float) - perturbed) ** 2).sum(axis=1, keepdims=True)
-        return np.zeros(1), -change  # as a drop from 0
+        return reference, perturbed
 
     def finished(self, maps: np.ndarray) -> np.ndarray:
-        above = maps[0] - maps[0].min()
+        total = maps.sum(axis=0)
+        above = total - total.min()
         largest = above.max()
         return above / largest if largest > 0 else above
 

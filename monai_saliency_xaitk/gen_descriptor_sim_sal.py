@@ -42,26 +42,34 @@ class SimilarityScoring(Configured, GenerateDescriptorSimilaritySaliency):
         """Whether a distance depends on all vectors that are compared, not only on its two."""
         return self.proximity_metric in ("seuclidean", "mahalanobis")
 
-    def scores(self, ref_descr: np.ndarray, query_descrs: np.ndarray, perturbed_descrs: np.ndarray) -> np.ndarray:
-        """How far perturbed images moved away from each query, at most 0: 0 is as near as the image, or nearer.
+    def similarities(self, query_descrs: np.ndarray, descrs: np.ndarray) -> np.ndarray:
+        """How near descriptors are to each query's: distances below zero.
+
+        Args:
+            query_descrs: ``(Q, D)``.
+            descrs: ``(n, D)``, of perturbed images.
+
+        Returns:
+            ``(n, Q)``, at most 0.
+        """
+        return -cdist(query_descrs, descrs, metric=self.proximity_metric).T
+
+    def own(self, ref_descr: np.ndarray, query_descrs: np.ndarray) -> np.ndarray:
+        """How near the image's descriptor is to each query's, ``(Q,)``.
 
         Args:
             ref_descr: ``(D,)``.
             query_descrs: ``(Q, D)``.
-            perturbed_descrs: ``(masks, D)``.
 
-        Returns:
-            ``(masks, Q)``.
+        Raises:
+            ValueError: when the numbers of features do not agree.
         """
         if len(ref_descr) != query_descrs.shape[1]:
             raise ValueError(
                 "Size of feature vectors between reference and query images do not match. "
                 f"Got {len(ref_descr)} and {query_descrs.shape[1]}"
             )
-        metric = self.proximity_metric
-        before = cdist(ref_descr.reshape(1, -1), query_descrs, metric=metric)
-        after = cdist(query_descrs, perturbed_descrs, metric=metric).T
-        return -np.clip(after - before, 0, None)
+        return -cdist(ref_descr.reshape(1, -1), query_descrs, metric=self.proximity_metric)[0]
 
     def generate(
         self,
@@ -84,10 +92,10 @@ class SimilarityScoring(Configured, GenerateDescriptorSimilaritySaliency):
         Raises:
             ValueError: when the numbers of masks or features do not agree.
         """
-        from monai_saliency.estimators.occlusion import OcclusionScoring
+        from monai_saliency.estimators.similarity import SimilarityScoring as Engine
         from monai_saliency.xaitk.arrays import maps_of
 
         check_counts(perturbed_descrs, perturbed_masks, "feature vector")
-        scores = self.scores(ref_descr, query_descrs, perturbed_descrs)
-        reference = np.zeros(scores.shape[1])
-        return scaled(maps_of(OcclusionScoring(), reference, scores, perturbed_masks, self.device))
+        reference = self.own(ref_descr, query_descrs)
+        scores = self.similarities(query_descrs, perturbed_descrs)
+        return scaled(maps_of(Engine(), reference, scores, perturbed_masks, self.device))

@@ -39,8 +39,9 @@ class DRISEScoring(Configured, GenerateDetectorProposalSaliency):
         Raises:
             ValueError: when the numbers of masks or classes do not agree.
         """
+        from monai_saliency.estimators.drise import DRISEScoring as Engine
         from monai_saliency.xaitk.arrays import maps_of
-        from monai_saliency.xaitk.detections import KeptMean, matches
+        from monai_saliency.xaitk.detections import matches
 
         check_counts(perturbed_dets, perturbed_masks, "detections vector")
         if ref_dets.shape[1] != perturbed_dets.shape[2]:
@@ -50,4 +51,4 @@ class DRISEScoring(Configured, GenerateDetectorProposalSaliency):
             )
         scores = matches(ref_dets, perturbed_dets)
         reference = np.zeros(scores.shape[1])  # which is not read
-        return scaled(maps_of(KeptMean(), reference, scores, perturbed_masks, self.device))
+        return scaled(maps_of(Engine("plain"), reference, scores, perturbed_masks, self.device))

@@ -12,9 +12,9 @@ from xaitk_saliency import (
 
 from monai_saliency_xaitk.base import Fill, Parts, Stack
 from monai_saliency_xaitk.gen_detector_prop_sal import DRISEScoring
-from monai_saliency_xaitk.perturb_image import RISEGrid
+from monai_saliency_xaitk.perturb_image import RandomGrid, RISEGrid
 
-__all__ = ["DRISEStack", "PerturbationOcclusion"]
+__all__ = ["DRISEStack", "PerturbationOcclusion", "RandomGridStack"]
 
 
 class PerturbationOcclusion(Parts, GenerateObjectDetectorBlackboxSaliency):
@@ -94,3 +94,34 @@ class DRISEStack(_Stack):
     ) -> None:
         self.n, self.s, self.p1, self.seed, self.threads = n, s, p1, seed, threads
         self._po = PerturbationOcclusion(RISEGrid(n, s, p1, seed, threads), DRISEScoring(), fill, threads)
+
+
+class RandomGridStack(_Stack):
+    """D-RISE (Petsiuk et al., CVPR 2021) with masks whose cells have one size, whatever the image's.
+
+    With a seed, the maps are those of xaitk-saliency's ``RandomGridStack(threads=0)``, for any number of threads.
+
+    Args:
+        n: number of masks.
+        s: height and width of a cell, in pixels.
+        p1: probability in [0, 1] that a cell is kept.
+        seed: of all draws; None draws a new one for each object.
+        fill: what replaces hidden pixels, see :class:`PerturbationOcclusion`.
+        threads: kept for configurations. The engine uses torch's threads.
+
+    Raises:
+        ValueError: when ``p1`` is not in [0, 1].
+    """
+
+    def __init__(
+        self,
+        n: int,
+        s: tuple[int, int],
+        p1: float,
+        seed: int | None = None,
+        fill: Fill = None,
+        threads: int = 0,
+    ) -> None:
+        grid = RandomGrid(n, s, p1, seed, threads)
+        self.n, self.s, self.p1, self.seed, self.threads = n, grid.s, p1, seed, threads
+        self._po = PerturbationOcclusion(grid, DRISEScoring(), fill, threads)

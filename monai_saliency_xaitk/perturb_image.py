@@ -13,7 +13,7 @@ from monai_saliency_xaitk.base import EnginePerturber, check_p1, pair
 if TYPE_CHECKING:
     from monai_saliency.masks.base import Masks
 
-__all__ = ["RISEGrid", "SlidingWindow"]
+__all__ = ["RISEGrid", "RandomGrid", "SlidingRadial", "SlidingWindow"]
 
 
 class RISEGrid(EnginePerturber):
@@ -59,6 +59,65 @@ class RISEGrid(EnginePerturber):
         return RISEMasks(self.n, self.s, self.p1, self._seed)
 
 
+class RandomGrid(EnginePerturber):
+    """Random smooth masks as :class:`RISEGrid` makes them, whose cells have one size, whatever the image's.
+
+    With a seed, the masks are those of xaitk-saliency's ``RandomGrid(threads=0)``, for any number of threads.
+
+    Args:
+        n: number of masks.
+        s: height and width of a cell, in pixels.
+        p1: probability in [0, 1] that a cell is kept.
+        seed: of all draws; None draws a new one for each object.
+        threads: kept for configurations. The engine uses torch's threads.
+
+    Raises:
+        ValueError: when ``p1`` is not in [0, 1], or ``s`` is not two numbers.
+    """
+
+    def __init__(
+        self, n: int, s: tuple[int, int], p1: float, seed: int | None = None, threads: int | None = None
+    ) -> None:
+        self.n = n
+        self.s = pair("s", s, int)
+        self.p1 = check_p1(p1)
+        self.seed = seed
+        self.threads = threads
+        self._seed = _drawn(seed)
+
+    def masks(self, shape: Sequence[int]) -> Masks:
+        from monai_saliency.masks.random_grid import RandomGridMasks
+
+        return RandomGridMasks(self.n, self.s, self.p1, self._seed)
+
+
+class SlidingRadial(EnginePerturber):
+    """Discs and ellipses that slide over the image: each mask hides one. With ``sigma`` its edge fades (Greydanus et
+    al., ICML 2018, equation 1).
+
+    Args:
+        radius: half axes, down and across, in pixels.
+        stride: steps from centre to centre, down and across.
+        sigma: standard deviations of the blur, down and across, in pixels; None for crisp edges.
+    """
+
+    def __init__(
+        self,
+        radius: tuple[float, float] = (50, 50),
+        stride: tuple[int, int] = (20, 20),
+        sigma: tuple[float, float] | None = None,
+    ) -> None:
+        self.radius = pair("radius", radius, _number)
+        self.stride = pair("stride", stride, int)
+        self.sigma = pair("sigma", sigma, _number) if sigma else None
+        self.mask_type = np.float32 if self.sigma else np.bool_
+
+    def masks(self, shape: Sequence[int]) -> Masks:
+        from monai_saliency.xaitk.array_masks import AnyRadials
+
+        return AnyRadials(self.radius, self.stride, self.sigma)
+
+
 class SlidingWindow(EnginePerturber):
     """Windows that slide over the image (Zeiler and Fergus, ECCV 2014, section 4.2): each mask hides one.
 
@@ -84,6 +143,11 @@ class SlidingWindow(EnginePerturber):
         from monai_saliency.xaitk.array_masks import AnyWindows
 
         return AnyWindows(self.window_size, self.stride)
+
+
+def _number(value: float) -> float:
+    """A number as it is: 50 stays 50 in a configuration."""
+    return value
 
 
 def _drawn(seed: int | None) -> int:

@@ -26,8 +26,8 @@ from monai_saliency_xaitk.gen_descriptor_sim_sal import SimilarityScoring
 from monai_saliency_xaitk.gen_detector_prop_sal import DRISEScoring
 from monai_saliency_xaitk.gen_image_classifier_blackbox_sal import RISEStack, SlidingWindowStack
 from monai_saliency_xaitk.gen_image_similarity_blackbox_sal import SBSMStack
-from monai_saliency_xaitk.gen_object_detector_blackbox_sal import DRISEStack
-from monai_saliency_xaitk.perturb_image import RISEGrid, SlidingWindow
+from monai_saliency_xaitk.gen_object_detector_blackbox_sal import DRISEStack, RandomGridStack
+from monai_saliency_xaitk.perturb_image import RandomGrid, RISEGrid, SlidingRadial, SlidingWindow
 
 __all__ = [
     "BlackBoxInferer",
@@ -42,8 +42,11 @@ __all__ = [
     "RISEGrid",
     "RISEScoring",
     "RISEStack",
+    "RandomGrid",
+    "RandomGridStack",
     "SBSMStack",
     "SimilarityScoring",
+    "SlidingRadial",
     "SlidingWindow",
     "SlidingWindowStack",
     "SquaredDifferenceScoring",

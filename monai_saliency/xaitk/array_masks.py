@@ -12,15 +12,22 @@ import torch
 from xaitk_saliency import PerturbImage
 
 from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.utils.arguments import instance, whole_number
 from monai_saliency.xaitk.images import image_of
 
-__all__ = ["AnyWindows", "ArrayMasks", "PerturbImageMasks"]
+__all__ = ["AnyRadials", "AnyWindows", "ArrayMasks", "PerturbImageMasks"]
 
 
 class AnyWindows(SlidingWindowMasks):
     """Sliding windows that may be larger than the image, as xaitk-saliency allows them."""
+
+    must_fit = False
+
+
+class AnyRadials(SlidingRadialMasks):
+    """Sliding ellipses that may hide the whole image, as xaitk-saliency allows them."""
 
     must_fit = False
 

@@ -9,24 +9,9 @@ import numpy as np
 import torch
 from smqtk_image_io.bbox import AxisAlignedBoundingBox
 
-from monai_saliency.estimators.base import Estimator, split_coverage, with_ones
-from monai_saliency.masks.base import BoundMasks
 from monai_saliency.targets.base import cosine
 
-__all__ = ["KeptMean", "as_detections", "match", "matches", "row_of", "rows_of"]
-
-
-class KeptMean(Estimator):
-    """The average score while a voxel is kept: ``sum(f * M) / sum(M)``, voxel by voxel, and 0 where no mask keeps it.
-
-    xaitk-saliency's D-RISE is this map, scaled to [-1, 1].
-    """
-
-    def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
-        sums, coverage = split_coverage(masks.weighted_sum(indices, with_ones(scores)))
-        return torch.where(coverage > 0, sums / coverage, 0.0).flatten(0, 1).to(masks.dtype)
+__all__ = ["as_detections", "match", "matches", "row_of", "rows_of"]
 
 
 def match(found: torch.Tensor, references: torch.Tensor) -> torch.Tensor:

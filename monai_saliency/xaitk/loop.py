@@ -28,11 +28,12 @@ from xaitk_saliency import (
 from xaitk_saliency.utils.detection import format_detection
 
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.estimators.drise import DRISEScoring as DRISE
+from monai_saliency.estimators.similarity import SimilarityScoring as Similarity
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.xaitk.array_masks import ArrayMasks
 from monai_saliency.xaitk.arrays import bound_to, map_from, perturbed_images, rendered
-from monai_saliency.xaitk.detections import KeptMean, match, matches, row_of
+from monai_saliency.xaitk.detections import match, matches, row_of
 from monai_saliency.xaitk.networks import Classifier, Descriptor, Detector
 from monai_saliency_xaitk.base import EnginePerturber, EngineScoring, scaled
 from monai_saliency_xaitk.gen_descriptor_sim_sal import SimilarityScoring
@@ -159,7 +160,7 @@ def detector_maps(
         found = blackbox.scores(image, perturbed.masks, fill, matched)
         if not any(counts):
             return np.array([])
-        return scaled(perturbed.maps(KeptMean(), np.zeros(found.shape[1]), found))
+        return scaled(perturbed.maps(DRISE("plain"), np.zeros(found.shape[1]), found))
     labels: list[Any] = []
     every: list[np.ndarray] = []
     engine = isinstance(generator, DRISEScoring)
@@ -178,7 +179,7 @@ def detector_maps(
     if not labels:
         return np.array([])
     if engine:
-        return scaled(perturbed.maps(KeptMean(), np.zeros(len(references)), found))
+        return scaled(perturbed.maps(DRISE("plain"), np.zeros(len(references)), found))
     return generator(references, _padded(every, 5 + len(labels)), perturbed.array())
 
 
@@ -214,24 +215,24 @@ def descriptor_maps(
     perturbed = _Perturbed.of(image, perturber, fill, device)
     alone = isinstance(generator, SimilarityScoring) and not generator.of_all
 
-    def distances(descriptors: np.ndarray) -> np.ndarray:
-        return generator.scores(reference, others, descriptors)  # type: ignore[attr-defined]
+    def similarities(descriptors: np.ndarray) -> np.ndarray:
+        return generator.similarities(others, descriptors)  # type: ignore[attr-defined]
 
     if isinstance(blackbox, Descriptor):
-        read = distances if alone else None
+        read = similarities if alone else None
         scores = blackbox.scores(image, perturbed.masks, fill, read)
     else:
 
         def row(descriptor: np.ndarray) -> np.ndarray:
-            return distances(np.asarray(descriptor)[None])[0] if alone else np.asarray(descriptor)
+            return similarities(np.asarray(descriptor)[None])[0] if alone else np.asarray(descriptor)
 
         found = blackbox.generate_arrays_from_images(perturbed.images(True))
         scores = _rows(found, row, len(perturbed.bound))
     if not isinstance(generator, SimilarityScoring):
         return generator(reference, others, scores, perturbed.array())
     if not alone:
-        scores = distances(scores)
-    return scaled(perturbed.maps(OcclusionScoring(), np.zeros(len(others)), scores))
+        scores = similarities(scores)
+    return scaled(perturbed.maps(Similarity(), generator.own(reference, others), scores))
 
 
 def _rows(given: Iterable[Any], read: Callable[[Any], Any], count: int) -> np.ndarray:

@@ -19,7 +19,7 @@ from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import occlusion_bas
 from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import sbsm
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import drise
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import occlusion_based as of_detectors
-from xaitk_saliency.impls.perturb_image import rise, sliding_radial, sliding_window
+from xaitk_saliency.impls.perturb_image import random_grid, rise, sliding_radial, sliding_window
 
 import monai_saliency_xaitk.gen_image_classifier_blackbox_sal as our_classifiers
 import monai_saliency_xaitk.gen_image_similarity_blackbox_sal as our_descriptors
@@ -37,6 +37,7 @@ IMAGES: dict[str, np.ndarray] = {
     "grey bytes": RNG.integers(0, 256, (21, 16), dtype=np.uint8),
     "16 bits": RNG.integers(0, 60000, (18, 16), dtype=np.uint16),
 }
+KINDS = ["rise", "cells", "windows", "radial", "blurred"]
 SMALL = {name: IMAGES[name] for name in ("wide colour", "grey bytes")}
 
 
@@ -46,8 +47,10 @@ def perturbers(kind: str) -> tuple[PerturbImage, PerturbImage]:
         return rise.RISEGrid(30, 5, 0.4, 7, threads=0), xaitk.RISEGrid(30, 5, 0.4, 7, threads=0)
     if kind == "windows":
         return sliding_window.SlidingWindow((6, 5), (3, 4)), xaitk.SlidingWindow((6, 5), (3, 4))
-    radial = sliding_radial.SlidingRadial((4, 6), (5, 4), (2, 2) if kind == "blurred" else None)
-    return radial, radial
+    if kind == "cells":
+        return random_grid.RandomGrid(30, (4, 5), 0.4, 7, threads=0), xaitk.RandomGrid(30, (4, 5), 0.4, 7, threads=9)
+    settings: Any = (4, 6.5), (5, 4), (2, 1.5) if kind == "blurred" else None
+    return sliding_radial.SlidingRadial(*settings), xaitk.SlidingRadial(*settings)
 
 
 def fills(image: np.ndarray) -> list[Any]:
@@ -63,7 +66,7 @@ def same(theirs: np.ndarray, ours: np.ndarray, close: float = CLOSE) -> None:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-@pytest.mark.parametrize("kind", ["rise", "windows"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_masks(name: str, kind: str) -> None:
     theirs, ours = perturbers(kind)
     expected, found = theirs(IMAGES[name]), ours(IMAGES[name])
@@ -79,7 +82,6 @@ SCORINGS: dict[str, tuple[Any, Any]] = {
     "occlusion": (occlusion_scoring.OcclusionScoring(), xaitk.OcclusionScoring()),
     "squares": (squared_difference_scoring.SquaredDifferenceScoring(), xaitk.SquaredDifferenceScoring()),
 }
-KINDS = ["rise", "windows", "radial", "blurred"]
 
 
 @pytest.mark.parametrize(("kind", "scoring"), list(product(KINDS, SCORINGS)))
@@ -156,6 +158,10 @@ def test_stacks(name: str, threads: int) -> None:
     same(
         drise.DRISEStack(40, 6, 0.3, 11, 5, threads=0)(*given),
         xaitk.DRISEStack(40, 6, 0.3, 11, 5, threads=threads)(*given),
+    )
+    same(
+        drise.RandomGridStack(40, (3, 5), 0.3, 11, 5, threads=0)(*given),
+        xaitk.RandomGridStack(40, (3, 5), 0.3, 11, 5, threads=threads)(*given),
     )
     query = [IMAGES["square"]]
     same(

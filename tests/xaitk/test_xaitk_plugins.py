@@ -31,7 +31,7 @@ import monai_saliency_xaitk.gen_object_detector_blackbox_sal as detectors
 from monai_saliency import xaitk
 
 INTERFACES: dict[type[Any], set[type[Any]]] = {
-    PerturbImage: {xaitk.RISEGrid, xaitk.SlidingWindow},
+    PerturbImage: {xaitk.RISEGrid, xaitk.RandomGrid, xaitk.SlidingRadial, xaitk.SlidingWindow},
     GenerateClassifierConfidenceSaliency: {xaitk.RISEScoring, xaitk.OcclusionScoring, xaitk.SquaredDifferenceScoring},
     GenerateDescriptorSimilaritySaliency: {xaitk.SimilarityScoring},
     GenerateDetectorProposalSaliency: {xaitk.DRISEScoring},
@@ -40,7 +40,7 @@ INTERFACES: dict[type[Any], set[type[Any]]] = {
         xaitk.SlidingWindowStack,
         classifiers.PerturbationOcclusion,
     },
-    GenerateObjectDetectorBlackboxSaliency: {xaitk.DRISEStack, detectors.PerturbationOcclusion},
+    GenerateObjectDetectorBlackboxSaliency: {xaitk.DRISEStack, xaitk.RandomGridStack, detectors.PerturbationOcclusion},
     GenerateImageSimilarityBlackboxSaliency: {xaitk.SBSMStack, descriptors.PerturbationOcclusion},
 }
 #: an object of every class
@@ -48,6 +48,9 @@ OBJECTS: list[Any] = [
     xaitk.RISEGrid(n=1000, s=8, p1=0.5),
     xaitk.RISEGrid(10, 3, 0.25, 42, 9),
     xaitk.SlidingWindow((777, 776), (444, 445)),
+    xaitk.RandomGrid(123, (55, 44), 0.2, 777, 999),
+    xaitk.SlidingRadial(),
+    xaitk.SlidingRadial((4, 5.5), (6, 7), (1, 2.5)),
     xaitk.RISEScoring(0.747),
     xaitk.OcclusionScoring(),
     xaitk.SquaredDifferenceScoring(),
@@ -59,6 +62,7 @@ OBJECTS: list[Any] = [
     xaitk.SlidingWindowStack((8, 9), (19, 14), 99),
     detectors.PerturbationOcclusion(xaitk.RISEGrid(4, 3, 0.5), xaitk.DRISEScoring(), [1, 2, 3], 87),
     xaitk.DRISEStack(123, 8, 0.73, 98, 7, threads=5),
+    xaitk.RandomGridStack(123, (8, 9), 0.73, 98, 7, threads=5),
     descriptors.PerturbationOcclusion(xaitk.SlidingWindow(), xaitk.SimilarityScoring(), 4, 27),
     xaitk.SBSMStack((10, 7), (9, 3), "rogerstanimoto", threads=15),
 ]
@@ -162,6 +166,9 @@ def test_an_object_is_chosen_by_a_configuration() -> None:
 def test_parameters_are_attributes() -> None:
     assert xaitk.SlidingWindow().window_size == (50, 50)
     assert xaitk.SlidingWindow().stride == (20, 20)
+    radial = xaitk.SlidingRadial()
+    assert (radial.radius, radial.stride, radial.sigma) == ((50, 50), (20, 20), None)
+    assert xaitk.RandomGrid(3, (34, 12), 0.5).s == (34, 12)
     grid = xaitk.RISEGrid(10, 8, 0.5)
     assert (grid.n, grid.s, grid.p1, grid.seed, grid.threads) == (10, 8, 0.5, None, 4)
     assert xaitk.SimilarityScoring().proximity_metric == "euclidean"
@@ -291,3 +298,4 @@ def test_images_and_fills_that_do_not_fit(image: np.ndarray, fill: Any, message:
 def test_windows_may_be_larger_than_the_image() -> None:
     image = np.empty((21, 21))
     assert len(xaitk.SlidingWindow((3, 2), (2, 2))(image)) == len(xaitk.SlidingWindow((244, 72), (2, 2))(image))
+    assert not xaitk.SlidingRadial()(image).any()
