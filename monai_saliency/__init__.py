@@ -14,6 +14,7 @@ from monai_saliency.estimators.drise import DRISEScoring
 from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.estimators.mc_rise import MCRISEScoring
 from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
@@ -32,6 +33,7 @@ from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
 from monai_saliency.masks.random_grid import RandomGridMasks
@@ -44,16 +46,23 @@ from monai_saliency.masks.supervoxels import Supervoxels
 from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods import (
     channel_occlusion,
+    drise,
     focused_rise,
     hierarchical_occlusion,
     hsic,
+    mc_rise,
     minimal_region,
+    multi_scale_window,
     patch_windows,
+    random_grid,
     region_occlusion,
     rise,
+    sbsm,
     shapley,
+    sliding_radial,
     sliding_window,
     sobol,
+    squared_difference,
 )
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.targets import (
@@ -93,6 +102,8 @@ __all__ = [
     "HierarchicalScoring",
     "IndependentChannelMasks",
     "ListInput",
+    "MCRISEMasks",
+    "MCRISEScoring",
     "MeanFill",
     "MinimalMasks",
     "MinimalRegionScoring",
@@ -120,17 +131,24 @@ __all__ = [
     "Supervoxels",
     "UntilMasks",
     "channel_occlusion",
+    "drise",
     "hierarchical_occlusion",
     "focused_rise",
     "hsic",
+    "mc_rise",
     "minimal_region",
+    "multi_scale_window",
     "patch_windows",
+    "random_grid",
     "region_occlusion",
     "rise",
+    "sbsm",
     "shapley",
     "shapley_values",
+    "sliding_radial",
     "sliding_window",
     "sobol",
+    "squared_difference",
 ]
 
 _ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize", "xaitk")

@@ -7,6 +7,7 @@ module                  map
 ======================  ======================================================================================
 ``base``                the contract: :class:`Estimator` and :class:`ScoreState`
 ``rise``                the average score while a voxel is kept, for random masks
+``mc_rise``             how far each of several fills lowers the score, for MC-RISE
 ``occlusion``           the average drop of the score while a voxel is hidden, for windows and regions
 ``drise``               the average score while a voxel is kept, for masks of any family
 ``similarity``          the average loss of the score while a voxel is hidden; gains count as nothing
@@ -25,6 +26,7 @@ from monai_saliency.estimators.drise import DRISEScoring
 from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.estimators.mc_rise import MCRISEScoring
 from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
@@ -39,6 +41,7 @@ __all__ = [
     "FocusedScoring",
     "HSICScoring",
     "HierarchicalScoring",
+    "MCRISEScoring",
     "MinimalRegionScoring",
     "OcclusionScoring",
     "RISEScoring",

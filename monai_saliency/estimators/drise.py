@@ -26,8 +26,8 @@ class DRISEScoring(Estimator):
     - ``"plain"``: ``sum(f * M) / sum(M)``, the average score itself. Read such a map relative to its own mean.
 
     The paper's map is ``sum(f * M)``; here each voxel is divided by how often it was kept, so that chance does not make
-    a voxel brighter. Voxels that no mask keeps, and of the centred form those in no region, are 0. Both forms are in the
-    score's unit. Unlike :class:`~monai_saliency.RISEScoring` they need not know with which probability masks keep a
+    a voxel brighter. Voxels that no mask keeps, and of the centred form those in no region, are 0. Both forms are in
+    the score's unit. Unlike :class:`~monai_saliency.RISEScoring` they need not know with which probability masks keep a
     voxel, so masks of any family will do. xaitk-saliency's ``DRISEScoring`` gives the plain map, scaled to [-1, 1].
 
     Args:
@@ -107,4 +107,3 @@ class DRISEScoring(Estimator):
             return found.flatten(0, 1).to(masks.dtype)
 
         return in_groups(masks, error, centred(scores))
-

@@ -162,4 +162,3 @@ class RISEScoring(Estimator):
 
 def _long(scores: torch.Tensor) -> torch.Tensor:
     return scores.to(accumulation_dtype(scores.device))
-

@@ -18,12 +18,12 @@ class SimilarityScoring(Estimator):
     """The average loss of similarity while a voxel is hidden; gains count as nothing (SBSM: Dong et al.,
     "Explainability for content-based image retrieval", CVPR workshops 2019, section 3).
 
-    With f the similarity of the perturbed image to a query, f0 that of the unperturbed image and M the mask, the map is,
-    voxel by voxel, ``sum(max(f0 - f, 0) * (1 - M)) / sum(1 - M)``, and 0 where no mask hides the voxel. It is in the
-    score's unit and has no negative values. A constant network gives a map of zeros.
+    With f the similarity of the perturbed image to a query, f0 that of the unperturbed image and M the mask, the map
+    is, voxel by voxel, ``sum(max(f0 - f, 0) * (1 - M)) / sum(1 - M)``, and 0 where no mask hides the voxel. It is in
+    the score's unit and has no negative values. A constant network gives a map of zeros.
 
-    With :class:`~monai_saliency.EmbeddingSimilarity` the scores are similarities of embeddings, ``"distance"`` being the
-    negative distance; each reference has its own map. xaitk-saliency's ``SimilarityScoring`` is this map, scaled to
+    With :class:`~monai_saliency.EmbeddingSimilarity` the scores are similarities of embeddings, ``"distance"`` being
+    the negative distance; each reference has its own map. xaitk-saliency's ``SimilarityScoring`` is this map, scaled to
     [-1, 1], with ``"distance"`` for its ``"euclidean"`` and ``"cosine"`` for its ``"cosine"``. Any other score may be
     explained too.
 

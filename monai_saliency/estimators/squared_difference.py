@@ -20,8 +20,8 @@ class SquaredDifferenceScoring(Estimator):
 
     With f the score, f0 the score of the unperturbed image and M the mask, the map of a score is, voxel by voxel,
     ``sum(0.5 * (f0 - f)^2 * (1 - M)) / sum(1 - M)``, and 0 where no mask hides the voxel. It shows where the score
-    depends on the image at all: a voxel that lowers a score counts as one that raises it. A constant network gives a map
-    of zeros.
+    depends on the image at all: a voxel that lowers a score counts as one that raises it. A constant network gives a
+    map of zeros.
 
     Greydanus et al. add up the squares of all outputs, ``0.5 * |f0 - f|^2`` of vectors, so that their map is the sum of
     these maps over all explained values. xaitk-saliency's ``SquaredDifferenceScoring`` is this sum, moved and scaled to

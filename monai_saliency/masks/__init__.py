@@ -3,14 +3,15 @@
 A mask is 1 where the image is kept and 0 where the fill replaces it. :class:`Masks` holds a user's settings;
 :meth:`Masks.bind` fits them to one image and returns :class:`BoundMasks`, which renders the masks a few at a time.
 
-========================  ===============================================================================================
+========================  ==============================================================================================
 module                    masks
-========================  ===============================================================================================
+========================  ==============================================================================================
 ``base``                  the contract: :class:`Masks` and :class:`BoundMasks`
 ``grid``                  random grids with crisp cells, for HSIC
 ``sobol``                 cells dimmed by a design of random numbers, for total Sobol indices
 ``rise``                  random smooth grids, for RISE
-``random_grid``           the same with cells of one size in voxels or mm
+``mc_rise``               the same, where one of several fills replaces each hidden cell, for MC-RISE
+``random_grid``           smooth grids as RISE's, with cells of one size in voxels or mm
 ``sliding_window``        boxes that slide over the image, for occlusion
 ``multi_scale_window``    such boxes of several sizes
 ``sliding_radial``        discs and balls that slide over the image
@@ -30,7 +31,7 @@ module                    masks
 ``supervoxels``           regions made from the image itself
 ``channel``               masks for each channel, for maps of each modality
 ``until``                 random masks in rounds, until the map is good enough
-========================  ===============================================================================================
+========================  ==============================================================================================
 """
 
 from monai_saliency.masks.base import BoundMasks, Masks
@@ -39,6 +40,7 @@ from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
 from monai_saliency.masks.order import OrderMasks
@@ -63,6 +65,7 @@ __all__ = [
     "Masks",
     "OrderMasks",
     "GridMasks",
+    "MCRISEMasks",
     "MinimalMasks",
     "MultiScaleWindowMasks",
     "PatchWindowMasks",

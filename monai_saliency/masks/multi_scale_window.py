@@ -74,8 +74,8 @@ class MultiScaleWindowMasks(Masks):
     def level(self, number: int, spatial_shape: Sequence[int]) -> SlidingWindowMasks:
         """The windows of one level, from 0, for an image of a shape."""
         window = [-(-n // 4) for n in spatial_shape] if self.window_size is None else self.window_size
-        sizes = [None if each is None else self._divided(each, 2**number) for each in (window, self.stride)]
-        return SlidingWindowMasks(*sizes, self.unit, self.smooth)
+        stride = None if self.stride is None else self._divided(self.stride, 2**number)
+        return SlidingWindowMasks(self._divided(window, 2**number), stride, self.unit, self.smooth)
 
     def _divided(self, size: float | Sequence[float], by: int) -> list[float]:
         sizes = np.atleast_1d(np.asarray(size))

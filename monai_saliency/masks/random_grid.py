@@ -27,8 +27,8 @@ class RandomGridMasks(Masks):
 
     As in RISE (Petsiuk et al., BMVC 2018, section 3.2) a mask is a small random grid that is stretched linearly. There
     the number of cells is set, so that a cell is larger in a larger scan; here the size of a cell. Along an axis of n
-    voxels a grid of cells of c voxels has ``g = ceil(n / c) + 1`` cells, is stretched to ``g * c`` voxels, and the image
-    is taken from its middle, moved at random by ``t`` with ``-floor(c / 2) <= t < floor(c / 2)``:
+    voxels a grid of cells of c voxels has ``g = ceil(n / c) + 1`` cells, is stretched to ``g * c`` voxels, and the
+    image is taken from its middle, moved at random by ``t`` with ``-floor(c / 2) <= t < floor(c / 2)``:
     ``M(v) = stretched(v + floor((g * c - n) / 2) + t)``. In 2D the masks equal those of ``RandomGrid`` for the same
     seed and ``threads=0``.
 
@@ -97,9 +97,9 @@ class _BoundRandomGridMasks(BoundRISEMasks):
         self.key = ("RandomGridMasks", self.seed, self.p1, self.num_masks, self.cell_shape, self.spatial_shape)
         half = np.array(self.cell_shape) // 2
         moved = np.flatnonzero(half)[::-1]  # the last axis is drawn first, and one without a choice is not drawn
-        shifts = np.zeros((self.num_masks, len(half)), dtype=int)
+        shifts = np.zeros((self.num_masks, len(half)), dtype=np.int64)
         shifts[:, moved] = np.random.default_rng(self.seed).integers(
             -half[moved], half[moved], size=(self.num_masks, len(moved))
         )
-        self.shifts = shifts + (np.array(self.stretched_shape) - self.spatial_shape) // 2
+        self.shifts = shifts + (np.array(self.stretched_shape) - np.array(self.spatial_shape)) // 2
         self._weights: dict[torch.device, list[torch.Tensor]] = {}

@@ -17,7 +17,7 @@ from monai_saliency.utils.arguments import (
     voxels_of_mm,
     whole_numbers,
 )
-from monai_saliency.utils.boxes import Box, everywhere, within
+from monai_saliency.utils.boxes import Box, within
 
 __all__ = ["SlidingRadialMasks"]
 
@@ -30,11 +30,11 @@ class SlidingRadialMasks(Masks):
     (xaitk-saliency's ``SlidingRadial``; with ``sigma`` the local perturbation of Greydanus et al., ICML 2018,
     equation 1).
 
-    Centres c lie at every ``stride``-th voxel of each axis, from voxel 0 on; the last axis changes fastest. A voxel v is
-    hidden where ``sum_a ((v_a - c_a) / radius_a)^2 < 1``. With ``sigma`` what is hidden inside the image is blurred by a
-    Gaussian G, mirrored at the border and cut off at four standard deviations, and divided by its largest value:
-    ``M = 1 - (G * hidden) / max(G * hidden)``. So a centre is hidden completely, and the edge fades. In 2D these are the
-    masks of ``SlidingRadial``, in the same order.
+    Centres c lie at every ``stride``-th voxel of each axis, from voxel 0 on; the last axis changes fastest. A voxel v
+    is hidden where ``sum_a ((v_a - c_a) / radius_a)^2 < 1``. With ``sigma`` what is hidden inside the image is blurred
+    by a Gaussian G, mirrored at the border and cut off at four standard deviations, and divided by its largest value:
+    ``M = 1 - (G * hidden) / max(G * hidden)``. So a centre is hidden completely, and the edge fades. In 2D these are
+    the masks of ``SlidingRadial``, in the same order.
 
     Args:
         radius: half axes of the ellipsoid in ``unit``, above 0, one number or one per axis; by default a sixteenth of
@@ -42,12 +42,12 @@ class SlidingRadialMasks(Masks):
         stride: distance between two centres in ``unit``, one number or one per axis; by default the radius, in whole
             voxels.
         sigma: standard deviation of the blur in ``unit``, at least 0, one number or one per axis; crisp by default.
-        unit: unit of ``radius``, ``stride`` and ``sigma``, ``"voxel"`` or ``"mm"``. Strides are rounded to whole voxels,
-            at least one.
+        unit: unit of ``radius``, ``stride`` and ``sigma``, ``"voxel"`` or ``"mm"``. Strides are rounded to whole
+            voxels, at least one.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) when there is not one size per axis, when sizes are in
-            mm and the voxel sizes are unknown, or when each mask would hide the whole image.
+        ValueError: for settings out of range, and (from ``bind``) when there is not one size per axis, when sizes are
+            in mm and the voxel sizes are unknown, or when each mask would hide the whole image.
 
     Example::
 

@@ -13,13 +13,14 @@ from monai_saliency.inferers.unwrapped import inside_of
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import IndependentChannelMasks
 from monai_saliency.masks.focused import FocusedMasks
+from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods.checks import check_unit, most_masks
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag
 
-__all__ = ["rise", "focused_rise"]
+__all__ = ["rise", "random_grid", "focused_rise"]
 
 
 def rise(
@@ -59,6 +60,50 @@ def rise(
     """
     most = most_masks(1000 if num_masks is None else num_masks, until, budget)
     masks: Masks = RISEMasks(most, grid_size, p1, seed)
+    masks = IndependentChannelMasks(masks) if flag("per_channel", per_channel) else masks
+    estimator = estimator or RISEScoring(p1, form)
+    masks = masks if until is None else UntilMasks(masks, estimator, until, num_masks)
+    return PerturbationInferer(masks, target, estimator, **settings)
+
+
+def random_grid(
+    num_masks: int | None = None,
+    cell_size: float | Sequence[float] | None = None,
+    p1: float = 0.5,
+    seed: int = 0,
+    window_unit: str = "voxel",
+    per_channel: bool = False,
+    form: str = "centred",
+    until: float | None = None,
+    budget: int | None = None,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """RISE with cells of one size in voxels or mm, whatever the scan's size (xaitk-saliency's ``RandomGrid``): random
+    masks, and how far keeping a voxel raises the score.
+
+    Args:
+        num_masks: how many masks, as for :func:`rise`.
+        cell_size: edge of a cell, one number or one per axis; an eighth of each axis by default.
+        p1: probability in (0, 1] that a cell is kept.
+        seed: of the random masks.
+        window_unit: of ``cell_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
+        per_channel: draw masks for each channel independently, and make a map for each channel.
+        form: ``"centred"``, ``"debiased"`` or ``"plain"``, as for :func:`rise`.
+        until: stop when the map agrees so well with one of as many other masks, as for :func:`rise`.
+        budget: the largest number of masks with ``until``, 4000 by default.
+        target: which number is explained.
+        estimator: ``RISEScoring(p1, form)`` by default.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: for settings out of range or that contradict each other.
+    """
+    check_unit(window_unit)
+    most = most_masks(1000 if num_masks is None else num_masks, until, budget)
+    masks: Masks = RandomGridMasks(most, cell_size, p1, seed, window_unit)
     masks = IndependentChannelMasks(masks) if flag("per_channel", per_channel) else masks
     estimator = estimator or RISEScoring(p1, form)
     masks = masks if until is None else UntilMasks(masks, estimator, until, num_masks)

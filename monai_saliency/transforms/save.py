@@ -284,10 +284,11 @@ class SaveSaliencyd(MapTransform):
 
 
 def _labels(explanation: Explanation | None) -> list[str] | None:
-    """The labels of the maps in the picture, where each channel has its own map; otherwise the title says enough."""
+    """The labels of the maps in the picture, where each channel or fill has one; else the title says enough."""
     if explanation is None or explanation.masks.channels is None:
         return None
-    return [f"saliency of channel {channel} for {label}" for label, channel, _ in explanation.explained]
+    layer = explanation.masks.layer
+    return [f"saliency of {layer} {place} for {label}" for label, place, _ in explanation.explained]
 
 
 def _label(case: str, path: Any, grid: _Grid, dims: int) -> np.ndarray | None:

@@ -168,7 +168,7 @@ class TestSlidingRadialMasks:
         assert (bound.radii, [each.tolist()[:2] for each in bound.centres]) == ((4.0, 1.0), [[0, 4], [0, 1]])
 
     def test_errors(self) -> None:
-        with pytest.raises(ValueError, match="`radius` .* hides the whole image of spatial shape"):
+        with pytest.raises(ValueError, match=r"`radius` .* hides the whole image of spatial shape"):
             bind(SlidingRadialMasks(50), 8, 8)
         with pytest.raises(ValueError, match="`radius` must be a number above 0, got 0"):
             SlidingRadialMasks(0)
