@@ -8,16 +8,13 @@ A user of xaitk-saliency changes the import and nothing else::
 xaitk-saliency imports every plug-in of an environment whenever it lists implementations. So these modules import
 neither torch nor MONAI: :mod:`monai_saliency.xaitk` is imported when the first map or mask is made.
 
-=====================================  ===============================================================================
-module                                 classes
-=====================================  ===============================================================================
-``perturb_image``                      ``RISEGrid``, ``RandomGrid``, ``SlidingRadial``, ``SlidingWindow``
-``gen_classifier_conf_sal``            ``RISEScoring``, ``OcclusionScoring``, ``SquaredDifferenceScoring``
-``gen_descriptor_sim_sal``             ``SimilarityScoring``
-``gen_detector_prop_sal``              ``DRISEScoring``
-``gen_image_classifier_blackbox_sal``  ``PerturbationOcclusion``, ``RISEStack``, ``SlidingWindowStack``
-``gen_object_detector_blackbox_sal``   ``PerturbationOcclusion``, ``DRISEStack``, ``RandomGridStack``
-``gen_image_similarity_blackbox_sal``  ``PerturbationOcclusion``, ``SBSMStack``
-``base``                               what they have in common
-=====================================  ===============================================================================
+- ``perturb_image``: ``RISEGrid``, ``MCRISEGrid``, ``RandomGrid``, ``SlidingRadial``, ``SlidingWindow``;
+- ``gen_classifier_conf_sal``: ``RISEScoring``, ``MCRISEScoring``, ``OcclusionScoring``, ``SquaredDifferenceScoring``;
+- ``gen_descriptor_sim_sal``: ``SimilarityScoring``;
+- ``gen_detector_prop_sal``: ``DRISEScoring``;
+- ``gen_image_classifier_blackbox_sal``: ``PerturbationOcclusion``, ``RISEStack``, ``MCRISEStack``,
+  ``SlidingWindowStack``;
+- ``gen_object_detector_blackbox_sal``: ``PerturbationOcclusion``, ``DRISEStack``, ``RandomGridStack``;
+- ``gen_image_similarity_blackbox_sal``: ``PerturbationOcclusion``, ``SBSMStack``;
+- ``base``: what they have in common.
 """

@@ -23,6 +23,7 @@ __all__ = [
     "Parts",
     "Stack",
     "check_counts",
+    "check_k",
     "check_p1",
     "pair",
     "scaled",
@@ -231,6 +232,13 @@ def check_p1(p1: float) -> float:
     if not 0 <= p1 <= 1:
         raise ValueError(f"Input p1 value of {p1} is not within the expected [0,1] range.")
     return p1
+
+
+def check_k(k: int) -> int:
+    """Refuse a number of fills below 1."""
+    if k < 1:
+        raise ValueError(f"Input k value of {k} is not within the expected >0 range.")
+    return k
 
 
 def pair(name: str, value: Sequence[Any], kind: Callable[[Any], _Number]) -> tuple[_Number, _Number]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from xaitk_saliency import GenerateClassifierConfidenceSaliency
 
-from monai_saliency_xaitk.base import EngineScoring, check_p1
+from monai_saliency_xaitk.base import Configured, EngineScoring, check_counts, check_k, check_p1, scaled
 
 if TYPE_CHECKING:
     from monai_saliency.estimators.base import Estimator
 
-__all__ = ["OcclusionScoring", "RISEScoring", "SquaredDifferenceScoring"]
+__all__ = ["MCRISEScoring", "OcclusionScoring", "RISEScoring", "SquaredDifferenceScoring"]
 
 
 class RISEScoring(EngineScoring):
@@ -72,6 +73,55 @@ class SquaredDifferenceScoring(EngineScoring):
         above = total - total.min()
         largest = above.max()
         return above / largest if largest > 0 else above
+
+
+class MCRISEScoring(Configured, GenerateClassifierConfidenceSaliency):
+    """How far each of k fills raises the confidence, one map for each fill and class (MC-RISE: Hatakeyama et al., ACCV
+    2020), as xaitk-saliency computes it: see the form ``"xaitk"`` of :class:`monai_saliency.MCRISEScoring`.
+
+    Args:
+        k: number of fills.
+        p1: probability in [0, 1] with which the masks keep a cell.
+
+    Attributes:
+        device: where maps are made, such as ``"cuda"``; None for a GPU where there is one. To be set at run time.
+
+    Raises:
+        ValueError: when ``p1`` is not in [0, 1], or ``k`` is below 1.
+    """
+
+    device: str | None = None
+
+    def __init__(self, k: int, p1: float = 0.0) -> None:
+        self.p1 = check_p1(p1)
+        self.k = check_k(k)
+
+    def estimator(self) -> Estimator:
+        """The engine's estimator."""
+        from monai_saliency.estimators.mc_rise import MCRISEScoring as Engine
+
+        return Engine(self.p1, "xaitk")
+
+    def generate(self, reference: np.ndarray, perturbed: np.ndarray, perturbed_masks: np.ndarray) -> np.ndarray:
+        """Maps from confidences and masks.
+
+        Args:
+            reference: ``(K,)``, which is not read.
+            perturbed: ``(masks, K)``, the confidences of the perturbed images.
+            perturbed_masks: ``(k, masks, H, W)`` in [0, 1].
+
+        Returns:
+            ``(k, K, H, W)`` in [-1, 1].
+
+        Raises:
+            ValueError: when the numbers of masks or fills do not agree.
+        """
+        from monai_saliency.xaitk.fills import fill_maps_of
+
+        if perturbed_masks.ndim != 4 or len(perturbed_masks) != self.k:
+            raise ValueError(f"masks have the axes (k, masks, H, W), with k {self.k}, got {perturbed_masks.shape}")
+        check_counts(perturbed, perturbed_masks[0])
+        return scaled(fill_maps_of(self.estimator(), perturbed, perturbed_masks, self.device))
 
 
 def check_classes(reference: np.ndarray, perturbed: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,11 @@ from xaitk_saliency import (
     PerturbImage,
 )
 
-from monai_saliency_xaitk.base import Parts, Stack
-from monai_saliency_xaitk.gen_classifier_conf_sal import OcclusionScoring, RISEScoring
-from monai_saliency_xaitk.perturb_image import RISEGrid, SlidingWindow
+from monai_saliency_xaitk.base import Configured, Parts, Stack, scaled
+from monai_saliency_xaitk.gen_classifier_conf_sal import MCRISEScoring, OcclusionScoring, RISEScoring
+from monai_saliency_xaitk.perturb_image import MCRISEGrid, RISEGrid, SlidingWindow
 
-__all__ = ["PerturbationOcclusion", "RISEStack", "SlidingWindowStack"]
+__all__ = ["MCRISEStack", "PerturbationOcclusion", "RISEStack", "SlidingWindowStack"]
 
 
 class PerturbationOcclusion(Parts, GenerateImageClassifierBlackboxSaliency):
@@ -99,3 +100,55 @@ class SlidingWindowStack(_Stack):
         windows = SlidingWindow(window_size, stride)
         self.window_size, self.stride, self.threads = windows.window_size, windows.stride, threads
         self._po = PerturbationOcclusion(windows, OcclusionScoring(), threads)
+
+
+class MCRISEStack(Configured, GenerateImageClassifierBlackboxSaliency):
+    """MC-RISE (Hatakeyama et al., ACCV 2020): each hidden cell is replaced by one of several colours, and each colour
+    has its own map of each class.
+
+    With a seed, the maps are those of xaitk-saliency's ``MCRISEStack(threads=0)``, for any number of threads.
+
+    Args:
+        n: number of masks.
+        s: cells of the small grid along each axis.
+        p1: probability in [0, 1] that a cell is kept.
+        fill_colors: the colours, each one number per channel, in [0, 255].
+        seed: of all draws; None draws a new one for each object.
+        threads: kept for configurations. The engine uses torch's threads.
+
+    Attributes:
+        device: where masks and maps are made, such as ``"cuda"``; None for a GPU where there is one. To be set at run
+            time.
+
+    Raises:
+        ValueError: when ``p1`` is not in [0, 1], when there is no colour, or when colours differ in their channels.
+    """
+
+    device: str | None = None
+
+    def __init__(
+        self,
+        n: int,
+        s: int,
+        p1: float,
+        fill_colors: Sequence[Sequence[int]],
+        seed: int | None,
+        threads: int = 0,
+    ) -> None:
+        if len(fill_colors) == 0:
+            raise ValueError("At least one fill color must be provided")
+        if len({len(each) for each in fill_colors}) > 1:
+            raise ValueError(f"All fill colors must have the same number of channels, got {fill_colors}")
+        self.n, self.s, self.p1, self.seed, self.threads = n, s, p1, seed, threads
+        self.fill_colors = [list(each) for each in fill_colors]
+        self._perturber = MCRISEGrid(n, s, p1, len(fill_colors), seed, threads)
+        self._generator = MCRISEScoring(len(fill_colors), p1)
+        self._threads = threads
+        self._fill_colors = self.fill_colors
+
+    def _generate(self, ref_image: np.ndarray, blackbox: ClassifyImage) -> np.ndarray:
+        """Maps ``(colours, classes, H, W)``."""
+        from monai_saliency.xaitk.fills import fill_maps
+
+        masks, estimator = self._perturber.masks(self.fill_colors), self._generator.estimator()
+        return scaled(fill_maps(ref_image, blackbox, masks, estimator, self.fill_colors, self.device))

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from xaitk_saliency import PerturbImage
 
-from monai_saliency_xaitk.base import EnginePerturber, check_p1, pair
+from monai_saliency_xaitk.base import Configured, EnginePerturber, check_k, check_p1, pair
 
 if TYPE_CHECKING:
     from monai_saliency.masks.base import Masks
 
-__all__ = ["RISEGrid", "RandomGrid", "SlidingRadial", "SlidingWindow"]
+__all__ = ["MCRISEGrid", "RISEGrid", "RandomGrid", "SlidingRadial", "SlidingWindow"]
 
 
 class RISEGrid(EnginePerturber):
@@ -57,6 +58,67 @@ class RISEGrid(EnginePerturber):
         from monai_saliency.masks.rise import RISEMasks
 
         return RISEMasks(self.n, self.s, self.p1, self._seed)
+
+
+class MCRISEGrid(Configured, PerturbImage):
+    """Random smooth masks of MC-RISE (Hatakeyama et al., ACCV 2020, section 3): each hidden cell draws one of k fills.
+
+    Unlike other perturbers it makes k masks for each image, for :class:`MCRISEScoring` and :class:`MCRISEStack` only.
+    With a seed, the masks are those of xaitk-saliency's ``MCRISEGrid(threads=0)``, for any number of threads.
+
+    Args:
+        n: number of masks.
+        s: cells of the small grid along each axis.
+        p1: probability in [0, 1] that a cell is kept.
+        k: number of fills.
+        seed: of all draws; None draws a new one for each object.
+        threads: kept for configurations. The engine uses torch's threads.
+
+    Attributes:
+        device: where masks are made, such as ``"cuda"``; None for a GPU where there is one. To be set at run time.
+
+    Raises:
+        ValueError: when ``p1`` is not in [0, 1], or ``k`` is below 1.
+    """
+
+    device: str | None = None
+
+    def __init__(self, n: int, s: int, p1: float, k: int, seed: int | None = None, threads: int | None = 4) -> None:
+        self.n = n
+        self.s = s
+        self.p1 = check_p1(p1)
+        self.k = check_k(k)
+        self.seed = seed
+        self.threads = threads
+        self._seed = _drawn(seed)
+
+    @property
+    def grid(self) -> np.ndarray:
+        """The small grids ``(k, n, s, s)``: 0 where a fill replaces a cell, 1 elsewhere."""
+        import torch
+
+        bound = self.masks([0.0] * self.k).bind(torch.zeros(1, self.s, self.s))
+        return np.moveaxis(bound.codes(range(self.n))["grid"], 1, 0).astype(np.float64)
+
+    def masks(self, fills: Sequence[float | Sequence[float]]) -> Masks:
+        """The engine's masks, with k fills, of which the first is given to the engine by itself."""
+        from monai_saliency.fills.constant import ConstantFill
+        from monai_saliency.masks.mc_rise import MCRISEMasks
+
+        return MCRISEMasks(self.n, [ConstantFill(each) for each in fills[1:]], self.s, self.p1, self._seed)
+
+    def perturb(self, ref_image: np.ndarray) -> np.ndarray:
+        """All masks at once.
+
+        Args:
+            ref_image: ``(H, W)`` or ``(H, W, C)``.
+
+        Returns:
+            ``(k, masks, H, W)`` in [0, 1]: 0 where a fill replaces a pixel, 1 elsewhere.
+        """
+        from monai_saliency.xaitk.fills import rendered_fills
+
+        return rendered_fills(self.masks([0.0] * self.k), ref_image, self.device)
 
 
 class RandomGrid(EnginePerturber):

@@ -9,6 +9,7 @@ module                    what
 ``scoring``               any ``GenerateClassifierConfidenceSaliency`` as an estimator: :class:`ConfidenceScoring`
 ``black_box``             any whole method for classifiers or detectors: :class:`BlackBoxInferer`
 ``chosen``                a class or object of xaitk-saliency as a method, for ``--method``: :func:`as_method`
+``fills``                 the loop of MC-RISE, with several fills
 ``detections``            detections as xaitk-saliency has them, and D-RISE's match
 ``arrays``, ``images``    the border between arrays with the channel last and tensors with the channel first
 ========================  ==============================================================================================
@@ -21,13 +22,18 @@ from monai_saliency.xaitk.black_box import BlackBoxInferer
 from monai_saliency.xaitk.chosen import as_method
 from monai_saliency.xaitk.networks import Classifier, Descriptor, Detector
 from monai_saliency.xaitk.scoring import ConfidenceScoring
-from monai_saliency_xaitk.gen_classifier_conf_sal import OcclusionScoring, RISEScoring, SquaredDifferenceScoring
+from monai_saliency_xaitk.gen_classifier_conf_sal import (
+    MCRISEScoring,
+    OcclusionScoring,
+    RISEScoring,
+    SquaredDifferenceScoring,
+)
 from monai_saliency_xaitk.gen_descriptor_sim_sal import SimilarityScoring
 from monai_saliency_xaitk.gen_detector_prop_sal import DRISEScoring
-from monai_saliency_xaitk.gen_image_classifier_blackbox_sal import RISEStack, SlidingWindowStack
+from monai_saliency_xaitk.gen_image_classifier_blackbox_sal import MCRISEStack, RISEStack, SlidingWindowStack
 from monai_saliency_xaitk.gen_image_similarity_blackbox_sal import SBSMStack
 from monai_saliency_xaitk.gen_object_detector_blackbox_sal import DRISEStack, RandomGridStack
-from monai_saliency_xaitk.perturb_image import RandomGrid, RISEGrid, SlidingRadial, SlidingWindow
+from monai_saliency_xaitk.perturb_image import MCRISEGrid, RandomGrid, RISEGrid, SlidingRadial, SlidingWindow
 
 __all__ = [
     "BlackBoxInferer",
@@ -37,6 +43,9 @@ __all__ = [
     "DRISEStack",
     "Descriptor",
     "Detector",
+    "MCRISEGrid",
+    "MCRISEScoring",
+    "MCRISEStack",
     "OcclusionScoring",
     "PerturbImageMasks",
     "RISEGrid",

@@ -17,7 +17,7 @@ from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.utils.arguments import instance, whole_number
 from monai_saliency.xaitk.images import image_of
 
-__all__ = ["AnyRadials", "AnyWindows", "ArrayMasks", "PerturbImageMasks"]
+__all__ = ["AnyRadials", "AnyWindows", "ArrayMasks", "BoundFillMasks", "PerturbImageMasks"]
 
 
 class AnyWindows(SlidingWindowMasks):
@@ -86,6 +86,31 @@ class BoundArrayMasks(BoundMasks):
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         # A copy: whoever renders masks may write to them.
         return _tensor(codes["mask"]).to(device, self.dtype, copy=True)[:, None]
+
+
+class BoundFillMasks(BoundMasks):
+    """Masks of several fills, of an array ``(fills, masks, *spatial)``, for one image."""
+
+    layer = "fill"
+
+    def __init__(self, image: torch.Tensor, array: np.ndarray) -> None:
+        super().__init__(image)
+        self.each = [BoundArrayMasks(image, of_fill) for of_fill in array]
+        self.channels = len(array)
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return ("BoundFillMasks", *(each.key for each in self.each))
+
+    def __len__(self) -> int:
+        return len(self.each[0])
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """The masks themselves, ``(n, fills, *spatial)``."""
+        return {"mask": np.stack([each.codes(indices)["mask"] for each in self.each], axis=1)}
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        return _tensor(codes["mask"]).to(device, self.dtype, copy=True)
 
 
 class PerturbImageMasks(Masks):

@@ -18,6 +18,8 @@ from monai_saliency.xaitk.images import fill_of, tensor_of
 __all__ = [
     "bound_to",
     "chosen_device",
+    "chunks",
+    "empty_image",
     "map_from",
     "maps_of",
     "perturbed_images",
@@ -41,9 +43,14 @@ def bound_to(masks: Masks, image: np.ndarray, device: torch.device | str | None)
     Raises:
         ValueError: when the masks do not fit the image.
     """
+    like = empty_image((), device)
+    return masks.bind(tensor_of(image, like.dtype, like.device))
+
+
+def empty_image(shape: Sequence[int], device: torch.device | str | None) -> torch.Tensor:
+    """An image ``(1, *shape)`` without values, in double precision, for masks that do not read it."""
     device = chosen_device(device)
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    return masks.bind(tensor_of(image, dtype, device))
+    return torch.empty(1, *shape, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
 
 def rendered(
@@ -59,13 +66,14 @@ def rendered(
     """
     bound = bound_to(masks, image, device)
     found = np.empty((len(bound), *image.shape[:2]), dtype=kind)
-    for chunk in _chunks(bound):
+    for chunk in chunks(bound):
         found[chunk.start : chunk.stop] = bound.render(chunk)[:, 0].cpu().numpy()
     return found
 
 
-def _chunks(bound: BoundMasks) -> Iterator[range]:
-    step = int(min(_AT_ONCE, max(1, _VOXELS // max(1, math.prod(bound.spatial_shape)))))
+def chunks(bound: BoundMasks) -> Iterator[range]:
+    """The masks, as many at a time as memory is spent on."""
+    step = int(min(_AT_ONCE, max(1, _VOXELS // max(1, (bound.channels or 1) * math.prod(bound.spatial_shape)))))
     for start in range(0, len(bound), step):
         yield range(start, min(start + step, len(bound)))
 
@@ -99,7 +107,7 @@ def perturbed_images(
         for each, dtype in ((image, kept), (values, hidden))
     )
     last = (..., None) if image.ndim == 3 else ...
-    for chunk in _chunks(bound):
+    for chunk in chunks(bound):
         masks = bound.render(chunk)[:, 0].to(_torch_type(kind, bound))[last]
         with exact_arithmetic(bound.device):
             batch = masks * numbers
@@ -132,9 +140,7 @@ def maps_of(
     Raises:
         ValueError: for masks with other axes.
     """
-    device = chosen_device(device)
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    empty = torch.empty(1, *np.shape(masks)[1:], dtype=dtype, device=device)
+    empty = empty_image(np.shape(masks)[1:], device)
     return map_from(estimator, ArrayMasks(masks).bind(empty), reference, scores)
 
 

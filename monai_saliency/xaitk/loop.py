@@ -39,7 +39,7 @@ from monai_saliency_xaitk.base import EnginePerturber, EngineScoring, scaled
 from monai_saliency_xaitk.gen_descriptor_sim_sal import SimilarityScoring
 from monai_saliency_xaitk.gen_detector_prop_sal import DRISEScoring
 
-__all__ = ["classifier_maps", "descriptor_maps", "detector_maps"]
+__all__ = ["classified", "classifier_maps", "descriptor_maps", "detector_maps"]
 
 
 @dataclass(frozen=True)
@@ -104,18 +104,35 @@ def classifier_maps(
     if isinstance(blackbox, Classifier):
         reference, scores = blackbox.scores(image, perturbed.masks, fill)
     else:
-        labels = list(blackbox.get_labels())
-
-        def confidences(given: Any) -> list[float]:
-            return [given[label] for label in labels]
-
-        (first,) = blackbox.classify_images([image])
-        reference = np.asarray(confidences(first), dtype=np.float64)
-        scores = _rows(blackbox.classify_images(perturbed.images(False)), confidences, len(perturbed.bound))
+        reference, scores = classified(blackbox, image, perturbed.images(False), len(perturbed.bound))
     if not isinstance(generator, EngineScoring):
         return generator(reference, scores, perturbed.array())
     reference, scores = generator.scores(reference, scores)
     return generator.finished(perturbed.maps(generator.estimator(), reference, scores))
+
+
+def classified(
+    blackbox: ClassifyImage, image: np.ndarray, perturbed: Iterable[np.ndarray], count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The confidences of an image ``(K,)`` and of its perturbed copies ``(count, K)``.
+
+    Args:
+        blackbox: classifies images.
+        image: the image.
+        perturbed: the perturbed images, made while they are classified.
+        count: how many there are.
+
+    Raises:
+        ValueError: when the black box does not classify every image.
+    """
+    labels = list(blackbox.get_labels())
+
+    def confidences(given: Any) -> list[float]:
+        return [given[label] for label in labels]
+
+    (first,) = blackbox.classify_images([image])
+    scores = _rows(blackbox.classify_images(perturbed), confidences, count)
+    return np.asarray(confidences(first), dtype=np.float64), scores
 
 
 def detector_maps(

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 from helpers.black_boxes import Classifies, Describes, Detects
 from xaitk_saliency import PerturbImage
-from xaitk_saliency.impls.gen_classifier_conf_sal import occlusion_scoring, rise_scoring, squared_difference_scoring
+from xaitk_saliency.impls.gen_classifier_conf_sal import (
+    mc_rise_scoring,
+    occlusion_scoring,
+    rise_scoring,
+    squared_difference_scoring,
+)
 from xaitk_saliency.impls.gen_descriptor_sim_sal import similarity_scoring
 from xaitk_saliency.impls.gen_detector_prop_sal import drise_scoring
+from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import mc_rise as mc_rise_stack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import occlusion_based as of_classifiers
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import rise as rise_stack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import slidingwindow as window_stack
@@ -19,7 +25,7 @@ from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import occlusion_bas
 from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import sbsm
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import drise
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import occlusion_based as of_detectors
-from xaitk_saliency.impls.perturb_image import random_grid, rise, sliding_radial, sliding_window
+from xaitk_saliency.impls.perturb_image import mc_rise, random_grid, rise, sliding_radial, sliding_window
 
 import monai_saliency_xaitk.gen_image_classifier_blackbox_sal as our_classifiers
 import monai_saliency_xaitk.gen_image_similarity_blackbox_sal as our_descriptors
@@ -37,6 +43,7 @@ IMAGES: dict[str, np.ndarray] = {
     "grey bytes": RNG.integers(0, 256, (21, 16), dtype=np.uint8),
     "16 bits": RNG.integers(0, 60000, (18, 16), dtype=np.uint16),
 }
+MC_SCORINGS = mc_rise_scoring.MCRISEScoring, xaitk.MCRISEScoring
 KINDS = ["rise", "cells", "windows", "radial", "blurred"]
 SMALL = {name: IMAGES[name] for name in ("wide colour", "grey bytes")}
 
@@ -168,6 +175,23 @@ def test_stacks(name: str, threads: int) -> None:
         sbsm.SBSMStack((7, 5), (3, 2), fill=3)(image, query, Describes()),
         xaitk.SBSMStack((7, 5), (3, 2), fill=3, threads=threads)(image, query, Describes()),
     )
+
+
+@pytest.mark.parametrize("name", ["wide colour", "tall float32", "bytes"])
+@pytest.mark.parametrize(("p1", "threads"), [(0.5, 0), (0.3, 7)])
+def test_mc_rise(name: str, p1: float, threads: int) -> None:
+    image = IMAGES[name]
+    fills = [[200, 0, 30], [0, 255, 9], [70, 80, 90], [255, 255, 255]]
+    fills = [each[: image.shape[2]] for each in fills]
+    theirs, ours = (each.MCRISEGrid(30, 5, p1, 4, 7, threads=0) for each in (mc_rise, xaitk))
+    assert np.array_equal(theirs.grid, ours.grid)
+    masks = theirs(image)
+    np.testing.assert_allclose(ours(image), masks, rtol=0, atol=1e-12)
+    confidences = RNG.random((30, 3))
+    their_maps, our_maps = (each(4, p1)(confidences[0], confidences, masks) for each in MC_SCORINGS)
+    np.testing.assert_allclose(our_maps, their_maps, rtol=0, atol=1e-9)
+    expected = mc_rise_stack.MCRISEStack(30, 5, p1, fills, 7, threads=0)(image, Classifies())
+    same(expected, xaitk.MCRISEStack(30, 5, p1, fills, 7, threads=threads)(image, Classifies()))
 
 
 def test_black_boxes_are_asked_as_xaitk_asks_them() -> None:

@@ -12,6 +12,7 @@ from smqtk_classifier.interfaces.classify_image import ClassifyImage
 from smqtk_descriptors.interfaces.image_descriptor_generator import ImageDescriptorGenerator
 from smqtk_detection.interfaces.detect_image_objects import DetectImageObjects
 from torch import nn
+from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import mc_rise
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import rise as rise_stack
 from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import sbsm
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import drise
@@ -23,6 +24,7 @@ from monai_saliency.xaitk import (
     Descriptor,
     Detector,
     DRISEStack,
+    MCRISEStack,
     OcclusionScoring,
     RISEStack,
     SBSMStack,
@@ -135,6 +137,16 @@ def test_maps_of_a_classifier(image: np.ndarray, fill: Any) -> None:
         assert np.abs(expected).max() == 1
         np.testing.assert_allclose(ours(image, HiddenClassifier(box)), expected, rtol=0, atol=1e-4)
         np.testing.assert_allclose(ours(image, box), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=["bytes", "float32"])
+def test_maps_of_several_fills(image: np.ndarray) -> None:
+    fills, box = [[200, 0, 30], [0, 255, 9]], Classifier(Counted(), 3, "softmax", transform=scale)
+    expected = mc_rise.MCRISEStack(40, 5, 0.4, fills, 3, threads=0)(image, HiddenClassifier(box))
+    assert expected.shape == (2, 3, 18, 24)
+    for given in (box, HiddenClassifier(box)):
+        ours = MCRISEStack(40, 5, 0.4, fills, 3)(image, given)
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-4)
 
 
 def test_batches_have_one_shape() -> None:

@@ -31,12 +31,24 @@ import monai_saliency_xaitk.gen_object_detector_blackbox_sal as detectors
 from monai_saliency import xaitk
 
 INTERFACES: dict[type[Any], set[type[Any]]] = {
-    PerturbImage: {xaitk.RISEGrid, xaitk.RandomGrid, xaitk.SlidingRadial, xaitk.SlidingWindow},
-    GenerateClassifierConfidenceSaliency: {xaitk.RISEScoring, xaitk.OcclusionScoring, xaitk.SquaredDifferenceScoring},
+    PerturbImage: {
+        xaitk.RISEGrid,
+        xaitk.MCRISEGrid,
+        xaitk.RandomGrid,
+        xaitk.SlidingRadial,
+        xaitk.SlidingWindow,
+    },
+    GenerateClassifierConfidenceSaliency: {
+        xaitk.RISEScoring,
+        xaitk.MCRISEScoring,
+        xaitk.OcclusionScoring,
+        xaitk.SquaredDifferenceScoring,
+    },
     GenerateDescriptorSimilaritySaliency: {xaitk.SimilarityScoring},
     GenerateDetectorProposalSaliency: {xaitk.DRISEScoring},
     GenerateImageClassifierBlackboxSaliency: {
         xaitk.RISEStack,
+        xaitk.MCRISEStack,
         xaitk.SlidingWindowStack,
         classifiers.PerturbationOcclusion,
     },
@@ -49,6 +61,8 @@ OBJECTS: list[Any] = [
     xaitk.RISEGrid(10, 3, 0.25, 42, 9),
     xaitk.SlidingWindow((777, 776), (444, 445)),
     xaitk.RandomGrid(123, (55, 44), 0.2, 777, 999),
+    xaitk.MCRISEGrid(1000, 8, 0.5, 2, 42),
+    xaitk.MCRISEScoring(2, 0.3),
     xaitk.SlidingRadial(),
     xaitk.SlidingRadial((4, 5.5), (6, 7), (1, 2.5)),
     xaitk.RISEScoring(0.747),
@@ -60,6 +74,7 @@ OBJECTS: list[Any] = [
     xaitk.RISEStack(444, 33, 0.22, 42, 99),
     xaitk.RISEStack(444, 33, 0.22, 42, 99, debiased=False),
     xaitk.SlidingWindowStack((8, 9), (19, 14), 99),
+    xaitk.MCRISEStack(444, 33, 0.22, [[255, 0, 0], [0, 255, 0]], 42, 99),
     detectors.PerturbationOcclusion(xaitk.RISEGrid(4, 3, 0.5), xaitk.DRISEScoring(), [1, 2, 3], 87),
     xaitk.DRISEStack(123, 8, 0.73, 98, 7, threads=5),
     xaitk.RandomGridStack(123, (8, 9), 0.73, 98, 7, threads=5),
@@ -175,7 +190,15 @@ def test_parameters_are_attributes() -> None:
     assert xaitk.RISEScoring().p1 == 0
 
 
-@pytest.mark.parametrize("make", [lambda p1: xaitk.RISEGrid(10, 8, p1), xaitk.RISEScoring])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p1: xaitk.RISEGrid(10, 8, p1),
+        lambda p1: xaitk.MCRISEGrid(10, 8, p1, 2),
+        xaitk.RISEScoring,
+        lambda p1: xaitk.MCRISEScoring(2, p1),
+    ],
+)
 @pytest.mark.parametrize("p1", [-0.3, 5, float("nan")])
 def test_a_probability_out_of_range(make: Any, p1: float) -> None:
     with pytest.raises(ValueError, match=rf"Input p1 value of {p1} is not within the expected \[0,1\] range\."):
@@ -189,7 +212,33 @@ def test_other_wrong_settings() -> None:
         xaitk.SlidingWindow((2, 2), (1, 2, 3))  # type: ignore[arg-type]
 
 
+def test_fills_of_mc_rise() -> None:
+    message = r"Input k value of -1 is not within the expected >0 range\."
+    with pytest.raises(ValueError, match=message):
+        xaitk.MCRISEGrid(10, 8, 0.2, -1)
+    with pytest.raises(ValueError, match=message):
+        xaitk.MCRISEScoring(-1)
+    with pytest.raises(ValueError, match="At least one fill color must be provided"):
+        xaitk.MCRISEStack(10, 8, 0.2, [], 0)
+    with pytest.raises(ValueError, match="All fill colors must have the same number of channels"):
+        xaitk.MCRISEStack(10, 8, 0.2, [[1, 2, 3], [1, 2]], 0)
+    with pytest.raises(ValueError, match=r"2 channels, and the image of shape \(9, 9, 3\) 3"):
+        xaitk.MCRISEStack(10, 4, 0.2, [[1, 2]], 0)(np.zeros((9, 9, 3)), Classifies())
+    masks = xaitk.MCRISEGrid(10, 4, 0.2, 2)(np.zeros((9, 9)))
+    with pytest.raises(ValueError, match="Number of perturbation masks and respective confidence lengths do not match"):
+        xaitk.MCRISEScoring(2)(np.ones(2), np.ones((9, 2)), masks)
+    with pytest.raises(ValueError, match=r"\(k, masks, H, W\), with k 3, got \(2, 10, 9, 9\)"):
+        xaitk.MCRISEScoring(3)(np.ones(2), np.ones((10, 2)), masks)
+
+
+def test_masks_of_several_fills_have_no_place_beside_others() -> None:
+    stack = classifiers.PerturbationOcclusion(xaitk.MCRISEGrid(10, 4, 0.2, 2), xaitk.RISEScoring())
+    with pytest.raises(ValueError, match=r"masks of \(10, 9, 9\) do not fit an image of \(9, 9\)"):
+        stack(np.zeros((9, 9)), Classifies())
+
+
 def test_seeds() -> None:
+    assert not np.array_equal(xaitk.MCRISEGrid(9, 8, 0.5, 2).grid, xaitk.MCRISEGrid(9, 8, 0.5, 2).grid)
     assert np.array_equal(xaitk.RISEGrid(100, 8, 0.5, 42).grid, xaitk.RISEGrid(100, 8, 0.5, 42).grid)
     one, other = xaitk.RISEGrid(100, 8, 0.5), xaitk.RISEGrid(100, 8, 0.5)
     assert not np.array_equal(one.grid, other.grid)
