@@ -1,7 +1,8 @@
 """Saliency maps for MONAI models: which part of this scan made the network say that?
 
 The rooms are modules: ``monai_saliency.metrics``, ``monai_saliency.data``, ... Those that need an extra (``handlers``,
-``distributed``, ``engines``, ``bundle``) are imported when they are first used, and so is :func:`attach`.
+``distributed``, ``engines``, ``bundle``), and ``xaitk``, are imported when they are first used, and so is
+:func:`attach`.
 """
 
 from importlib import import_module
@@ -150,7 +151,7 @@ __all__ = [
     "squared_difference",
 ]
 
-_ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize")
+_ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize", "xaitk")
 
 
 def __getattr__(name: str) -> Any:
