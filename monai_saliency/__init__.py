@@ -30,6 +30,7 @@ from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.region import RegionMasks
+from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.sobol import SobolMasks
@@ -93,6 +94,7 @@ __all__ = [
     "PerturbationInferer",
     "RISEMasks",
     "RISEScoring",
+    "RegionHierarchyMasks",
     "RegionMasks",
     "RegionScore",
     "RegressionScore",

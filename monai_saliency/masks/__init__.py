@@ -40,6 +40,7 @@ from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.order import OrderMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
+from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.sobol import SobolMasks
@@ -60,6 +61,7 @@ __all__ = [
     "MinimalMasks",
     "PatchWindowMasks",
     "RISEMasks",
+    "RegionHierarchyMasks",
     "RegionMasks",
     "SlidingWindowMasks",
     "SubsetMasks",
