@@ -293,7 +293,7 @@ def test_places_that_are_enough_by_hand() -> None:
     """Windows of 8: three parts of the first row are enough; the first two have columns 6 to 10 in common."""
     bound = ms.FocusedMasks(10, 4, 8, 2).bind(torch.zeros(1, 16, 48)).alone
     gains = np.zeros((2, 6))
-    gains[0, [0, 1]], gains[0, 4], gains[1, 5] = [1.0, 0.9], 0.8, 0.49
+    gains[0, [0, 1]], gains[0, 4], gains[1, 5] = [1.0, 0.9], 0.8, 0.79
     places = bound.enough(gains.ravel())
     assert [bound.box(place) for place in places] == [(slice(0, 12), slice(2, 14)), (slice(0, 12), slice(30, 42))]
     assert bound.num_places == 5 * 13
