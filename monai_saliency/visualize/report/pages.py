@@ -13,7 +13,8 @@ from monai_saliency.visualize.report.markup import Markup, element, number, page
 
 __all__ = ["Neighbours", "case_page", "cohort_page"]
 
-_MOST_BARS = 40
+_MOST_BARS, _MOST_SCORES = 40, 4
+_YES = {"True": "yes", "False": "no"}
 _SIDES = {"True": ("inside",), "False": ("outside",)}
 
 
@@ -42,7 +43,9 @@ _COLUMNS = (
     _Column("trust_fill_agreement", "Other fill", "rank correlation with the map of another fill"),
     _Column("trust_randomised", "Random weights", "rank correlation with the map of the network at random weights"),
     _Column("trust_peak_to_error", "Peak / error", "the peak over its standard error"),
-    _Column("trust_pointing", "Peak inside", "whether the peak lies strictly inside the label"),
+    _Column(
+        "trust_pointing", "Strictly inside", "1 where the peak lies strictly inside the label, 0 where it does not"
+    ),
     _Column("trust_mass", "Mass in label", "share of the map's positive mass in the label"),
     _Column("trust_leakage", "Leakage", "share of the highest voxels outside the label"),
     _Column("trust_auprc", "AUPRC", "area under precision and recall of the label"),
@@ -69,6 +72,10 @@ def cohort_page(cohort: Cohort, title: str, thumbnails: Mapping[str, Sequence[st
     """
     rows = [(case, row) for case in cohort.cases for row in case.rows]
     shown = [column for column in _COLUMNS if any(_cell(row, column.name) for _, row in rows)]
+    if all(
+        row.get("forwards") == number(row.get("predictions", ""), 9) for _, row in rows
+    ):  # nothing is cut in patches
+        shown = [column for column in shown if column.name != "predictions"]
     heads = [("case", "Case", "")] + [(each.name, each.heading, each.words) for each in shown]
     heading = [element("th", element("span", "Map", class_="quiet"), class_="picture")]
     heading += [
@@ -144,7 +151,7 @@ def _table_cell(text: str, column: _Column) -> Markup:
     if column.name in ("explained", "prediction", "place"):
         return element("td", text, class_="number" if column.name == "place" else None)
     if text in ("True", "False"):
-        return element("td", {"True": "yes", "False": "no"}[text], data_value=int(text == "True"))
+        return element("td", _YES[text], data_value=int(text == "True"))
     return element("td", number(text, column.digits), class_="number", data_value=text, title=text or None)
 
 
@@ -154,7 +161,7 @@ def _failure_line(case: CaseFiles, failure: Row, columns: int) -> Markup:
         "tr",
         element("td", class_="picture"),
         element("td", case.case),
-        element("td", words, failure.get("error", ""), colspan=max(columns, 1), class_="error"),
+        element("td", element("p", words, failure.get("error", "")), colspan=max(columns, 1), class_="error"),
         class_="failure",
         data_kind="failed",
     )
@@ -200,7 +207,7 @@ def case_page(case: CaseFiles, data: dict[str, Any] | None, problem: str, near: 
     for each, words in ((near.before, "previous"), (near.after, "next")):
         if each is not None:
             links.append(element("a", words, href=f"{each.id}.html", title=each.case, class_=words))
-    head = element("header", element("nav", *links), element("h1", case.case), class_="case")
+    head = element("header", element("nav", *links), element("h1", case.case), element("p", _said(case)), class_="case")
     facts = element("section", *(_facts(row) for row in case.rows), *_bars(case.regions), class_="facts")
     scripts: tuple[str, ...] = ()
     viewer = element("p", f"Nothing can be shown of this case: {problem}", class_="error")
@@ -218,6 +225,16 @@ def case_page(case: CaseFiles, data: dict[str, Any] | None, problem: str, near: 
         scripts=tuple(f"../assets/{name}" for name in scripts),
         mark=mark,
     )
+
+
+def _said(case: CaseFiles) -> str:
+    """What the network says of a case, and how much of it is explained."""
+    row = case.rows[0]
+    words = [f"predicted {row['prediction']}"] if row.get("prediction") else []
+    if words and row.get("probability"):
+        words[0] += f" ({number(row['probability'])})"
+    words += [f"{class_words(each)} scores {number(each.get('score', ''))}" for each in case.rows[:_MOST_SCORES]]
+    return " · ".join(words) + " · ..." * (len(case.rows) > _MOST_SCORES)
 
 
 def _stage(is_volume: bool) -> Markup:
@@ -257,14 +274,15 @@ def _controls(data: dict[str, Any]) -> Markup:
         element("label", element("span", "Map"), element("select", *maps, id="map"), class_="choice"),
         element("canvas", id="bar", width=560, height=64),
         element("p", "", id="words", class_="quiet"),
+        element("h2", "At the crosshair"),
+        element("table", element("tbody", id="readout"), class_="readout"),
+        element("h2", "Colours"),
         element("label", element("span", "Scale"), element("select", id="scale"), class_="choice"),
         _slider("opacity", "Opacity"),
         _slider("threshold", "Threshold"),
         element("div", chance, *([label] if data["label"] is not None else []), class_="checks"),
         *([element("h2", "Slices"), *(_slider(name, words) for name, words in planes)] if is_volume else []),
         *([element("h2", "Scan"), *scan] if data["scan"] is not None else []),
-        element("h2", "Crosshair"),
-        element("table", element("tbody", id="readout"), class_="readout"),
         element("p", _small_print(data), class_="quiet"),
     )
 
@@ -288,7 +306,8 @@ def _facts(row: Row) -> Markup:
     facts[3:3] = [("Score is", row.get("quantity", "")), ("Unit", row.get("unit", ""))]
     facts += [("Noise", number(row.get("noise", ""))), ("Stopped", row.get("stopped", ""))]
     facts += [("Not measured", row.get("trust_problem", "")), ("Settings", row.get("settings", ""))]
-    return element("article", element("h2", class_words(row)), table(facts))
+    facts = [(name, _YES.get(value, value)) for name, value in facts]
+    return element("article", element("h2", class_words(row)), table(facts, class_="known"))
 
 
 def _bars(regions: Sequence[Row]) -> list[Markup]:

@@ -172,7 +172,8 @@ def _window(values: np.ndarray) -> tuple[float, float]:
 def _is_ct(kept: KeptScan) -> bool:
     """Whether the values are those of a CT: from air to bone, in whole numbers."""
     values = kept.values
-    return len(kept.shape) == 3 and kept.step >= 1 and values.min() <= _AIR and np.percentile(values, 99.9) >= _BONE
+    is_wide = values.min() <= _AIR and np.percentile(values, 99.9) >= _BONE
+    return bool(len(kept.shape) == 3 and kept.step >= 1 and is_wide)
 
 
 def _thumbnail(kept: KeptScan, layer: _Layer, scale: float, has_scan: bool) -> np.ndarray:

@@ -50,9 +50,8 @@ function shownAt(mm, size) {
 const brief = (value, digits = 3) => {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 10 ** digits && size < 1e7) return value.toFixed(0).replace("-", "−");
-  return (size < 1e-3 || size >= 1e7 ? value.toExponential(digits - 1) : String(Number(value.toPrecision(digits))))
-    .replace("-", "−");
+  if (size >= 10 ** digits && size < 1e7) return value.toFixed(0);
+  return size < 1e-3 || size >= 1e7 ? value.toExponential(digits - 1) : String(Number(value.toPrecision(digits)));
 };
 
 const presets = {
@@ -253,7 +252,7 @@ async function main() {
     await work(...values);
     document.body.dataset.state = "ready";
   };
-  options("scale", [["cohort", "one for the whole cohort"], ["own", "this map's own"]]);
+  options("scale", [["cohort", "the cohort's"], ["own", "this map's own"]]);
   byId("opacity").value = 600;
   const redraw = busy(() => view.draw());
   const choose = busy(async () => {
@@ -268,7 +267,7 @@ async function main() {
   byId("outline")?.addEventListener("change", () => viewer.setOutline(byId("outline").checked));
   if (viewer.scan !== null && viewer.scan.codes.length === viewer.size.slice(0, dims).reduce((a, b) => a * b, 1)) {
     const known = page.hounsfield ? Object.keys(presets) : [];
-    const words = (name) => `${name} (${presets[name].join(" / ").replace("-", "−")})`;
+    const words = (name) => `${name} (${presets[name].join(" / ")})`;
     options("window", [["auto", "as in the pictures"], ...known.map((name) => [name, words(name)]), ["", "your own"]]);
     byId("window").addEventListener("change", () => view.pickWindow());
     for (const id of ["level", "width"]) byId(id).addEventListener("input", () => view.slideWindow());

@@ -13,8 +13,10 @@ async function makeViewer(page, decode, colour) {
   const nv = new Niivue({
     backColor: [0, 0, 0, 1],
     crosshairColor: [0.2, 0.9, 0.2, 0.9],
-    crosshairWidth: 1,
-    crosshairWidthUnit: "pixels",
+    crosshairWidth: 0.25,
+    crosshairWidthUnit: "percent",
+    crosshairGap: 12,
+    showAllOrientationMarkers: true,
     show3Dcrosshair: true,
     multiplanarLayout: 2,
     multiplanarShowRender: 1,
