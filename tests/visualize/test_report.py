@@ -338,7 +338,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path:
     assert path == folder / "report" / "index.html"
     assert path.is_file()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit, match="holds neither a summary.csv nor a failures.csv with cases"):
+    with pytest.raises(SystemExit, match=r"holds neither a summary\.csv nor a failures\.csv with cases"):
         main(["report", str(tmp_path / "empty")])
 
 

@@ -162,8 +162,8 @@ class CasePage {
     }
     const map = await this.volume(this.choice.map, "map");
     const error = await this.volume(this.choice.map, "error");
-    rows.push(["map", brief(map.step * map.codes[index])]);
-    if (error !== null) rows.push(["standard error", brief(error.step * error.codes[index])]);
+    rows.push(["map", brief(map.step * map.codes[index], 4)]);
+    if (error !== null) rows.push(["standard error", brief(error.step * error.codes[index], 4)]);
     if (this.viewer.label !== null) rows.push(["label", String(this.viewer.label.codes[index])]);
     byId("readout").replaceChildren(...rows.map(([name, text]) => {
       const [row, head, cell] = ["tr", "th", "td"].map((tag) => document.createElement(tag));
