@@ -106,7 +106,7 @@ def change(page: Any, control: str, value: Any) -> None:
 def read(page: Any) -> dict[str, list[float]]:
     """What is shown at the crosshair."""
     found = {}
-    for name in ("mm", "voxel", "scan", "map", "standard-error", "label"):
+    for name in ("mm", "voxel", "pixel", "scan", "map", "standard-error", "label"):
         cell = page.locator(f"#at-{name}")
         if cell.count():
             found[name] = [float(each) for each in re.findall(r"-?\d[\d.]*(?:e-?\d+)?", cell.inner_text())]
@@ -207,7 +207,7 @@ def test_a_photograph_is_a_picture(open_page: Open, folder: Path) -> None:
     stage = page.locator("#stage")
     whole = np.asarray(nib.load(folder / "photo_saliency.nii.gz").dataobj)
     peak = np.unravel_index(whole.argmax(), whole.shape)
-    assert read(page)["voxel"] == [*peak]
+    assert read(page)["pixel"] == [*peak]
     before = stage.screenshot()
     for control, value in (("opacity", 900), ("threshold", 500), ("scale", "own")):
         change(page, control, value)
@@ -218,6 +218,6 @@ def test_a_photograph_is_a_picture(open_page: Open, folder: Path) -> None:
     page.mouse.click(box["x"] + box["width"] * 10.5 / 40, box["y"] + box["height"] * 2.5 / 30)
     ready(page)
     shown = read(page)
-    assert shown["voxel"] == [10, 2]
+    assert shown["pixel"] == [10, 2]
     assert shown["map"] == pytest.approx([whole[10, 2]], abs=1e-3)
     assert len(shown["scan"]) == 3

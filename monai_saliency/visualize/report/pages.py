@@ -267,6 +267,7 @@ def _controls(data: dict[str, Any]) -> Markup:
         _slider("level", "Level"),
         _slider("width", "Width"),
     ]
+    has_errors = any(each["error"] is not None for each in data["maps"])
     label = element("label", element("input", type="checkbox", id="outline", checked=True), " outline of the label")
     chance = element("label", element("input", type="checkbox", id="chance", checked=True), " hide what may be chance")
     return element(
@@ -280,9 +281,9 @@ def _controls(data: dict[str, Any]) -> Markup:
         element("label", element("span", "Scale"), element("select", id="scale"), class_="choice"),
         _slider("opacity", "Opacity"),
         _slider("threshold", "Threshold"),
-        element("div", chance, *([label] if data["label"] is not None else []), class_="checks"),
+        element("div", *([chance] if has_errors else []), *([label] if data["label"] else []), class_="checks"),
         *([element("h2", "Slices"), *(_slider(name, words) for name, words in planes)] if is_volume else []),
-        *([element("h2", "Scan"), *scan] if data["scan"] is not None else []),
+        *([element("h2", "Scan"), *scan] if data["gray"] else []),
         element("p", _small_print(data), class_="quiet"),
     )
 

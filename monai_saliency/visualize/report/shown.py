@@ -67,6 +67,7 @@ def show(case: CaseFiles, scales: Mapping[str, float]) -> Shown:
         "case": case.case,
         "scan": embedded(kept.codes, _lattice_affine(kept), kept.step, kept.low) if has_scan else None,
         "window": list(_window(kept.values)) if has_scan else [0, 1],
+        "gray": has_scan and kept.codes.ndim == len(kept.shape),
         "hounsfield": has_scan and _is_ct(kept),
         "label": None if kept.label is None else embedded(kept.label, _lattice_affine(kept)),
         "maps": [

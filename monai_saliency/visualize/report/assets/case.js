@@ -101,7 +101,7 @@ class CasePage {
   async draw() {
     const { scale, isError, map } = this.shown;
     const own = await this.volume(this.choice.map, isError ? "error" : "map");
-    const error = isError || !byId("chance").checked ? null : await this.volume(this.choice.map, "error");
+    const error = isError || !byId("chance")?.checked ? null : await this.volume(this.choice.map, "error");
     const least = Math.max(this.threshold, own.step / 2);
     const strengths = new Float32Array(own.codes.length);
     for (let i = 0; i < strengths.length; i++) {
@@ -151,8 +151,9 @@ class CasePage {
   async read(voxel) {
     this.voxel = voxel;
     const index = voxel.reduceRight((sum, v, axis) => sum * this.viewer.size[axis] + v, 0);
-    const mm = inScanner(voxel);
-    const rows = [["mm", mm.slice(0, 3).map((v) => v.toFixed(1)).join(", ")], ["voxel", inFile(voxel).join(", ")]];
+    const mm = inScanner(voxel).slice(0, dims).map((v) => v.toFixed(1));
+    const rows = [[dims < 3 ? "pixel" : "voxel", inFile(voxel).join(", ")]];
+    if (!page.rowsDown) rows.unshift(["mm", mm.join(", ")]); // a photograph lies in no scanner
     const scan = this.viewer.scan;
     if (scan !== null) {
       const count = this.viewer.size.slice(0, dims).reduce((a, b) => a * b, 1);
@@ -263,17 +264,15 @@ async function main() {
   byId("scale").addEventListener("change", busy(() => view.choose(byId("map").value)));
   byId("threshold").addEventListener("input", redraw);
   byId("opacity").addEventListener("input", redraw);
-  byId("chance").addEventListener("change", redraw);
+  byId("chance")?.addEventListener("change", redraw);
   byId("outline")?.addEventListener("change", () => viewer.setOutline(byId("outline").checked));
-  if (viewer.scan !== null && viewer.scan.codes.length === viewer.size.slice(0, dims).reduce((a, b) => a * b, 1)) {
+  if (byId("window") !== null) {
     const known = page.hounsfield ? Object.keys(presets) : [];
     const words = (name) => `${name} (${presets[name].join(" / ")})`;
     options("window", [["auto", "as in the pictures"], ...known.map((name) => [name, words(name)]), ["", "your own"]]);
     byId("window").addEventListener("change", () => view.pickWindow());
     for (const id of ["level", "width"]) byId(id).addEventListener("input", () => view.slideWindow());
     view.pickWindow();
-  } else if (viewer.scan !== null) {
-    for (const id of ["window", "level", "width"]) byId(id).disabled = true;
   }
   if (dims === 3) [0, 1, 2].forEach((i) => byId("xyz"[i]).addEventListener("input", busy(() => view.slide(i))));
   viewer.onMove = (mm) => view.read(dims === 3 ? shownAt(mm, viewer.size) : mm);

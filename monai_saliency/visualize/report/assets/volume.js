@@ -13,9 +13,8 @@ async function makeViewer(page, decode, colour) {
   const nv = new Niivue({
     backColor: [0, 0, 0, 1],
     crosshairColor: [0.2, 0.9, 0.2, 0.9],
-    crosshairWidth: 0.25,
-    crosshairWidthUnit: "percent",
-    crosshairGap: 12,
+    crosshairWidthUnit: "mm",
+    crosshairGap: 8, // of its own radius
     showAllOrientationMarkers: true,
     show3Dcrosshair: true,
     multiplanarLayout: 2,
@@ -74,6 +73,12 @@ async function makeViewer(page, decode, colour) {
     nv.addVolume(outline);
   }
   nv.setSliceType(SLICE_TYPE.MULTIPLANAR);
+  // Lines of the crosshair are solids in mm: thinner than a pixel, parts of them would be missing.
+  const [wide, deep, tall] = page.axes.map(([axis]) => viewer.size[axis] * page.stride[axis] * page.spacing[axis]);
+  new ResizeObserver(([{ contentRect: { width, height } }]) => {
+    const pixel = Math.max((wide + deep) / width, (deep + tall) / height);
+    nv.setCrosshairWidth(1.6 * pixel);
+  }).observe(nv.canvas);
   nv.setRenderAzimuthElevation(120, 15);
 
   let isMoving = false;
