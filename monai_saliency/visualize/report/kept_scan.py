@@ -109,7 +109,7 @@ class KeptScan:
         Example::
 
             >>> kept = KeptScan.of("ct_7", np.arange(60.0).reshape(3, 4, 5), np.zeros((1, 3, 4, 5)), np.eye(4), [])
-            >>> kept.values[2, 3, 4], kept.start
+            >>> float(kept.values[2, 3, 4]), kept.start
             (59.0, (0, 0, 0))
         """
         shape = maps.shape[1:]
@@ -186,7 +186,7 @@ def case_id(case: str) -> str:
     Example::
 
         >>> case_id("imagesTs/brain 1")
-        'imagesTs-brain-1-82bad19c'
+        'imagesTs-brain-1-6b6bd4c5'
     """
     number = hashlib.sha256(case.encode(errors="surrogateescape")).hexdigest()[:8]
     return f"{re.sub('[^A-Za-z0-9_]+', '-', case)[-60:].strip('-')}-{number}".lstrip("-")
