@@ -14,7 +14,7 @@ module              masks
 ``patch_window``    boxes on the grid of a sliding-window inferer's patches: fewer patches are run again
 ``hierarchical``    boxes that are halved in rounds where they matter
 ``focused``         such boxes, then random grids inside the boxes that hold the evidence
-``box``             what masks that each hide one box have in common
+``alone``           parts that are shown while all else is hidden: which of them are enough
 ``order``           the highest voxels of a map, more and more: for metrics
 ``subset``          as many cells of a grid in every mask, drawn at random: for metrics
 ``minimal``         sets of windows: the smallest one that keeps the score

@@ -84,6 +84,7 @@ def focused_rise(
     show its shape: a sharp map from a few hundred forwards.
 
     Where nothing stands out, as in a healthy scan, the masks perturb the whole image.
+    Where any of several places is enough for the score, such as two lesions, each is perturbed with the others hidden.
 
     Args:
         num_masks: random masks for each explained score; several places with evidence share them.

@@ -71,7 +71,8 @@ def plot_saliency(
     legends: Sequence[Legend] | None = None,
 ) -> Figure:
     """Draw maps over their scan: one row per map, with the three planes through the map's peak and a colour bar. Where
-    the peak is not coloured, the planes go through the largest absolute value that is.
+    the peak is not coloured, they go through the largest absolute value that is; where nothing is, through the middle
+    of the scan.
 
     Voxels are shown as they were scanned: reordered to the axes nearest to the scanner's axes, but not resampled. Warm
     colours are positive (the image supports the score there), cold colours are negative.
@@ -262,7 +263,7 @@ def _planes(
     """The planes through a map's peak: three of a 3D scan, or the 2D scan itself.
 
     Where the peak is not coloured and other voxels are, as where all of them speak against the score, the planes go
-    through the largest absolute value of these.
+    through the largest absolute value of these. Where nothing is coloured, they go through the middle of the scan.
     """
     layers: dict[str, Any] = {"scan": scan, "saliency": saliency, "coloured": coloured}
     layers |= {} if label is None else {"label": label}
@@ -270,6 +271,8 @@ def _planes(
     peak, words = peak_voxel(finite), "peak"
     if coloured.any() and not coloured[peak]:
         peak, words = peak_voxel(np.where(coloured, np.abs(finite), 0)), "strongest"
+    if not coloured.any():
+        peak = tuple(size // 2 for size in saliency.shape)
     if scan.ndim == 2:
         shown = peak
         if affine[1, 1] < 0:  # rows count downwards

@@ -75,13 +75,14 @@ def test_pinned_packages_are_those_that_we_need_and_install_on_python_3_10(name:
 
 
 def test_what_a_bundle_of_the_model_zoo_has() -> None:
-    assert META["eval_metrics"] == {"accuracy": 1.0}
+    assert list(META["eval_metrics"]) == ["accuracy"]
+    assert 0.95 <= META["eval_metrics"]["accuracy"] <= 1
     assert "MNI152" in (DOCS / "data_license.txt").read_text()
     assert (BUNDLE / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     page = (DOCS / "README.md").read_text()
     headings = ["Model Overview", "Data", "Training configuration", "Performance", "MONAI Bundle Commands"]
     assert re.findall(r"^# (.*)$", page, re.MULTILINE)[1:] == [*headings, "References", "License"]
-    assert "| 1.000 |" in page  # the accuracy
+    assert f"| {META['eval_metrics']['accuracy']:.3f} |" in page
     named = {re.split(r"[^\w-]", each)[0].lower() for each in META["required_packages_version"]}
     extras = {
         Requirement(each).name.lower()

@@ -30,6 +30,10 @@ def explain(network: Any, shape: tuple[int, ...], target: ms.Target = LOGIT, **s
     return ms.focused_rise(target=target, **settings).explain(torch.ones(1, 1, *shape).double(), network)[0]
 
 
+def holds(box: tuple[slice, ...], region: tuple[slice, ...]) -> bool:
+    return all(a.start <= b.start and b.stop <= a.stop for a, b in zip(box, region, strict=True))
+
+
 def starts(focus: Any) -> list[tuple[int, int]]:
     return [(side.start, side.stop) for side in focus.box]
 
@@ -47,7 +51,7 @@ def test_the_evidence_is_found(shape: tuple[int, ...], region: tuple[slice, ...]
     found = explain(sums(region, shape=shape), shape, num_masks=400, grid_size=4)
     (focus,) = found.masks.foci(found.indices)
     assert not focus.everywhere
-    assert all(a.start <= b.start and b.stop <= a.stop for a, b in zip(focus.box, region, strict=True))
+    assert holds(focus.box, region)
     truth = torch.zeros(shape, dtype=torch.bool)
     truth[region] = True
     saliency = found.saliency[0]
@@ -124,10 +128,10 @@ def test_two_places() -> None:
     other = sums(second, shape=shape)
     found = explain(lambda x: network(x) + 0.6 * other(x), shape, num_masks=301, grid_size=4, keep=0.2)
     foci = found.masks.foci(found.indices)
-    assert [len(focus.rows) for focus in foci] == [151, 151]
+    assert [len(focus.rows) for focus in foci] == [150, 150]
     assert "2 places with evidence" in found.stopped
     for focus, region in zip(foci, (first, second), strict=True):
-        assert all(a.start <= b.start and b.stop <= a.stop for a, b in zip(focus.box, region, strict=True))
+        assert holds(focus.box, region)
     saliency = found.saliency[0]
     assert float(saliency[first].mean()) == pytest.approx(4 * 1.0, rel=0.3)  # a cell is 2 x 2 voxels
     assert float(saliency[second].mean()) == pytest.approx(4 * 0.6, rel=0.3)
@@ -183,7 +187,9 @@ def test_masks(shape: tuple[int, ...]) -> None:
     corner = tuple(n // 3 for n in shape)
     at = int(np.ravel_multi_index(corner, shape))
     box = tuple(slice(c, c + 9) for c in corner)
-    wanted = [2, *(len(bound.windows) + at * 7 + i for i in (0, 3, 6)), len(bound) - 1]
+    behind = len(bound.windows) + len(bound.alone)
+    whole = behind + (len(bound.shapes) - 1) * voxels * 7
+    wanted = [2, *(behind + at * 7 + i for i in (0, 3, 6)), whole + 6]
     masks = bound.render(wanted)
     random = ms.RISEMasks(7, 3, 0.5, 5)
     expected = torch.ones(5, 1, *shape)
@@ -191,7 +197,8 @@ def test_masks(shape: tuple[int, ...]) -> None:
     expected[(slice(1, 4), slice(None), *box)] = random.bind(torch.zeros(1, *[9] * len(shape))).render([0, 3, 6])
     expected[4:] = random.bind(torch.zeros(1, *shape)).render([6])
     assert torch.equal(masks, expected)
-    assert len(bound) == len(bound.windows) + ((len(bound.shapes) - 1) * voxels + 1) * 7
+    places = bound.alone.num_places
+    assert len(bound) == whole + 7 + places * (places + 1) ** 3 * 7  # each place with up to three others
     for part in (
         tuple(slice(2, 11) for _ in shape),
         tuple(slice(0, 5) for _ in shape),
@@ -203,6 +210,100 @@ def test_masks(shape: tuple[int, ...]) -> None:
         assert (hides | ~touched).all()
         assert len({tuple(row) for row in rows[hides].tolist()}) == hides.sum()
     assert torch.equal(bound.render(wanted[2:3]), expected[2:3])
+
+
+def either(*boxes: tuple[slice, ...], shape: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A network to which any one of some regions is enough."""
+    network = sums(*boxes, shape=shape)
+    return lambda x: network(x).amax(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "regions"),
+    [
+        ((48, 56), [(slice(6, 10), slice(7, 11)), (slice(37, 41), slice(42, 46))]),
+        ((48, 56), [(slice(4, 8), slice(7, 11)), (slice(37, 41), slice(42, 46)), (slice(20, 24), slice(30, 34))]),
+        ((24, 32, 40), [(slice(2, 6), slice(3, 7), slice(4, 8)), (slice(14, 18), slice(22, 26), slice(30, 34))]),
+    ],
+)
+def test_each_of_several_places_is_enough(shape: tuple[int, ...], regions: list[tuple[slice, ...]]) -> None:
+    """Hiding one of them changes nothing. All are found, and each peak lies inside its region."""
+    found = explain(either(*regions, shape=shape), shape, num_masks=600, grid_size=4)
+    foci = found.masks.foci(found.indices)
+    assert f"each of {len(regions)} is enough" in found.stopped
+    assert len(foci) == len(regions)
+    assert len(found.indices) <= found.masks.at_most
+    saliency = found.saliency[0]
+    for focus in foci:
+        (region,) = [region for region in regions if holds(focus.box, region)]
+        assert len(focus.hidden) == len(regions) - 1
+        inside = torch.zeros(shape, dtype=torch.bool)
+        inside[region] = True
+        peak = np.unravel_index(int(saliency[focus.box].argmax()), saliency[focus.box].shape)
+        assert bool(inside[focus.box][peak])
+        # Each voxel adds 1 where the other places are hidden, and a cell of the last level has 2 voxels along an axis.
+        assert float(saliency[region].mean()) == pytest.approx(2.0 ** len(shape), rel=0.35)
+
+
+def test_masks_of_one_of_several_places() -> None:
+    """In plain loops: the box has RISE's masks, the other places are hidden, the rest is kept."""
+    shape, regions = (48, 56), [(slice(6, 10), slice(7, 11)), (slice(37, 41), slice(42, 46))]
+    found = explain(either(*regions, shape=shape), shape, num_masks=90, grid_size=4)
+    bound, indices = found.masks, list(found.indices)
+    first, second = bound.foci(indices)
+    masks = bound.render(indices)
+    random = ms.RISEMasks(90, 4, 0.5, 0).bind(torch.zeros(1, *(side.stop - side.start for side in first.box)).double())
+    for focus, other in ((first, second), (second, first)):
+        assert focus.hidden == [other.box]
+        for row, number in zip(focus.rows, focus.indices, strict=True):
+            expected = torch.ones(1, *shape, dtype=torch.float64)
+            expected[0][other.box] = 0
+            expected[0][focus.box] = random.render([number])[0, 0]
+            assert torch.equal(masks[row], expected)
+    shown = range(len(bound.windows), len(bound.windows) + len(bound.alone))
+    hidden, *parts = bound.render(shown)
+    assert not hidden.any()
+    for part, window in zip(parts, bound.windows.hidden_boxes(bound.windows.levels[0]), strict=True):
+        expected = torch.zeros(1, *shape, dtype=torch.float64)
+        expected[(0, *(slice(max(side.start - 2, 0), side.stop + 2) for side in window))] = 1
+        assert torch.equal(part, expected)
+    every = [*range(0, len(bound.windows), 5), *shown, *indices[-90:]]
+    full = bound.render(every)
+    for box in ((slice(0, 16), slice(0, 16)), (slice(16, 40), slice(8, 30)), (slice(5, 9), slice(50, 56))):
+        assert torch.equal(bound.render(every, box=box), full[(slice(None), slice(None), *box)])
+        hides, rows = bound.restrict(every, box)
+        inside = full[(slice(None), slice(None), *box)].flatten(1)
+        assert (hides | ~(inside < 1).any(1).numpy()).all()
+        seen: dict[tuple[int, ...], torch.Tensor] = {}
+        for row, mask in zip(rows[hides].tolist(), inside[torch.from_numpy(hides)], strict=True):
+            assert torch.equal(seen.setdefault(tuple(row), mask), mask)
+
+
+def test_too_many_places_are_enough() -> None:
+    """Five places where four are looked at: it goes on as if none were, with half of the random masks."""
+    shape = (48, 56)
+    regions = [(slice(y, y + 4), slice(x, x + 4)) for y, x in ((2, 2), (2, 42), (38, 2), (38, 42), (20, 26))]
+    found = explain(either(*regions, shape=shape), shape, num_masks=50)
+    assert not any(focus.hidden for focus in found.masks.foci(found.indices))
+    assert sum(len(focus.rows) for focus in found.masks.foci(found.indices)) == 25
+    assert len(found.indices) <= found.masks.at_most
+
+
+def test_places_that_are_enough_by_hand() -> None:
+    """Windows of 8: three parts of the first row are enough; the first two have columns 6 to 10 in common."""
+    bound = ms.FocusedMasks(10, 4, 8, 2).bind(torch.zeros(1, 16, 48)).alone
+    gains = np.zeros((2, 6))
+    gains[0, [0, 1]], gains[0, 4], gains[1, 5] = [1.0, 0.9], 0.8, 0.79
+    places = bound.enough(gains.ravel())
+    assert [bound.box(place) for place in places] == [(slice(0, 12), slice(2, 14)), (slice(0, 12), slice(30, 42))]
+    assert bound.num_places == 5 * 13
+
+
+def test_a_score_that_is_not_redundant_is_not_looked_at_twice() -> None:
+    shape, region = (40, 48), (slice(13, 17), slice(30, 35))
+    found = explain(sums(region, shape=shape), shape, num_masks=50)
+    shown = range(len(found.masks.windows) + 1, len(found.masks.windows) + len(found.masks.alone))
+    assert not set(shown) & set(found.indices)
 
 
 def test_indices_of_a_large_scan_are_numbers_of_64_bits() -> None:
