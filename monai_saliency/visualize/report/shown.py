@@ -91,7 +91,8 @@ class _Layer:
         values: the map ``(*spatial)``.
         error: its standard error, of the same shape; None where there is none.
         coloured: which voxels are coloured, of the same shape.
-        focus: the voxel that is looked at first: the peak, or where that is not coloured the strongest that is.
+        focus: the voxel that is looked at first: the peak, or where that is not coloured the strongest that is,
+            or where nothing is the middle.
         legend: what its colours mean.
     """
 
@@ -112,6 +113,8 @@ class _Layer:
         focus = peak_voxel(values)
         if coloured.any() and not coloured[focus]:
             focus = peak_voxel(np.where(coloured, size, 0))
+        if not coloured.any():
+            focus = tuple(count // 2 for count in size.shape)
         return cls(values, part, coloured, focus, legend)
 
     def data(self, kept: KeptScan, scale: float, name: str) -> dict[str, Any]:
