@@ -21,7 +21,6 @@ ALL: list[Masks] = [
     RandomGridMasks(9, 3, 0.4, seed=4),
     SlidingRadialMasks(2.5, 3),
     SlidingRadialMasks(2, 3, 1.2),
-    SlidingRadialMasks((3, 1.5), (4, 2), (0, 2)),
     MultiScaleWindowMasks(4, 2),
     MultiScaleWindowMasks(4, 3, smooth=2),
 ]
@@ -29,10 +28,6 @@ ALL: list[Masks] = [
 
 def names(masks: Masks) -> str:
     return type(masks).__name__
-
-
-def fits(masks: Any, dims: int) -> bool:
-    return dims == 2 or np.ndim(getattr(masks, "radius", 0)) == 0
 
 
 # Random grids. --------------------------------------------------------------------------------------------------------
@@ -237,11 +232,15 @@ class TestMultiScaleWindowMasks:
 # What holds of all of them. -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("masks", ALL, ids=names)
-@pytest.mark.parametrize("shape", [(11, 12), (8, 9, 7)])
+@pytest.mark.parametrize(
+    ("masks", "shape"),
+    [
+        *itertools.product(ALL, [(11, 12), (8, 9, 7)]),
+        (SlidingRadialMasks((3, 1.5), (4, 2), (0, 2)), (11, 12)),
+        (SlidingRadialMasks((3, 1.5, 2), (4, 2, 3), (0, 2, 1)), (8, 9, 7)),
+    ],
+)
 def test_boxes_and_pieces_agree_with_whole_masks(masks: Masks, shape: tuple[int, ...]) -> None:
-    if not fits(masks, len(shape)):
-        pytest.skip("sizes for two axes")
     bound = bind(masks, *shape)
     whole = bound.render(range(len(bound)))
     assert 0 <= float(whole.min()) < float(whole.max()) == 1
