@@ -191,8 +191,8 @@ def test_mc_rise(shape: tuple[int, int, int], count: int, p1: float) -> None:
 
 
 @pytest.mark.parametrize("name", PERTURBERS)
-def test_masks_that_know_no_probability_refuse_nothing(name: str) -> None:
-    """Each of our masks takes each scoring of one fill; several fills are refused by name."""
+def test_several_fills_need_their_own_masks(name: str) -> None:
+    """The one scoring that these masks refuse: xaitk-saliency's pipeline cannot run it with them either."""
     masks = PERTURBERS[name][1]
-    with pytest.raises(ValueError, match="MCRISEScoring, which compares several fills, and .*Masks have one"):
+    with pytest.raises(ValueError, match=r"MCRISEScoring, which compares several fills, and .*Masks have one"):
         ms.PerturbationInferer(masks, ms.ClassScore("all", "none"), ms.MCRISEScoring(P1))
