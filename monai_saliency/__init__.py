@@ -1,7 +1,8 @@
 """Saliency maps for MONAI models: which part of this scan made the network say that?
 
 The rooms are modules: ``monai_saliency.metrics``, ``monai_saliency.data``, ... Those that need an extra (``handlers``,
-``distributed``, ``engines``, ``bundle``) are imported when they are first used, and so is :func:`attach`.
+``distributed``, ``engines``, ``bundle``), and ``xaitk``, are imported when they are first used, and so is
+:func:`attach`.
 """
 
 from importlib import import_module
@@ -37,6 +38,7 @@ from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
 from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.region import RegionMasks
+from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
@@ -113,6 +115,7 @@ __all__ = [
     "RISEMasks",
     "RISEScoring",
     "RandomGridMasks",
+    "RegionHierarchyMasks",
     "RegionMasks",
     "RegionScore",
     "RegressionScore",
@@ -150,7 +153,7 @@ __all__ = [
     "squared_difference",
 ]
 
-_ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize")
+_ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize", "xaitk")
 
 
 def __getattr__(name: str) -> Any:

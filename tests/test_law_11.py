@@ -74,6 +74,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     "hierarchical_occlusion": [
         lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2},
         lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2, "smooth": 2},
+        lambda dims: {"window_size": 4, "levels": 3, "keep": 0.4, "regions": quarters},
     ],
     "focused_rise": [
         lambda dims: {"num_masks": 12, "grid_size": 2, "window_size": 2, "levels": 2, "p1": 0.4},

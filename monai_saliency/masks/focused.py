@@ -66,7 +66,7 @@ class FocusedMasks(Masks):
     - Where the next larger box holds half as much again, it is taken: its cells are windows of the level before.
     - Where hiding any window of the first level takes little from the score (all together less than a tenth of what
       hiding the whole image takes), the evidence is there more than once: of two lesions, either is enough. Then each
-      of these windows is shown alone with a margin, all else hidden. A place that alone gives half of what the image
+      of these windows is shown alone with a margin, all else hidden. A place that alone gives 80 % of what the image
       gives is enough. Random masks perturb a box about each such place **while the others are hidden**, so the map says
       what it adds where the others are not. With more than ``max_foci`` places it goes on as if there were none. These
       forwards are taken from ``num_masks``, of which half remain at least.
@@ -80,7 +80,7 @@ class FocusedMasks(Masks):
         window_size: as for :class:`~monai_saliency.HierarchicalMasks`.
         levels: as for :class:`~monai_saliency.HierarchicalMasks`.
         keep: as for :class:`~monai_saliency.HierarchicalMasks`.
-        p1: probability in (0, 1) that a cell is kept.
+        p1: probability in (0, 1) that a cell is kept. Below a half, masks that hide all of a lesion are more frequent.
         seed: of the random masks.
         max_foci: boxes for each explained score, at the most.
         unit: as for :class:`~monai_saliency.HierarchicalMasks`.
@@ -111,7 +111,7 @@ class FocusedMasks(Masks):
         window_size: float | Sequence[float] | None = None,
         levels: int = 3,
         keep: float = 0.06,
-        p1: float = 0.5,
+        p1: float = 0.35,
         seed: int = 0,
         max_foci: int = 4,
         unit: str = "voxel",
