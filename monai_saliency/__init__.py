@@ -38,6 +38,7 @@ from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
 from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.region import RegionMasks
+from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
@@ -114,6 +115,7 @@ __all__ = [
     "RISEMasks",
     "RISEScoring",
     "RandomGridMasks",
+    "RegionHierarchyMasks",
     "RegionMasks",
     "RegionScore",
     "RegressionScore",

@@ -74,6 +74,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     "hierarchical_occlusion": [
         lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2},
         lambda dims: {"window_size": 4, "levels": 3, "keep": 0.2, "smooth": 2},
+        lambda dims: {"window_size": 4, "levels": 3, "keep": 0.4, "regions": quarters},
     ],
     "focused_rise": [
         lambda dims: {"num_masks": 12, "grid_size": 2, "window_size": 2, "levels": 2, "p1": 0.4},
@@ -106,7 +107,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     "multi_scale_window": [lambda dims: {"window_size": 4, "levels": 2}],
     "sliding_radial": [
         lambda dims: {"radius": 2.5, "stride": 3},
-        lambda dims: {"radius": 2, "stride": 4, "sigma": 1.0, "per_channel": True},
+        lambda dims: {"radius": 3, "stride": 3, "sigma": 1.0, "per_channel": True},
     ],
     "squared_difference": [lambda dims: {"radius": 2.5, "stride": 3, "sigma": 1.0}],
     "sbsm": [lambda dims: {"window_size": 4, "stride": 3}],
@@ -176,7 +177,9 @@ def test_a_constant_in_every_score_changes_no_map(name: str, dims: int) -> None:
     weight = torch.randn(2, *[8] * dims, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh((x * weight).flatten(1).sum(dim=1, keepdim=True))
+        return torch.tanh(
+            (x * weight).flatten(1).sum(dim=1, keepdim=True) / 4
+        )  # neither at its lowest nor at its highest
 
     image = images(dims, torch.float64)
     maps = explain(name, dims, RegressionScore(), image, network)

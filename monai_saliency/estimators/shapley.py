@@ -105,6 +105,10 @@ class ShapleyScoring(Estimator):
     Bernoulli draws. The sum of the values is exact. Games whose players interact at most two by two are exact too:
     complements cancel these interactions.
 
+    Where a sliding-window model's coalitions are too many, some of both are scored. Dividends that are known are shared
+    as above; the game of those among the players that are left is predicted by the ones known of it, one more column of
+    the regression, which so estimates only what they miss. Players of exact values have a standard error of 0.
+
     It needs :class:`~monai_saliency.CoalitionMasks`.
 
     Raises:
@@ -134,13 +138,12 @@ class ShapleyScoring(Estimator):
         """The values of the players, from the arguments of :meth:`compute`."""
         coalitions = _checked(masks)
         drops = _drops(coalitions, indices, scores, reference_scores)
-        if coalitions.meetings is None:
-            values, variance = _regression(coalitions.coalitions, drops)
-            return ShapleyValues(list(coalitions.players), values, variance.sqrt())
-        values = _dividends(coalitions.meetings, len(coalitions.players), drops)
-        largest = torch.cat([scores.cpu(), reference_scores[None].cpu()]).abs().amax(dim=0).double()
-        _check_sum(values, drops, largest, scores.dtype)
-        return ShapleyValues(list(coalitions.players), values, None)
+        values, variance = _solve(coalitions, drops)
+        if coalitions.meetings is not None:
+            largest = torch.cat([scores.cpu(), reference_scores[None].cpu()]).abs().amax(dim=0).double()
+            _check_sum(values, drops, largest, scores.dtype)
+        errors = None if coalitions.random is None else variance.sqrt()
+        return ShapleyValues(list(coalitions.players), values, errors)
 
     def noise(
         self,
@@ -157,12 +160,20 @@ class ShapleyScoring(Estimator):
         rounded = score_rounding(scores, reference_scores, rounding).double().cpu()
         if coalitions.meetings is not None:
             signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(len(coalitions) + 1, _PROBES))
-            probes = _dividends(coalitions.meetings, len(coalitions.players), torch.from_numpy(signs))
-            gain = max(1.0, float(probes.square().mean(dim=1).sqrt().max()))
-            return (gain * rounded).to(scores)
+            probes, _ = _solve(coalitions, torch.from_numpy(signs))
+            rounded = rounded * max(1.0, float(probes.square().mean(dim=1).sqrt().max()))
+        if coalitions.random is None:
+            return rounded.to(scores)
         errors = self.values(masks, indices, scores, reference_scores).standard_error
         assert errors is not None
         return torch.hypot(errors.square().mean(dim=0).sqrt(), rounded).to(scores)
+
+    def standard_error(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor | None:
+        """That of the player on all its voxels; None where all values are exact."""
+        errors = self.values(masks, indices, scores, reference_scores).standard_error
+        return None if errors is None else _checked(masks).paint(errors).flatten(0, 1)
 
 
 def _checked(masks: BoundMasks) -> BoundCoalitionMasks:
@@ -185,25 +196,65 @@ def _drops(
     return drops
 
 
-def _dividends(meetings: Sequence[Meeting], players: int, drops: torch.Tensor) -> torch.Tensor:
-    """Exact Shapley values ``(players, K)``.
+def _solve(masks: BoundCoalitionMasks, drops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapley values ``(players, K)``, and their variances.
 
-    The game here is what hiding a set of players takes from the score, which has the same Shapley values. The dividend
-    of a set is what it takes beyond the dividends of its subsets. It is 0 for players that never meet.
+    The game here is what hiding a set of players takes from the score, which has the same Shapley values. It is the sum
+    of the dividends of all sets. Where coalitions are drawn of some players, dividends of sets with any other player
+    are known; those of sets among them make a smaller game, for the regression.
     """
-    values = drops.new_zeros(players, drops.shape[1])
-    for meeting in meetings:
-        dividends = drops[torch.from_numpy(meeting.rows)]
+    players, random = len(masks.players), masks.random
+    values, variance = drops.new_zeros(2, players, drops.shape[1])
+    tables = [(each, _dividends(each, drops)) for each in masks.meetings or ()]
+    for meeting, dividends in tables:
+        _share(meeting, dividends, values)
+    if random is None:
+        return values, variance
+    first = masks.coalitions[random.pairs[:, 0]] & np.isin(np.arange(players), random.players)
+    second = ~first & np.isin(np.arange(players), random.players)
+    known = drops.new_zeros(values.shape)
+    half = drops.new_zeros(len(first), drops.shape[1])
+    for meeting, dividends in tables:
+        others = [place for place, player in enumerate(meeting.players) if player not in random.players]
         bits = np.arange(len(dividends))
-        sizes = np.zeros(len(bits), dtype=int)
-        for place in range(len(meeting.players)):
-            halves = dividends.reshape(-1, 2, 2**place, drops.shape[1])
-            halves[:, 1] -= halves[:, 0]
-            sizes += (bits >> place) & 1
-        shares = dividends * torch.from_numpy(np.where(meeting.new, 1 / np.maximum(sizes, 1), 0.0))[:, None]
-        for place, player in enumerate(meeting.players):
-            values[player] += shares.reshape(-1, 2, 2**place, drops.shape[1])[:, 1].sum(dim=(0, 1))
-    return values
+        among = np.logical_and.reduce([(bits >> place) & 1 == 0 for place in others], axis=0)
+        inner = dividends * torch.from_numpy(np.broadcast_to(among, bits.shape).copy())[:, None]
+        _share(meeting, inner, known)
+        half += (_sums_within(meeting, inner, first) - _sums_within(meeting, inner, second)) / 2
+    chosen = list(random.players)
+    found = (drops[random.pairs[:, 1]] - drops[random.pairs[:, 0]]) / 2  # the scores' difference: drops are negative
+    rests, variance[chosen] = _regression(first[:, chosen], found, drops[random.nobody], half, known[chosen])
+    values[chosen] += rests - known[chosen]
+    return values, variance
+
+
+def _dividends(meeting: Meeting, drops: torch.Tensor) -> torch.Tensor:
+    """The dividend of each set of a meeting's players, ``(2^k, K)``: what it takes beyond the dividends of its subsets.
+    0 for sets of an earlier meeting; so it is for players that never meet.
+    """
+    dividends = drops[torch.from_numpy(meeting.rows)]
+    for place in range(len(meeting.players)):
+        halves = dividends.reshape(-1, 2, 2**place, drops.shape[1])
+        halves[:, 1] -= halves[:, 0]
+    return dividends * torch.from_numpy(meeting.new)[:, None]
+
+
+def _share(meeting: Meeting, dividends: torch.Tensor, values: torch.Tensor) -> None:
+    """Share dividends equally among the players of each set: add them to ``values``, ``(players, K)``."""
+    bits = np.arange(len(dividends))
+    sizes = sum((bits >> place) & 1 for place in range(len(meeting.players)))
+    shares = dividends / torch.from_numpy(np.maximum(sizes, 1))[:, None]
+    for place, player in enumerate(meeting.players):
+        values[player] += shares.reshape(-1, 2, 2**place, values.shape[1])[:, 1].sum(dim=(0, 1))
+
+
+def _sums_within(meeting: Meeting, dividends: torch.Tensor, sets: np.ndarray) -> torch.Tensor:
+    """The sum of the dividends within each of some sets, bool ``(n, players)``: ``(n, K)``."""
+    sums = dividends.clone()
+    for place in range(len(meeting.players)):
+        halves = sums.reshape(-1, 2, 2**place, sums.shape[1])
+        halves[:, 1] += halves[:, 0]
+    return sums[torch.from_numpy(sets[:, list(meeting.players)] @ (1 << np.arange(len(meeting.players))))]
 
 
 def _check_sum(values: torch.Tensor, drops: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype) -> None:
@@ -219,26 +270,39 @@ def _check_sum(values: torch.Tensor, drops: torch.Tensor, largest: torch.Tensor,
         )
 
 
-def _regression(coalitions: np.ndarray, drops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _regression(
+    first: np.ndarray, half: torch.Tensor, total: torch.Tensor, known_half: torch.Tensor, known: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapley values ``(players, K)`` of KernelSHAP's regression on pairs of complements, and their variances.
 
-    Behind coalition 0 come pairs. What two complements say of the values of their players is half the difference of
-    their scores. The sum of all values is known, so each value is an equal share of the sum and a rest; the rests sum
-    to 0.
+    What two complements say of the values of their players is half the difference of their scores. The sum of all
+    values is known, so each value is an equal share of the sum and a rest; the rests sum to 0. What the values of a
+    known game miss of its pairs explains a part of what those of the game miss: it is a further column.
+
+    Args:
+        first: bool ``(m, players)``, the first coalition of each pair.
+        half: ``(m, K)``, half the differences of the scores.
+        total: ``(K,)``, the sum of the values.
+        known_half: ``(m, K)``, half the differences of a game whose values are known; 0 where there is none.
+        known: ``(players, K)``, its values.
     """
-    count, players = (len(coalitions) - 1) // 2, coalitions.shape[1]
-    first = torch.from_numpy(coalitions[1::2]).double()
-    sizes = coalitions[1::2].sum(axis=1)
-    share = drops[0] / players
-    half = (drops[2:-1:2] - drops[1:-1:2]) / 2  # the scores' difference: drops have the opposite sign
-    chance, weight = (torch.from_numpy(each[sizes])[:, None] for each in inclusion(players, count))
+    count, players = first.shape
+    sizes = first.sum(axis=1)
     size = torch.from_numpy(sizes).double()[:, None]
-    features = weight.sqrt() * (first - size / players)
+    chance, weight = (torch.from_numpy(each[sizes])[:, None] for each in inclusion(players, count))
+    features = weight.sqrt() * (torch.from_numpy(first).double() - size / players)
+    share, known_share = total / players, known.mean(dim=0)
     wanted = weight.sqrt() * (half - share * (size - players / 2))
-    solve = torch.linalg.pinv(features)
-    rests = solve @ wanted
-    # As if each pair in turn were predicted by the others, for pairs that need not have been drawn.
-    leverage = (features * solve.T).sum(dim=1, keepdim=True)
-    missed = (wanted - features @ rests) / (1 - leverage).clamp_min(1e-3)
-    variance = solve.square() @ (missed.square() * (1 - chance))
-    return share + rests, variance
+    missed = weight.sqrt() * (known_half - known_share * (size - players / 2)) - features @ (known - known_share)
+    values, variance = [], []
+    for column, target in zip(missed.T, wanted.T, strict=True):
+        norm = column.norm()
+        beside = features if norm <= 1e-9 * target.norm() else torch.cat([features, column[:, None] / norm], dim=1)
+        solve = torch.linalg.pinv(beside)
+        rests = solve @ target
+        # As if each pair in turn were predicted by the others, for pairs that need not have been drawn.
+        leverage = (beside * solve.T).sum(dim=1)
+        left = (target - beside @ rests) / (1 - leverage).clamp_min(1e-3)
+        values.append(rests[:players])
+        variance.append((solve.square() @ (left.square() * (1 - chance[:, 0])))[:players])
+    return share + torch.stack(values, dim=1), torch.stack(variance, dim=1)

@@ -47,6 +47,7 @@ from monai_saliency.masks.order import OrderMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.region import RegionMasks
+from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
@@ -71,6 +72,7 @@ __all__ = [
     "PatchWindowMasks",
     "RISEMasks",
     "RandomGridMasks",
+    "RegionHierarchyMasks",
     "RegionMasks",
     "SlidingRadialMasks",
     "SlidingWindowMasks",

@@ -10,8 +10,8 @@ import torch
 from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.masks.base import BoundMasks, Masks, Regions
-from monai_saliency.masks.coalition_draw import draw_pairs
-from monai_saliency.masks.patch_cells import Meeting, meetings, players_that_meet
+from monai_saliency.masks.coalition_draw import Drawn, draw_pairs
+from monai_saliency.masks.patch_cells import Hidden, Meeting, affordable_meetings, meetings, players_that_meet
 from monai_saliency.masks.region import find_regions
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.boxes import Box
@@ -42,7 +42,10 @@ class CoalitionMasks(Masks):
     random coalitions, however many.
 
     With ``num_coalitions`` random coalitions are scored (:mod:`monai_saliency.masks.coalition_draw`): behind mask 0
-    masks 2j + 1 and 2j + 2 keep complements of each other.
+    masks 2j + 1 and 2j + 2 keep complements of each other. With an ``inferer`` up to half of the masks are those of
+    players that meet, small meetings and those inside one patch first; the others are random coalitions of the players
+    in the places that are left, which keep all other players. It does so too where all coalitions that decide the score
+    would be more than 2^16 masks: then 2^16 are those of players that meet, and ten for each player left are random.
 
     Args:
         num_coalitions: how many masks; an even number is rounded down, as coalitions come in pairs behind mask 0. None,
@@ -55,14 +58,14 @@ class CoalitionMasks(Masks):
         per_channel: whether each channel of each region is a player, and each channel has its own map. With one region,
             the whole image, the channels are the players.
         inferer: the sliding-window inferer that runs the network, where the score is a sum or mean over voxels of the
-            output there. Not read with ``num_coalitions``.
+            output there.
         linear: whether that score is linear in the output, as a mean of logits is, or of probabilities that the network
             itself gives. Then only players inside one patch meet. Not read without an ``inferer``.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) when there are more than 14 players (with an
-            ``inferer``, more than 2^16 coalitions) and no ``num_coalitions``, when ``num_coalitions`` is less than
-            three times the number of players + 1, and as for :class:`~monai_saliency.RegionMasks`.
+        ValueError: for settings out of range, and (from ``bind``) when there are more than 14 players and neither
+            ``num_coalitions`` nor an ``inferer``, when ``num_coalitions`` is less than three times the number of
+            players + 1, and as for :class:`~monai_saliency.RegionMasks`.
 
     Example::
 
@@ -117,12 +120,14 @@ class BoundCoalitionMasks(BoundMasks):
     Attributes:
         players: what each of n players is: the label of its region, or the label and the channel.
         coalitions: bool ``(N, n)``, True for the players that mask i keeps. Mask 0 keeps nobody.
-        meetings: the sets of players whose coalitions are all scored, which together decide the game; None where
-            coalitions are drawn at random.
+        meetings: the sets of players whose coalitions are all scored; None where there are none. Without ``random``
+            they decide the game.
+        random: coalitions that are drawn at random; None where there are none.
     """
 
     players: list[int] | list[tuple[int, int]]
     meetings: list[Meeting] | None = None
+    random: Drawn | None = None
 
     def __init__(self, masks: CoalitionMasks, image: torch.Tensor, regions: Regions) -> None:
         super().__init__(image)
@@ -132,10 +137,14 @@ class BoundCoalitionMasks(BoundMasks):
         if self.channels is not None:
             self.players = [(label, channel) for label in regions.values for channel in range(self.channels)]
         count, players = masks.num_coalitions, len(self.players)
-        if count is not None and count < 2**players - 1:
-            self.coalitions = _random(masks.seed, players, count)
-        elif masks.inferer is not None:
-            self.coalitions, self.meetings = self._that_meet(masks.inferer, masks.linear)
+        if count is not None and count >= 2**players - 1:
+            count = None
+        if count is not None:
+            _check_count(count, players)
+        if masks.inferer is not None:
+            self._that_meet(masks.inferer, masks.linear, masks.seed, count)
+        elif count is not None:
+            self.coalitions, self.random = _random(masks.seed, players, count)
         else:
             if players > _MOST_PLAYERS:
                 raise ValueError(
@@ -148,18 +157,42 @@ class BoundCoalitionMasks(BoundMasks):
         size = (self.spatial_shape, self.channels, len(self.coalitions), self.meetings is not None)
         self.key = ("CoalitionMasks", tuple(self.players), digest.hexdigest(), size)
 
-    def _that_meet(self, inferer: SlidingWindowInferer, linear: bool) -> tuple[np.ndarray, list[Meeting]]:
+    def _that_meet(self, inferer: SlidingWindowInferer, linear: bool, seed: int, count: int | None) -> None:
+        """All coalitions that decide the game; where they are too many, as many of them as there may be, and random
+        ones of the players in the places that are left.
+        """
         boxes = PatchGrid(inferer, self.spatial_shape).boxes
-        present = np.zeros((len(boxes), len(self.players)), dtype=bool)
+        players = len(self.players)
+        present = np.zeros((len(boxes), players), dtype=bool)
         for row, box in zip(present, boxes, strict=True):
             row[self._inside(box)] = True
+        cells, patches = (players_that_meet(present, boxes, each) for each in (linear, True))
         try:
-            return meetings(players_that_meet(present, boxes, linear), len(self.players), _MOST_COALITIONS)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}; at most {_MOST_COALITIONS} are scored: {_ask_for_fewer(len(self.players))}"
-                + ("" if linear else ". Fewer meet for a target that is linear, such as RegionScore(1, 'none')")
-            ) from error
+            self.coalitions, self.meetings = meetings(cells, players, count or _MOST_COALITIONS)
+            return
+        except ValueError:
+            hidden = Hidden(players, _MOST_COALITIONS if count is None else min(count // 2, count - 3 * players))
+        self.meetings, left = affordable_meetings(hidden, cells, patches)
+        pairs = (10 * len(left) if count is None else count - len(hidden) - 1) // 2
+        if 2 ** len(left) - 1 <= 2 * pairs:
+            hidden.most = len(hidden) + 2 ** len(left)
+            self.meetings += filter(None, [hidden.meet(left)])
+            self.coalitions = hidden.coalitions
+            return
+        everybody = np.isin(np.arange(players), left)
+        nobody = int(hidden.rows(everybody[None])[0])
+        first = np.zeros((pairs, players), dtype=bool)
+        first[:, left] = draw_pairs(seed, len(left), pairs)
+        rows = hidden.rows(np.stack([everybody & ~first, first], axis=1).reshape(-1, players))
+        self.coalitions, self.random = hidden.coalitions, Drawn(left, rows.reshape(-1, 2), nobody)
+
+    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        if self.random is None or self.meetings is None:
+            return ""
+        return (
+            f"the values of {len(self.random.players)} of {len(self.players)} players were estimated from "
+            f"{self.random.pairs.size} random coalitions: too many players meet in one place to score all"
+        )
 
     @property
     def regions(self) -> Regions:
@@ -221,16 +254,20 @@ def _all(players: int) -> tuple[np.ndarray, list[Meeting]]:
     return bits.astype(bool), [Meeting(range(players), rows, new)]
 
 
-def _random(seed: int, players: int, count: int) -> np.ndarray:
-    """The coalition of nobody, and pairs of complements."""
+def _check_count(count: int, players: int) -> None:
     if count < 3 * players + 1:
         raise ValueError(
             f"`num_coalitions` must be at least {3 * players + 1} for {players} players, three times as many and one, "
             f"got {count}: fewer hardly tell the players apart; {10 * players + 1} are a good start"
         )
+
+
+def _random(seed: int, players: int, count: int) -> tuple[np.ndarray, Drawn]:
+    """The coalition of nobody, and pairs of complements."""
     first = draw_pairs(seed, players, (count - 1) // 2)
     pairs = np.stack([first, ~first], axis=1).reshape(-1, players)
-    return np.concatenate([np.zeros((1, players), dtype=bool), pairs])
+    rows = np.arange(1, len(pairs) + 1).reshape(-1, 2)
+    return np.concatenate([np.zeros((1, players), dtype=bool), pairs]), Drawn(range(players), rows, 0)
 
 
 def _ask_for_fewer(players: int) -> str:

@@ -9,16 +9,33 @@ replacement: a size, then a set of this size, and what was drawn before is skipp
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from monai_saliency.masks.base import random_rows
 
-__all__ = ["draw_pairs", "inclusion"]
+__all__ = ["Drawn", "draw_pairs", "inclusion"]
 
 # Draws made at a time. It decides nothing but the speed.
 _CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Pairs of random coalitions of some players, and the masks that keep them. All other players are kept.
+
+    Attributes:
+        players: u of them, ascending.
+        pairs: int ``(m, 2)``: the mask that keeps a coalition of them, and the one that keeps its complement.
+        nobody: the mask that hides them all.
+    """
+
+    players: Sequence[int]
+    pairs: np.ndarray
+    nobody: int
 
 
 def draw_pairs(seed: int, players: int, count: int) -> np.ndarray:

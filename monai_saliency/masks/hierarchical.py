@@ -25,7 +25,7 @@ from monai_saliency.utils.arguments import (
 )
 from monai_saliency.utils.patch_grid import PatchGrid
 
-__all__ = ["BoundHierarchicalMasks", "HierarchicalMasks"]
+__all__ = ["BoundHierarchicalMasks", "HierarchicalMasks", "worth_refining"]
 
 # Windows of the first level, about, where nobody says how large they are.
 _FIRST_LEVEL = 64
@@ -190,14 +190,7 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         if level + 1 == self.num_levels:
             return None
         drops = reference_scores.double() - scores[rows].double()
-        count = max(1, round(self.keep * len(rows)))
-        best = [
-            [indices[rows[row]] for row in each.argsort(descending=True, stable=True)[:count].tolist() if each[row] > 0]
-            for each in drops.T
-        ]
-        # The first of each score, then the second of each, and so on.
-        turns = (index for turn in itertools.zip_longest(*best) for index in turn if index is not None)
-        chosen = list(dict.fromkeys(turns))[: self._most[level]]
+        chosen = worth_refining([indices[row] for row in rows], drops, self.keep)[: self._most[level]]
         return sorted(part for index in chosen for part in self._parts(level, index)) or None
 
     def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
@@ -280,6 +273,26 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         for axis, ends in enumerate(self.bounds[-1]):
             values = np.repeat(values, np.diff(ends), axis=axis + 1)
         return values
+
+
+def worth_refining(indices: Sequence[int], drops: torch.Tensor, keep: float) -> list[int]:
+    """The masks of a round that are worth refining: those that let a score fall most, for each score its own.
+
+    Args:
+        indices: n masks.
+        drops: ``(n, K)``, how far each score falls with each.
+        keep: the share of masks, at least one for each score.
+
+    Returns:
+        masks whose hiding lets a score fall: the first of each score, then the second of each, and so on.
+    """
+    count = max(1, round(keep * len(indices)))
+    best = [
+        [indices[row] for row in each.argsort(descending=True, stable=True)[:count].tolist() if each[row] > 0]
+        for each in drops.T
+    ]
+    turns = (index for turn in itertools.zip_longest(*best) for index in turn if index is not None)
+    return list(dict.fromkeys(turns))
 
 
 def _halved(ends: np.ndarray, edge: int) -> np.ndarray:

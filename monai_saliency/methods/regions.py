@@ -114,11 +114,14 @@ def shapley(
     14 regions. Under a ``SlidingWindowInferer``, and for a target that is a mean over voxels
     (:class:`~monai_saliency.RegionScore`), only regions that meet in the patches over one voxel count: dozens of organs
     are exact too, from at most as many forwards of a patch as there are sets of the regions in it. Of a mean of the
-    network's output as it is (``activation="none"``) only regions that meet in one patch count.
+    network's output as it is (``activation="none"``) only regions that meet in one patch count. Where too many regions
+    meet, all sets inside a patch are scored as far as they can be, and random sets of the rest, for which no patch is
+    run again: the values of these regions are estimates then, as the summary's ``stopped`` says, with a standard error.
 
     Args:
         num_coalitions: how many sets of regions are scored for an estimate (KernelSHAP, Leverage SHAP: arXiv
-            2410.01917): ten for each region are a good start, three the least. All are scored by default.
+            2410.01917): ten for each region are a good start, three the least. By default all that there are, or that
+            decide the score; at most about 2^16.
         regions: makes the regions of an image, such as ``Supervoxels(10)``; by default they are those of the case's
             label map.
         seed: of random sets.

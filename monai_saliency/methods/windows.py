@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from monai.inferers import Inferer
 
 from monai_saliency.estimators.base import Estimator
@@ -19,6 +20,7 @@ from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
+from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.methods.checks import check_unit
 from monai_saliency.targets import Target
@@ -126,6 +128,7 @@ def hierarchical_occlusion(
     keep: float = 0.08,
     window_unit: str = "voxel",
     smooth: float | Sequence[float] = 0,
+    regions: str | Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -135,25 +138,35 @@ def hierarchical_occlusion(
     Cooper et al., arXiv 2103.05108).
 
     Under a ``SlidingWindowInferer`` the windows lie on the grid of its patches, as those of :func:`patch_windows`.
+    With ``regions`` the first level is organs or supervoxels, of which those that matter are split by windows: which
+    organ, and where in it?
 
     Args:
         window_size: edge of a window of the first level, one number or one per axis. By default there are about 64;
             under a ``SlidingWindowInferer`` it is about the step from patch to patch, and up to four levels cost at
-            most 40 predictions of the image.
+            most 40 predictions of the image. With ``regions`` it is that of the second level.
         levels: how many sizes, each half as long as the one before.
         keep: share of a level's windows that is refined.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
         smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
+        regions: makes the regions of the first level from an image, such as ``Supervoxels(50)``; ``"label_map"`` for
+            those of the case's label map. By default the first level is windows.
         target: which number is explained.
         estimator: ``HierarchicalScoring()`` by default.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
-        ValueError: when ``window_unit`` is another word.
+        ValueError: when ``window_unit`` or ``regions`` is another word.
     """
     check_unit(window_unit)
+    if isinstance(regions, str) and regions != "label_map":
+        raise ValueError(f"`regions` must be 'label_map' or a function of an image, got {regions!r}")
     cuts = inside_of(settings.get("inferer"))
-    masks = HierarchicalMasks(window_size, levels, keep, window_unit, cuts, smooth)
+    if regions is None:
+        masks: Masks = HierarchicalMasks(window_size, levels, keep, window_unit, cuts, smooth)
+    else:
+        makes = None if isinstance(regions, str) else regions
+        masks = RegionHierarchyMasks(makes, window_size, levels, keep, window_unit, cuts, smooth)
     return PerturbationInferer(masks, target, estimator or HierarchicalScoring(), **settings)
 
 

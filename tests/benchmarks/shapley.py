@@ -53,13 +53,10 @@ def main() -> None:
             rest = f"{drawn.forwards:22}  {drawn.plain:16}"
             for linear in (True, False):
                 masks = ms.CoalitionMasks(inferer=inferer, linear=linear)
-                try:
-                    exact = plan(masks, inferer, image, labels, reach=reach)
-                except ValueError as error:
-                    print(f"{count:6}  {reads:13}  {linear!s:6}  {str(error).partition(';')[0]:26}  {rest}")
-                    continue
+                exact = plan(masks, inferer, image, labels, reach=reach)
                 coalitions = exact.plain // len(boxes) - 1
-                print(f"{count:6}  {reads:13}  {linear!s:6}  {coalitions:10}  {exact.forwards:14}  {rest}")
+                stopped = masks.bind(image, labels).stopped((), torch.zeros(0), torch.zeros(0))
+                print(f"{count:6}  {reads:13}  {linear!s:6}  {coalitions:10}  {exact.forwards:14}  {rest}  {stopped}")
 
 
 if __name__ == "__main__":

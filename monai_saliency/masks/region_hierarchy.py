@@ -1,0 +1,258 @@
+"""Regions that are split by windows where hiding them lets the score fall most."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from monai.inferers import SlidingWindowInferer
+
+from monai_saliency.masks.base import BoundMasks, Masks, Regions
+from monai_saliency.masks.hierarchical import HierarchicalMasks, worth_refining
+from monai_saliency.masks.region import find_regions
+from monai_saliency.masks.smooth import averaged, grown
+from monai_saliency.utils.arguments import instance, whole_number
+from monai_saliency.utils.boxes import Box, within
+
+__all__ = ["BoundRegionHierarchyMasks", "RegionHierarchyMasks"]
+
+
+class RegionHierarchyMasks(Masks):
+    """Regions, split in rounds where they matter, in 2D and 3D: which organ, and where in it?
+
+    The first round hides each region: all voxels of one label of the case's label map, or a supervoxel. Voxels of label
+    0 are in no region and are always kept. Each further round splits those parts of the round before that let the score
+    fall most, and hides each piece. A region is split by the windows of :class:`~monai_saliency.HierarchicalMasks`, and
+    a piece of it by windows half as long: a piece is what lies in both, the region and the window. Windows that do not
+    split a part are passed over, so that no set of voxels is hidden twice. A part whose hiding does not let the score
+    fall is not split.
+
+    Args:
+        regions: function that makes the label map ``(1, *spatial)`` from an image ``(C, *spatial)`` and its voxel sizes
+            in mm (None if unknown), such as :class:`~monai_saliency.Supervoxels`. By default the case's label map is
+            used.
+        window_size: edge of the first windows, as for :class:`~monai_saliency.HierarchicalMasks`.
+        levels: how many sizes, at least 1: the regions, and the windows.
+        keep: share of a round's parts that is split, in (0, 1], rounded to whole parts and at least one; for each
+            explained score its own.
+        unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``.
+        inferer: a sliding-window inferer, on whose patch grid the windows lie by default.
+        smooth: width in voxels over which the edge of a part rises, one number or one per axis; crisp by default
+            (:mod:`monai_saliency.masks.smooth`).
+
+    Raises:
+        ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.RegionMasks`, and for
+            the windows as for :class:`~monai_saliency.HierarchicalMasks`.
+
+    Example::
+
+        >>> import torch
+        >>> labels = torch.tensor([[[0, 0, 3, 3], [7, 7, 7, 3], [7, 7, 7, 7], [7, 7, 7, 7]]])
+        >>> bound = RegionHierarchyMasks(window_size=2, levels=2).bind(torch.zeros(1, 4, 4), labels)
+        >>> first = bound.next_round((), torch.zeros(0, 0), torch.zeros(0))
+        >>> bound.render(first)[0, 0].tolist()  # region 3
+        [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
+        >>> pieces = bound.next_round(first, torch.tensor([[5.0], [1.0]]), torch.tensor([5.0]))
+        >>> [int((mask == 0).sum()) for mask in bound.render(pieces)]  # the voxels of region 7 in four windows
+        [2, 1, 4, 4]
+    """
+
+    shorter = "fewer regions, a larger window_size, fewer levels or a smaller keep, for a coarser map"
+
+    def __init__(
+        self,
+        regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+        window_size: float | Sequence[float] | None = None,
+        levels: int = 4,
+        keep: float = 0.08,
+        unit: str = "voxel",
+        inferer: SlidingWindowInferer | None = None,
+        smooth: float | Sequence[float] = 0,
+    ) -> None:
+        words = "a function of an image that makes a label map, such as Supervoxels(200)"
+        self.regions = instance("regions", regions, (), words, function=True, none=True)
+        self.needs_labels = regions is None
+        self.levels = whole_number("levels", levels, 1)
+        self.windows = HierarchicalMasks(window_size, max(1, self.levels - 1), keep, unit, inferer, smooth)
+
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundRegionHierarchyMasks:
+        return BoundRegionHierarchyMasks(self, image, find_regions(self.regions, image, labels, spacing), spacing)
+
+
+class BoundRegionHierarchyMasks(BoundMasks):
+    """The regions of one image, and their pieces: of each level those of all regions and windows, most of them empty.
+
+    Attributes:
+        values: the label of each region.
+        index: see :class:`~monai_saliency.masks.base.Regions`.
+        num_levels: how many levels there are, the regions among them.
+        smooth: the width of an edge along each axis, in voxels; empty where edges are crisp.
+    """
+
+    def __init__(
+        self, masks: RegionHierarchyMasks, image: torch.Tensor, regions: Regions, spacing: Sequence[float] | None
+    ) -> None:
+        super().__init__(image)
+        self.values, self.index = regions.values, regions.index.cpu().numpy()
+        windows = masks.windows.bind(image, None, spacing)
+        whole = [np.array([0, size]) for size in self.spatial_shape]
+        #: for each level and axis, where windows begin, and the axis' end
+        self.bounds = [whole, *windows.bounds[: masks.levels - 1]]
+        self.num_levels, self.keep, self.smooth = len(self.bounds), masks.windows.keep, windows.smooth
+        sizes = [len(self.values) * int(np.prod(grid)) for grid in self._grids]
+        self._starts = [0, *itertools.accumulate(sizes)]
+        self._parts: dict[int, list[int]] = {}
+        digest = hashlib.sha256(self.index.tobytes()).hexdigest()
+        edges = tuple(tuple(int(axis[1]) for axis in level) for level in self.bounds)
+        shape = (self.spatial_shape, self.smooth)
+        self.key = ("RegionHierarchyMasks", edges, self.keep, tuple(self.values), digest, *shape)
+
+    @property
+    def _grids(self) -> list[list[int]]:
+        """How many windows each level has along each axis."""
+        return [[len(axis) - 1 for axis in level] for level in self.bounds]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def at_most(self) -> int:
+        """How many parts are scored at the most, for one explained score."""
+        found = last = len(self.values)
+        pieces = sorted((len(self._pieces(index)) for index in range(len(self.values))), reverse=True)
+        for level in range(1, self.num_levels):
+            count = max(1, round(self.keep * last))
+            last = sum(pieces[:count]) if level == 1 else count * 2 ** len(self.spatial_shape)
+            found += last
+        return found
+
+    def next_round(
+        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Sequence[int] | None:
+        if not len(indices):
+            return range(len(self.values))
+        *_, last = self._rounds(indices, scores, reference_scores)
+        return self._split(indices, scores, reference_scores, last) or None
+
+    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        rounds = list(self._rounds(indices, scores, reference_scores))
+        level = max(self._level(indices[row]) for row in rounds[-1]) + 1
+        if level == self.num_levels:
+            return f"level {level} was the last"
+        return f"no part of round {len(rounds)} was worth splitting"
+
+    def _rounds(
+        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Iterator[list[int]]:
+        """The rows of each round, which the rounds before it decide."""
+        rows = list(range(len(self.values)))
+        while rows:
+            yield rows
+            stop = rows[-1] + 1
+            count = len(self._split(indices, scores, reference_scores, rows)) if stop < len(indices) else 0
+            rows = list(range(stop, stop + count))
+
+    def _split(
+        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor, rows: Sequence[int]
+    ) -> list[int]:
+        """The pieces of those parts of a round that are worth it, ascending."""
+        drops = reference_scores.double() - scores[rows].double()
+        chosen = worth_refining([indices[row] for row in rows], drops, self.keep)
+        return sorted(piece for index in chosen for piece in self._pieces(index))
+
+    def _pieces(self, index: int) -> list[int]:
+        """What a part is split into, by the longest windows that split it; none where no window does."""
+        if index not in self._parts:
+            region, box = self._region(index), self._box(index)
+            places = [at + side.start for at, side in zip(self._inside(region, box).nonzero(), box, strict=True)]
+            found: list[int] = []
+            for level in range(self._level(index) + 1, self.num_levels):
+                along = [
+                    np.searchsorted(b, at, side="right") - 1 for b, at in zip(self.bounds[level], places, strict=True)
+                ]
+                windows = np.unique(np.ravel_multi_index(along, self._grids[level]))
+                if len(windows) > 1:
+                    found = (self._starts[level] + windows * len(self.values) + region - 1).tolist()
+                    break
+            self._parts[index] = found
+        return self._parts[index]
+
+    def _level(self, index: int) -> int:
+        return int(np.searchsorted(self._starts, index, side="right")) - 1
+
+    def _region(self, index: int) -> int:
+        """The region of a part, counted from 1."""
+        return (index - self._starts[self._level(index)]) % len(self.values) + 1
+
+    def _box(self, index: int) -> Box:
+        """The window of a part."""
+        level = self._level(index)
+        place = np.unravel_index((index - self._starts[level]) // len(self.values), self._grids[level])
+        return tuple(slice(int(b[at]), int(b[at + 1])) for b, at in zip(self.bounds[level], place, strict=True))
+
+    def _inside(self, region: int, box: Box) -> np.ndarray:
+        """The voxels of a region inside a box, bool ``(*sides)``."""
+        return np.asarray(self.index[box] == region)
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """``region`` int ``(n,)``, counted from 1; ``first`` and ``stop``, int ``(n, spatial_dims)``, its window."""
+        boxes = [[(side.start, side.stop) for side in self._box(index)] for index in indices]
+        ends = np.array(boxes, dtype=int).reshape(len(indices), len(self.spatial_shape), 2)
+        regions = np.array([self._region(index) for index in indices], dtype=int)
+        return {"region": regions, "first": ends[:, :, 0], "stop": ends[:, :, 1]}
+
+    def _tight(self, region: int, box: Box) -> Box | None:
+        """The smallest box around the voxels of a region inside a box; None where there are none."""
+        inside, sides = self._inside(region, box), []
+        for axis, side in enumerate(box):
+            found = inside.any(axis=tuple(a for a in range(inside.ndim) if a != axis)).nonzero()[0]
+            if not len(found):
+                return None
+            sides.append(slice(side.start + int(found[0]), side.start + int(found[-1]) + 1))
+        return tuple(sides)
+
+    def changed_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+        empty = (slice(0, 0),) * len(self.spatial_shape)
+        boxes = [self._tight(self._region(index), self._box(index)) for index in indices]
+        if self.smooth:
+            boxes = [box and grown(box, self.smooth, self.spatial_shape) for box in boxes]
+        return [box or empty for box in boxes]
+
+    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        if self.smooth:
+            box = grown(box, self.smooth, self.spatial_shape)
+        rows = np.zeros((len(indices), 1 + 2 * len(box)), dtype=int)
+        for row, index in zip(rows, indices, strict=True):
+            # A region and the smallest box around what is hidden of it here say which voxels these are.
+            common = _common(self._box(index), box)
+            tight = self._tight(self._region(index), common) if common else None
+            if tight:
+                row[:] = [self._region(index), *(end for side in tight for end in (side.start, side.stop))]
+        return rows[:, 0] > 0, rows
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
+
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+        around = grown(box, self.smooth, self.spatial_shape) if self.smooth else box
+        shape = [side.stop - side.start for side in around]
+        hidden = torch.zeros(len(codes["region"]), 1, *shape, dtype=self.dtype)
+        for mask, region, first, stop in zip(hidden, codes["region"], codes["first"], codes["stop"], strict=True):
+            common = _common(tuple(map(slice, first.tolist(), stop.tolist())), around)
+            if common:
+                inside: Any = (0, *within(common, around))
+                mask[inside] = torch.from_numpy(self._inside(int(region), common)).to(self.dtype)
+        hidden = hidden.to(device)
+        return 1 - (averaged(hidden, box, self.smooth, self.spatial_shape) if self.smooth else hidden)
+
+
+def _common(one: Box, other: Box) -> Box | None:
+    """What lies in two boxes; None where nothing does."""
+    sides = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)]
+    return tuple(sides) if all(side.start < side.stop for side in sides) else None

@@ -1,0 +1,164 @@
+"""Regions that are split by windows where they matter: against a slow recursion over sets of voxels, and by hand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.patches import WHOLE, Network, blocks, images
+from monai.inferers import SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
+from monai_saliency.utils.boxes import Box
+
+LOGIT = ms.ClassScore([0], "none")
+Voxels = frozenset[tuple[int, ...]]
+
+
+def windows_of(size: int, edge: int, level: int) -> list[range]:
+    """The windows along an axis: of ``edge``, halved so often."""
+    found = [range(a, min(a + edge, size)) for a in range(0, size, edge)]
+    for _ in range(level):
+        edge = -(-edge // 2)
+        found = [part for each in found for part in (each[:edge], each[edge:]) if len(part)]
+    return found
+
+
+def slow(weight: np.ndarray, labels: np.ndarray, window: int, levels: int, keep: float) -> tuple[np.ndarray, int]:
+    """The map and the number of masks for the score ``sum(weight * image)`` of ones, as the text says it."""
+    everything = list(itertools.product(*map(range, labels.shape)))
+    parts: list[tuple[Voxels, int]] = [
+        (frozenset(at for at in everything if labels[at] == label), 0) for label in np.unique(labels) if label
+    ]
+    found, count = np.zeros(weight.shape), 0
+    while parts:
+        drops = {part: sum(weight[at] for at in part) for part, _ in parts}
+        count += len(parts)
+        for part, drop in drops.items():
+            for at in part:
+                found[at] += drop
+        best = sorted(parts, key=lambda part: -drops[part[0]])[: max(1, round(keep * len(parts)))]
+        parts = []
+        for part, level in best:
+            if drops[part] <= 0:
+                continue
+            for finer in range(level + 1, levels):
+                sides = [windows_of(size, window, finer - 1) for size in labels.shape]
+                pieces = [part & frozenset(itertools.product(*box)) for box in itertools.product(*sides)]
+                pieces = [piece for piece in pieces if piece]
+                if len(pieces) > 1:
+                    parts += [(piece, finer) for piece in pieces]
+                    break
+    return found, count
+
+
+@pytest.mark.parametrize(("shape", "size"), [((17, 12), 4), ((9, 7, 6), 3)])
+@pytest.mark.parametrize(("window", "levels", "keep"), [(5, 4, 0.3), (4, 3, 0.1), (3, 2, 1.0), (4, 1, 0.5)])
+def test_the_slow_reference(shape: tuple[int, ...], size: int, window: int, levels: int, keep: float) -> None:
+    weight, labels = np.random.default_rng(0).normal(size=shape), blocks(shape, size, 7, seed=1)
+    expected, count = slow(weight, labels[0].numpy(), window, levels, keep)
+    explain = ms.hierarchical_occlusion(window, levels, keep, regions="label_map", target=LOGIT, mask_batch_size=7)
+    by_weight = lambda x: (x[:, 0] * torch.from_numpy(weight)).flatten(1).sum(1, keepdim=True)  # noqa: E731
+    (found,) = explain.explain(torch.ones(1, 1, *shape).double(), by_weight, cases=[ms.Case("a", labels=labels)])
+    np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-9)
+    assert len(found.scores) == count <= found.masks.at_most
+    assert bool((found.saliency[0][labels[0] == 0] == 0).all())
+    assert len({tuple(mask.flatten().tolist()) for mask in found.masks.render(found.indices)}) == count, "none twice"
+    (made,) = explain.replace(masks=RegionHierarchyMasks(lambda image, spacing: labels, window, levels, keep)).explain(
+        torch.ones(1, 1, *shape).double(), by_weight
+    )
+    assert torch.equal(made.saliency, found.saliency)
+
+
+LABELS = torch.tensor([[[0, 0, 3, 3], [7, 7, 7, 3], [7, 7, 7, 7], [7, 7, 7, 7]]])
+
+
+def bind(labels: torch.Tensor = LABELS, **settings: Any) -> Any:
+    masks = RegionHierarchyMasks(**{"window_size": 2, "levels": 3, "keep": 0.5, **settings})
+    return masks.bind(torch.zeros(1, *labels.shape[1:]), labels)
+
+
+def test_rounds_by_hand() -> None:
+    bound, score = bind(), torch.tensor([10.0])
+    first = bound.next_round((), torch.zeros(0, 0), torch.zeros(0))
+    assert list(first) == [0, 1]
+    # Region 3 lies in one window of two voxels, so single voxels are what splits it.
+    pieces = bound.next_round(first, torch.tensor([[0.0], [9.0]]), score)
+    assert [np.argwhere(mask[0].numpy() == 0).tolist() for mask in bound.render(pieces)] == [
+        [[0, 2]],
+        [[0, 3]],
+        [[1, 3]],
+    ]
+    given = [*first, *pieces], torch.tensor([[0.0], [9.0], [1.0], [1.0], [1.0]]), score
+    assert bound.next_round(*given) is None
+    assert bound.stopped(*given) == "level 3 was the last"
+    nothing = first, torch.tensor([[10.0], [11.0]]), score
+    assert bound.next_round(*nothing) is None
+    assert bound.stopped(*nothing) == "no part of round 1 was worth splitting"
+    both = torch.tensor([[0.0, 10.0], [9.0, 0.0]])
+    assert len(bound.next_round(first, both, torch.tensor([10.0, 10.0]))) == 3 + 4, "each score splits its own"
+
+
+@pytest.mark.parametrize("smooth", [0, 3])
+@pytest.mark.parametrize("shape", [(12, 9), (7, 8, 6)])
+def test_restrict_says_which_masks_agree(shape: tuple[int, ...], smooth: float) -> None:
+    bound = bind(blocks(shape, 4, 5, seed=2), window_size=3, smooth=smooth)
+    box: Box = tuple(slice(2, 6) for _ in shape)
+    indices = [index for index in range(len(bound)) if bool((bound.render([index]) < 1).any())]
+    touched, rows = bound.restrict(indices, box)
+    masks, whole = bound.render(indices, box=box), bound.render(indices)
+    assert torch.equal(masks, whole[(..., *box)])
+    changed = bound.changed_boxes(indices)
+    for one, other in itertools.combinations(range(len(indices)), 2):
+        outside = whole[one, 0].clone()
+        outside[changed[one]] = 1
+        assert bool((outside == 1).all())
+        if not smooth:
+            assert touched[one] == bool((masks[one] < 1).any())
+            if touched[one] and touched[other]:
+                assert np.array_equal(rows[one], rows[other]) == torch.equal(masks[one], masks[other])
+        elif np.array_equal(rows[one], rows[other]):
+            assert torch.equal(masks[one], masks[other])
+    shuffled = np.random.default_rng(0).permutation(len(indices)).tolist()
+    assert torch.equal(bound.render([indices[at] for at in shuffled]), whole[shuffled])
+
+
+def test_remembered_patches() -> None:
+    """The same map under a sliding-window inferer, from fewer patches than whole images need."""
+    shape, inferer = (24, 20), SlidingWindowInferer((8, 8), 4, 0.5)
+    image, labels, network = images(1, 1, *shape), blocks(shape, 5, 60, seed=5), Network(2)
+    explain = ms.hierarchical_occlusion(keep=0.3, regions="label_map", target=WHOLE, inferer=inferer)
+    (found,) = explain.explain(image, network, cases=[ms.Case("a", labels=labels)])
+    (whole,) = explain.replace(patch_memory=False).explain(image, network, cases=[ms.Case("a", labels=labels)])
+    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-6)
+    assert float(found.saliency.abs().max()) > 1e-4
+    assert found.num_forwards < 0.5 * found.per_prediction * (len(found.scores) + 1)
+
+
+def test_supervoxels_by_name() -> None:
+    pytest.importorskip("skimage")
+    image = images(1, 1, 16, 16)
+    explain = ms.hierarchical_occlusion(4, 3, 0.3, regions=ms.Supervoxels(9), target=LOGIT)
+    (found,) = explain.explain(image, lambda x: x.flatten(2).sum(2))
+    regions = ms.Supervoxels(9)(image[0])[0]
+    first = range(len(regions.unique()))
+    for label, mask in zip(regions.unique(), found.masks.render(first), strict=True):
+        assert torch.equal(mask[0] == 0, regions == label)
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match="`regions` must be 'label_map' or a function of an image, got 'organs'"):
+        ms.hierarchical_occlusion(regions="organs", target=LOGIT)
+    with pytest.raises(ValueError, match="need the case's label map"):
+        RegionHierarchyMasks().bind(torch.zeros(1, 8, 8))
+    with pytest.raises(ValueError, match="`levels` must be a whole number of at least 1"):
+        RegionHierarchyMasks(levels=0)
+    with pytest.raises(ValueError, match="`regions` must be a function"):
+        RegionHierarchyMasks("organs")  # type: ignore[arg-type]
+    keys = {bind().key, bind(keep=0.2).key, bind(levels=2).key, bind(LABELS + 1).key, bind(smooth=2).key}
+    assert len(keys) == 5
+    assert bind().key == bind().key
