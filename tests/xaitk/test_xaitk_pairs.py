@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.xaitk_boxes import BlackBox, XaitkClassifier, XaitkDescriptors, XaitkDetector, channel_last
+from helpers.black_boxes import BlackBox, XaitkClassifier, XaitkDescriptors, XaitkDetector, channel_last
 from xaitk_saliency import PerturbImage
 from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
 from xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring import RISEScoring
