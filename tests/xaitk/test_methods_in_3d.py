@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.black_boxes import BOXES, CLASSES, BlackBox
+from helpers.numpy_boxes import BOXES, CLASSES, BlackBox
 from helpers.slow_masks import slow_balls, slow_grids, slow_mc_rise, slow_windows
 
 import monai_saliency as ms

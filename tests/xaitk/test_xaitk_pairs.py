@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.black_boxes import BlackBox, XaitkClassifier, XaitkDescriptors, XaitkDetector, channel_last
+from helpers.numpy_boxes import BlackBox, XaitkClassifier, XaitkDescriptors, XaitkDetector, channel_last
 from xaitk_saliency import PerturbImage
 from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
 from xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring import RISEScoring
@@ -108,7 +108,7 @@ def test_a_classifier(perturber: str, scoring: str, shape: tuple[int, int, int],
 
 
 @pytest.mark.parametrize(("shape", "fill"), IMAGES)
-@pytest.mark.parametrize("measure", ["euclidean", "cosine"])
+@pytest.mark.parametrize("measure", ["euclidean", "cosine", "cityblock", "correlation"])
 @pytest.mark.parametrize("perturber", PERTURBERS)
 def test_similarity(perturber: str, measure: str, shape: tuple[int, int, int], fill: Any) -> None:
     make, masks = PERTURBERS[perturber]
@@ -117,7 +117,7 @@ def test_similarity(perturber: str, measure: str, shape: tuple[int, int, int], f
     stack = SimilarityOcclusion(make(), SimilarityScoring(measure), fill, threads=0)
     expected = stack.generate(channel_last(image), [channel_last(each) for each in queries], XaitkDescriptors(box))
     references = torch.from_numpy(np.stack([box(each) for each in queries]))
-    target = ms.EmbeddingSimilarity("distance" if measure == "euclidean" else "cosine", references)
+    target = ms.EmbeddingSimilarity("distance" if measure == "euclidean" else measure, references)
     explain = ms.PerturbationInferer(masks, target, ms.SimilarityScoring(), fill_of(fill), mask_batch_size=7)
     found = explained(explain, image, box.describe)
     assert expected.max() == pytest.approx(1)

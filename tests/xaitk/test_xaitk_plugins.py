@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.black_boxes import Classifies
 from helpers.paths import ROOT
-from helpers.xaitk_boxes import Classifies
 from smqtk_core.configuration import configuration_test_helper, from_config_dict, to_config_dict
 from xaitk_saliency import (
     GenerateClassifierConfidenceSaliency,

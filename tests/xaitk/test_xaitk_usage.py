@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.xaitk_boxes import Classifies, Describes, Detects
+from helpers.black_boxes import Classifies, Describes, Detects
 from PIL import Image
 from xaitk_saliency import GenerateImageClassifierBlackboxSaliency, PerturbImage
 from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
