@@ -250,6 +250,21 @@ def test_too_many_players_in_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0.9 <= float((off.abs() < 1.96 * sure).double().mean()) <= 0.985
         assert float(off.mean(dim=0).abs().max()) < 0.4 * spread[beside], "the mean over seeds is near the exact value"
     assert spread[inferer] < 0.7 * spread[None]
+    odd = ms.ShapleyScoring(interactions=True).values(found.masks, found.indices, found.scores, found.reference_scores)
+    assert float((odd.values - exact).abs().max()) < 5 * spread[inferer]
+    torch.testing.assert_close(odd.values.sum(dim=0), lost[0].detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_fourteen_players() -> None:
+    shape, inferer, network = (30, 18), SlidingWindowInferer((12, 12), 16, 0.5), Wide(2).double()
+    regions, image = distinct(shape, 5, 14), images(1, 1, 30, 18, dtype=torch.float64)
+    explain, case = ms.shapley(target=WHOLE, inferer=inferer), Case("a", labels=regions)
+    (found,) = explain.explain(image, network, cases=[case])
+    (every,) = explain.replace(masks=ms.CoalitionMasks()).explain(image, network, cases=[case])
+    assert len(every.scores) == 2**14 - 1 > len(found.scores)
+    assert found.num_forwards <= patches_at_most(regions, inferer)
+    torch.testing.assert_close(found.saliency, every.saliency, rtol=0, atol=1e-12)
 
 
 class Deep(torch.nn.Module):
