@@ -1,7 +1,8 @@
 """Saliency maps for MONAI models: which part of this scan made the network say that?
 
 The rooms are modules: ``monai_saliency.metrics``, ``monai_saliency.data``, ... Those that need an extra (``handlers``,
-``distributed``, ``engines``, ``bundle``) are imported when they are first used, and so is :func:`attach`.
+``distributed``, ``engines``, ``bundle``), and ``xaitk``, are imported when they are first used, and so is
+:func:`attach`.
 """
 
 from importlib import import_module
@@ -9,14 +10,18 @@ from typing import Any
 
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
+from monai_saliency.estimators.drise import DRISEScoring
 from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.estimators.mc_rise import MCRISEScoring
 from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, shapley_values
+from monai_saliency.estimators.similarity import SimilarityScoring
 from monai_saliency.estimators.sobol import SobolScoring
+from monai_saliency.estimators.squared_difference import SquaredDifferenceScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
 from monai_saliency.fills.scan_unit import ScanUnitFill
@@ -28,26 +33,37 @@ from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.masks.minimal import MinimalMasks
+from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
+from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
 from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.masks.supervoxels import Supervoxels
 from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods import (
     channel_occlusion,
+    drise,
     focused_rise,
     hierarchical_occlusion,
     hsic,
+    mc_rise,
     minimal_region,
+    multi_scale_window,
     patch_windows,
+    random_grid,
     region_occlusion,
     rise,
+    sbsm,
     shapley,
+    sliding_radial,
     sliding_window,
     sobol,
+    squared_difference,
 )
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, ListInput
 from monai_saliency.targets import (
@@ -71,6 +87,7 @@ __all__ = [
     "ClassScore",
     "CoalitionMasks",
     "ConstantFill",
+    "DRISEScoring",
     "DetectionScore",
     "DiceScore",
     "DictInput",
@@ -86,14 +103,18 @@ __all__ = [
     "HierarchicalScoring",
     "IndependentChannelMasks",
     "ListInput",
+    "MCRISEMasks",
+    "MCRISEScoring",
     "MeanFill",
     "MinimalMasks",
     "MinimalRegionScoring",
+    "MultiScaleWindowMasks",
     "OcclusionScoring",
     "PatchMemory",
     "PerturbationInferer",
     "RISEMasks",
     "RISEScoring",
+    "RandomGridMasks",
     "RegionHierarchyMasks",
     "RegionMasks",
     "RegionScore",
@@ -103,26 +124,36 @@ __all__ = [
     "Saliencyd",
     "ScanUnitFill",
     "ShapleyScoring",
+    "SimilarityScoring",
+    "SlidingRadialMasks",
     "SlidingWindowMasks",
     "SobolMasks",
     "SobolScoring",
+    "SquaredDifferenceScoring",
     "Supervoxels",
     "UntilMasks",
     "channel_occlusion",
+    "drise",
     "hierarchical_occlusion",
     "focused_rise",
     "hsic",
+    "mc_rise",
     "minimal_region",
+    "multi_scale_window",
     "patch_windows",
+    "random_grid",
     "region_occlusion",
     "rise",
+    "sbsm",
     "shapley",
     "shapley_values",
+    "sliding_radial",
     "sliding_window",
     "sobol",
+    "squared_difference",
 ]
 
-_ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize")
+_ROOMS = ("bundle", "distributed", "engines", "handlers", "metrics", "visualize", "xaitk")
 
 
 def __getattr__(name: str) -> Any:

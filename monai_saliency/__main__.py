@@ -1,8 +1,9 @@
 """The command line, ``python -m monai_saliency COMMAND``.
 
 ``overlay NAME`` prints the path of a config to add to a bundle's, ``methods`` lists the methods and their settings,
-``compare A B`` reports how the maps of two runs differ, and ``gather SWEEP_DIR`` makes a table and a plot of a sweep.
-``command`` prints the command of ``bundle/slurm/explain.sbatch``.
+``report FOLDER`` makes pages to look at of an output folder, ``compare A B`` reports how the maps of two runs differ,
+and ``gather SWEEP_DIR`` makes a table and a plot of a sweep. ``command`` prints the command of
+``bundle/slurm/explain.sbatch``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from monai_saliency.bundle.configs import overlay_path, overlays
 from monai_saliency.bundle.sweep import gather
 from monai_saliency.errors import OutputError
 from monai_saliency.metrics.agreement import compare
+from monai_saliency.visualize.report import write_report
 
 __all__ = ["main"]
 
@@ -44,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = commands.add_parser("methods", help="list the methods and their settings, which are flags of a bundle")
     command.add_argument("names", nargs="*", metavar="NAME", help="a method, or the dotted path of your own")
     command.set_defaults(run=_methods)
+
+    command = commands.add_parser("report", help="make the report of an output folder, and print the path of its page")
+    command.add_argument("folder", metavar="FOLDER", help="the output folder of a run")
+    command.set_defaults(run=_report)
 
     command = commands.add_parser("compare", help="report how the maps of two output folders differ")
     command.add_argument("first", metavar="A", help="the output folder of a run")
@@ -95,6 +101,11 @@ def _command(parsed: argparse.Namespace) -> bool:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     print(shlex.join(words))
+    return True
+
+
+def _report(parsed: argparse.Namespace) -> bool:
+    print(write_report(parsed.folder))
     return True
 
 

@@ -124,6 +124,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "hsic": {"num_masks": 20, "grid_size": 3},
     "minimal_region": {"window_size": 6, "levels": 2, "keep": 0.3},
     "sobol": {"num_designs": 2, "grid_size": 2},
+    "mc_rise": {"num_masks": 20, "grid_size": 3},
+    "random_grid": {"num_masks": 20, "cell_size": 4},
+    "multi_scale_window": {"window_size": 6, "levels": 2},
+    "sliding_radial": {"radius": 3, "stride": 3},
+    "squared_difference": {"radius": 3, "stride": 3, "sigma": 0.5},
+    "sbsm": {"window_size": 6, "stride": 3},
+    "drise": {"num_masks": 20, "grid_size": 3},
 }
 
 

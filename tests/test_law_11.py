@@ -15,22 +15,31 @@ from monai.inferers import SlidingWindowInferer
 
 from monai_saliency import methods
 from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.drise import DRISEScoring
 from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.estimators.mc_rise import MCRISEScoring
 from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
+from monai_saliency.estimators.similarity import SimilarityScoring
 from monai_saliency.estimators.sobol import SobolScoring
+from monai_saliency.estimators.squared_difference import SquaredDifferenceScoring
+from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
 from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.masks.minimal import MinimalMasks
+from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
+from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.targets import RegressionScore, Target
@@ -88,6 +97,22 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     # The image's score is above the fill's.
     "minimal_region": [lambda dims: {"window_size": 4, "levels": 2, "share": 0.6, "fill": ConstantFill(3.0 - dims)}],
     "sobol": [lambda dims: {"num_designs": 4, "grid_size": 2}, lambda dims: {"num_designs": 4, "regions": quarters}],
+    "mc_rise": [
+        lambda dims: {"num_masks": 12, "grid_size": 3},
+        lambda dims: {"num_masks": 12, "grid_size": 3, "p1": 0.3, "more_fills": [2.0, BlurFill(1.0)]},
+    ],
+    "random_grid": [
+        lambda dims: {"num_masks": 12, "cell_size": 3},
+        lambda dims: {"num_masks": 12, "cell_size": 3, "p1": 0.3, "per_channel": True},
+    ],
+    "multi_scale_window": [lambda dims: {"window_size": 4, "levels": 2}],
+    "sliding_radial": [
+        lambda dims: {"radius": 2.5, "stride": 3},
+        lambda dims: {"radius": 3, "stride": 3, "sigma": 1.0, "per_channel": True},
+    ],
+    "squared_difference": [lambda dims: {"radius": 2.5, "stride": 3, "sigma": 1.0}],
+    "sbsm": [lambda dims: {"window_size": 4, "stride": 3}],
+    "drise": [lambda dims: {"num_masks": 12, "grid_size": 3}],
 }
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
@@ -98,6 +123,10 @@ ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     MinimalRegionScoring: (MinimalRegionScoring(), MinimalMasks(0.5, 4, levels=2)),
     SobolScoring: (SobolScoring(), SobolMasks(8, 2, seed=2)),
     OcclusionScoring: (OcclusionScoring(), SlidingWindowMasks(3, 2)),
+    MCRISEScoring: (MCRISEScoring(), MCRISEMasks(40, [ConstantFill(1.0)], 3, seed=2)),
+    DRISEScoring: (DRISEScoring(), RandomGridMasks(40, 3, seed=2)),
+    SimilarityScoring: (SimilarityScoring(), SlidingRadialMasks(2, 2)),
+    SquaredDifferenceScoring: (SquaredDifferenceScoring(), MultiScaleWindowMasks(4, 2)),
 }
 MISSING = "{} has no example in {}: add one, so that law 11 holds for it too"
 NAMES = [f"{name} {i}" for name in methods.__all__ for i in range(max(1, len(METHODS.get(name, ()))))]
@@ -149,7 +178,9 @@ def test_a_constant_in_every_score_changes_no_map(name: str, dims: int) -> None:
     weight = torch.randn(2, *[8] * dims, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh((x * weight).flatten(1).sum(dim=1, keepdim=True))
+        return torch.tanh(
+            (x * weight).flatten(1).sum(dim=1, keepdim=True) / 4
+        )  # neither at its lowest nor at its highest
 
     image = images(dims, torch.float64)
     maps = explain(name, dims, RegressionScore(), image, network)

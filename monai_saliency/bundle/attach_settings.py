@@ -48,6 +48,9 @@ class AttachSettings:
         picture: whether to draw pictures.
         picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
             where it is known (:class:`~monai_saliency.transforms.SaveSaliencyd`).
+        report: whether to make a report of the cohort at the end, ``report/index.html`` in the output folder
+            (:func:`~monai_saliency.visualize.report.write_report`), and to keep in ``views/`` what it shows of the
+            scans.
         standard_error: whether to save a standard error beside each map that has one, such as those of RISE: how far
             each voxel is off by the choice of masks. It costs a file, and four to five times the time of rendering the
             masks, without a forward.
@@ -83,6 +86,7 @@ class AttachSettings:
         mask_batch_size: int | None = None,
         picture: bool = True,
         picture_scale: float | None = None,
+        report: bool = True,
         standard_error: bool = True,
         trust: bool = False,
         trust_steps: int = 20,
@@ -116,6 +120,7 @@ class AttachSettings:
         if picture_scale is not None:
             positive_numbers(f"{prefix}picture_scale", picture_scale)
         self.picture_scale = picture_scale
+        self.report = flag("report", report)
         self.standard_error = flag("standard_error", standard_error)
         self.trust = Trust.when(trust, trust_steps)
         self.strict = strict

@@ -32,6 +32,7 @@ from monai_saliency.transforms import SaveSaliencyd
 from monai_saliency.transforms.save import error_key
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.tensors import plain
+from monai_saliency.visualize.report import try_report
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
@@ -117,12 +118,14 @@ class AttachedHandler(SaliencyHandler):
             logger.warning(f"{words}: they have no map", self.words, len(unmet), unmet[0])
 
     def report_at_end(self, engine: Engine) -> None:
-        """Report unmet cases at the end of the evaluator's run, and say how many cases have no map."""
+        """Report unmet cases at the end of the evaluator's run, say how many cases have no map, and make the report."""
 
         def report(engine: Engine) -> None:
             self.report_unmet()
             if self.failures is not None and self.failures.rows:
                 logger.error("%s", self.failures.summary(self.failures.rows))
+            if self.settings.report and (self.explained or (self.failures is not None and self.failures.rows)):
+                try_report(self.folder)
 
         engine.add_event_handler(Events.COMPLETED, report)
 
@@ -220,6 +223,7 @@ class AttachedHandler(SaliencyHandler):
             nearest=self._explains.masks.by_region,
             standard_error_key=self.standard_error_key,
             picture_scale=self.settings.picture_scale,
+            report=self.settings.report,
         )
         if isinstance(self._predicting, WrappedNNUNet):
             placement.begin_from(self._predicting.transform(self.image_key))

@@ -11,6 +11,7 @@ import inspect
 import logging
 import pydoc
 import re
+import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -50,7 +51,8 @@ def find_method(name: str | Method, id: str = "method") -> Method:
 
     Args:
         name: of a function of :mod:`monai_saliency.methods`, or the dotted path of your own function; a function is
-            taken as it is.
+            taken as it is. A class of xaitk-saliency by its dotted path, or an object of one, is a method too
+            (:func:`monai_saliency.xaitk.chosen.as_method`).
         id: what errors call the name.
 
     Raises:
@@ -67,6 +69,7 @@ def find_method(name: str | Method, id: str = "method") -> Method:
         raise ValueError(
             f"`{id}` must be one of {sorted(methods.__all__)}, or the dotted path of your own function, got {name!r}"
         )
+    found = _of_xaitk(found) or found
     parameters = inspect.signature(found).parameters
     if "target" not in parameters or all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
         raise ValueError(
@@ -74,6 +77,15 @@ def find_method(name: str | Method, id: str = "method") -> Method:
             f"`(own settings, *, target, estimator=None, **settings)`, got {inspect.signature(found)}"
         )
     return found
+
+
+def _of_xaitk(found: Any) -> Method | None:
+    """The method of a class or object of xaitk-saliency; None for anything else."""
+    if inspect.isfunction(found) or "xaitk_saliency" not in sys.modules:
+        return None
+    from monai_saliency.xaitk.chosen import as_method
+
+    return as_method(found)
 
 
 def own_settings(method: Method) -> dict[str, inspect.Parameter]:

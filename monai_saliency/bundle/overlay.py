@@ -120,6 +120,7 @@ class Overlay:
             engine=engine,
             run_id="explain",
             parser=bundle.parser,
+            report=folder if self.settings.report else None,
         )
         # Our own bundle lists cases that fail before they can be explained.
         failures = getattr(evaluator, "failures", None)

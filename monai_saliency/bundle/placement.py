@@ -50,7 +50,7 @@ class Placement:
         image_key: where a case holds the network's input.
         saliency_key: where a case holds its map.
         picture: whether to draw pictures.
-        picture_scale: as for :class:`~monai_saliency.transforms.SaveSaliencyd`.
+        picture_scale, report: as for :class:`~monai_saliency.transforms.SaveSaliencyd`.
         nearest: whether maps are resampled by nearest neighbour, for maps that are flat in regions; linearly by
             default.
         standard_error_key: where a case holds the map's standard error, which is saved beside the map; None for none.
@@ -66,13 +66,15 @@ class Placement:
         nearest: bool = False,
         standard_error_key: str | None = None,
         picture_scale: float | None = None,
+        report: bool = False,
     ) -> None:
         self.image_key = image_key
         self.nearest = nearest
         self.saliency_key = saliency_key
         self.dataset, self.transform = _preprocessing(loader, image_key)
-        self.on_scan = SaveSaliencyd(saliency_key, output_dir, picture, scale=picture_scale)
-        self.on_input = SaveSaliencyd(saliency_key, output_dir, picture, grid_key=image_key, scale=picture_scale)
+        drawn: dict[str, Any] = {"picture": picture, "scale": picture_scale, "report": report}
+        self.on_scan = SaveSaliencyd(saliency_key, output_dir, **drawn)
+        self.on_input = SaveSaliencyd(saliency_key, output_dir, grid_key=image_key, **drawn)
         self.standard_error_key = standard_error_key
         # Files that an earlier run has written of another map are removed where there is no error.
         beside: dict[str, Any] = {"picture": False, "allow_missing_keys": True}

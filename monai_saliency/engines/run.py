@@ -16,6 +16,7 @@ from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import remove_stale
 from monai_saliency.utils.profiling import trace
+from monai_saliency.visualize.report import try_report
 
 __all__ = ["run"]
 
@@ -29,10 +30,11 @@ def run(
     handler: SaliencyHandler | None = None,
     engine: Engine | None = None,
     recipe: Callable[[], Cohort] | None = None,
+    report: str | Path | None = None,
 ) -> None:
     """Run an evaluator over its cohort, and print its metrics in one line.
 
-    If it has a ``meter``, another line reports how busy its network was.
+    If it has a ``meter``, another line reports how busy its network was. The last line is the path of the report.
 
     Args:
         evaluator: predicts, with its loader.
@@ -43,6 +45,8 @@ def run(
         handler: explains; only needed with an engine, or with a store whose folder is not below that of ``failures``.
         engine: shares the cohort with other processes; all is done here by default.
         recipe: makes the cohort in another process, see :class:`monai_saliency.distributed.base.Cohort`.
+        report: the output folder to make a report of (:func:`monai_saliency.visualize.report.write_report`); none by
+            default. Without any case it is not made.
 
     Raises:
         ValueError: when an engine is to share what is tracked.
@@ -72,6 +76,8 @@ def run(
     _print_figures(evaluator, speaks)
     if not speaks:
         return
+    if report is not None and any((Path(report) / name).is_file() for name in ("summary.csv", "failures.csv")):
+        try_report(report)
     if failures is not None and (rows := failures.read() if engine is not None and engine.waits else failures.rows):
         sys.exit(f"error: {failures.summary(rows)}")
     if handler is not None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from monai_saliency.masks.base import BoundMasks
-from monai_saliency.utils.precision import exact_arithmetic
+from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
-__all__ = ["in_groups", "moments", "scaled"]
+__all__ = ["centred", "in_groups", "moments", "scaled"]
 
 # Voxels of maps whose standard errors are made at once: each takes a few sums in double precision.
 _AT_ONCE = 2**23
@@ -69,3 +69,10 @@ def scaled(deviations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     largest = deviations.abs().amax(dim=0)
     return deviations / torch.where(largest > 0, largest, 1.0), largest
+
+
+def centred(scores: torch.Tensor) -> torch.Tensor:
+    """Scores less their mean, in double precision. Equal scores give zeros exactly, however large they are."""
+    shifted = scores.to(accumulation_dtype(scores.device))
+    shifted = shifted - shifted[:1]
+    return shifted - shifted.mean(dim=0)

@@ -12,7 +12,7 @@ from monai_saliency.estimators.moments import in_groups, moments, scaled
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
-__all__ = ["OcclusionScoring", "sum_of_hidden"]
+__all__ = ["OcclusionScoring", "error_while_hidden", "mean_while_hidden", "sum_of_hidden"]
 
 
 class OcclusionScoring(Estimator):
@@ -35,8 +35,7 @@ class OcclusionScoring(Estimator):
     def compute(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        drop, coverage = split_coverage(sum_of_hidden(masks, indices, with_ones(reference_scores - scores)))
-        return torch.where(coverage > 0, drop / coverage, 0.0).flatten(0, 1).to(masks.dtype)
+        return mean_while_hidden(masks, indices, reference_scores - scores)
 
     def noise(
         self,
@@ -62,24 +61,55 @@ class OcclusionScoring(Estimator):
         error is the root mean square of ``(f0 - f - S) * (1 - M)`` over masks, divided by ``sqrt(n - 1)`` and by the
         mean of ``1 - M``. Voxels that no mask hides have 0, as in the map.
         """
-        n = len(indices)
-        if not masks.drawn or n < 3:
-            return None
+        drops = reference_scores.to(accumulation_dtype(scores.device)) - scores
+        return error_while_hidden(masks, indices, drops)
 
-        def error(drops: torch.Tensor) -> torch.Tensor:
-            drops = drops - drops[:1]
-            d, scale = scaled(drops - drops.mean(dim=0))
-            k = d.shape[1]
-            # M - 1 is what is hidden, below zero.
-            first, second = moments(masks, indices, with_ones(-d), with_ones(torch.cat([d.square(), d], 1)), 1.0)
-            drop, coverage = first[:k], -first[k:]
-            squares, mixed, hidden = second.split([k, k, 1])
-            value = torch.where(coverage > 0, drop / coverage, 0.0)
-            sums = (squares - 2 * value * mixed + value.square() * hidden).clamp_min_(0)
-            found = (sums * (n / (n - 1))).sqrt_() * scale.to(sums).reshape(-1, *[1] * (sums.ndim - 1))
-            return torch.where(coverage > 0, found / coverage, 0.0).flatten(0, 1).to(masks.dtype)
 
-        return in_groups(masks, error, reference_scores.to(accumulation_dtype(scores.device)) - scores)
+def mean_while_hidden(masks: BoundMasks, indices: Sequence[int], values: torch.Tensor) -> torch.Tensor:
+    """The average of some values of masks while a voxel is hidden: ``sum_i y_i (1 - M_i) / sum_i (1 - M_i)``, and 0
+    where no mask hides the voxel.
+
+    Args:
+        masks: the masks of the case.
+        indices: the indices of n masks.
+        values: ``(n, K)``, the values y.
+
+    Returns:
+        ``(K, *spatial)``, or ``(K * C, *spatial)`` where each channel has its own masks, in the masks' precision.
+    """
+    total, coverage = split_coverage(sum_of_hidden(masks, indices, with_ones(values)))
+    return torch.where(coverage > 0, total / coverage, 0.0).flatten(0, 1).to(masks.dtype)
+
+
+def error_while_hidden(masks: BoundMasks, indices: Sequence[int], values: torch.Tensor) -> torch.Tensor | None:
+    """The standard error of :func:`mean_while_hidden`, see :meth:`OcclusionScoring.standard_error`.
+
+    Args:
+        masks: the masks of the case.
+        indices: the indices of n masks.
+        values: ``(n, K)``, the values y, best in double precision.
+
+    Returns:
+        of the shape and precision of the mean; None where nothing is left to chance, and for fewer than three masks.
+    """
+    n = len(indices)
+    if not masks.drawn or n < 3:
+        return None
+
+    def error(drops: torch.Tensor) -> torch.Tensor:
+        drops = drops - drops[:1]
+        d, scale = scaled(drops - drops.mean(dim=0))
+        k = d.shape[1]
+        # M - 1 is what is hidden, below zero.
+        first, second = moments(masks, indices, with_ones(-d), with_ones(torch.cat([d.square(), d], 1)), 1.0)
+        drop, coverage = first[:k], -first[k:]
+        squares, mixed, hidden = second.split([k, k, 1])
+        value = torch.where(coverage > 0, drop / coverage, 0.0)
+        sums = (squares - 2 * value * mixed + value.square() * hidden).clamp_min_(0)
+        found = (sums * (n / (n - 1))).sqrt_() * scale.to(sums).reshape(-1, *[1] * (sums.ndim - 1))
+        return torch.where(coverage > 0, found / coverage, 0.0).flatten(0, 1).to(masks.dtype)
+
+    return in_groups(masks, error, values)
 
 
 def sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:

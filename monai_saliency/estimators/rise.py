@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from monai_saliency.estimators.base import Estimator, score_rounding, split_coverage, with_ones
-from monai_saliency.estimators.moments import in_groups, moments, scaled
+from monai_saliency.estimators.moments import centred, in_groups, moments, scaled
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.utils.arguments import check_option, probability
 from monai_saliency.utils.precision import accumulation_dtype
@@ -76,7 +76,7 @@ class RISEScoring(Estimator):
             return torch.where(kept > 0, weighted / kept, weighted).flatten(0, 1).to(masks.dtype)
         if self.form == "centred":
             # The weights sum to 0, so that masks stand for `M - p1`.
-            weighted = masks.weighted_sum(indices, _centred(scores))
+            weighted = masks.weighted_sum(indices, centred(scores))
             weighted /= self.p1 * max(1, len(indices) - 1)
         else:
             weighted = masks.weighted_sum(indices, scores)
@@ -107,7 +107,7 @@ class RISEScoring(Estimator):
         """
         if self.form == "plain":
             return None
-        deviations = _centred(scores) if self.form == "centred" else _long(scores)
+        deviations = centred(scores) if self.form == "centred" else _long(scores)
         spread = deviations.square().mean(dim=0).sqrt() * self._spread_of_masks(masks, indices[:_SPREAD_MASKS])
         return torch.hypot(
             spread / (self.p1 * len(indices) ** 0.5), score_rounding(scores, reference_scores).to(spread)
@@ -129,8 +129,8 @@ class RISEScoring(Estimator):
         """
         if self.form == "plain" or len(indices) < 3:
             return None
-        centred = self.form == "centred"
-        n, deviations = len(indices), _centred(scores) if centred else _long(scores)
+        is_centred = self.form == "centred"
+        n, deviations = len(indices), centred(scores) if is_centred else _long(scores)
 
         def error(d: torch.Tensor) -> torch.Tensor:
             d, scale = scaled(d)
@@ -138,11 +138,11 @@ class RISEScoring(Estimator):
             sums, squares = moments(masks, indices, weights, d.square(), self.p1)
             linear, quadratic, coverage = sums.split([d.shape[1], d.shape[1], 1])
             # How far the masks' own mean is from p1, voxel by voxel.
-            shift = coverage / n if centred else torch.zeros_like(coverage)
+            shift = coverage / n if is_centred else torch.zeros_like(coverage)
             totals = [each.to(sums).reshape(-1, *[1] * (sums.ndim - 1)) for each in (d.sum(0), d.square().sum(0))]
             mean = (linear - shift * totals[0]) / n
             squares += shift * (shift * totals[1] - 2 * quadratic)
-            variance = (squares / n - mean.square()).clamp_min_(0) / (n - 2 if centred else n - 1)
+            variance = (squares / n - mean.square()).clamp_min_(0) / (n - 2 if is_centred else n - 1)
             found = variance.sqrt_() * scale.to(sums).reshape(-1, *[1] * (sums.ndim - 1)) / self.p1
             if masks.regions is not None:
                 found[..., masks.regions.index == 0] = 0  # as the map
@@ -162,10 +162,3 @@ class RISEScoring(Estimator):
 
 def _long(scores: torch.Tensor) -> torch.Tensor:
     return scores.to(accumulation_dtype(scores.device))
-
-
-def _centred(scores: torch.Tensor) -> torch.Tensor:
-    """Scores less their mean, in double precision. Equal scores give zeros exactly, however large they are."""
-    shifted = _long(scores)
-    shifted = shifted - shifted[:1]
-    return shifted - shifted.mean(dim=0)

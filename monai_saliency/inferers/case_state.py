@@ -179,7 +179,8 @@ class CaseState:
             # Foreign masks need not know boxes: only those that restrict themselves to one are asked for it.
             part: dict[str, Any] = {} if box is None else {"box": box}
             masks = self.masks.render(self.masks_of(start, stop), **part).to(out.dtype)
-            blend(fill, image, masks, self._is_finite, out=out)
+            fill, kept = self.masks.blended(fill, masks, **part)
+            blend(fill, image, kept, self._is_finite, out=out)
 
     @cached_property
     def _is_finite(self) -> bool:

@@ -9,9 +9,12 @@ from monai.inferers import Inferer
 
 from monai_saliency.cases import Case
 from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.mc_rise import MCRISEScoring
+from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.base import Masks
+from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.networks.inputs import InputAdapter
 from monai_saliency.targets.base import Target
 from monai_saliency.utils.arguments import instance
@@ -45,6 +48,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     instance("autocast", settings["autocast"], Mapping, words, none=True)
     _check_output(settings["output"])
     _check_p1(settings["masks"], settings["estimator"])
+    _check_fills(settings["masks"], settings["estimator"])
 
 
 def _check_output(output: Any) -> None:
@@ -72,6 +76,24 @@ def _check_p1(masks: Any, estimator: Any) -> None:
         f"`estimator` is {type(estimator).__name__}(p1={taken}), but the masks keep a cell with `p1` {drawn}: write "
         f"{type(estimator).__name__}({drawn})"
     )
+
+
+def _check_fills(masks: Any, estimator: Any) -> None:
+    """Maps of several fills need masks with several, and RISE's formula is of one."""
+    inner = masks
+    while hasattr(inner, "masks"):
+        inner = inner.masks
+    several = isinstance(inner, MCRISEMasks)
+    if isinstance(estimator, MCRISEScoring) and not several:
+        raise ValueError(
+            f"`estimator` is MCRISEScoring, which compares several fills, and {type(inner).__name__} have one: use "
+            "mc_rise(...) or MCRISEMasks(...)"
+        )
+    if several and isinstance(estimator, RISEScoring):
+        raise ValueError(
+            "`estimator` is RISEScoring, which knows one fill, and MCRISEMasks have several: use "
+            f"MCRISEScoring({inner.p1}), or OcclusionScoring() for the drop while a fill replaces the voxel"
+        )
 
 
 def check_cases(cases: Any, stored: Any, count: int) -> None:

@@ -80,10 +80,13 @@ class BoundMasks(ABC):
         dtype: float64 for a float64 image, otherwise float32.
         key: everything that decides the masks: objects with equal keys have equal masks.
         channels: the number of channels, where each channel has its own mask; None where one mask serves all channels.
+            Where :attr:`layer` is ``"fill"``, the number of fills.
+        layer: what has its own mask where not all channels have one: ``"channel"`` or ``"fill"``, a word for tables.
     """
 
     key: tuple
     channels: int | None = None
+    layer: str = "channel"
 
     def __init__(self, image: torch.Tensor) -> None:
         self.spatial_shape = tuple(image.shape[1:])
@@ -214,6 +217,22 @@ class BoundMasks(ABC):
         codes = self.codes(indices)
         with exact_arithmetic(device):
             return self._render(codes, device) if box is None else self._render_box(codes, box, device)
+
+    def blended(
+        self, fill: torch.Tensor, rendered: torch.Tensor, box: Box | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What replaces hidden voxels, and how much of the image is kept. Override this for masks of several fills.
+
+        Args:
+            fill: ``(C, *spatial)``, the case's fill, or the part of it inside the box.
+            rendered: n masks, as :meth:`render` gives them, in the fill's precision and on its device.
+            box: where they were rendered; the whole image by default.
+
+        Returns:
+            a fill that broadcasts with ``(n, C, *spatial)``, and shares of the image ``(n, 1 or C, *spatial)``: by
+            default ``fill`` and ``rendered`` themselves.
+        """
+        return fill, rendered
 
     def stream(self, indices: Sequence[int], max_elements: int = 2**23) -> Iterator[tuple[slice, torch.Tensor]]:
         """Render many masks, a few at a time.

@@ -5,8 +5,8 @@ channel gets its own map. The maps of the channels add up to the map of all chan
 is a sum over channels. If the network needs two modalities at once, hiding either lowers the score, and both maps show
 it.
 
-MC-RISE (Hatakeyama et al., ACCV 2020) is a different method. All its masks hide all channels, and its maps show to
-which of several *fills* a score is sensitive.
+MC-RISE (Hatakeyama et al., ACCV 2020; :class:`~monai_saliency.MCRISEMasks`) is a different method. All its masks hide
+all channels, and its maps show to which of several *fills* a score is sensitive.
 """
 
 from __future__ import annotations
@@ -99,6 +99,10 @@ class _BoundMasksOfChannels(BoundMasks):
 
     def __init__(self, base: BoundMasks, image: torch.Tensor) -> None:
         super().__init__(image)
+        if base.layer == "fill":
+            raise ValueError(
+                "each of several fills has its own masks, which hide all channels: leave out `per_channel`"
+            )
         if base.channels is not None:
             raise ValueError("the masks hide channels one by one already: give the masks of whole images")
         if base.in_rounds:

@@ -80,7 +80,7 @@ class FocusedMasks(Masks):
         window_size: as for :class:`~monai_saliency.HierarchicalMasks`.
         levels: as for :class:`~monai_saliency.HierarchicalMasks`.
         keep: as for :class:`~monai_saliency.HierarchicalMasks`.
-        p1: probability in (0, 1) that a cell is kept.
+        p1: probability in (0, 1) that a cell is kept. Below a half, masks that hide all of a lesion are more frequent.
         seed: of the random masks.
         max_foci: boxes for each explained score, at the most.
         unit: as for :class:`~monai_saliency.HierarchicalMasks`.
@@ -111,7 +111,7 @@ class FocusedMasks(Masks):
         window_size: float | Sequence[float] | None = None,
         levels: int = 3,
         keep: float = 0.06,
-        p1: float = 0.5,
+        p1: float = 0.35,
         seed: int = 0,
         max_foci: int = 4,
         unit: str = "voxel",

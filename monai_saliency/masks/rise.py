@@ -11,7 +11,7 @@ from monai_saliency.masks.base import BoundMasks, Masks, random_rows
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
 from monai_saliency.utils.precision import exact_arithmetic
 
-__all__ = ["RISEMasks"]
+__all__ = ["BoundRISEMasks", "RISEMasks"]
 
 
 class RISEMasks(Masks):
@@ -56,15 +56,25 @@ class RISEMasks(Masks):
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
-        return _BoundRISEMasks(self, image)
+        return BoundRISEMasks(self, image)
 
 
-class _BoundRISEMasks(BoundMasks):
+class BoundRISEMasks(BoundMasks):
+    """The stretched grids of one image.
+
+    Attributes:
+        grid_shape: cells of a grid along each axis.
+        cell_shape: a cell's edges in voxels.
+        stretched_shape: a grid's edges in voxels when it is stretched, at least the image's.
+        shifts: int ``(num_masks, spatial_dims)``, where the image begins in each stretched grid.
+    """
+
     def __init__(self, masks: RISEMasks, image: torch.Tensor) -> None:
         super().__init__(image)
         self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
         self.grid_shape = per_axis("grid_size", masks.grid_size, self.spatial_shape)
         self.cell_shape = tuple(-(-n // s) for n, s in zip(self.spatial_shape, self.grid_shape, strict=True))
+        self.stretched_shape = tuple((s + 1) * n for s, n in zip(self.grid_shape, self.cell_shape, strict=True))
         self.key = ("RISEMasks", self.seed, self.p1, self.num_masks, self.grid_shape, self.spatial_shape)
         # NumPy cannot jump within a stream of bounded integers, so all shifts are drawn now: a few bytes per mask.
         self.shifts = np.random.default_rng(self.seed).integers(
@@ -94,8 +104,10 @@ class _BoundRISEMasks(BoundMasks):
         if device not in self._weights:
             # Each window of a matrix belongs to one shift: (shifts, cells, size).
             self._weights[device] = [
-                _stretch_weights(cells, cell, self.dtype).to(device).unfold(0, size, 1)
-                for cells, cell, size in zip(self.grid_shape, self.cell_shape, self.spatial_shape, strict=True)
+                _stretch_weights(cells, stretched, self.dtype).to(device).unfold(0, size, 1)
+                for cells, stretched, size in zip(
+                    self.grid_shape, self.stretched_shape, self.spatial_shape, strict=True
+                )
             ]
         masks = torch.from_numpy(codes["grid"]).to(device, self.dtype)
         shifts = torch.from_numpy(codes["shift"]).to(device)
@@ -130,13 +142,12 @@ class _BoundRISEMasks(BoundMasks):
 _FOLDED = 4
 
 
-def _stretch_weights(cells: int, cell_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Matrix ``((cells + 1) * cell_size, cells)`` that stretches a line of cells linearly.
+def _stretch_weights(cells: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Matrix ``(size, cells)`` that stretches a line of cells linearly.
 
     Positions are voxel centres. Beyond the outer cell centres the line is mirrored without repeating its edge cell
     (scikit-image's ``reflect``), as in ``RISEGrid``.
     """
-    size = (cells + 1) * cell_size
     position = (torch.arange(size, dtype=torch.float64) + 0.5) * cells / size - 0.5
     lower = position.floor().long()
     above = position - lower

@@ -116,7 +116,7 @@ class _BoundUntilMasks(BoundMasks):
                 "by chance: leave out `until`"
             )
         self.base = base
-        self.channels = base.channels
+        self.channels, self.layer = base.channels, base.layer
         self.estimator, self.until = masks.estimator, masks.until
         self.first = masks.first
         self.key = ("UntilMasks", self.until, self.first, type(self.estimator).__name__, *base.key)
@@ -198,6 +198,11 @@ class _BoundUntilMasks(BoundMasks):
         # Foreign masks need not know boxes.
         part: dict[str, Any] = {} if box is None else {"box": box}
         return self.base.render(indices, device, **part)
+
+    def blended(
+        self, fill: torch.Tensor, rendered: torch.Tensor, box: Box | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.base.blended(fill, rendered, box)
 
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
         return self.base.weighted_sum(indices, weights)

@@ -29,9 +29,19 @@ Example::
 from __future__ import annotations
 
 from monai_saliency.methods.dependence import hsic, sobol
-from monai_saliency.methods.random_masks import focused_rise, rise
+from monai_saliency.methods.detection import drise
+from monai_saliency.methods.fills import mc_rise
+from monai_saliency.methods.radial import sliding_radial, squared_difference
+from monai_saliency.methods.random_masks import focused_rise, random_grid, rise
 from monai_saliency.methods.regions import channel_occlusion, region_occlusion, shapley
-from monai_saliency.methods.windows import hierarchical_occlusion, minimal_region, patch_windows, sliding_window
+from monai_saliency.methods.similarity import sbsm
+from monai_saliency.methods.windows import (
+    hierarchical_occlusion,
+    minimal_region,
+    multi_scale_window,
+    patch_windows,
+    sliding_window,
+)
 
 __all__ = [
     "rise",
@@ -45,4 +55,11 @@ __all__ = [
     "hsic",
     "sobol",
     "minimal_region",
+    "mc_rise",
+    "random_grid",
+    "multi_scale_window",
+    "sliding_radial",
+    "squared_difference",
+    "sbsm",
+    "drise",
 ]

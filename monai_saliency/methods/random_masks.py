@@ -13,13 +13,14 @@ from monai_saliency.inferers.unwrapped import inside_of
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import IndependentChannelMasks
 from monai_saliency.masks.focused import FocusedMasks
+from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods.checks import check_unit, most_masks
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag
 
-__all__ = ["rise", "focused_rise"]
+__all__ = ["rise", "random_grid", "focused_rise"]
 
 
 def rise(
@@ -65,13 +66,57 @@ def rise(
     return PerturbationInferer(masks, target, estimator, **settings)
 
 
+def random_grid(
+    num_masks: int | None = None,
+    cell_size: float | Sequence[float] | None = None,
+    p1: float = 0.5,
+    seed: int = 0,
+    window_unit: str = "voxel",
+    per_channel: bool = False,
+    form: str = "centred",
+    until: float | None = None,
+    budget: int | None = None,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """RISE with cells of one size in voxels or mm, whatever the scan's size (xaitk-saliency's ``RandomGrid``): random
+    masks, and how far keeping a voxel raises the score.
+
+    Args:
+        num_masks: how many masks, as for :func:`rise`.
+        cell_size: edge of a cell, one number or one per axis; an eighth of each axis by default.
+        p1: probability in (0, 1] that a cell is kept.
+        seed: of the random masks.
+        window_unit: of ``cell_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
+        per_channel: draw masks for each channel independently, and make a map for each channel.
+        form: ``"centred"``, ``"debiased"`` or ``"plain"``, as for :func:`rise`.
+        until: stop when the map agrees so well with one of as many other masks, as for :func:`rise`.
+        budget: the largest number of masks with ``until``, 4000 by default.
+        target: which number is explained.
+        estimator: ``RISEScoring(p1, form)`` by default.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: for settings out of range or that contradict each other.
+    """
+    check_unit(window_unit)
+    most = most_masks(1000 if num_masks is None else num_masks, until, budget)
+    masks: Masks = RandomGridMasks(most, cell_size, p1, seed, window_unit)
+    masks = IndependentChannelMasks(masks) if flag("per_channel", per_channel) else masks
+    estimator = estimator or RISEScoring(p1, form)
+    masks = masks if until is None else UntilMasks(masks, estimator, until, num_masks)
+    return PerturbationInferer(masks, target, estimator, **settings)
+
+
 def focused_rise(
     num_masks: int = 200,
     grid_size: int = 5,
     window_size: float | Sequence[float] | None = None,
     levels: int = 3,
     keep: float = 0.06,
-    p1: float = 0.5,
+    p1: float = 0.35,
     seed: int = 0,
     max_foci: int = 4,
     window_unit: str = "voxel",
@@ -92,7 +137,7 @@ def focused_rise(
         window_size: edge of a window of the first level, as for :func:`hierarchical_occlusion`.
         levels: how many sizes of windows, each half as long as the one before.
         keep: share of a level's windows that is refined.
-        p1: probability in (0, 1) that a cell is kept.
+        p1: probability in (0, 1) that a cell is kept. Below a half, masks that hide all of a lesion are more frequent.
         seed: of the random masks.
         max_foci: places with evidence, at the most.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.

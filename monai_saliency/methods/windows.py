@@ -18,6 +18,7 @@ from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.minimal import MinimalMasks
+from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
@@ -25,7 +26,7 @@ from monai_saliency.methods.checks import check_unit
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag
 
-__all__ = ["sliding_window", "patch_windows", "hierarchical_occlusion", "minimal_region"]
+__all__ = ["sliding_window", "multi_scale_window", "patch_windows", "hierarchical_occlusion", "minimal_region"]
 
 
 def sliding_window(
@@ -56,6 +57,41 @@ def sliding_window(
     """
     check_unit(window_unit)
     masks: Masks = SlidingWindowMasks(window_size, stride, window_unit, smooth)
+    masks = ChannelMasks(masks) if flag("per_channel", per_channel) else masks
+    return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
+
+
+def multi_scale_window(
+    window_size: float | Sequence[float] | None = None,
+    levels: int = 3,
+    stride: float | Sequence[float] | None = None,
+    window_unit: str = "voxel",
+    per_channel: bool = False,
+    smooth: float | Sequence[float] = 0,
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """Sliding-window occlusion with windows of several sizes (Zeiler and Fergus, ECCV 2014, section 4.2): the average
+    drop of the score over all windows that hide a voxel, of every size alike.
+
+    Args:
+        window_size: edge of the largest windows, one number or one per axis; a quarter of each axis by default.
+        levels: how many sizes of windows, each half as long as the one before.
+        stride: step between the largest windows, one number or one per axis; half of each window by default.
+        window_unit: of both: ``"voxel"`` (of the network's input) or ``"mm"``.
+        per_channel: hide one channel at a time, and make a map for each channel.
+        smooth: width in voxels over which the edge of a window rises, one number or one per axis; crisp by default.
+        target: which number is explained.
+        estimator: ``OcclusionScoring()`` by default.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: when ``window_unit`` is another word.
+    """
+    check_unit(window_unit)
+    masks: Masks = MultiScaleWindowMasks(window_size, levels, stride, window_unit, smooth)
     masks = ChannelMasks(masks) if flag("per_channel", per_channel) else masks
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), **settings)
 

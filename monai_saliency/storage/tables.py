@@ -12,7 +12,7 @@ from typing import IO, Any
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.utils.arguments import a_path
 
-__all__ = ["SUMMARY_COLUMNS", "TRUST_COLUMNS", "CaseTable", "cell"]
+__all__ = ["REGION_COLUMNS", "SUMMARY_COLUMNS", "TRUST_COLUMNS", "CaseTable", "cell"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,8 @@ TRUST_COLUMNS = (
     "trust_randomised",
     "trust_problem",
 )
-
+#: the columns of ``regions.csv``, see :func:`monai_saliency.transforms.label_maps.region_rows`
+REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
 
 _LONGEST_CELL = 32_000  # characters; a spreadsheet takes 32,767, and Python's reader 131,072
 # What spreadsheets take for a formula, behind the apostrophes that make it text.

@@ -17,7 +17,7 @@ from monai_saliency.cases import image_spacing
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.storage.formats import load_image
-from monai_saliency.storage.tables import CaseTable
+from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable
 from monai_saliency.utils.tensors import check_labels, plain, with_meta_of
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
 ]
 
 _EXACT = 2**24  # float32 holds whole numbers up to here
-REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
 
 
 class LoadRegionsd(MapTransform):

@@ -19,13 +19,14 @@ from monai.transforms import LoadImage, MapTransform
 from monai.utils import MetaKeys
 
 from monai_saliency.cases import case_name
-from monai_saliency.errors import CaseError
+from monai_saliency.errors import CaseError, OutputError
 from monai_saliency.inferers.case_state import Explanation
 from monai_saliency.storage.files import atomic_path, load_scan
 from monai_saliency.storage.formats import load_image, load_label
 from monai_saliency.utils.arguments import a_path, flag, positive_numbers
 from monai_saliency.visualize.legend import Legend, default_legends
 from monai_saliency.visualize.pictures import plot_saliency
+from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,6 +162,8 @@ class SaveSaliencyd(MapTransform):
             file.
         scale: the largest absolute value of the pictures' colour bar, in the map's unit; see above.
         label_key: the key of a label map's file, on any grid, which the picture outlines where there is one.
+        report: whether to keep, in ``views/`` below the output folder, what a report shows under the maps
+            (:class:`~monai_saliency.visualize.report.KeptScan`).
 
     Raises:
         ValueError: when ``scale`` is not a number above 0.
@@ -189,8 +192,10 @@ class SaveSaliencyd(MapTransform):
         grid_key: Hashable | None = None,
         scale: float | None = None,
         label_key: str = "label",
+        report: bool = False,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
+        self.report = flag("report", report)
         if scale is not None:
             positive_numbers("scale", scale)
         self.scale = scale
@@ -227,6 +232,8 @@ class SaveSaliencyd(MapTransform):
                     self._figure(d, key, maps, grid).savefig(temporary, dpi=100)
             else:
                 picture.unlink(missing_ok=True)  # an earlier map's
+            if self.report:
+                self._keep(d, key, maps, grid)
             d[f"{key}_path"] = str(path)
         return d
 
@@ -236,7 +243,6 @@ class SaveSaliencyd(MapTransform):
         error = data.get(error_key(str(key)))
         if not isinstance(error, torch.Tensor) or tuple(error.shape) != maps.shape or not grid.holds(error):
             error = None
-        legends = default_legends(maps, self.scale) if explanation is None else Legend.of(explanation, self.scale)
         return plot_saliency(
             _gray(grid.voxels(), maps.ndim - 1, grid.header is None),
             maps,
@@ -244,15 +250,49 @@ class SaveSaliencyd(MapTransform):
             title=str(data.get(self.title_key, case)),
             labels=_labels(explanation),
             standard_error=None if error is None else error.numpy(force=True),
-            # A map that is not on its scan may have been moved in a way that its affine does not say.
-            label=None if self.grid_key is not None else _label(case, data.get(self.label_key), grid, maps.ndim - 1),
-            legends=legends if len(legends) == len(maps) else default_legends(maps, self.scale),
+            label=self._label(data, grid, maps),
+            legends=self._legends(explanation, maps),
         )
+
+    def _keep(self, data: Mapping[Hashable, Any], key: Hashable, maps: np.ndarray, grid: _Grid) -> None:
+        """Keep what a report shows under a case's maps ``(K, *spatial)``. A map must not be lost for it."""
+        case = str(data[self.case_key])
+        try:
+            voxels, dims = grid.voxels(), maps.ndim - 1
+            is_colour = grid.header is None and dims == 2 and voxels.shape[2:] == (3,)
+            KeptScan.of(
+                case,
+                voxels if is_colour else _gray(voxels, dims, grid.header is None),
+                maps,
+                grid.affine,
+                self._legends(data.get("explanation"), maps),
+                self._label(data, grid, maps),
+                key=str(key),
+                layers=len(maps) * (2 if error_key(str(key)) in data else 1),
+                rows_down=dims == 2 and (grid.affine if grid.drawn is None else grid.drawn)[1, 1] < 0,
+            ).save(self.output_dir)
+        except OutputError:  # every other case would fail in the same way
+            raise
+        except Exception as error:
+            logger.warning("case %s: what its report shows of the scan cannot be kept: %s", case, error)
+
+    def _legends(self, explanation: Explanation | None, maps: np.ndarray) -> list[Legend]:
+        """What the colours of each map mean."""
+        legends = default_legends(maps, self.scale) if explanation is None else Legend.of(explanation, self.scale)
+        return legends if len(legends) == len(maps) else default_legends(maps, self.scale)
+
+    def _label(self, data: Mapping[Hashable, Any], grid: _Grid, maps: np.ndarray) -> np.ndarray | None:
+        """A case's label on the grid of its maps ``(K, *spatial)``; None where there is none."""
+        if self.grid_key is not None:  # a map that is not on its scan may have been moved in a way that no affine says
+            return None
+        return _label(str(data[self.case_key]), data.get(self.label_key), grid, maps.ndim - 1)
 
     def withdraw(self, case: str) -> None:
         """Remove a case's maps and pictures, which an earlier run may have written."""
         for key in self.keys:
             self._remove(case, key)
+        if os.path.exists(kept := kept_path(self.output_dir, case)):
+            kept.unlink(missing_ok=True)
 
     def _remove(self, case: str, key: Hashable) -> None:
         for path in self._files(case, key):
@@ -284,10 +324,11 @@ class SaveSaliencyd(MapTransform):
 
 
 def _labels(explanation: Explanation | None) -> list[str] | None:
-    """The labels of the maps in the picture, where each channel has its own map; otherwise the title says enough."""
+    """The labels of the maps in the picture, where each channel or fill has one; else the title says enough."""
     if explanation is None or explanation.masks.channels is None:
         return None
-    return [f"saliency of channel {channel} for {label}" for label, channel, _ in explanation.explained]
+    layer = explanation.masks.layer
+    return [f"saliency of {layer} {place} for {label}" for label, place, _ in explanation.explained]
 
 
 def _label(case: str, path: Any, grid: _Grid, dims: int) -> np.ndarray | None:

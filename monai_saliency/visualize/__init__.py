@@ -1,14 +1,17 @@
-"""Pictures of maps, drawn with matplotlib.
+"""Pictures of maps, drawn with matplotlib, and reports of cohorts.
 
 ============  ===================================================================
 module        what it holds
 ============  ===================================================================
 ``pictures``  maps over their scan: the three planes through the peak
 ``legend``    what their colours mean: the scale, and what is worth colouring
+``colours``   the colours themselves
+``report/``   pages of a cohort that open from disk
 ============  ===================================================================
 """
 
 from monai_saliency.visualize.legend import Legend
 from monai_saliency.visualize.pictures import plot_saliency
+from monai_saliency.visualize.report import write_report
 
-__all__ = ["Legend", "plot_saliency"]
+__all__ = ["Legend", "plot_saliency", "write_report"]

@@ -12,6 +12,7 @@ import numpy as np
 
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.optional_imports import require
+from monai_saliency.visualize.colours import COLD, OPACITY, WARM
 from monai_saliency.visualize.legend import TIMES_ERROR, Legend, default_legends, verdicts
 
 if TYPE_CHECKING:
@@ -21,11 +22,6 @@ __all__ = ["plot_saliency"]
 
 _PLANES = (("sagittal", 0), ("coronal", 1), ("axial", 2))
 _AXES = (("L", "R"), ("P", "A"), ("I", "S"))
-# From against to for the score. No white in the middle: what is coloured at all must be seen on a white lesion.
-_COLD = ("#08306b", "#2171b5", "#41b6c4", "#a8ddb5")
-_WARM = ("#ffe08a", "#fd8d3c", "#e31a1c", "#800026")
-# Of the weakest and the strongest colours; the scan is seen under both.
-_OPACITY = (0.3, 0.6)
 _MANY_LABELS = 30
 
 
@@ -185,8 +181,8 @@ def _colours(limit: float) -> dict[str, Any]:
     """The colour map, and a norm of signed square roots from ``-limit`` to ``limit``."""
     colors = require("matplotlib.colors", extra="bundle")
     # Two stops at the middle: no colour is between the weakest cold and the weakest warm one.
-    places = [*np.linspace(0, 0.5, len(_COLD)), *np.linspace(0.5, 1, len(_WARM))]
-    cmap = colors.LinearSegmentedColormap.from_list("saliency", list(zip(places, _COLD + _WARM, strict=True)), N=512)
+    places = [*np.linspace(0, 0.5, len(COLD)), *np.linspace(0.5, 1, len(WARM))]
+    cmap = colors.LinearSegmentedColormap.from_list("saliency", list(zip(places, COLD + WARM, strict=True)), N=512)
     norm = colors.FuncNorm((_root, lambda values: values * np.abs(values)), vmin=-limit, vmax=limit)
     return {"cmap": cmap, "norm": norm}
 
@@ -209,7 +205,7 @@ def _draw(ax: Any, plane: _Plane, window: tuple[float, float], legend: Legend, m
     ax.imshow(plane.scan.T, cmap="gray", vmin=window[0], vmax=window[1], origin="lower", extent=plane.extent)
     shown = np.nan_to_num(plane.saliency.T, posinf=0, neginf=0)
     strength = np.sqrt(np.clip(np.abs(shown) / legend.scale, 0, 1))
-    weakest, strongest = _OPACITY
+    weakest, strongest = OPACITY
     drawn = ax.imshow(
         shown,
         **_colours(legend.scale),

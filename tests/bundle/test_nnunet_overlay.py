@@ -35,7 +35,7 @@ FILES = [str(BUNDLE / "configs" / "inference.yaml"), str(overlay_path("nnunet"))
 def ids(model: Path, data: Path, output: Path, **settings: Any) -> dict[str, Any]:
     """Of our bundle with the overlay."""
     given = {"nnunet_model_folder": str(model), "dataset_dir": str(data), "output_dir": str(output), "device": "cpu"}
-    return given | {"bundle_root": str(BUNDLE), "picture": False} | settings
+    return given | {"bundle_root": str(BUNDLE), "picture": False, "report": False} | settings
 
 
 def explain(model: Path, data: Path, output: Path, **settings: Any) -> list[dict[str, str]]:

@@ -242,7 +242,7 @@ def test_a_broken_scan_of_our_own_bundle(tmp_path: Path) -> None:
 
 def test_the_maps_key(tmp_path: Path) -> None:
     scan = volume(tmp_path / "scan.nii.gz", (8, 8, 8), AFFINES[1], 0, low=0, high=200)
-    Overlay(tmp_path / "maps", key="why", num_masks=4, picture=False, store_dir="").explain(
+    Overlay(tmp_path / "maps", key="why", num_masks=4, picture=False, report=False, store_dir="").explain(
         small_bundle([scan], Brightness())
     )
     found = {path.name for path in (tmp_path / "maps").iterdir() if not path.name.startswith(".")}

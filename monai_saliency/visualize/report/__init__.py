@@ -1,0 +1,21 @@
+"""A report of a cohort that opens from disk: a page for all cases, and one with the scan and its maps for each.
+
+==============  =====================================================================================
+module          what it holds
+==============  =====================================================================================
+``build``       writing all of it: ``write_report``
+``cases``       what an output folder holds of each case, read from nowhere else
+``kept_scan``   what a run keeps of a scan for the report
+``shown``       what a case's page shows: volumes, and small pictures
+``pages``       the pages
+``markup``      HTML from text that nobody has checked
+``volumes``     NIfTI as base64, and PNG
+``assets/``     the pages' scripts and style
+``vendored/``   NiiVue, the viewer of volumes, with its licence
+==============  =====================================================================================
+"""
+
+from monai_saliency.visualize.report.build import try_report, write_report
+from monai_saliency.visualize.report.kept_scan import KeptScan
+
+__all__ = ["KeptScan", "try_report", "write_report"]

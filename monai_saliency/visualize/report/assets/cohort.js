@@ -1,0 +1,54 @@
+// The cohort's table: sorting by a heading, and choosing rows.
+"use strict";
+
+const body = document.querySelector("#cases tbody");
+const lines = [...body.rows];
+const controls = ["search", "kind", "class"].map((id) => document.getElementById(id));
+
+function choose() {
+  const [search, kind, of] = controls.map((control) => control.value);
+  const wanted = search.trim().toLowerCase();
+  let count = 0;
+  for (const line of lines) {
+    const isShown = line.textContent.toLowerCase().includes(wanted)
+      && (!kind || line.dataset.kind.split(" ").includes(kind))
+      && (!of || line.dataset.class === of);
+    line.hidden = !isShown;
+    count += isShown ? 1 : 0;
+  }
+  document.getElementById("count").textContent = `${count} of ${lines.length} rows`;
+}
+
+/** What a row is sorted by: a number where the cell has one, else its text; null where there is neither. */
+function keyOf(line, column) {
+  const cell = line.cells[column];
+  if (!cell || cell.colSpan > 1) return null;
+  const value = cell.dataset.value ?? cell.textContent.trim();
+  if (value === "") return null;
+  return Number.isNaN(Number(value)) ? value : Number(value);
+}
+
+function compare(a, b) {
+  if (typeof a === typeof b) return typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true });
+  return typeof a === "number" ? -1 : 1;
+}
+
+function sort(head) {
+  const isUp = head.getAttribute("aria-sort") !== "ascending";
+  for (const each of head.parentElement.cells) each.setAttribute("aria-sort", "none");
+  head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
+  const keyed = lines.map((line, place) => ({ line, place, key: keyOf(line, head.cellIndex) }));
+  keyed.sort((a, b) => {
+    // What has no value stands last either way.
+    if (a.key === null || b.key === null) return (a.key === null) - (b.key === null) || a.place - b.place;
+    return (isUp ? 1 : -1) * compare(a.key, b.key) || a.place - b.place;
+  });
+  body.append(...keyed.map(({ line }) => line));
+}
+
+for (const button of document.querySelectorAll("#cases th button")) {
+  button.addEventListener("click", () => sort(button.parentElement));
+}
+for (const control of controls) control.addEventListener("input", choose);
+document.querySelector(".filters").addEventListener("submit", (event) => event.preventDefault());
+choose();

@@ -1,0 +1,276 @@
+"""What a report shows under a case's maps, kept in the output folder: the scan as far as it is seen, and its label.
+
+A report reads nothing outside of the output folder, and the scans lie elsewhere. So a run that makes a report keeps of
+each scan, in ``views/`` below its output folder, the part with the head or body in it, in at most two million voxels
+and in about a thousand values. Where voxels are left out, the others keep their values and places.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from monai_saliency.metrics.peak import peak_voxel
+from monai_saliency.storage.files import atomic_path
+from monai_saliency.visualize.legend import Legend
+
+__all__ = ["KeptScan", "case_id", "kept_path", "rounded_step"]
+
+_VERSION = 1
+# Voxels of all that a case's page holds: the scan, its maps and their standard errors.
+_VALUES = 8_000_000
+_VOXELS = (500_000, 2_000_000)
+# Values that are told apart, in the range where almost all are.
+_LEVELS = 1000
+_INT16 = 2**15 - 1
+# Of this range is what is head or body, and so is a plane with this share of such voxels.
+_BODY, _IN_PLANE, _MARGIN = 0.1, 0.002, 3
+
+
+@dataclass(frozen=True)
+class KeptScan:
+    """The scan of a case as a report shows it.
+
+    Attributes:
+        case: the name of the case.
+        key: the ending of its maps' files.
+        codes: the scan, whole numbers: int16 ``(*spatial)``, or uint8 ``(*spatial, 3)`` for a photograph in colours.
+        step, low: a voxel's value is ``low + step * code``.
+        affine: ``(4, 4)``, the maps' file's, from voxels to scanner mm.
+        shape: ``(*spatial)`` of the maps.
+        start, stride: which voxels of each axis are kept, ``range(start, ..., stride)``.
+        legends: what the colours of each map mean.
+        label: uint8, of the shape of ``codes``: the label map; None where the case has none.
+        rows_down: whether the second axis of a 2D image counts downwards, as in a photograph.
+    """
+
+    case: str
+    key: str
+    codes: np.ndarray
+    step: float
+    low: float
+    affine: np.ndarray
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    stride: tuple[int, ...]
+    legends: list[Legend] = field(default_factory=list)
+    label: np.ndarray | None = None
+    rows_down: bool = False
+
+    @property
+    def part(self) -> tuple[slice, ...]:
+        """The voxels of a map that are shown."""
+        sizes = self.codes.shape[: len(self.shape)]
+        return tuple(slice(a, a + n * s, s) for a, s, n in zip(self.start, self.stride, sizes, strict=True))
+
+    @property
+    def values(self) -> np.ndarray:
+        """The scan's values, in its file's unit, float64."""
+        return self.low + self.step * self.codes.astype(np.float64)
+
+    def lies_on(self, shape: tuple[int, ...], affine: np.ndarray) -> bool:
+        """Whether maps of a shape ``(*spatial)`` and affine ``(4, 4)`` are of this scan."""
+        return self.shape == shape and np.allclose(self.affine, affine, rtol=1e-4, atol=1e-3)
+
+    @classmethod
+    def of(
+        cls,
+        case: str,
+        scan: np.ndarray,
+        maps: np.ndarray,
+        affine: np.ndarray,
+        legends: Sequence[Legend],
+        label: np.ndarray | None = None,
+        *,
+        key: str = "saliency",
+        layers: int | None = None,
+        rows_down: bool = False,
+    ) -> KeptScan:
+        """Keep what is seen of a scan.
+
+        Args:
+            case: the name of the case.
+            scan: ``(*spatial)``, or ``(*spatial, 3)`` for a photograph in colours.
+            maps: ``(K, *spatial)``.
+            affine: ``(4, 4)``, from voxels to scanner mm.
+            legends: what the colours of each map mean.
+            label: ``(*spatial)``, whole numbers.
+            key: the ending of the maps' files.
+            layers: how many volumes the page holds beside the scan; K by default.
+            rows_down: whether the second axis of a 2D image counts downwards.
+
+        Example::
+
+            >>> kept = KeptScan.of("ct_7", np.arange(60.0).reshape(3, 4, 5), np.zeros((1, 3, 4, 5)), np.eye(4), [])
+            >>> float(kept.values[2, 3, 4]), kept.start
+            (59.0, (0, 0, 0))
+        """
+        shape = maps.shape[1:]
+        low, high = _range(scan)
+        box = [(0, n) for n in shape]
+        if len(shape) == 3:
+            floors = [legend.least for legend in legends] or [math.inf] * len(maps)
+            coloured = np.any([np.abs(each) >= floor for each, floor in zip(maps, floors, strict=True)], axis=0)
+            box = _box(scan > low + _BODY * (high - low), coloured)
+        count = (len(maps) if layers is None else layers) + 1
+        budget = min(max(_VALUES // count, _VOXELS[0]), _VOXELS[1])
+        finite = np.nan_to_num(maps[0], posinf=0, neginf=0)
+        start, stride = _lattice(box, peak_voxel(finite), np.linalg.norm(affine[:3, : len(shape)], axis=0), budget)
+        part = tuple(slice(a, b, s) for a, s, (_, b) in zip(start, stride, box, strict=True))
+        step, zero, codes = _codes(scan[part], high - low, colours=scan.ndim > len(shape))
+        kept = None
+        if label is not None:
+            found = np.nan_to_num(np.asarray(label)[part])
+            known = found.max(initial=0) <= 255 and found.min(initial=0) >= 0
+            kept = (found if known else found != 0).astype(np.uint8)
+            kept = kept if kept.any() else None
+        places = np.asarray(affine, np.float64), shape, start, stride
+        return cls(case, key, codes, step, zero, *places, [*legends], kept, rows_down)
+
+    def save(self, folder: str | Path) -> None:
+        """Write it below an output folder.
+
+        Raises:
+            OutputError: when the file cannot be written.
+        """
+        words = {
+            "version": _VERSION,
+            "case": self.case,
+            "key": self.key,
+            "step": self.step,
+            "low": self.low,
+            "shape": self.shape,
+            "start": self.start,
+            "stride": self.stride,
+            "legends": [asdict(legend) for legend in self.legends],
+            "rows_down": self.rows_down,
+        }
+        text = np.frombuffer(json.dumps(words).encode(), np.uint8)
+        arrays = {"codes": self.codes, "affine": self.affine, "words": text}
+        arrays |= {} if self.label is None else {"label": self.label}
+        with atomic_path(kept_path(folder, self.case), durable=False) as temporary:
+            np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: Path) -> KeptScan:
+        """Read a file that :meth:`save` wrote.
+
+        Raises:
+            ValueError: when it is not such a file.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as found:
+                words = json.loads(found["words"].tobytes())
+                if words.pop("version") != _VERSION:
+                    raise ValueError("it is of another version of this package")
+                codes, affine = found["codes"], found["affine"]
+                label = found.get("label")
+            for name in ("shape", "start", "stride"):
+                words[name] = tuple(map(int, words[name]))
+            words["legends"] = [Legend(**each) for each in words["legends"]]
+            return cls(codes=codes, affine=affine, label=label, **words)
+        except Exception as error:
+            raise ValueError(f"{path} is not a scan that was kept for a report: {error}") from error
+
+
+def case_id(case: str) -> str:
+    """What the files of a case are called in a report: readable, safe in a path, and another one for each case.
+
+    Example::
+
+        >>> case_id("imagesTs/brain 1")
+        'imagesTs-brain-1-6b6bd4c5'
+    """
+    number = hashlib.sha256(case.encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{re.sub('[^A-Za-z0-9_]+', '-', case)[-60:].strip('-')}-{number}".lstrip("-")
+
+
+def kept_path(folder: str | Path, case: str) -> Path:
+    """The file of a case's :class:`KeptScan` below an output folder."""
+    return Path(folder) / "views" / f"{case_id(case)}.npz"
+
+
+def rounded_step(size: float) -> float:
+    """The largest of 1, 2 and 5 times a power of ten that is at most a number; 1 for 0.
+
+    Example::
+
+        >>> rounded_step(0.0037), rounded_step(1)
+        (0.002, 1.0)
+    """
+    if not size > 0:
+        return 1.0
+    power = math.floor(math.log10(size) + 1e-9)
+    return next(float(f"{digit}e{power}") for digit in (5, 2, 1) if digit * 10.0**power <= size * (1 + 1e-9))
+
+
+def _range(scan: np.ndarray) -> tuple[float, float]:
+    """Where almost all of a scan's finite values lie."""
+    sample = scan[tuple(slice(None, None, max(1, n // 128)) for n in scan.shape)]
+    sample = sample[np.isfinite(sample)]
+    low, high = np.percentile(sample, [0.1, 99.9]) if sample.size else (0.0, 0.0)
+    return float(low), float(high)
+
+
+def _box(*parts: np.ndarray) -> list[tuple[int, int]]:
+    """The box of some masks ``(*spatial)``, all of the image where the first is empty.
+
+    Specks of the first are left out, none of the others.
+    """
+    body, *whole = parts
+    if not body.any():
+        return [(0, size) for size in body.shape]
+    found = []
+    for axis, size in enumerate(body.shape):
+        others = tuple(other for other in range(body.ndim) if other != axis)
+        in_plane = body.sum(axis=others) > _IN_PLANE * body.size / size
+        for each in whole:
+            in_plane |= each.any(axis=others)
+        planes = np.flatnonzero(in_plane)
+        found.append((max(planes[0] - _MARGIN, 0), min(planes[-1] + 1 + _MARGIN, size)) if planes.size else (0, size))
+    return [(int(a), int(b)) for a, b in found]
+
+
+def _lattice(
+    box: Sequence[tuple[int, int]], peak: Sequence[int], spacing: np.ndarray, budget: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The first voxel and the stride of each axis, so that at most ``budget`` voxels are kept, the peak among them."""
+    stride = [1] * len(box)
+
+    def count() -> int:
+        return math.prod(math.ceil((b - a) / s) for (a, b), s in zip(box, stride, strict=True))
+
+    while count() > budget:
+        stride[int(np.argmin(spacing * stride))] += 1
+    start = [a + (p - a) % s for (a, _), p, s in zip(box, peak, stride, strict=True)]
+    return tuple(start), tuple(stride)
+
+
+def _codes(scan: np.ndarray, width: float, colours: bool) -> tuple[float, float, np.ndarray]:
+    """A scan as whole numbers: the step between them, the value of 0, and they.
+
+    Args:
+        scan: the values.
+        width: of the range where almost all are.
+        colours: whether the last axis holds red, green and blue, which become bytes.
+    """
+    finite = np.isfinite(scan)
+    low, high = float(np.min(scan, where=finite, initial=np.inf)), float(np.max(scan, where=finite, initial=-np.inf))
+    if not finite.any():
+        low, high = 0.0, 0.0
+    filled = scan if finite.all() else np.where(finite, scan, low)
+    if colours:
+        low, step = (0.0, 1.0) if low >= 0 and high <= 255 else (low, (high - low) / 255)
+        return step, low, np.rint((filled - low) / step).astype(np.uint8)
+    step = rounded_step(width / _LEVELS)
+    if np.array_equal(filled, np.rint(filled)):
+        step = max(step, 1.0)
+    step = max(step, rounded_step((high - low) / _INT16 * 2.5))
+    return step, low, np.rint((filled.astype(np.float64) - low) / step).astype(np.int16)

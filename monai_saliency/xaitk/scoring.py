@@ -1,0 +1,98 @@
+"""Any scoring of xaitk-saliency as an estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from xaitk_saliency import GenerateClassifierConfidenceSaliency
+
+from monai_saliency.estimators.base import Estimator, Meaning
+from monai_saliency.masks.base import BoundMasks
+from monai_saliency.utils.arguments import flag, instance, whole_number
+
+__all__ = ["ConfidenceScoring"]
+
+
+class ConfidenceScoring(Estimator):
+    """Any ``GenerateClassifierConfidenceSaliency`` of xaitk-saliency as an estimator.
+
+    Its interface takes all masks as one array. So, unlike under every estimator of this package, memory grows with the
+    number of masks: they are rendered into one array when the map is made, and more than ``max_bytes`` are refused.
+    Many scorings make further copies of this size.
+
+    Args:
+        generator: an object that makes maps of confidences. Maps are as it gives them: those of xaitk-saliency are
+            scaled to [-1, 1].
+        pixelwise: whether a value of the map depends on the masks at this voxel alone. Then it makes maps of volumes
+            too, which it gets laid out as images. That holds, up to the scale of a map, for all scorings that
+            xaitk-saliency comes with.
+        max_bytes: how large the array of masks may be; 2 GiB by default.
+
+    Raises:
+        ValueError: for another object, and (from ``compute``) when the masks are too many, when channels have masks of
+            their own, for volumes unless ``pixelwise``, and when it makes maps of another shape or with NaN.
+
+    Example::
+
+        >>> import torch
+        >>> from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
+        >>> from monai_saliency import SlidingWindowMasks
+        >>> from monai_saliency.xaitk import ConfidenceScoring
+        >>> masks = SlidingWindowMasks((1, 2), (1, 2)).bind(torch.zeros(1, 1, 6))
+        >>> state = ConfidenceScoring(OcclusionScoring()).start(masks, torch.tensor([5.0]))
+        >>> state.update(range(3), torch.tensor([[5.0], [1.0], [4.0]]))
+        >>> state.compute().tolist()
+        [[[0.0, 0.0, 1.0, 1.0, 0.25, 0.25]]]
+    """
+
+    def __init__(
+        self, generator: GenerateClassifierConfidenceSaliency, pixelwise: bool = False, max_bytes: int = 2**31
+    ) -> None:
+        words = "a GenerateClassifierConfidenceSaliency of xaitk-saliency"
+        self.generator = instance("generator", generator, GenerateClassifierConfidenceSaliency, words)
+        self.pixelwise = flag("pixelwise", pixelwise)
+        self.max_bytes = whole_number("max_bytes", max_bytes, 1)
+
+    @property
+    def p1(self) -> float | None:
+        """The probability that the scoring takes off the masks, where it has one: it must be theirs."""
+        return getattr(self.generator, "p1", None)
+
+    def compute(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        name, spatial = type(self.generator).__name__, masks.spatial_shape
+        if masks.channels is not None:
+            raise ValueError(f"{name} reads one mask for all channels, and here each channel has its own")
+        if len(spatial) != 2 and not self.pixelwise:
+            raise ValueError(
+                f"{name} makes maps of 2D images, got {spatial}; if each value depends on the masks at its voxel "
+                "alone, say so (pixelwise=True)"
+            )
+        size = len(indices) * int(np.prod(spatial)) * torch.finfo(masks.dtype).bits // 8
+        if size > self.max_bytes:
+            raise ValueError(
+                f"{name} needs all masks at once: {len(indices)} of {spatial} are {size / 2**30:.2f} GiB, and "
+                f"`max_bytes` allows {self.max_bytes / 2**30:.2f} GiB; use fewer masks, or an estimator of "
+                "monai_saliency, such as OcclusionScoring() or RISEScoring()"
+            )
+        every = torch.empty(len(indices), *spatial, dtype=masks.dtype)
+        for chunk, rendered in masks.stream(indices):
+            every[chunk] = rendered[:, 0].cpu()
+        as_images = every.reshape(len(indices), -1, spatial[-1]).numpy()
+        reference, each = (values.double().cpu().numpy() for values in (reference_scores, scores))
+        found = np.asarray(self.generator(reference, each, as_images))
+        if found.shape == as_images.shape[1:]:  # one map of all scores
+            found = np.broadcast_to(found, (scores.shape[1], *found.shape))
+        if found.shape != (scores.shape[1], *as_images.shape[1:]):
+            raise ValueError(
+                f"{name} must make maps {(scores.shape[1], *as_images.shape[1:])} (scores, *spatial), got {found.shape}"
+            )
+        if not np.isfinite(found).all():
+            raise ValueError(f"{name} made a map with NaN or infinite values, as some do where all scores are equal")
+        return torch.from_numpy(found.astype(np.float64)).reshape(-1, *spatial).to(masks.device, masks.dtype)
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        return Meaning(f"map of {type(self.generator).__name__}", in_score_unit=False)

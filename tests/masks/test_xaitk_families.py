@@ -1,0 +1,283 @@
+"""Random grids, discs and windows of several sizes: the masks of xaitk-saliency in 2D, plain loops in 3D."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.masks import bind, everything
+from scipy.ndimage import gaussian_filter
+from skimage.transform import resize
+from xaitk_saliency.impls.perturb_image.random_grid import RandomGrid
+from xaitk_saliency.impls.perturb_image.sliding_radial import SlidingRadial
+
+from monai_saliency import MultiScaleWindowMasks, RandomGridMasks, SlidingRadialMasks, SlidingWindowMasks
+from monai_saliency.masks.base import Masks
+
+ALL: list[Masks] = [
+    RandomGridMasks(9, 3, 0.4, seed=4),
+    SlidingRadialMasks(2.5, 3),
+    SlidingRadialMasks(2, 3, 1.2),
+    SlidingRadialMasks((3, 1.5), (4, 2), (0, 2)),
+    MultiScaleWindowMasks(4, 2),
+    MultiScaleWindowMasks(4, 3, smooth=2),
+]
+
+
+def names(masks: Masks) -> str:
+    return type(masks).__name__
+
+
+def fits(masks: Any, dims: int) -> bool:
+    return dims == 2 or np.ndim(getattr(masks, "radius", 0)) == 0
+
+
+# Random grids. --------------------------------------------------------------------------------------------------------
+
+
+def slow_grids(shape: tuple[int, ...], n: int, cell: tuple[int, ...], p1: float, seed: int) -> np.ndarray:
+    """RandomGrid in float64 and any number of dimensions."""
+    size = [int(np.ceil(extent / c)) + 1 for extent, c in zip(shape, cell, strict=True)]
+    cells = np.random.default_rng(seed).random((n, *size)) < p1
+    draws = np.random.default_rng(seed)
+    masks = []
+    for grid in cells:
+        corner = [0] * len(shape)
+        for axis in reversed(range(len(shape))):
+            half = cell[axis] // 2
+            shift = int(draws.integers(-half, half)) if half else 0
+            corner[axis] = (size[axis] * cell[axis] - shape[axis]) // 2 + shift
+        stretched = resize(grid.astype(float), [s * c for s, c in zip(size, cell, strict=True)], order=1)
+        masks.append(stretched[tuple(slice(c, c + extent) for c, extent in zip(corner, shape, strict=True))])
+    return np.stack(masks)
+
+
+class TestRandomGridMasks:
+    @pytest.mark.parametrize("shape", [(24, 24), (23, 31), (40, 17), (7, 5)])
+    @pytest.mark.parametrize("cell", [(4, 4), (3, 5), (1, 6), (1, 1), (9, 2)])
+    def test_equals_xaitk(self, shape: tuple[int, int], cell: tuple[int, int]) -> None:
+        for seed, p1 in ((0, 0.5), (7, 0.25), (12345, 0.9)):
+            theirs = RandomGrid(n=6, s=cell, p1=p1, seed=seed, threads=0).perturb(np.zeros((*shape, 3)))
+            ours = everything(bind(RandomGridMasks(6, cell, p1, seed), *shape))
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("shape", "cell"), [((12, 9, 10), (3, 3, 3)), ((11, 6, 13), (4, 1, 2)), ((5, 7, 6), (8, 7, 2))]
+    )
+    def test_3d_equals_slow_loop(self, shape: tuple[int, ...], cell: tuple[int, ...]) -> None:
+        masks = everything(bind(RandomGridMasks(5, cell, 0.4, seed=3), *shape, dtype=torch.float64))
+        np.testing.assert_allclose(masks, slow_grids(shape, 5, cell, 0.4, 3), rtol=0, atol=1e-12)
+
+    def test_a_cell_has_its_size_in_every_scan(self) -> None:
+        masks = RandomGridMasks(3, (10, 4), unit="mm")
+        bound = masks.bind(torch.zeros(1, 40, 40), spacing=(2.0, 1.0))
+        assert (bound.cell_shape, bound.grid_shape) == ((5, 4), (9, 11))
+        assert RandomGridMasks(3).bind(torch.zeros(1, 33, 16)).cell_shape == (5, 2)
+
+    def test_more_masks_begin_with_the_same(self) -> None:
+        few, many = (everything(bind(RandomGridMasks(n, 3, 0.5, 1), 9, 8)) for n in (4, 11))
+        np.testing.assert_array_equal(many[:4], few)
+        assert not np.allclose(everything(bind(RandomGridMasks(4, 3, 0.5, 2), 9, 8)), few)
+
+    def test_errors(self) -> None:
+        with pytest.raises(ValueError, match="`unit` 'mm' needs a `cell_size`"):
+            RandomGridMasks(3, unit="mm")
+        with pytest.raises(ValueError, match="sizes in mm need the image's voxel sizes"):
+            RandomGridMasks(3, 5, unit="mm").bind(torch.zeros(1, 8, 8))
+        with pytest.raises(ValueError, match="`cell_size` must be one number or one per spatial axis"):
+            bind(RandomGridMasks(3, (2, 2, 2)), 8, 8)
+        with pytest.raises(ValueError, match="`cell_size` must be a whole number of at least 1, got 0"):
+            RandomGridMasks(3, 0)
+
+
+# Discs. ---------------------------------------------------------------------------------------------------------------
+
+
+def slow_balls(shape: tuple[int, ...], radius: Any, stride: Any, sigma: Any) -> np.ndarray:
+    """Ellipsoids voxel by voxel, in float64; the blur is scipy's."""
+    masks = []
+    for centre in itertools.product(*(range(0, n, s) for n, s in zip(shape, stride, strict=True))):
+        hidden = np.zeros(shape)
+        for voxel in itertools.product(*map(range, shape)):
+            far = sum(((v - c) / r) ** 2 for v, c, r in zip(voxel, centre, radius, strict=True))
+            hidden[voxel] = far < 1
+        if sigma is not None:
+            hidden = gaussian_filter(hidden, sigma)
+            hidden /= hidden.max()
+        masks.append(1 - hidden)
+    return np.stack(masks)
+
+
+RADIAL = [
+    ((5, 5), (4, 4), None),
+    ((3.5, 6), (4, 7), None),
+    ((10, 3), (5, 2), (2.0, 2.0)),
+    ((2, 2), (3, 3), (0.4, 3.0)),
+    ((4, 4), (6, 5), (9.0, 0.0)),
+    ((40, 0.5), (9, 4), None),
+]
+
+
+class TestSlidingRadialMasks:
+    @pytest.mark.parametrize("shape", [(24, 24), (23, 31), (9, 40)])
+    @pytest.mark.parametrize(("radius", "stride", "sigma"), RADIAL)
+    def test_equals_xaitk(self, shape: tuple[int, int], radius: Any, stride: Any, sigma: Any) -> None:
+        theirs = SlidingRadial(radius, stride, sigma).perturb(np.zeros((*shape, 3))).astype(np.float64)
+        ours = everything(bind(SlidingRadialMasks(radius, stride, sigma), *shape))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+        if sigma is None:
+            np.testing.assert_array_equal(ours, theirs)
+
+    @pytest.mark.parametrize(
+        ("radius", "stride", "sigma"),
+        [
+            ((3, 3, 3), (4, 4, 4), None),
+            ((2.5, 4, 1), (3, 5, 2), None),
+            ((3, 2, 4), (4, 3, 4), (1.0, 0.5, 2.0)),
+            ((2, 2, 2), (5, 5, 5), (0.0, 0.0, 1.5)),
+        ],
+    )
+    def test_3d_equals_slow_loop(self, radius: Any, stride: Any, sigma: Any) -> None:
+        shape = (11, 9, 8)
+        masks = everything(bind(SlidingRadialMasks(radius, stride, sigma), *shape, dtype=torch.float64))
+        np.testing.assert_allclose(masks, slow_balls(shape, radius, stride, sigma), rtol=0, atol=1e-13)
+
+    def test_shapes_that_are_kept_are_those_of_the_place(self) -> None:
+        """More places near a border than are kept, in another order."""
+        bound = bind(SlidingRadialMasks(3, 1, 1.0), 13, 14)
+        order = np.random.default_rng(0).permutation(len(bound)).tolist()
+        together = bound.render(range(len(bound)))
+        for index in order:
+            fresh = bind(SlidingRadialMasks(3, 1, 1.0), 13, 14)
+            assert torch.equal(bound.render([index])[0], together[index])
+            assert torch.equal(fresh.render([index])[0], together[index])
+
+    def test_sizes_in_mm_make_a_ball(self) -> None:
+        masks = SlidingRadialMasks(6, 4, 2, unit="mm")
+        bound = masks.bind(torch.zeros(1, 20, 20, 8), spacing=(1.0, 2.0, 4.0))
+        assert (bound.radii, bound.sigmas) == ((6.0, 3.0, 1.5), (2.0, 1.0, 0.5))
+        assert [len(each) for each in bound.centres] == [5, 10, 8]
+        voxels = SlidingRadialMasks((6.0, 3.0, 1.5), (4, 2, 1), (2.0, 1.0, 0.5)).bind(torch.zeros(1, 20, 20, 8))
+        assert torch.equal(bound.render([33]), voxels.render([33]))
+
+    def test_defaults(self) -> None:
+        bound = bind(SlidingRadialMasks(), 64, 8)
+        assert (bound.radii, [each.tolist()[:2] for each in bound.centres]) == ((4.0, 1.0), [[0, 4], [0, 1]])
+
+    def test_errors(self) -> None:
+        with pytest.raises(ValueError, match=r"`radius` .* hides the whole image of spatial shape"):
+            bind(SlidingRadialMasks(50), 8, 8)
+        with pytest.raises(ValueError, match="`radius` must be a number above 0, got 0"):
+            SlidingRadialMasks(0)
+        with pytest.raises(ValueError, match="`sigma` must be at least 0"):
+            SlidingRadialMasks(3, 3, -1)
+        with pytest.raises(ValueError, match="`unit` 'mm' needs a `radius`"):
+            SlidingRadialMasks(unit="mm")
+        with pytest.raises(ValueError, match="sizes in mm need the image's voxel sizes"):
+            SlidingRadialMasks(5, unit="mm").bind(torch.zeros(1, 8, 8))
+        with pytest.raises(ValueError, match="`stride` must be one number or one per spatial axis"):
+            bind(SlidingRadialMasks(2, (1, 1, 1)), 8, 8)
+
+
+# Windows of several sizes. --------------------------------------------------------------------------------------------
+
+
+class TestMultiScaleWindowMasks:
+    @pytest.mark.parametrize("shape", [(16, 13), (12, 9, 8)])
+    @pytest.mark.parametrize(("window", "stride"), [(8, None), (8, 4), (5, 3)])
+    def test_equals_slow_loop(self, shape: tuple[int, ...], window: int, stride: int | None) -> None:
+        """Each level in plain loops: windows from the border on, all moved by half of what the last one hangs over."""
+        expected = []
+        for level in range(3):
+            edge = max(1, window // 2**level)
+            step = max(1, edge // 2 if stride is None else stride // 2**level)
+            starts = []
+            for size in shape:
+                along = list(range(0, size, step))
+                starts.append([start - (edge - (size - along[-1])) // 2 for start in along])
+            for corner in itertools.product(*starts):
+                mask = np.ones(shape)
+                for voxel in itertools.product(*map(range, shape)):
+                    if all(c <= v < c + edge for v, c in zip(voxel, corner, strict=True)):
+                        mask[voxel] = 0
+                expected.append(mask)
+        ours = everything(bind(MultiScaleWindowMasks(window, 3, stride), *shape))
+        np.testing.assert_array_equal(ours, np.stack(expected))
+
+    def test_one_level_is_sliding_windows(self) -> None:
+        one = bind(MultiScaleWindowMasks((5, 3), 1, (2, 2), smooth=2), 12, 11)
+        other = bind(SlidingWindowMasks((5, 3), (2, 2), smooth=2), 12, 11)
+        assert torch.equal(one.render(range(len(one))), other.render(range(len(other))))
+
+    def test_a_level_that_brings_nothing_new_is_left_out(self) -> None:
+        assert bind(MultiScaleWindowMasks(2, 5), 8, 8).window_shapes == [(2, 2), (1, 1)]
+
+    def test_sizes_in_mm(self) -> None:
+        bound = MultiScaleWindowMasks(12, 2, unit="mm").bind(torch.zeros(1, 20, 20), spacing=(1.0, 3.0))
+        assert bound.window_shapes == [(12, 4), (6, 2)]
+
+    def test_levels_weigh_alike(self) -> None:
+        bound = bind(MultiScaleWindowMasks(8, 3), 32, 32)
+        hidden = 1 - bound.render(range(len(bound)))[:, 0, 12:20, 12:20]
+        counts = [len(each) for each in bound.levels]
+        assert [part.sum(dim=0).unique().tolist() for part in hidden.split(counts)] == [[4.0]] * 3
+
+    def test_errors(self) -> None:
+        with pytest.raises(ValueError, match="`levels` must be a whole number of at least 1, got 0"):
+            MultiScaleWindowMasks(4, 0)
+        with pytest.raises(ValueError, match=r"`window_size` .* is larger than the image"):
+            bind(MultiScaleWindowMasks(9), 8, 8)
+        with pytest.raises(ValueError, match="`unit` 'mm' needs a `window_size`"):
+            MultiScaleWindowMasks(unit="mm")
+
+
+# What holds of all of them. -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masks", ALL, ids=names)
+@pytest.mark.parametrize("shape", [(11, 12), (8, 9, 7)])
+def test_boxes_and_pieces_agree_with_whole_masks(masks: Masks, shape: tuple[int, ...]) -> None:
+    if not fits(masks, len(shape)):
+        pytest.skip("sizes for two axes")
+    bound = bind(masks, *shape)
+    whole = bound.render(range(len(bound)))
+    assert 0 <= float(whole.min()) < float(whole.max()) == 1
+    picked = np.random.default_rng(0).permutation(len(bound)).tolist()[:20]
+    assert torch.equal(bound.render(picked), whole[picked])
+    box = tuple(slice(2, n - 3) for n in shape)
+    assert torch.equal(bound.render(picked, box=box), whole[(picked, slice(None), *box)])
+    changed = bound.changed_boxes(picked)
+    for index, side in zip(picked, changed or [], strict=bool(changed)):
+        outside = whole[index].clone()
+        outside[(slice(None), *side)] = 1
+        assert float(outside.min()) == 1
+    restricted = bound.restrict(range(len(bound)), box)
+    if restricted is not None:
+        inside = whole[(slice(None), slice(None), *box)].flatten(1)
+        hides, rows = restricted
+        # What is said to be kept is kept, and equal rows mean equal masks.
+        assert bool((inside[~torch.from_numpy(hides)] == 1).all())
+        for row in np.unique(rows[hides], axis=0):
+            same = inside[torch.from_numpy(hides & (rows == row).all(axis=1))]
+            assert torch.equal(same, same[:1].expand_as(same))
+
+
+@pytest.mark.parametrize("masks", ALL, ids=names)
+def test_weighted_sums_are_those_of_rendered_masks(masks: Masks) -> None:
+    bound = bind(masks, 10, 9, dtype=torch.float64)
+    whole = bound.render(range(len(bound)))
+    weights = torch.randn(len(bound), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = torch.einsum("nk,nchw->kchw", weights, whole)
+    torch.testing.assert_close(bound.weighted_sum(range(len(bound)), weights), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("masks", ALL, ids=names)
+def test_precision_follows_the_image_and_keys_tell_masks_apart(masks: Masks) -> None:
+    single, double = bind(masks, 9, 8), bind(masks, 9, 8, dtype=torch.float64)
+    assert (single.render([0]).dtype, double.render([0]).dtype) == (torch.float32, torch.float64)
+    torch.testing.assert_close(single.render([0, 1]).double(), double.render([0, 1]), rtol=0, atol=1e-6)
+    keys = [repr(bind(each, 9, 8).key) for each in ALL] + [repr(bind(masks, 8, 9).key)]
+    assert len({*keys}) == len(keys)

@@ -1,0 +1,369 @@
+"""The report of an output folder: what its pages hold, and what they leave out."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.own_bundle import run
+from helpers.reports import (
+    Page,
+    blobs,
+    head,
+    page_of,
+    row,
+    volume_of,
+    write_case,
+    write_failure,
+    write_regions,
+)
+from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
+from PIL import Image
+
+from monai_saliency.__main__ import main
+from monai_saliency.storage.tables import CaseTable
+from monai_saliency.visualize.legend import Legend
+from monai_saliency.visualize.report import KeptScan, build, try_report, write_report
+from monai_saliency.visualize.report.kept_scan import case_id, kept_path
+from monai_saliency.visualize.report.volumes import encoded
+
+SHAPE = (26, 30, 22)
+MAPS = np.stack([blobs(SHAPE, ((0.4, 0.6, 0.5), 0.5), ((0.6, 0.4, 0.5), -0.25)), blobs(SHAPE, ((0.5, 0.3, 0.6), 0.3))])
+HOSTILE = 'a/<img src=x onerror="alert(1)"> & "</script><b>'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A cohort of two cases with maps, and one without."""
+    out = tmp_path / "out"
+    scan = head(SHAPE, 0, 1000)
+    label = (MAPS[0] > 0.2).astype(np.uint8)
+    write_case(out, "ct/one", scan, MAPS, OBLIQUE, errors=0.05 * np.abs(MAPS) + 0.01, label=label, peak_in_label="True")
+    write_case(out, "two", scan, MAPS[:1], LPS, peak_in_label="")
+    write_failure(out, "broken", "three.nii.gz could not be loaded: 5 < 6")
+    return out
+
+
+def values_and_places(volume: nib.Nifti1Image, path: Path, number: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The values of an embedded volume, and those of a file at the same places of the scanner."""
+    whole = nib.load(path)
+    voxels = np.asarray(whole.dataobj) if number is None else np.asarray(whole.dataobj)[..., number]
+    index = np.indices(volume.shape).reshape(3, -1)
+    mm = nib.affines.apply_affine(volume.affine, index.T)
+    places = nib.affines.apply_affine(np.linalg.inv(whole.affine), mm)
+    assert np.abs(places - np.rint(places)).max() < 1e-3
+    return volume.get_fdata().reshape(-1), voxels[tuple(np.rint(places).astype(int).T)]
+
+
+@pytest.mark.parametrize("affine", [OBLIQUE, LPS, PERMUTED], ids=["oblique", "LPS", "permuted"])
+def test_embedded_volumes_are_the_files(affine: np.ndarray, tmp_path: Path) -> None:
+    """Each voxel of the page's map, error and scan has the file's value at its place, to the precision that is said."""
+    scan, errors = head(SHAPE, -1000, 1200), 0.1 * np.abs(MAPS)
+    label = (MAPS[0] > 0.2).astype(np.uint8)
+    write_case(tmp_path, "one", scan, MAPS, affine, errors=errors, label=label)
+    for name, voxels in (("scan", scan), ("label", label)):
+        nib.save(nib.Nifti1Image(voxels, affine), tmp_path / f"{name}.nii.gz")
+    write_report(tmp_path)
+    data = Page(page_of(tmp_path, "one")).data
+    for number in (0, 1):
+        for key, ending in (("volume", "saliency"), ("error", "standard_error")):
+            volume = volume_of(data["maps"][number][key])
+            ours, theirs = values_and_places(volume, tmp_path / f"one_{ending}.nii.gz", number)
+            assert np.abs(ours - theirs).max() <= np.abs(theirs).max() * 5.1e-4
+            assert np.abs(theirs).max() == pytest.approx(np.abs(MAPS[number]).max() * (0.1 if key == "error" else 1))
+    ours, theirs = values_and_places(volume_of(data["scan"]), tmp_path / "scan.nii.gz")
+    assert np.abs(ours - theirs).max() <= data["step"] / 2 * 1.001
+    assert data["step"] <= 2
+    assert data["hounsfield"] == (data["step"] >= 1)
+    ours, theirs = values_and_places(volume_of(data["label"]), tmp_path / "label.nii.gz")
+    assert np.array_equal(ours, theirs)
+    assert ours.sum() == label.sum()  # and none was cut off
+
+
+def test_whole_numbers_stay_whole() -> None:
+    scan = np.rint(head(SHAPE, -1024, 1500))
+    kept = KeptScan.of("a", scan, MAPS, np.eye(4), [])
+    assert kept.step in (1, 2)
+    assert np.abs(kept.values - scan[kept.part]).max() <= kept.step / 2
+    few = KeptScan.of("a", np.rint(head(SHAPE, 0, 300)), MAPS, np.eye(4), [])
+    assert few.step == 1
+    assert np.array_equal(few.values, np.rint(head(SHAPE, 0, 300))[few.part])
+
+
+def test_the_head_is_kept_and_the_air_is_not() -> None:
+    shape = (60, 70, 50)
+    scan = np.zeros(shape, np.float32)
+    scan[20:40, 10:50, 15:30] = 100
+    scan[55, 65, 45] = 100  # a speck
+    maps = np.zeros((1, *shape), np.float32)
+    maps[0, 12, 55, 20] = 0.5  # coloured, beside the head
+    kept = KeptScan.of("a", scan, maps, np.eye(4), [Legend(1.0, 1.0)])
+    assert [(part.start, part.stop) for part in kept.part] == [(9, 43), (7, 59), (12, 33)]
+
+
+def test_large_scans_are_thinned_and_the_peak_stays() -> None:
+    shape = (150, 160, 140)
+    saliency = blobs(shape, ((0.41, 0.63, 0.52), 0.5))
+    saliency[97, 101, 77] = 1.0
+    kept = KeptScan.of("a", np.full(shape, 7, np.float32), saliency[None], np.diag([1, 1, 3, 1]), [])
+    assert kept.codes.size <= 2_000_000
+    assert kept.stride == (2, 1, 1) or kept.stride == (1, 2, 1)  # the thick slices stay
+    assert saliency[kept.part].max() == 1.0
+    assert np.array_equal(kept.values, np.full(kept.codes.shape, 7.0))
+
+
+def test_a_kept_scan_is_read_back(tmp_path: Path) -> None:
+    label = np.arange(np.prod(SHAPE)).reshape(SHAPE) % 5
+    kept = KeptScan.of(HOSTILE, head(SHAPE, 0, 1), MAPS, OBLIQUE, [Legend(2.0, None, "w")] * 2, label, key="why")
+    kept.save(tmp_path)
+    again = KeptScan.load(kept_path(tmp_path, HOSTILE))
+    assert np.array_equal(again.values, kept.values)
+    assert np.array_equal(again.label, label[kept.part])
+    assert np.array_equal(again.affine, OBLIQUE)
+    assert (again.case, again.key, again.legends, again.start, again.stride, again.shape) == (
+        *(HOSTILE, "why", kept.legends, kept.start, kept.stride, SHAPE),
+    )
+    kept_path(tmp_path, HOSTILE).write_bytes(b"not one")
+    with pytest.raises(ValueError, match="is not a scan that was kept for a report"):
+        KeptScan.load(kept_path(tmp_path, HOSTILE))
+
+
+def test_codes_keep_zero_and_sign() -> None:
+    codes, step = encoded(np.array([0.0, -1.0, 0.0004, np.nan, np.inf, 0.5]))
+    assert codes.tolist() == [0, -1000, 0, 0, 0, 500]
+    assert step == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_the_cohort_page_lists_all_cases(folder: Path) -> None:
+    page = Page(write_report(folder))
+    rows = [attributes for attributes in page.all("tr") if "data-kind" in attributes]
+    assert [each["data-kind"] for each in rows] == ["failed", "explained inside", "explained inside", "explained"]
+    assert "three.nii.gz could not be loaded: 5 < 6" in page.text
+    assert "2 cases explained" in page.text
+    assert "1 failed" in page.text
+    links = {each["href"] for each in page.all("a")}
+    assert links == {
+        f"cases/{case_id('ct/one')}.html",
+        f"cases/{case_id('ct/one')}.html#map=1",
+        f"cases/{case_id('two')}.html",
+    }
+    for address in [*links, *(each["src"] for each in page.all("img"))]:
+        assert (folder / "report" / str(address).partition("#")[0]).is_file()
+    assert len(page.all("img")) == 3
+    options = [each["value"] for each in page.all("option")]
+    assert {"class 0", "class 1"} <= {*options}
+
+
+def test_pages_name_only_files_beside_them(folder: Path) -> None:
+    """So the folder can be moved, and nothing comes from a network."""
+    index = write_report(folder)
+    for path in [index, *(folder / "report" / "cases").glob("*.html")]:
+        page = Page(path)
+        named = [each.get("src") for each in [*page.all("script"), *page.all("img")]] + [
+            each["href"] for each in [*page.all("a"), *page.all("link")]
+        ]
+        for address in filter(None, named):
+            assert (path.parent / address.partition("#")[0]).resolve().is_relative_to((folder / "report").resolve())
+            assert (path.parent / address.partition("#")[0]).is_file()
+        policy = next(each["content"] for each in page.all("meta") if each.get("http-equiv"))
+        assert "default-src 'none'" in str(policy)
+        assert "http" not in str(policy)
+
+
+def test_one_scale_for_the_cohort(tmp_path: Path) -> None:
+    """Logits have scales of their own, of which the largest is the cohort's."""
+    for case, scale in (("a", 2.0), ("b", 20.0)):
+        write_case(tmp_path, case, head(SHAPE, 0, 1), MAPS[:1], OBLIQUE, scale=scale, unit="network output")
+    write_report(tmp_path)
+    scales = [Page(page_of(tmp_path, case)).data["maps"][0]["scale"] for case in ("a", "b")]
+    assert scales == [20.0, 20.0]
+
+
+def test_names_are_text(tmp_path: Path) -> None:
+    """A case's name, its class and its error reach the reader as they are, and do nothing."""
+    write_case(tmp_path, HOSTILE, head(SHAPE, 0, 1), MAPS[:1], OBLIQUE, prediction="<u>", **{"class": "<i>liver"})
+    write_failure(tmp_path, "<script>alert(2)</script>", "</td><script>alert(3)</script>")
+    write_regions(tmp_path, HOSTILE, {"<em>spleen": 0.25, "liver": -0.5})
+    index = Page(write_report(tmp_path))
+    page = Page(page_of(tmp_path, HOSTILE))
+    for words in (HOSTILE, "<u>", "<i>liver"):
+        assert words in index.text
+        assert words in page.text
+    assert "<script>alert(2)</script>" in index.text
+    assert "</td><script>alert(3)</script>" in index.text
+    assert "<em>spleen" in page.text
+    assert page.data["case"] == HOSTILE
+    assert [each.get("src") for each in index.all("script")] == ["assets/cohort.js"]
+    assert not [each for read in (index, page) for name in ("b", "i", "u", "em") for each in read.all(name)]
+
+
+def test_regions_are_bars(tmp_path: Path) -> None:
+    write_case(tmp_path, "a", head(SHAPE, 0, 1), MAPS[:1], OBLIQUE)
+    write_regions(tmp_path, "a", {"spleen": 0.25, "liver": -0.5, "spine": 0.0})
+    write_report(tmp_path)
+    page = Page(page_of(tmp_path, "a"))
+    bars = [each for each in page.all("span") if each.get("class") in ("warm", "cold")]
+    assert [(each["class"], each["style"]) for each in bars] == [
+        ("cold", "left:0.00%;width:50.00%"),  # the largest first, towards the left from the middle
+        ("warm", "left:50.00%;width:25.00%"),
+        ("warm", "left:50.00%;width:0.00%"),
+    ]
+
+
+def test_nothing_outside_of_the_folder_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not by a case's name, and not by a link."""
+    out = tmp_path / "out"
+    write_case(tmp_path, "secret", head(SHAPE, 0, 1), MAPS[:1], OBLIQUE)
+    write_case(out, "mine", head(SHAPE, 0, 1), MAPS[:1], OBLIQUE)
+    absolute = str(tmp_path / "secret")
+    CaseTable(out / "summary.csv").add([row("../secret"), row(absolute), row("linked")])
+    os.symlink(tmp_path / "secret_saliency.nii.gz", out / "linked_saliency.nii.gz")
+    index = write_report(out)
+    assert "4 cases explained" in Page(index).text
+    for case in ("../secret", absolute, "linked"):
+        page = Page(page_of(out, case))
+        assert page.data is None
+        assert "its map is not in the folder any more" in page.text
+    assert Page(page_of(out, "mine")).data is not None
+    assert caplog.text.count("and is not read") == 3
+
+
+def test_without_a_kept_scan_the_map_is_shown_alone(folder: Path) -> None:
+    kept_path(folder, "two").unlink()
+    write_report(folder)
+    page = Page(page_of(folder, "two"))
+    assert page.data["scan"] is None
+    assert "The scan was not kept in this folder" in page.text
+    ours, theirs = values_and_places(volume_of(page.data["maps"][0]["volume"]), folder / "two_saliency.nii.gz")
+    assert np.abs(ours - theirs).max() <= 5e-4
+    assert ours.max() == pytest.approx(np.asarray(nib.load(folder / "two_saliency.nii.gz").dataobj).max(), rel=1e-3)
+
+
+def test_a_map_that_cannot_be_read_does_not_stop_the_report(folder: Path) -> None:
+    (folder / "two_saliency.nii.gz").write_bytes(b"no map")
+    write_report(folder)
+    assert "cannot be read" in Page(page_of(folder, "two")).text
+    assert Page(page_of(folder, "ct/one")).data is not None
+
+
+def test_colours_of_a_photograph(tmp_path: Path) -> None:
+    """A 2D image keeps its colours, each pixel its place."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (40, 30, 3)).astype(np.float32)
+    saliency = blobs((40, 30), ((0.5, 0.2), 0.5))
+    write_case(tmp_path, "photo", pixels, saliency[None], np.eye(4), rows_down=True)
+    write_report(tmp_path)
+    page = Page(page_of(tmp_path, "photo"))
+    assert np.array_equal(volume_of(page.data["scan"]).get_fdata(), pixels)
+    assert [each.get("src") for each in page.all("script")][1:] == ["../assets/picture.js", "../assets/case.js"]
+    assert page.data["rowsDown"] is True
+    assert np.abs(volume_of(page.data["maps"][0]["volume"]).get_fdata() - saliency).max() <= 5e-4
+
+
+def test_only_what_changed_is_made_anew(folder: Path) -> None:
+    write_report(folder)
+    pages = [page_of(folder, case) for case in ("ct/one", "two")]
+    for page in pages:
+        os.utime(page, (1, 1))
+    write_report(folder)
+    assert [page.stat().st_mtime for page in pages] == [1, 1]
+    CaseTable(folder / "summary.csv").add([row("two", "0", score=0.125)])
+    index = write_report(folder)
+    assert pages[0].stat().st_mtime == 1
+    assert "0.125" in Page(pages[1]).text
+    assert "0.125" in Page(index).text
+    CaseTable(folder / "summary.csv").replace({"two"})
+    write_report(folder)
+    assert not pages[1].exists()
+    assert not list((folder / "report" / "thumbnails").glob(f"{case_id('two')}*"))
+
+
+def test_a_cohort_of_fifty_is_small(tmp_path: Path) -> None:
+    """Of noisy scans, which pack badly: below 200 MB for 50, by the size of one page of a large CT."""
+    rng = np.random.default_rng(0)
+    shape = (140, 130, 120)
+    scan = head(shape, -1000, 900) + rng.normal(0, 20, shape).astype(np.float32)
+    saliency = blobs(shape, ((0.4, 0.6, 0.5), 0.5), ((0.6, 0.4, 0.5), -0.3), ((0.5, 0.5, 0.5), 0.2))[None]
+    error = (0.02 * blobs(shape, ((0.5, 0.5, 0.5), 1.0)) + 0.01)[None]
+    write_case(tmp_path, "ct", np.rint(scan), saliency, np.eye(4), errors=error)
+    write_report(tmp_path)
+    shared = sum(path.stat().st_size for path in (tmp_path / "report" / "assets").iterdir())
+    case = page_of(tmp_path, "ct").stat().st_size
+    assert shared < 3e6
+    assert 1e5 < case < (200e6 - shared) / 50
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_run_ends_with_its_report(
+    made: bool,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its path is the last line. Where it cannot be made, the run has ended well all the same, and the log says why."""
+    write_scan(tmp_path / "scans" / "a.nii.gz", (13, 12, 14), LPS)
+    if not made:
+        monkeypatch.setattr(build, "read_cohort", lambda folder: {}["the reason"])
+    rows = run(tmp_path / "scans", tmp_path / "out", "", report=True)
+    assert len(rows) == 1
+    index = tmp_path / "out" / "report" / "index.html"
+    last = capfd.readouterr().out.strip().splitlines()[-1]
+    assert (last == str(index)) == made
+    assert index.is_file() == made
+    assert ("'the reason'" in caplog.text) == (not made)
+    if made:
+        ours, theirs = values_and_places(
+            volume_of(Page(page_of(tmp_path / "out", "a")).data["scan"]), tmp_path / "scans" / "a.nii.gz"
+        )
+        assert np.abs(ours - theirs).max() <= 0.1
+        assert ours.max() > 100
+
+
+def test_without_a_report_a_run_keeps_no_scan(tmp_path: Path) -> None:
+    write_scan(tmp_path / "scans" / "a.nii.gz", (13, 12, 14), LPS)
+    run(tmp_path / "scans", tmp_path / "out", "", report=False)
+    assert not (tmp_path / "out" / "views").exists()
+    assert not (tmp_path / "out" / "report").exists()
+
+
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main(["report", str(folder)])
+    path = Path(capsys.readouterr().out.splitlines()[-1])
+    assert path == folder / "report" / "index.html"
+    assert path.is_file()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match=r"holds neither a summary\.csv nor a failures\.csv with cases"):
+        main(["report", str(tmp_path / "empty")])
+
+
+def test_an_error_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        try_report(tmp_path / "nothing")
+    assert "could not be made: " in caplog.text
+    assert "holds neither" in caplog.text
+
+
+def test_the_vendored_viewer_is_the_released_one() -> None:
+    """Its sum, version and licence stand beside it."""
+    here = Path(build.__file__).parent / "vendored"
+    notes = (here / "README.md").read_text(encoding="utf-8")
+    assert hashlib.sha256((here / "niivue.umd.js").read_bytes()).hexdigest() in notes
+    assert "0.69.0" in notes
+    assert "BSD 2-Clause License" in (here / "niivue.LICENSE").read_text(encoding="utf-8")
+
+
+def test_a_thumbnail_is_a_picture(folder: Path) -> None:
+    write_report(folder)
+    path = folder / "report" / "thumbnails" / f"{case_id('ct/one')}-0.png"
+    pixels = np.asarray(Image.open(path))
+    assert pixels.shape[0] == 112
+    assert pixels.shape[2] == 3
+    colourful = pixels.max(axis=2).astype(int) - pixels.min(axis=2)
+    assert (colourful > 40).any()
+    assert (colourful == 0).any()

@@ -1,0 +1,391 @@
+"""xaitk-saliency's objects used here: perturbers, scorings and whole methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.bundle import ConfigParser
+from torch import nn
+from xaitk_saliency import GenerateClassifierConfidenceSaliency, GenerateImageClassifierBlackboxSaliency, PerturbImage
+from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
+from xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring import RISEScoring
+from xaitk_saliency.impls.gen_classifier_conf_sal.squared_difference_scoring import SquaredDifferenceScoring
+from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
+from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.slidingwindow import SlidingWindowStack
+from xaitk_saliency.impls.gen_object_detector_blackbox_sal.drise import DRISEStack
+from xaitk_saliency.impls.perturb_image.mc_rise import MCRISEGrid
+from xaitk_saliency.impls.perturb_image.random_grid import RandomGrid
+from xaitk_saliency.impls.perturb_image.rise import RISEGrid
+from xaitk_saliency.impls.perturb_image.sliding_radial import SlidingRadial
+from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
+
+import monai_saliency as ms
+from monai_saliency.bundle.chosen_method import ChosenMethod, describe, find_method, own_settings
+from monai_saliency.errors import CaseError
+from monai_saliency.sharding import Part
+from monai_saliency.xaitk import BlackBoxInferer, ConfidenceScoring, PerturbImageMasks, as_method
+
+TARGET = ms.ClassScore("all", "softmax")
+IMAGES = torch.rand(2, 3, 18, 22, generator=torch.Generator().manual_seed(1))
+
+
+class Net(nn.Module):
+    """Three classes of an image or volume."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 5), nn.Tanh(), nn.Linear(5, 3))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return 3 * self.layers(batch)
+
+
+NET = Net(3, 18, 22)
+
+
+def scaled(maps: torch.Tensor) -> torch.Tensor:
+    return maps / maps.abs().amax(dim=(2, 3), keepdim=True)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert float(expected.abs().max()) > 0.5
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+# Perturbers. ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (RISEGrid(40, 4, 0.5, 3, threads=0), ms.RISEMasks(40, 4, 0.5, 3)),
+        (SlidingWindow((5, 6), (3, 4)), ms.SlidingWindowMasks((5, 6), (3, 4))),
+    ],
+)
+def test_masks_equal_those_of_a_perturber(theirs: PerturbImage, ours: ms.masks.base.Masks) -> None:
+    found, expected = (each.bind(IMAGES[0]) for each in (PerturbImageMasks(theirs), ours))
+    assert len(found) == len(expected)
+    for indices in (range(3, 9), [7, 0, 7]):
+        torch.testing.assert_close(found.render(indices), expected.render(indices), rtol=0, atol=1e-6)
+    weights = torch.rand(len(found), 2)
+    sums = [each.weighted_sum(range(len(each)), weights) for each in (found, expected)]
+    torch.testing.assert_close(*sums, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("perturber", [SlidingRadial((4, 5), (4, 4), (1, 1)), RandomGrid(30, (4, 3), 0.5, 1)])
+def test_any_perturber_makes_masks_for_any_estimator(perturber: PerturbImage) -> None:
+    array = perturber(IMAGES[0].movedim(0, -1).numpy())
+    maps = ms.PerturbationInferer(PerturbImageMasks(perturber), TARGET, ms.OcclusionScoring())(IMAGES[:1], NET)[0]
+    scores = [NET(torch.from_numpy(mask.astype(np.float32)) * IMAGES[:1]).softmax(1)[0] for mask in array]
+    drops, hidden = NET(IMAGES[:1]).softmax(1)[0] - torch.stack(scores), 1 - torch.from_numpy(array.astype(np.float64))
+    expected = torch.einsum("nk,nhw->khw", drops.double(), hidden) / hidden.sum(dim=0).clamp_min(1e-9)
+    torch.testing.assert_close(maps, expected.float(), rtol=0, atol=1e-5)
+
+
+def test_rendered_masks_are_copies() -> None:
+    bound = PerturbImageMasks(RISEGrid(4, 4, 0.5, 3)).bind(IMAGES[0])
+    before = bound.render(range(4)).clone()
+    bound.render(range(4)).zero_()
+    assert torch.equal(bound.render(range(4)), before)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_volume_is_perturbed_slice_by_slice(axis: int) -> None:
+    volume, radial = torch.rand(1, 6, 7, 5), SlidingRadial((2, 2), (3, 3), (1, 1))
+    bound = PerturbImageMasks(radial, slices=axis).bind(volume)
+    expected = []
+    for number in range(volume.shape[axis + 1]):
+        for mask in radial(volume[0].select(axis, number).numpy()):
+            whole = torch.ones(volume.shape[1:])
+            whole.select(axis, number).copy_(torch.from_numpy(mask))
+            expected.append(whole)
+    assert len(bound) == len(expected)
+    assert torch.equal(bound.render(range(len(bound)))[:, 0], torch.stack(expected))
+    order = [len(bound) - 1, 0, 3]
+    assert torch.equal(bound.render(order)[:, 0], torch.stack(expected)[order])
+    network = Net(1, 6, 7, 5)
+    maps = ms.PerturbationInferer(PerturbImageMasks(radial, axis), TARGET, ms.OcclusionScoring())(volume[None], network)
+    assert maps.shape == (1, 3, 6, 7, 5)
+    assert bool((maps.abs().amax(dim=(0, 1)) > 0).all())
+
+
+def test_perturbers_that_do_not_fit_are_refused() -> None:
+    class Odd(PerturbImage):
+        def __init__(self, array: Any) -> None:
+            self.array = array
+
+        def perturb(self, ref_image: np.ndarray) -> np.ndarray:
+            return self.array
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    cases = [
+        (np.ones((4, 5, 5)), r"Odd must make masks \(masks, 18, 22\), at least one, got float64 \(4, 5, 5\)"),
+        (np.ones((0, 18, 22)), r"at least one, got float64 \(0, 18, 22\)"),
+        (np.full((4, 18, 22), 1.5), r"in \[0, 1\], 1 where the image is kept, got \[1.5, 1.5\]"),
+        (np.full((4, 18, 22), np.nan), r"in \[0, 1\]"),
+    ]
+    for array, message in cases:
+        with pytest.raises(ValueError, match=message):
+            PerturbImageMasks(Odd(array)).bind(IMAGES[0])
+    with pytest.raises(ValueError, match=r"several masks for one image, as of colours, have no place here"):
+        PerturbImageMasks(MCRISEGrid(4, 4, 0.5, 3)).bind(IMAGES[0])
+    volume = torch.rand(1, 6, 7, 5)
+    with pytest.raises(ValueError, match=r"SlidingWindow perturbs 2D images, got \(1, 6, 7, 5\).*slices=2"):
+        PerturbImageMasks(SlidingWindow((2, 2), (2, 2))).bind(volume)
+    with pytest.raises(ValueError, match=r"makes other masks when it is asked again.*give it a seed"):
+        PerturbImageMasks(RandomGrid(5, (2, 2), 0.5), slices=0).bind(volume).render(range(9))
+    with pytest.raises(ValueError, match="`slices` must be the spatial axis 0, 1 or 2, got 3"):
+        PerturbImageMasks(SlidingWindow(), slices=3)
+    with pytest.raises(ValueError, match="`perturber` must be a PerturbImage of xaitk-saliency"):
+        PerturbImageMasks(RISEScoring())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"keep a cell with `p1` 0.3"):
+        ms.PerturbationInferer(PerturbImageMasks(RISEGrid(5, 3, 0.3)), TARGET, ms.RISEScoring(0.5))
+
+
+# Scorings. ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (RISEScoring(0.4), ms.RISEScoring(0.4, "debiased")),
+        (RISEScoring(), ms.RISEScoring(form="plain")),
+        (OcclusionScoring(), ms.OcclusionScoring()),
+    ],
+)
+def test_any_scoring_is_an_estimator(theirs: GenerateClassifierConfidenceSaliency, ours: Any) -> None:
+    masks = ms.RISEMasks(40, 4, 0.4, 3)
+    found = ms.PerturbationInferer(masks, TARGET, ConfidenceScoring(theirs))(IMAGES, NET)
+    close(found, scaled(ms.PerturbationInferer(masks, TARGET, ours)(IMAGES, NET)))
+
+
+def test_a_scoring_of_all_scores_gives_its_one_map_for_each() -> None:
+    masks = ms.SlidingWindowMasks((5, 6), (3, 4))
+    (found,) = ms.PerturbationInferer(masks, TARGET, ConfidenceScoring(SquaredDifferenceScoring())).explain(
+        IMAGES[:1], NET
+    )
+    expected = SquaredDifferenceScoring()(
+        found.reference_scores.numpy(),
+        found.scores.numpy(),
+        masks.bind(IMAGES[0]).render(range(len(found.masks)))[:, 0].numpy(),
+    )
+    for each in found.saliency:
+        np.testing.assert_allclose(each, expected, atol=1e-6)
+
+
+def test_volumes_need_a_scoring_that_is_pixelwise() -> None:
+    volume, network, masks = torch.rand(1, 1, 6, 7, 5), Net(1, 6, 7, 5), ms.SlidingWindowMasks(3, 2)
+    with pytest.raises(ValueError, match=r"OcclusionScoring makes maps of 2D images, got \(6, 7, 5\)"):
+        ms.PerturbationInferer(masks, TARGET, ConfidenceScoring(OcclusionScoring()))(volume, network)
+    found = ms.PerturbationInferer(masks, TARGET, ConfidenceScoring(OcclusionScoring(), True))(volume, network)
+    expected = ms.PerturbationInferer(masks, TARGET, ms.OcclusionScoring())(volume, network)
+    torch.testing.assert_close(found, expected / expected.abs().amax(dim=(2, 3, 4), keepdim=True), rtol=0, atol=1e-5)
+
+
+def test_scorings_that_do_not_fit_are_refused() -> None:
+    class Odd(GenerateClassifierConfidenceSaliency):
+        def generate(self, *args: Any) -> np.ndarray:
+            return np.full((3, 18, 22), np.nan) if len(args[1]) == 7 else np.zeros((2, 18, 22))
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    def explain(masks: Any, estimator: Any) -> Any:
+        return ms.PerturbationInferer(masks, TARGET, estimator)(IMAGES[:1], NET)
+
+    with pytest.raises(ValueError, match=r"Odd must make maps \(3, 18, 22\) \(scores, \*spatial\), got \(2, 18, 22\)"):
+        explain(ms.RISEMasks(5), ConfidenceScoring(Odd()))
+    with pytest.raises(ValueError, match="Odd made a map with NaN"):
+        explain(ms.RISEMasks(7), ConfidenceScoring(Odd()))
+    with pytest.raises(ValueError, match=r"needs all masks at once: 50 of \(18, 22\) are .* GiB, and `max_bytes`"):
+        explain(ms.RISEMasks(50), ConfidenceScoring(RISEScoring(0.5), max_bytes=50 * 18 * 22 * 4 - 1))
+    explain(ms.RISEMasks(50), ConfidenceScoring(RISEScoring(0.5), max_bytes=50 * 18 * 22 * 4))
+    with pytest.raises(ValueError, match="reads one mask for all channels"):
+        explain(ms.ChannelMasks(ms.SlidingWindowMasks(6)), ConfidenceScoring(OcclusionScoring()))
+    with pytest.raises(ValueError, match=r"keep a cell with `p1` 0\.5"):
+        explain(ms.RISEMasks(5), ConfidenceScoring(RISEScoring(0.4)))
+
+
+# Whole methods. -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize("fill", [None, ms.ConstantFill([0.2, 0.9, 0.5]), ms.BlurFill(2.0)])
+def test_a_whole_method(batch: int, fill: Any) -> None:
+    settings: dict[str, Any] = {"target": TARGET, "mask_batch_size": batch, "fill": fill}
+    found = BlackBoxInferer(RISEStack(40, 4, 0.4, 3), **settings)(IMAGES, NET)
+    close(found, scaled(ms.rise(40, 4, 0.4, 3, form="debiased", **settings)(IMAGES, NET)))
+    found = BlackBoxInferer(SlidingWindowStack((5, 6), (3, 4)), **settings)(IMAGES, NET)
+    close(found, scaled(ms.sliding_window((5, 6), (3, 4), **settings)(IMAGES, NET)))
+
+
+def test_what_is_known_of_a_whole_method() -> None:
+    explain = BlackBoxInferer(RISEStack(40, 4, 0.4, 3), TARGET)
+    expected = ms.rise(40, 4, 0.4, 3, target=TARGET).explain(IMAGES, NET)
+    for found, other in zip(explain.explain(IMAGES, NET), expected, strict=True):
+        assert found.num_forwards == other.num_forwards == 41
+        torch.testing.assert_close(found.scores, other.scores, rtol=0, atol=1e-5)
+        assert [each[:2] for each in found.explained] == [each[:2] for each in other.explained]
+        assert found.standard_error is None
+    grey = IMAGES[:, :1]
+    assert explain(grey, Net(1, 18, 22)).shape == (2, 3, 18, 22)
+
+
+def test_its_own_fill_stays() -> None:
+    method = RISEStack(20, 4, 0.4, 3)
+    method.fill = 1
+    found = BlackBoxInferer(method, TARGET, fill=ms.ConstantFill(0.3))(IMAGES, NET)
+    expected = ms.rise(20, 4, 0.4, 3, form="debiased", target=TARGET, fill=ms.ConstantFill(1.0))(IMAGES, NET)
+    close(found, scaled(expected))
+    assert method.fill == 1
+
+
+class Boxes(nn.Module):
+    """A detector whose boxes move with the image: rows first, of classes 2 and 0."""
+
+    def forward(self, batch: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        found = []
+        for image in batch:
+            a, b = image[:, :9].mean(), image[:, 9:].mean()
+            boxes = torch.stack(
+                [torch.stack([2 + a, 3 * b, 11 + a, 14 + 2 * b]), torch.stack([b, a, 9 + b, 7 + 5 * a])]
+            )
+            keep = torch.stack([a > 0.2, b > 0.2])
+            found.append(
+                {"boxes": boxes[keep], "labels": torch.tensor([2, 0])[keep], "scores": torch.stack([a, b])[keep]}
+            )
+        return found
+
+
+def test_a_whole_method_for_detectors() -> None:
+    """As xaitk-saliency's own loop with the detector as its black box."""
+    image = IMAGES[:1]
+    target = ms.DetectionScore(0.1)
+    found = BlackBoxInferer(DRISEStack(40, 4, 0.5, 3), target)(image, Boxes())[0]
+    (reference,) = Boxes()(image)
+    order = reference["scores"].argsort(descending=True)
+    corners = reference["boxes"][order][:, [1, 0, 3, 2]].double().numpy()
+    vectors = np.eye(3)[reference["labels"][order].numpy()]
+    box = ms.xaitk.Detector(Boxes(), 3)
+    expected = DRISEStack(40, 4, 0.5, 3)(image[0].movedim(0, -1).numpy(), corners, vectors, box)
+    assert expected.shape == (2, 18, 22)
+    close(found, torch.from_numpy(expected).float())
+
+
+def test_whole_methods_that_do_not_fit_are_refused() -> None:
+    method = RISEStack(20, 4, 0.4, 3)
+    explain = BlackBoxInferer(method, TARGET)
+    with pytest.raises(CaseError, match=r"explains 2D images, got one of shape \(1, 6, 7, 5\)"):
+        explain(torch.rand(1, 1, 6, 7, 5), Net(1, 6, 7, 5))
+    with pytest.raises(ValueError, match="RISEStack makes its own maps: leave out `estimator` OcclusionScoring"):
+        BlackBoxInferer(method, TARGET, estimator=ms.OcclusionScoring())
+    with pytest.raises(ValueError, match="`method` must be a GenerateImageClassifierBlackboxSaliency"):
+        BlackBoxInferer(RISEScoring(), TARGET)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cannot be shared between workers: let these share cases"):
+        explain.score(IMAGES, NET, part=Part(0, 2))
+    with pytest.raises(CaseError, match="its `target` must be a DetectionScore"):
+        BlackBoxInferer(DRISEStack(20, 4, 0.4, 3), TARGET)(IMAGES, NET)
+
+    class Mixed(Net):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return super().forward(batch - batch.mean(dim=0, keepdim=True) * (len(batch) > 1))
+
+    with pytest.raises(CaseError, match=r"rows of a batch depend on each other.*mask_batch_size=1"):
+        explain(IMAGES, Mixed(3, 18, 22))
+
+    class Colours(GenerateImageClassifierBlackboxSaliency):
+        def _generate(self, ref_image: np.ndarray, blackbox: Any) -> np.ndarray:
+            return np.zeros((2, 3, *ref_image.shape[:2]))
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    with pytest.raises(CaseError, match=r"Colours must make maps \(3, 18, 22\) \(scores, H, W\), got \(2, 3, 18, 22\)"):
+        BlackBoxInferer(Colours(), TARGET)(IMAGES, NET)
+
+
+def test_other_masks_in_its_place() -> None:
+    """As metrics ask for."""
+    explain = BlackBoxInferer(RISEStack(20, 4, 0.4, 3), TARGET, mask_batch_size=5)
+    assert isinstance(explain.replace(progress=True), BlackBoxInferer)
+    other = explain.replace(masks=ms.SlidingWindowMasks(6), estimator=ms.OcclusionScoring())
+    assert type(other) is ms.PerturbationInferer
+    assert torch.equal(
+        other(IMAGES, NET), ms.sliding_window(6, target=TARGET, mask_batch_size=5, estimator=None)(IMAGES, NET)
+    )
+
+
+# By name. -------------------------------------------------------------------------------------------------------------
+
+STACK = "xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack"
+
+
+def test_a_class_is_a_method_by_its_dotted_path() -> None:
+    assert list(own_settings(find_method(STACK))) == ["n", "s", "p1", "seed", "threads", "debiased"]
+    assert describe(STACK).splitlines()[1] == "  --n (needed)"
+    explain = ChosenMethod(STACK, {"n": 20, "s": 4, "p1": 0.4, "seed": 3})(target=TARGET)
+    assert torch.equal(explain(IMAGES, NET), BlackBoxInferer(RISEStack(20, 4, 0.4, 3), TARGET)(IMAGES, NET))
+    with pytest.raises(ValueError, match=r"needs --n, --s, --p1"):
+        ChosenMethod(STACK)
+    with pytest.raises(ValueError, match=r"RISEStack cannot be made of .*p1"):
+        ChosenMethod(STACK, {"n": 20, "s": 4, "p1": 7})(target=TARGET)
+
+
+def test_a_perturber_is_a_method_too() -> None:
+    path = "xaitk_saliency.impls.perturb_image.sliding_radial.SlidingRadial"
+    explain = ChosenMethod(path, {"radius": [4, 5], "stride": [4, 4]})(target=TARGET)
+    masks = PerturbImageMasks(SlidingRadial((4, 5), (4, 4)))
+    expected = ms.PerturbationInferer(masks, TARGET, ms.OcclusionScoring())(IMAGES, NET)
+    assert torch.equal(explain(IMAGES, NET), expected)
+    cut = ChosenMethod(path, {"radius": [2, 2], "stride": [3, 3], "slices": 2})(target=TARGET)
+    assert cut(torch.rand(1, 1, 6, 7, 5), Net(1, 6, 7, 5)).shape == (1, 3, 6, 7, 5)
+
+
+def test_an_object_is_a_method_without_settings() -> None:
+    method = find_method(RISEStack(20, 4, 0.4, 3))  # type: ignore[arg-type]
+    assert own_settings(method) == {}
+    assert isinstance(method(target=TARGET), BlackBoxInferer)
+
+
+def test_other_classes_are_no_methods() -> None:
+    assert as_method(RISEScoring) is None
+    assert as_method(GenerateImageClassifierBlackboxSaliency) is None
+    with pytest.raises(ValueError, match=r"must be a function like those of monai_saliency\.methods"):
+        find_method("xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring.RISEScoring")
+
+
+CONFIG = """
+perturber: {_target_: xaitk_saliency.impls.perturb_image.rise.RISEGrid, n: 20, s: 4, p1: 0.4, seed: 3, threads: 0}
+generator: {_target_: xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring.RISEScoring, p1: 0.4}
+target: {_target_: monai_saliency.ClassScore, classes: all, activation: softmax}
+parts:
+  _target_: monai_saliency.PerturbationInferer
+  masks: {_target_: monai_saliency.xaitk.PerturbImageMasks, perturber: '@perturber'}
+  target: '@target'
+  estimator: {_target_: monai_saliency.xaitk.ConfidenceScoring, generator: '@generator'}
+whole:
+  _target_: monai_saliency.xaitk.BlackBoxInferer
+  method:
+    _target_: xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack
+    n: 20
+    s: 4
+    p1: 0.4
+    seed: 3
+  target: '@target'
+"""
+
+
+def test_a_bundle_builds_them_by_target(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    parser = ConfigParser()
+    parser.read_config(tmp_path / "config.yaml")
+    expected = scaled(ms.rise(20, 4, 0.4, 3, form="debiased", target=TARGET)(IMAGES, NET))
+    for name in ("parts", "whole"):
+        close(parser.get_parsed_content(name)(IMAGES, NET), expected)
