@@ -242,13 +242,12 @@ class BoundRegionHierarchyMasks(BoundMasks):
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         around = grown(box, self.smooth, self.spatial_shape) if self.smooth else box
         shape = [side.stop - side.start for side in around]
-        hidden = torch.zeros(len(codes["region"]), 1, *shape, dtype=self.dtype)
+        hidden = torch.zeros(len(codes["region"]), 1, *shape, dtype=self.dtype, device=device)
         for mask, region, first, stop in zip(hidden, codes["region"], codes["first"], codes["stop"], strict=True):
             common = _common(tuple(map(slice, first.tolist(), stop.tolist())), around)
             if common:
                 inside: Any = (0, *within(common, around))
-                mask[inside] = torch.from_numpy(self._inside(int(region), common)).to(self.dtype)
-        hidden = hidden.to(device)
+                mask[inside] = torch.from_numpy(self._inside(int(region), common)).to(device, self.dtype)
         return 1 - (averaged(hidden, box, self.smooth, self.spatial_shape) if self.smooth else hidden)
 
 

@@ -255,6 +255,20 @@ def test_too_many_players_in_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(odd.values.sum(dim=0), lost[0].detach(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("region", ["label", "false_positive"])
+def test_true_and_false_positives(region: str) -> None:
+    """Means over voxels that a label has or has not, so that few coalitions decide them."""
+    inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()
+    image, case = images(1, 1, 40, 8, dtype=torch.float64), Case("a", labels=STRIPES)
+    target = ms.RegionScore(1, "softmax", region, label_values=[[2, 3, 4]])
+    explain = ms.shapley(target=target, inferer=inferer)
+    (found,) = explain.explain(image, network, cases=[case])
+    (whole,) = explain.replace(masks=ms.CoalitionMasks(), patch_memory=False).explain(image, network, cases=[case])
+    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
+    assert len(found.scores) < len(whole.scores)
+    assert float(found.saliency.abs().max()) > 1e-4
+
+
 @pytest.mark.slow
 def test_fourteen_players() -> None:
     shape, inferer, network = (30, 18), SlidingWindowInferer((12, 12), 16, 0.5), Wide(2).double()
