@@ -12,7 +12,7 @@ from monai.inferers import SlidingWindowInferer
 from monai_saliency.masks.base import BoundMasks, Masks, Regions
 from monai_saliency.masks.coalition_draw import Drawn, draw_pairs
 from monai_saliency.masks.patch_cells import Hidden, Meeting, affordable_meetings, meetings, players_that_meet
-from monai_saliency.masks.region import find_regions
+from monai_saliency.masks.region import find_regions, reads_labels
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
@@ -99,7 +99,7 @@ class CoalitionMasks(Masks):
         self.seed = whole_number("seed", seed, 0)
         words = "a function of an image that makes a label map, such as Supervoxels(200)"
         self.regions = instance("regions", regions, (), words, function=True, none=True)
-        self.needs_labels = regions is None
+        self.needs_labels = reads_labels(regions)
         self.background = flag("background", background)
         self.per_channel = flag("per_channel", per_channel)
         words = "a SlidingWindowInferer, whose patches decide which coalitions are needed"

@@ -13,7 +13,7 @@ from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.masks.base import BoundMasks, Masks, Regions
 from monai_saliency.masks.hierarchical import HierarchicalMasks, worth_refining
-from monai_saliency.masks.region import find_regions
+from monai_saliency.masks.region import find_regions, reads_labels
 from monai_saliency.masks.smooth import averaged, grown
 from monai_saliency.utils.arguments import instance, whole_number
 from monai_saliency.utils.boxes import Box, within
@@ -75,7 +75,7 @@ class RegionHierarchyMasks(Masks):
     ) -> None:
         words = "a function of an image that makes a label map, such as Supervoxels(200)"
         self.regions = instance("regions", regions, (), words, function=True, none=True)
-        self.needs_labels = regions is None
+        self.needs_labels = reads_labels(regions)
         self.levels = whole_number("levels", levels, 1)
         self.windows = HierarchicalMasks(window_size, max(1, self.levels - 1), keep, unit, inferer, smooth)
 

@@ -123,8 +123,8 @@ def shapley(
         num_coalitions: how many sets of regions are scored for an estimate (KernelSHAP, Leverage SHAP: arXiv
             2410.01917): ten for each region are a good start, three the least. By default all that there are, or that
             decide the score, at most about 2^16; ten for each region where too many meet in one patch.
-        regions: makes the regions of an image, such as ``Supervoxels(10)``; by default they are those of the case's
-            label map.
+        regions: makes the regions of an image, such as ``Supervoxels(10)``, or ``OrganSupervoxels(10)`` of the label
+            map too; by default they are those of the case's label map.
         seed: of random sets.
         num_supervoxels: about how many regions to make of the image itself, as ``regions=Supervoxels(...)`` does.
         background: whether the voxels of no region, label 0, are a region too. If not, they are always kept, and the
