@@ -43,7 +43,7 @@ from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.sobol import SobolMasks
-from monai_saliency.masks.supervoxels import Supervoxels
+from monai_saliency.masks.supervoxels import OrganSupervoxels, Supervoxels
 from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods import (
     channel_occlusion,
@@ -110,6 +110,7 @@ __all__ = [
     "MinimalRegionScoring",
     "MultiScaleWindowMasks",
     "OcclusionScoring",
+    "OrganSupervoxels",
     "PatchMemory",
     "PerturbationInferer",
     "RISEMasks",

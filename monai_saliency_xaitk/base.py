@@ -193,6 +193,9 @@ class Stack(Configured):
 
     _po: Any
 
+    @abstractmethod
+    def __init__(self) -> None: ...
+
     @property
     def fill(self) -> Any:
         """What replaces hidden pixels, see :class:`Parts`."""

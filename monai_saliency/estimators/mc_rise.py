@@ -130,6 +130,13 @@ class _Contrasts(BoundMasks):
     def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
         return self.base.codes(indices)
 
+    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+        sums = self.base.weighted_sum(indices, weights)
+        total = weights.to(sums).sum(dim=0).reshape(-1, *[1] * (sums.ndim - 1))
+        hidden = total - sums
+        kept = total - hidden.sum(dim=1, keepdim=True)
+        return total + self.kept * kept - self.hidden * hidden.shape[1] * hidden
+
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         shares = 1 - self.base._render(codes, device)
         kept = 1 - shares.sum(dim=1, keepdim=True)

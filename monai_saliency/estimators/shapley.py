@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from monai_saliency.estimators.base import Estimator, score_rounding
+from monai_saliency.estimators.odd_interactions import choose, triples
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.coalition import BoundCoalitionMasks
 from monai_saliency.masks.coalition_draw import inclusion
 from monai_saliency.masks.patch_cells import Meeting
+from monai_saliency.utils.arguments import flag
 
 __all__ = ["ShapleyScoring", "ShapleyValues", "shapley_values"]
 
@@ -111,6 +113,12 @@ class ShapleyScoring(Estimator):
 
     It needs :class:`~monai_saliency.CoalitionMasks`.
 
+    Args:
+        interactions: whether the regression has interactions of three players too, those that help to predict other
+            pairs (:mod:`monai_saliency.estimators.odd_interactions`): OddSHAP (Fumagalli et al., arXiv 2602.01399),
+            where a greedy choice and cross-validation stand in for the paper's boosted trees. Not read where values are
+            exact.
+
     Raises:
         ValueError: from :meth:`compute`, :meth:`noise` and :meth:`values`, for other masks, when scores are missing,
             and when the score turns out not to be a sum over voxels of a sliding-window model's output.
@@ -126,6 +134,9 @@ class ShapleyScoring(Estimator):
         [[[[0.0, 0.0], [10.0, 10.0]]]]
     """
 
+    def __init__(self, interactions: bool = False) -> None:
+        self.interactions = flag("interactions", interactions)
+
     def compute(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
@@ -138,7 +149,7 @@ class ShapleyScoring(Estimator):
         """The values of the players, from the arguments of :meth:`compute`."""
         coalitions = _checked(masks)
         drops = _drops(coalitions, indices, scores, reference_scores)
-        values, variance = _solve(coalitions, drops)
+        values, variance = _solve(coalitions, drops, self.interactions)
         if coalitions.meetings is not None:
             largest = torch.cat([scores.cpu(), reference_scores[None].cpu()]).abs().amax(dim=0).double()
             _check_sum(values, drops, largest, scores.dtype)
@@ -196,7 +207,9 @@ def _drops(
     return drops
 
 
-def _solve(masks: BoundCoalitionMasks, drops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _solve(
+    masks: BoundCoalitionMasks, drops: torch.Tensor, interactions: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapley values ``(players, K)``, and their variances.
 
     The game here is what hiding a set of players takes from the score, which has the same Shapley values. It is the sum
@@ -223,7 +236,8 @@ def _solve(masks: BoundCoalitionMasks, drops: torch.Tensor) -> tuple[torch.Tenso
         half += (_sums_within(meeting, inner, first) - _sums_within(meeting, inner, second)) / 2
     chosen = list(random.players)
     found = (drops[random.pairs[:, 1]] - drops[random.pairs[:, 0]]) / 2  # the scores' difference: drops are negative
-    rests, variance[chosen] = _regression(first[:, chosen], found, drops[random.nobody], half, known[chosen])
+    given = (first[:, chosen], found, drops[random.nobody], half, known[chosen], interactions)
+    rests, variance[chosen] = _regression(*given)
     values[chosen] += rests - known[chosen]
     return values, variance
 
@@ -271,7 +285,12 @@ def _check_sum(values: torch.Tensor, drops: torch.Tensor, largest: torch.Tensor,
 
 
 def _regression(
-    first: np.ndarray, half: torch.Tensor, total: torch.Tensor, known_half: torch.Tensor, known: torch.Tensor
+    first: np.ndarray,
+    half: torch.Tensor,
+    total: torch.Tensor,
+    known_half: torch.Tensor,
+    known: torch.Tensor,
+    interactions: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapley values ``(players, K)`` of KernelSHAP's regression on pairs of complements, and their variances.
 
@@ -285,24 +304,32 @@ def _regression(
         total: ``(K,)``, the sum of the values.
         known_half: ``(m, K)``, half the differences of a game whose values are known; 0 where there is none.
         known: ``(players, K)``, its values.
+        interactions: whether interactions of three players are further columns, where they help.
     """
     count, players = first.shape
     sizes = first.sum(axis=1)
     size = torch.from_numpy(sizes).double()[:, None]
-    chance, weight = (torch.from_numpy(each[sizes])[:, None] for each in inclusion(players, count))
-    features = weight.sqrt() * (torch.from_numpy(first).double() - size / players)
+    chance, weights = (torch.from_numpy(each[sizes])[:, None] for each in inclusion(players, count))
+    weight = weights.sqrt()
+    features = weight * (torch.from_numpy(first).double() - size / players)
     share, known_share = total / players, known.mean(dim=0)
-    wanted = weight.sqrt() * (half - share * (size - players / 2))
-    missed = weight.sqrt() * (known_half - known_share * (size - players / 2)) - features @ (known - known_share)
+    wanted = weight * (half - share * (size - players / 2))
+    missed = weight * (known_half - known_share * (size - players / 2)) - features @ (known - known_share)
     values, variance = [], []
     for column, target in zip(missed.T, wanted.T, strict=True):
         norm = column.norm()
         beside = features if norm <= 1e-9 * target.norm() else torch.cat([features, column[:, None] / norm], dim=1)
+        least = torch.zeros_like(target)
+        if interactions:
+            columns = triples(first, features, weight, torch.linalg.pinv(features) @ target)
+            chosen = choose(beside, columns, target)
+            beside = torch.cat([beside, columns[:, chosen.places]], dim=1)
+            least = chosen.missed.abs() if chosen.places else least
         solve = torch.linalg.pinv(beside)
         rests = solve @ target
         # As if each pair in turn were predicted by the others, for pairs that need not have been drawn.
         leverage = (beside * solve.T).sum(dim=1)
-        left = (target - beside @ rests) / (1 - leverage).clamp_min(1e-3)
+        left = ((target - beside @ rests) / (1 - leverage).clamp_min(1e-3)).hypot(least)
         values.append(rests[:players])
         variance.append((solve.square() @ (left.square() * (1 - chance[:, 0])))[:players])
     return share + torch.stack(values, dim=1), torch.stack(variance, dim=1)

@@ -23,7 +23,7 @@ from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.profiling import stage
-from monai_saliency.utils.tensors import blend, finite_between, plain
+from monai_saliency.utils.tensors import finite_between, plain
 
 __all__ = ["CaseState", "Explanation", "merged"]
 
@@ -177,8 +177,7 @@ class CaseState:
             # Foreign masks need not know boxes: only those that restrict themselves to one are asked for it.
             part: dict[str, Any] = {} if box is None else {"box": box}
             masks = self.masks.render(self.masks_of(start, stop), **part).to(out.dtype)
-            fill, kept = self.masks.blended(fill, masks, **part)
-            blend(fill, image, kept, self._is_finite, out=out)
+            self.masks.perturb(image, fill, masks, self._is_finite, out, **part)
 
     @cached_property
     def _is_finite(self) -> bool:

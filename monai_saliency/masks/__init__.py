@@ -25,6 +25,7 @@ module                    masks
 ``box``                   what masks that each hide one box have in common
 ``smooth``                smooth edges, for windows and regions
 ``region``                whole regions: organs of a label map, an atlas, or supervoxels
+``region_hierarchy``      such regions, split by windows in rounds where they matter
 ``coalition``             coalitions of regions, for Shapley values
 ``coalition_draw``        which of them, where not all are scored
 ``patch_cells``           which of them, for the patches of a sliding-window inferer
@@ -53,7 +54,7 @@ from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.masks.subset import SubsetMasks
-from monai_saliency.masks.supervoxels import Supervoxels, whole_image
+from monai_saliency.masks.supervoxels import OrganSupervoxels, Supervoxels, whole_image
 from monai_saliency.masks.until import UntilMasks
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "IndependentChannelMasks",
     "Masks",
     "OrderMasks",
+    "OrganSupervoxels",
     "GridMasks",
     "MCRISEMasks",
     "MinimalMasks",

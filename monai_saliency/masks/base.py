@@ -17,6 +17,7 @@ import torch
 
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
+from monai_saliency.utils.tensors import blend
 
 __all__ = ["BoundMasks", "Masks"]
 
@@ -218,21 +219,26 @@ class BoundMasks(ABC):
         with exact_arithmetic(device):
             return self._render(codes, device) if box is None else self._render_box(codes, box, device)
 
-    def blended(
-        self, fill: torch.Tensor, rendered: torch.Tensor, box: Box | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What replaces hidden voxels, and how much of the image is kept. Override this for masks of several fills.
+    def perturb(
+        self,
+        image: torch.Tensor,
+        fill: torch.Tensor,
+        rendered: torch.Tensor,
+        is_finite: bool,
+        out: torch.Tensor,
+        box: Box | None = None,
+    ) -> None:
+        """Write perturbed images to ``out``, ``(n, C, *spatial)``. Override this for masks of several fills.
 
         Args:
-            fill: ``(C, *spatial)``, the case's fill, or the part of it inside the box.
-            rendered: n masks, as :meth:`render` gives them, in the fill's precision and on its device.
-            box: where they were rendered; the whole image by default.
-
-        Returns:
-            a fill that broadcasts with ``(n, C, *spatial)``, and shares of the image ``(n, 1 or C, *spatial)``: by
-            default ``fill`` and ``rendered`` themselves.
+            image: ``(C, *spatial)``, or the part of it inside the box.
+            fill: the case's fill, of the image's shape.
+            rendered: n masks, as :meth:`render` gives them, in the image's precision.
+            is_finite: whether each voxel of the image has a finite distance to the fill.
+            out: where to write.
+            box: where the masks were rendered; the whole image by default.
         """
-        return fill, rendered
+        blend(fill, image, rendered, is_finite, out=out)
 
     def stream(self, indices: Sequence[int], max_elements: int = 2**23) -> Iterator[tuple[slice, torch.Tensor]]:
         """Render many masks, a few at a time.

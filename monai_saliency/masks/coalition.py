@@ -12,7 +12,7 @@ from monai.inferers import SlidingWindowInferer
 from monai_saliency.masks.base import BoundMasks, Masks, Regions
 from monai_saliency.masks.coalition_draw import Drawn, draw_pairs
 from monai_saliency.masks.patch_cells import Hidden, Meeting, affordable_meetings, meetings, players_that_meet
-from monai_saliency.masks.region import find_regions
+from monai_saliency.masks.region import find_regions, reads_labels
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
@@ -45,7 +45,8 @@ class CoalitionMasks(Masks):
     masks 2j + 1 and 2j + 2 keep complements of each other. With an ``inferer`` up to half of the masks are those of
     players that meet, small meetings and those inside one patch first; the others are random coalitions of the players
     in the places that are left, which keep all other players. It does so too where all coalitions that decide the score
-    would be more than 2^16 masks: then 2^16 are those of players that meet, and ten for each player left are random.
+    would be more than 2^16 masks: then up to 2^16 are those of players that meet, and ten for each player left are
+    random. Where not even the sets inside single patches are so few, there are ten masks for each player in all.
 
     Args:
         num_coalitions: how many masks; an even number is rounded down, as coalitions come in pairs behind mask 0. None,
@@ -98,7 +99,7 @@ class CoalitionMasks(Masks):
         self.seed = whole_number("seed", seed, 0)
         words = "a function of an image that makes a label map, such as Supervoxels(200)"
         self.regions = instance("regions", regions, (), words, function=True, none=True)
-        self.needs_labels = regions is None
+        self.needs_labels = reads_labels(regions)
         self.background = flag("background", background)
         self.per_channel = flag("per_channel", per_channel)
         words = "a SlidingWindowInferer, whose patches decide which coalitions are needed"
@@ -171,7 +172,9 @@ class BoundCoalitionMasks(BoundMasks):
             self.coalitions, self.meetings = meetings(cells, players, count or _MOST_COALITIONS)
             return
         except ValueError:
-            hidden = Hidden(players, _MOST_COALITIONS if count is None else min(count // 2, count - 3 * players))
+            if count is None and not _are_affordable(patches, players):
+                count = 10 * players + 1
+        hidden = Hidden(players, _MOST_COALITIONS if count is None else min(count // 2, count - 3 * players))
         self.meetings, left = affordable_meetings(hidden, cells, patches)
         pairs = (10 * len(left) if count is None else count - len(hidden) - 1) // 2
         if 2 ** len(left) - 1 <= 2 * pairs:
@@ -252,6 +255,14 @@ def _all(players: int) -> tuple[np.ndarray, list[Meeting]]:
     new = np.ones(2**players, dtype=bool)
     new[0] = False
     return bits.astype(bool), [Meeting(range(players), rows, new)]
+
+
+def _are_affordable(cells: Sequence[Sequence[int]], players: int) -> bool:
+    try:
+        meetings(cells, players, _MOST_COALITIONS)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_count(count: int, players: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.rise import BoundRISEMasks, RISEMasks
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.boxes import Box, everywhere
+from monai_saliency.utils.tensors import blend
 
 __all__ = ["MCRISEMasks"]
 
@@ -83,6 +85,8 @@ class _BoundMCRISEMasks(BoundRISEMasks):
         super().__init__(masks, image)
         self.more_fills = [self._filled(each, image) for each in masks.more_fills]
         self.channels: int = 1 + len(self.more_fills)
+        self._fills = range(self.channels)
+        self._is_finite = all(bool(torch.isfinite(each).all()) for each in self.more_fills)
         self.key = ("MCRISEMasks", self.channels, *self.key)
         self._cells = int(np.prod(self.grid_shape))
         # NumPy cannot jump within a stream of bounded integers: it is drawn once, and states are kept on the way.
@@ -124,19 +128,37 @@ class _BoundMCRISEMasks(BoundRISEMasks):
         flat = {"grid": grids, "shift": codes["shift"].repeat(self.channels, axis=0)}
         return super()._render(flat, device).reshape(-1, self.channels, *self.spatial_shape)
 
-    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-        return BoundMasks.weighted_sum(self, indices, weights)
+    def folded_sum(
+        self, indices: Sequence[int], weights: torch.Tensor, codes: Callable[[Sequence[int]], dict[str, np.ndarray]]
+    ) -> torch.Tensor:
+        def of_fill(number: int, chunk: Sequence[int]) -> dict[str, np.ndarray]:
+            found = codes(chunk)
+            return found | {"grid": found["grid"][:, number]}
 
-    def blended(
-        self, fill: torch.Tensor, rendered: torch.Tensor, box: Box | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        each = [super(_BoundMCRISEMasks, self).folded_sum(indices, weights, partial(of_fill, k)) for k in self._fills]
+        return torch.cat(each, dim=1)
+
+    def perturb(
+        self,
+        image: torch.Tensor,
+        fill: torch.Tensor,
+        rendered: torch.Tensor,
+        is_finite: bool,
+        out: torch.Tensor,
+        box: Box | None = None,
+    ) -> None:
+        fills = [fill, *(each if box is None else each[everywhere(box)] for each in self.more_fills)]
+        if is_finite and self._is_finite:
+            torch.mul(rendered.sum(dim=1, keepdim=True).sub_(self.channels - 1), image, out=out)
+            hidden = rendered.neg().add_(1)
+            for number, each in enumerate(fills):
+                out.addcmul_(hidden[:, number : number + 1], each.to(out))
+            return
+        # What is NaN or infinite counts only where it is kept, or replaces something.
         hidden = 1 - rendered
         total = hidden.sum(dim=1, keepdim=True)
-        mixed = torch.zeros((), dtype=rendered.dtype, device=rendered.device)
-        others = [each if box is None else each[everywhere(box)] for each in self.more_fills]
-        for number, each in enumerate([fill, *others]):
+        mixed = torch.zeros((), dtype=out.dtype, device=out.device)
+        for number, each in enumerate(fills):
             share = hidden[:, number : number + 1]
-            # A fill that is NaN somewhere counts only where it replaces something.
-            mixed = mixed + torch.where(share > 0, share * each.to(rendered), 0.0)
-        # Where nothing is hidden the fill counts for nothing, and is the case's own.
-        return torch.where(total > 0, mixed / total, fill), (1 - total).clamp(0, 1)
+            mixed = mixed + torch.where(share > 0, share * each.to(out), 0.0)
+        blend(torch.where(total > 0, mixed / total, fill), image, (1 - total).clamp(0, 1), False, out=out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.tensors import check_labels, plain
 
-__all__ = ["BoundRegionMasks", "RegionMasks", "find_regions"]
+__all__ = ["BoundRegionMasks", "RegionMasks", "find_regions", "reads_labels"]
 
 
 class RegionMasks(Masks):
@@ -68,13 +69,18 @@ class RegionMasks(Masks):
         self.seed = whole_number("seed", seed, 0)
         words = "a function of an image that makes a label map, such as Supervoxels(200)"
         self.regions = instance("regions", regions, (), words, function=True, none=True)
-        self.needs_labels = regions is None
+        self.needs_labels = reads_labels(regions)
         self.smooth = check_smooth(smooth)
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
         return BoundRegionMasks(self, image, find_regions(self.regions, image, labels, spacing))
+
+
+def reads_labels(make: Any) -> bool:
+    """Whether regions need the case's label map: where nothing makes them, or what makes them has ``needs_labels``."""
+    return make is None or bool(getattr(make, "needs_labels", False))
 
 
 def find_regions(
@@ -88,7 +94,8 @@ def find_regions(
     Args:
         make: makes the label map from the image ``(C, *spatial)`` and its voxel sizes; None for the case's own.
         image: ``(C, *spatial)``.
-        labels: the case's label map ``(1, *spatial)`` or ``(*spatial)``; not read where ``make`` is given.
+        labels: the case's label map ``(1, *spatial)`` or ``(*spatial)``; not read where ``make`` is given, unless it
+            :func:`reads_labels`.
         spacing: voxel sizes in mm, one per spatial axis; None if unknown.
 
     Returns:
@@ -98,7 +105,10 @@ def find_regions(
         ValueError: when there is no label map, or when it has another shape than the image, values that are not whole
             numbers, or no label but 0.
     """
-    if make is not None:
+    if make is not None and reads_labels(make):
+        known = find_regions(None, image, labels, spacing).index
+        labels = make(image, spacing, known[None])  # type: ignore[call-arg]
+    elif make is not None:
         labels = make(image, spacing)
     if labels is None:
         raise ValueError(

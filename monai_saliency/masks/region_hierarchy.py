@@ -13,7 +13,7 @@ from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.masks.base import BoundMasks, Masks, Regions
 from monai_saliency.masks.hierarchical import HierarchicalMasks, worth_refining
-from monai_saliency.masks.region import find_regions
+from monai_saliency.masks.region import find_regions, reads_labels
 from monai_saliency.masks.smooth import averaged, grown
 from monai_saliency.utils.arguments import instance, whole_number
 from monai_saliency.utils.boxes import Box, within
@@ -75,7 +75,7 @@ class RegionHierarchyMasks(Masks):
     ) -> None:
         words = "a function of an image that makes a label map, such as Supervoxels(200)"
         self.regions = instance("regions", regions, (), words, function=True, none=True)
-        self.needs_labels = regions is None
+        self.needs_labels = reads_labels(regions)
         self.levels = whole_number("levels", levels, 1)
         self.windows = HierarchicalMasks(window_size, max(1, self.levels - 1), keep, unit, inferer, smooth)
 
@@ -242,13 +242,12 @@ class BoundRegionHierarchyMasks(BoundMasks):
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         around = grown(box, self.smooth, self.spatial_shape) if self.smooth else box
         shape = [side.stop - side.start for side in around]
-        hidden = torch.zeros(len(codes["region"]), 1, *shape, dtype=self.dtype)
+        hidden = torch.zeros(len(codes["region"]), 1, *shape, dtype=self.dtype, device=device)
         for mask, region, first, stop in zip(hidden, codes["region"], codes["first"], codes["stop"], strict=True):
             common = _common(tuple(map(slice, first.tolist(), stop.tolist())), around)
             if common:
                 inside: Any = (0, *within(common, around))
-                mask[inside] = torch.from_numpy(self._inside(int(region), common)).to(self.dtype)
-        hidden = hidden.to(device)
+                mask[inside] = torch.from_numpy(self._inside(int(region), common)).to(device, self.dtype)
         return 1 - (averaged(hidden, box, self.smooth, self.spatial_shape) if self.smooth else hidden)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks, random_rows
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
-from monai_saliency.utils.precision import exact_arithmetic
+from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
 __all__ = ["BoundRISEMasks", "RISEMasks"]
 
@@ -121,15 +121,22 @@ class BoundRISEMasks(BoundMasks):
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
         if weights.shape[1] > _FOLDED:
             return super().weighted_sum(indices, weights)
+        return self.folded_sum(indices, weights, self.codes)
+
+    def folded_sum(
+        self, indices: Sequence[int], weights: torch.Tensor, codes: Callable[[Sequence[int]], dict[str, np.ndarray]]
+    ) -> torch.Tensor:
+        """As :meth:`weighted_sum`, ``(K, 1, *spatial)``, of masks with these codes, for few weights a mask."""
         # A weighted sum of two-factor products is one matrix product, so full-size masks are never written.
-        sums = self.zero_sums(weights)
+        shape = (weights.shape[1], 1, *self.spatial_shape)
+        sums = torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)
         voxels = int(np.prod(self.spatial_shape[:-1]))
         step = int(min(64, max(1, 2**23 // (voxels * self.grid_shape[-1]))))
         weights = weights.to(self.device, self.dtype)
         with exact_arithmetic(self.device):
             for start in range(0, len(indices), step):
                 chunk = slice(start, min(start + step, len(indices)))
-                stretched, last = self._all_but_last_axis(self.codes(indices[chunk]), self.device)
+                stretched, last = self._all_but_last_axis(codes(indices[chunk]), self.device)
                 weighted = last[:, :, None] * weights[chunk, None, :, None]
                 product = stretched.flatten(0, 1).T @ weighted.flatten(0, 1).flatten(1)
                 sums += product.reshape(voxels, -1, self.spatial_shape[-1]).transpose(0, 1).reshape(sums.shape)

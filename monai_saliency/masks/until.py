@@ -199,10 +199,8 @@ class _BoundUntilMasks(BoundMasks):
         part: dict[str, Any] = {} if box is None else {"box": box}
         return self.base.render(indices, device, **part)
 
-    def blended(
-        self, fill: torch.Tensor, rendered: torch.Tensor, box: Box | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.base.blended(fill, rendered, box)
+    def perturb(self, *args: Any, **kwargs: Any) -> None:
+        self.base.perturb(*args, **kwargs)
 
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
         return self.base.weighted_sum(indices, weights)

@@ -101,6 +101,7 @@ def shapley(
     num_supervoxels: int | None = None,
     background: bool = True,
     per_channel: bool = False,
+    interactions: bool = False,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -121,16 +122,18 @@ def shapley(
     Args:
         num_coalitions: how many sets of regions are scored for an estimate (KernelSHAP, Leverage SHAP: arXiv
             2410.01917): ten for each region are a good start, three the least. By default all that there are, or that
-            decide the score; at most about 2^16.
-        regions: makes the regions of an image, such as ``Supervoxels(10)``; by default they are those of the case's
-            label map.
+            decide the score, at most about 2^16; ten for each region where too many meet in one patch.
+        regions: makes the regions of an image, such as ``Supervoxels(10)``, or ``OrganSupervoxels(10)`` of the label
+            map too; by default they are those of the case's label map.
         seed: of random sets.
         num_supervoxels: about how many regions to make of the image itself, as ``regions=Supervoxels(...)`` does.
         background: whether the voxels of no region, label 0, are a region too. If not, they are always kept, and the
             sum is what all regions together add to them.
         per_channel: whether each channel of each region has a value of its own, and a map for each channel.
+        interactions: whether an estimate looks for interactions of three regions too (OddSHAP, arXiv 2602.01399):
+            more exact from ten sets for each region on, where few regions act together or the score saturates.
         target: which number is explained.
-        estimator: ``ShapleyScoring()`` by default.
+        estimator: ``ShapleyScoring(interactions)`` by default.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
@@ -140,7 +143,7 @@ def shapley(
     cuts = inside_of(settings.get("inferer")) if getattr(target, "is_additive", False) else None
     makes, linear = _regions(regions, num_supervoxels), bool(getattr(target, "is_linear", False))
     masks = CoalitionMasks(num_coalitions, seed, makes, background, per_channel, cuts, linear)
-    return PerturbationInferer(masks, target, estimator or ShapleyScoring(), **settings)
+    return PerturbationInferer(masks, target, estimator or ShapleyScoring(interactions), **settings)
 
 
 def _regions(regions: Any, num_supervoxels: int | None) -> Any:

@@ -60,7 +60,7 @@ class DetectionScore(Target):
     For a reference box t, the score is the maximum, over the detections j of the perturbed image, of
     ``IoU(t, j) * class_similarity(t, j) * objectness(j)``. It lies in [0, 1], and is 0 where nothing is detected. A
     negative match, as logits of the classes may give, counts as none. Each reference box gets its own map. With
-    :func:`monai_saliency.rise` this is D-RISE.
+    :func:`monai_saliency.drise` this is D-RISE.
 
     The network's output is a list with one dictionary per image. It holds boxes ``(N, 4 or 6)`` as corners, the lower
     ones first (MONAI's ``StandardMode``), class labels ``(N,)``, and scores, ``(N,)`` of these labels in [0, 1] or

@@ -26,26 +26,52 @@ from monai_saliency.utils.arguments import check_option, instance
 __all__ = ["EmbeddingSimilarity", "FieldSimilarity"]
 
 
-def _negative_distance(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
+def _correlation(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
+    return cosine(*(each - each.mean(dim=1, keepdim=True) for each in (embeddings, references)))
+
+
+_Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _negative(distance: _Distance) -> _Distance:
+    """The negative distance ``(B, M)`` of embeddings ``(B, D)`` to each reference ``(M, D)``."""
     # Not from dot products: for close vectors their rounding errors would be larger than the distance.
-    return -torch.stack([(embeddings - reference).norm(dim=1) for reference in references], dim=1)
+    return lambda embeddings, references: -torch.stack([distance(embeddings, each) for each in references], dim=1)
 
 
-_MEASURES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "cosine": cosine,
-    "distance": _negative_distance,
+_BOUNDED: dict[str, _Distance] = {"cosine": cosine, "correlation": _correlation}
+_MEASURES: dict[str, _Distance] = {
+    **_BOUNDED,
+    "distance": _negative(lambda own, other: (own - other).norm(dim=1)),
+    "sqeuclidean": _negative(lambda own, other: (own - other).square().sum(dim=1)),
+    "cityblock": _negative(lambda own, other: (own - other).abs().sum(dim=1)),
+    "chebyshev": _negative(lambda own, other: (own - other).abs().amax(dim=1)),
+    "canberra": _negative(
+        lambda own, other: ((own - other).abs() / (own.abs() + other.abs()).clamp_min(_tiny(own))).sum(dim=1)
+    ),
+    "braycurtis": _negative(
+        lambda own, other: (own - other).abs().sum(dim=1) / (own + other).abs().sum(dim=1).clamp_min(_tiny(own))
+    ),
 }
+
+
+def _tiny(values: torch.Tensor) -> float:
+    """A divisor that makes 0 of 0 / 0."""
+    return torch.finfo(values.dtype).tiny
 
 
 class EmbeddingSimilarity(Target):
     """The similarity of the perturbed image's embedding to a reference. The output is ``(B, ...)``, flattened.
 
-    With sliding windows this is similarity-based saliency (SBSM; Dong et al., "Explainability for content-based image
-    retrieval", CVPR workshops 2019). The map is positive where hiding the image moves its embedding away from the
-    reference. For registration, the warped image (chosen by the inferer's ``output``) can serve as the embedding.
+    With :func:`monai_saliency.sbsm` this is similarity-based saliency (SBSM; Dong et al., "Explainability for
+    content-based image retrieval", CVPR workshops 2019). The map is positive where hiding the image moves its embedding
+    away from the reference. For registration, the warped image (chosen by the inferer's ``output``) can serve as the
+    embedding.
 
     Args:
-        measure: ``"cosine"``, in [-1, 1], or ``"distance"``, the negative Euclidean distance, at most 0.
+        measure: ``"cosine"`` or ``"correlation"``, in [-1, 1]; or a negative distance, at most 0: ``"distance"``, which
+            is Euclid's, ``"sqeuclidean"`` (its square), ``"cityblock"``, ``"chebyshev"``, ``"canberra"`` or
+            ``"braycurtis"``, as SciPy's ``cdist`` names and defines them.
         reference: the embedding ``(*embedding)`` of a query or another image, or several, ``(M, *embedding)``, each
             with its own map. By default the unperturbed image's own embedding.
 
@@ -98,9 +124,11 @@ class _BoundEmbeddingSimilarity(BoundTarget):
         return _MEASURES[self.measure](to_float(output).reshape(len(output), -1), self.references)
 
     def quantity(self) -> Quantity:
-        if self.measure == "cosine":
-            return Quantity("cosine similarity of embeddings", "-1 to 1")
-        return Quantity("negative distance of embeddings", "network output")
+        if self.measure in _BOUNDED:
+            words = "cosine similarity" if self.measure == "cosine" else self.measure
+            return Quantity(f"{words} of embeddings", "-1 to 1")
+        kind = "" if self.measure == "distance" else f"{self.measure} "
+        return Quantity(f"negative {kind}distance of embeddings", "network output")
 
 
 class FieldSimilarity(Target):

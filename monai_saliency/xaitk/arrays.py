@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 # Masks that are rendered at once, and the most voxels of these.
-_AT_ONCE, _VOXELS = 64, 2**22
+_AT_ONCE, _VOXELS = 64, 2**21
 
 
 def chosen_device(device: torch.device | str | None = None) -> torch.device:
@@ -37,14 +37,18 @@ def chosen_device(device: torch.device | str | None = None) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def bound_to(masks: Masks, image: np.ndarray, device: torch.device | str | None) -> BoundMasks:
-    """Masks, bound to an image in double precision, so that they are exact in the image's own.
+def bound_to(
+    masks: Masks, image: np.ndarray, device: torch.device | str | None, kind: type[np.generic] = np.float32
+) -> BoundMasks:
+    """Masks, bound to an image in its precision; in double precision where it holds whole numbers, of which nothing may
+    be taken by rounding, or where the masks are to be of this type.
 
     Raises:
         ValueError: when the masks do not fit the image.
     """
     like = empty_image((), device)
-    return masks.bind(tensor_of(image, like.dtype, like.device))
+    single = image.dtype in (np.float16, np.float32) and kind is not np.float64
+    return masks.bind(tensor_of(image, torch.float32 if single else like.dtype, like.device))
 
 
 def empty_image(shape: Sequence[int], device: torch.device | str | None) -> torch.Tensor:
@@ -64,16 +68,23 @@ def rendered(
         kind: the type of the result.
         device: where masks are made.
     """
-    bound = bound_to(masks, image, device)
+    bound = bound_to(masks, image, device, kind)
     found = np.empty((len(bound), *image.shape[:2]), dtype=kind)
     for chunk in chunks(bound):
         found[chunk.start : chunk.stop] = bound.render(chunk)[:, 0].cpu().numpy()
     return found
 
 
-def chunks(bound: BoundMasks) -> Iterator[range]:
-    """The masks, as many at a time as memory is spent on."""
-    step = int(min(_AT_ONCE, max(1, _VOXELS // max(1, (bound.channels or 1) * math.prod(bound.spatial_shape)))))
+def chunks(bound: BoundMasks, channels: int = 1) -> Iterator[range]:
+    """The masks, as many at a time as memory is spent on: few enough that it is used again, not asked for anew.
+
+    Args:
+        bound: the masks.
+        channels: of the images that are made of them.
+    """
+    step = int(
+        min(_AT_ONCE, max(1, _VOXELS // max(1, channels * (bound.channels or 1) * math.prod(bound.spatial_shape))))
+    )
     for start in range(0, len(bound), step):
         yield range(start, min(start + step, len(bound)))
 
@@ -101,19 +112,28 @@ def perturbed_images(
     kind = np.float32 if kind is np.bool_ else kind  # 0 and 1
     kept = _torch_type(np.result_type(kind, image.dtype), bound)
     hidden = kept if in_image_type or not np.ndim(fill) else _torch_type(np.result_type(kind, values.dtype), bound)
-    # The channel stays last: perturbed images are arrays without a copy.
-    numbers, other = (
-        torch.from_numpy(np.array(each, dtype=np.float64)).to(bound.device, dtype)
-        for each, dtype in ((image, kept), (values, hidden))
-    )
-    last = (..., None) if image.ndim == 3 else ...
-    for chunk in chunks(bound):
-        masks = bound.render(chunk)[:, 0].to(_torch_type(kind, bound))[last]
+    numbers, other = tensor_of(image, kept, bound.device), torch.as_tensor(0.0)
+    if np.ndim(fill):
+        other = tensor_of(np.broadcast_to(values, image.shape), hidden, bound.device)
+    elif fill is not None:
+        other = torch.as_tensor(float(values), dtype=hidden, device=bound.device)
+    for chunk in chunks(bound, len(numbers)):
+        masks = bound.render(chunk).to(_torch_type(kind, bound))
         with exact_arithmetic(bound.device):
             batch = masks * numbers
             if fill is not None:
                 batch = batch + (1 - masks) * other
-        yield from batch.cpu().numpy().astype(image.dtype)
+        for each in batch.cpu().numpy():
+            yield _channel_last(each, image)
+
+
+def _channel_last(perturbed: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """A new array ``(H, W)`` or ``(H, W, C)`` of an image's shape and type, of one with the channel first."""
+    found = np.empty_like(image, order="C", subok=False)
+    planes = [found] if image.ndim == 2 else [found[..., channel] for channel in range(len(perturbed))]
+    for plane, values in zip(planes, perturbed, strict=True):
+        np.copyto(plane, values, casting="unsafe")
+    return found
 
 
 def _torch_type(kind: Any, bound: BoundMasks) -> torch.dtype:

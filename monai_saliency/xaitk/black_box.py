@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -176,14 +177,19 @@ class _Run:
                 f"{type(method).__name__} explains detections: its `target` must be a DetectionScore, got "
                 f"{type(target).__name__}"
             )
-        boxes = target.boxes
-        # A last class holds all that the reference boxes are not of.
-        if target.found.vectors is not None:
+        if target.reader.objectness_key is not None:
+            raise ValueError(
+                f"{type(method).__name__} cannot be given objectness beside the scores of classes: leave out "
+                f"`objectness_key` {target.reader.objectness_key!r}, or use monai_saliency.drise"
+            )
+        boxes, vectors = target.boxes, target.vectors
+        if target.classes is None:
+            count = 1  # boxes of any class are of one class
+        elif target.found.vectors is not None:
             count = target.found.vectors.shape[2]
         else:
-            count = 1 if target.classes is None else int(target.classes.max()) + 2
+            count = int(target.classes.max()) + 2  # a last class holds all that the reference boxes are not of
         detector = _AsDetector(self, target, count)
-        vectors = target.vectors
         if vectors is None:
             classes = torch.zeros(len(boxes)) if target.classes is None else target.classes
             vectors = torch.nn.functional.one_hot(classes.long().cpu(), count)
@@ -282,6 +288,8 @@ class _AsDetector(DetectImageObjects):
     def detect_objects(self, img_iter: Iterable[np.ndarray]) -> Iterator[list[Any]]:
         for output, _ in self.case.outputs(img_iter, self.target):
             found = self.target.reader(output)
+            if self.target.classes is None:
+                found = replace(found, vectors=None)
             if found.vectors is None:
                 found.classes.clamp_(max=self.count - 1)
             yield as_detections(rows_of(found, self.count)[0], range(self.count))

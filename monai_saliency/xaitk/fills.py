@@ -27,7 +27,7 @@ def rendered_fills(masks: Masks, image: np.ndarray, device: torch.device | str |
         image: ``(H, W)`` or ``(H, W, C)``.
         device: where masks are made.
     """
-    bound = bound_to(masks, image, device)
+    bound = bound_to(masks, image, device, np.float64)
     found = np.empty((bound.channels or 1, len(bound), *image.shape[:2]))
     for chunk in chunks(bound):
         found[:, chunk.start : chunk.stop] = bound.render(chunk).movedim(1, 0).cpu().numpy()
@@ -73,7 +73,7 @@ def fill_maps(
     channels = 1 if image.ndim == 2 else image.shape[2]
     if len(fills[0]) != channels:
         raise ValueError(f"fill colors have {len(fills[0])} channels, and the image of shape {image.shape} {channels}")
-    bound = bound_to(masks, image, device)
+    bound = bound_to(masks, image, device, np.float64)
     within = np.min(fills) >= 0 and np.max(fills) <= 255  # otherwise mixtures are cut
     if isinstance(blackbox, Classifier) and within:
         reference, scores = blackbox.scores(image, masks, fills[0])

@@ -61,7 +61,7 @@ class _Perturbed:
 
     @cached_property
     def bound(self) -> BoundMasks:
-        return bound_to(self.masks, self.image, self.device)
+        return bound_to(self.masks, self.image, self.device, self.kind)
 
     def array(self) -> np.ndarray:
         """All masks at once, for scorings that need them."""

@@ -29,6 +29,7 @@ from monai_saliency.targets.classification import ClassScore
 from monai_saliency.targets.detection import DetectionScore
 from monai_saliency.targets.function import FunctionScore
 from monai_saliency.utils.arguments import callable_network, check_option, instance, whole_number
+from monai_saliency.utils.tensors import new_buffer
 from monai_saliency.xaitk.detections import as_detections, rows_of
 from monai_saliency.xaitk.images import fill_of, tensor_of
 
@@ -41,15 +42,27 @@ Transform = Callable[[torch.Tensor], torch.Tensor]
 class _Prepared(torch.nn.Module):
     """A network behind its transform. Perturbed images of whole numbers are cut to whole numbers first."""
 
-    def __init__(self, network: Callable[..., Any], transform: Transform | None, slack: float | None = None) -> None:
+    def __init__(
+        self,
+        network: Callable[..., Any],
+        transform: Transform | None,
+        slack: float | None = None,
+        is_positive: bool = True,
+    ) -> None:
         super().__init__()
         self.network = network
         self.transform = transform
         self.slack = slack
+        self.is_positive = is_positive
+        self.cut: torch.Tensor | None = None
 
     def forward(self, batch: torch.Tensor) -> Any:
         if self.slack is not None:
-            batch = (batch + self.slack * batch.sign()).trunc()
+            # A batch may be large, and a new tensor of its size takes as long as a light network: one is used again.
+            if self.cut is None or self.cut.shape != batch.shape:
+                self.cut = new_buffer(batch, *batch.shape)
+            batch = torch.add(batch, self.slack if self.is_positive else self.slack * batch.sign(), out=self.cut)
+            batch.trunc_()
         return self.network(batch if self.transform is None else self.transform(batch))
 
 
@@ -103,7 +116,7 @@ class _Wrapped(Configurable):
         """The target's scores of the image ``(K,)`` and of its masks ``(masks, K)``."""
         image = np.asarray(image)
         tensor, other = self._tensor(image), fill_of(fill, image)
-        slack = None
+        slack, is_positive = None, bool(image.min() >= 0 and other.min() >= 0)
         if image.dtype.kind in "bui":
             # Rounding takes nothing off a whole number.
             slack = 8 * torch.finfo(tensor.dtype).eps * max(1.0, float(np.abs(image).max()), float(np.abs(other).max()))
@@ -116,7 +129,7 @@ class _Wrapped(Configurable):
             mask_batch_size=self.batch_size,
             output=self.output,
         )
-        (state,) = explain.score(tensor[None], _Prepared(self.network, self.transform, slack))
+        (state,) = explain.score(tensor[None], _Prepared(self.network, self.transform, slack, is_positive))
         state.check()
         return state.state.reference_scores.cpu().numpy(), state.state.scores.cpu().numpy()
 

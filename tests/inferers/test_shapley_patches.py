@@ -250,6 +250,35 @@ def test_too_many_players_in_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0.9 <= float((off.abs() < 1.96 * sure).double().mean()) <= 0.985
         assert float(off.mean(dim=0).abs().max()) < 0.4 * spread[beside], "the mean over seeds is near the exact value"
     assert spread[inferer] < 0.7 * spread[None]
+    odd = ms.ShapleyScoring(interactions=True).values(found.masks, found.indices, found.scores, found.reference_scores)
+    assert float((odd.values - exact).abs().max()) < 5 * spread[inferer]
+    torch.testing.assert_close(odd.values.sum(dim=0), lost[0].detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("region", ["label", "false_positive"])
+def test_true_and_false_positives(region: str) -> None:
+    """Means over voxels that a label has or has not, so that few coalitions decide them."""
+    inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()
+    image, case = images(1, 1, 40, 8, dtype=torch.float64), Case("a", labels=STRIPES)
+    target = ms.RegionScore(1, "softmax", region, label_values=[[2, 3, 4]])
+    explain = ms.shapley(target=target, inferer=inferer)
+    (found,) = explain.explain(image, network, cases=[case])
+    (whole,) = explain.replace(masks=ms.CoalitionMasks(), patch_memory=False).explain(image, network, cases=[case])
+    torch.testing.assert_close(found.saliency, whole.saliency, rtol=0, atol=1e-12)
+    assert len(found.scores) < len(whole.scores)
+    assert float(found.saliency.abs().max()) > 1e-4
+
+
+@pytest.mark.slow
+def test_fourteen_players() -> None:
+    shape, inferer, network = (30, 18), SlidingWindowInferer((12, 12), 16, 0.5), Wide(2).double()
+    regions, image = distinct(shape, 5, 14), images(1, 1, 30, 18, dtype=torch.float64)
+    explain, case = ms.shapley(target=WHOLE, inferer=inferer), Case("a", labels=regions)
+    (found,) = explain.explain(image, network, cases=[case])
+    (every,) = explain.replace(masks=ms.CoalitionMasks()).explain(image, network, cases=[case])
+    assert len(every.scores) == 2**14 - 1 > len(found.scores)
+    assert found.num_forwards <= patches_at_most(regions, inferer)
+    torch.testing.assert_close(found.saliency, every.saliency, rtol=0, atol=1e-12)
 
 
 class Deep(torch.nn.Module):

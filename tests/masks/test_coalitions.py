@@ -207,9 +207,10 @@ def test_sets_that_meet_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("players", "roi", "drawn"), [(20, 12, range(20)), (40, 10, range(5, 40)), (22, 20, range(22))]
+    ("players", "roi", "drawn", "pairs"),
+    [(20, 12, range(20), 100), (40, 10, range(5, 40), 175), (22, 20, range(22), 109)],
 )
-def test_players_beyond_enumeration(players: int, roi: int, drawn: range) -> None:
+def test_players_beyond_enumeration(players: int, roi: int, drawn: range, pairs: int) -> None:
     """Sets inside a patch are scored while they are few enough, and pairs of random ones for what is left."""
     inferer = SlidingWindowInferer((1, roi), overlap=0.5)
     bound = bind(in_a_row(players), inferer=inferer)
@@ -218,7 +219,7 @@ def test_players_beyond_enumeration(players: int, roi: int, drawn: range) -> Non
     assert not kept[0].any()
     assert list(bound.random.players) == list(drawn)
     assert not kept[bound.random.nobody, drawn].any()
-    assert bound.random.pairs.shape == (5 * len(drawn), 2)
+    assert bound.random.pairs.shape == (pairs, 2)
     first, second = (kept[rows] for rows in bound.random.pairs.T)
     assert (first ^ second)[:, drawn].all()
     assert np.delete(first & second, drawn, axis=1).all()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.estimators import map_of
 from helpers.masks import bind
-from skimage.transform import resize
+from helpers.slow_masks import slow_mc_rise
 from xaitk_saliency.impls.perturb_image.mc_rise import MCRISEGrid
 
 import monai_saliency as ms
@@ -24,26 +24,6 @@ ONES: list[Callable[[torch.Tensor], torch.Tensor]] = [ms.ConstantFill(1.0)]
 def fills(count: int) -> list[Callable[[torch.Tensor], torch.Tensor]]:
     """Fills beside the first one."""
     return [ms.ConstantFill(float(value)) for value in range(1, count)]
-
-
-def slow_mc_rise(shape: tuple[int, ...], n: int, k: int, grid: tuple[int, ...], p1: float, seed: int) -> np.ndarray:
-    """MC-RISE with xaitk-saliency's draws, in float64 and any number of dimensions: ``(n, K, *shape)``."""
-    draws = np.random.default_rng(seed)
-    kept = draws.random((n, *grid)) < p1
-    fill = [draws.integers(0, k, size=grid) for _ in range(n)]
-    shifts = np.random.default_rng(seed)
-    cell = [int(np.ceil(size / s)) for size, s in zip(shape, grid, strict=True)]
-    masks = np.empty((n, k, *shape))
-    for i in range(n):
-        corner = [int(shifts.integers(0, edge)) for edge in cell]
-        for j in range(k):
-            cells = np.ones(grid)
-            for place in itertools.product(*map(range, grid)):
-                if not kept[(i, *place)] and fill[i][place] == j:
-                    cells[place] = 0
-            stretched = resize(cells, [(s + 1) * e for s, e in zip(grid, cell, strict=True)], order=1, mode="reflect")
-            masks[i, j] = stretched[tuple(slice(c, c + size) for c, size in zip(corner, shape, strict=True))]
-    return masks
 
 
 class TestMasks:

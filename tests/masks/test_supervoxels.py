@@ -10,7 +10,21 @@ import torch
 from monai.data import MetaTensor
 from skimage.segmentation import slic
 
-from monai_saliency import ClassScore, Explanation, Supervoxels, region_occlusion, rise, sliding_window
+from monai_saliency import (
+    ClassScore,
+    CoalitionMasks,
+    Explanation,
+    OrganSupervoxels,
+    RegionHierarchyMasks,
+    RegionMasks,
+    RegressionScore,
+    Supervoxels,
+    region_occlusion,
+    rise,
+    shapley,
+    shapley_values,
+    sliding_window,
+)
 from monai_saliency.cases import Case
 from monai_saliency.masks.supervoxels import whole_image
 from monai_saliency.transforms import SaveRegionsd
@@ -180,3 +194,52 @@ def test_regions_leave_rise_of_grids_alone() -> None:
     explain = rise(20, 2, target=TARGET)
     (with_labels,) = explain.explain(IMAGE, total, cases=[Case("x", labels=LABELS)])
     assert torch.equal(with_labels.saliency, explain(IMAGE, total)[0])
+
+
+class TestOrganSupervoxels:
+    @pytest.mark.parametrize("shape", [(20, 24), (12, 10, 14)])
+    def test_each_lies_in_one_organ(self, shape: tuple[int, ...]) -> None:
+        image = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+        labels = torch.zeros(1, *shape, dtype=torch.int64)
+        labels[:, 2:9, 3:9], labels[:, 10, 1] = 7, 4  # a large organ, and one of a voxel or a line of them
+        for num_regions, sigma in ((12, 0.0), (40, 0.5)):
+            make = OrganSupervoxels(num_regions, compactness=1.0, sigma=sigma)
+            found = make(image, (1.0,) * len(shape), labels)
+            assert found.shape == labels.shape
+            assert found.unique().tolist() == list(range(1, int(found.max()) + 1))
+            parts = [set(found[labels == value].tolist()) for value in (0, 4, 7)]
+            assert sum(map(len, parts)) == int(found.max()), "no supervoxel lies in two organs"
+            assert len(parts[1]) == 1
+            assert len(parts[0]) > len(parts[2]) >= 1
+            assert torch.equal(found, make(image, (1.0,) * len(shape), labels))
+
+    def test_one_for_each_organ_is_the_label_map(self) -> None:
+        labels = torch.tensor([[[0, 0, 3, 3], [0, 8, 8, 3], [0, 8, 8, 3]]])
+        found = OrganSupervoxels(1)(torch.rand(1, 3, 4), labels=labels)
+        assert found.tolist() == [[[1, 1, 2, 2], [1, 3, 3, 2], [1, 3, 3, 2]]]
+
+    def test_masks_of_every_kind_read_the_label_map(self) -> None:
+        image, labels = torch.rand(1, 16, 16), torch.zeros(1, 16, 16, dtype=torch.int64)
+        labels[:, 4:12, 4:12] = 5
+        regions = OrganSupervoxels(8)
+        expected = regions(image, None, labels)
+        for masks in (RegionMasks(regions=regions), RegionHierarchyMasks(regions)):
+            assert masks.needs_labels
+            first = masks.bind(image, labels).render([0])[0]
+            assert torch.equal(first == 0, expected == 1)
+        assert CoalitionMasks(regions=regions).bind(image, labels).regions.values == expected.unique().tolist()
+        assert not RegionMasks(regions=Supervoxels(8)).needs_labels
+        with pytest.raises(ValueError, match="need the case's label map"):
+            RegionMasks(regions=regions).bind(image)
+        with pytest.raises(ValueError, match="OrganSupervoxels need the case's label map"):
+            regions(image)
+
+    def test_shapley_values_of_both(self) -> None:
+        image, labels = torch.rand(1, 1, 12, 12).double(), torch.zeros(1, 12, 12, dtype=torch.int64)
+        labels[:, :6, :6] = 2
+        network = lambda x: torch.sigmoid(x.sum(dim=(2, 3)) / 20 - 2)  # noqa: E731
+        explain = shapley(regions=OrganSupervoxels(6, compactness=1.0), target=RegressionScore("all"))
+        (found,) = explain.explain(image, network, cases=[Case("a", labels=labels)])
+        total = network(image) - network(torch.zeros_like(image))
+        assert 3 < len(found.masks.players) < 10
+        torch.testing.assert_close(shapley_values(found).values.sum(dim=0), total[0], rtol=0, atol=1e-12)

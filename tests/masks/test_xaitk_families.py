@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.masks import bind, everything
-from scipy.ndimage import gaussian_filter
-from skimage.transform import resize
+from helpers.slow_masks import slow_balls, slow_grids, slow_windows
 from xaitk_saliency.impls.perturb_image.random_grid import RandomGrid
 from xaitk_saliency.impls.perturb_image.sliding_radial import SlidingRadial
 
@@ -21,7 +20,6 @@ ALL: list[Masks] = [
     RandomGridMasks(9, 3, 0.4, seed=4),
     SlidingRadialMasks(2.5, 3),
     SlidingRadialMasks(2, 3, 1.2),
-    SlidingRadialMasks((3, 1.5), (4, 2), (0, 2)),
     MultiScaleWindowMasks(4, 2),
     MultiScaleWindowMasks(4, 3, smooth=2),
 ]
@@ -31,28 +29,7 @@ def names(masks: Masks) -> str:
     return type(masks).__name__
 
 
-def fits(masks: Any, dims: int) -> bool:
-    return dims == 2 or np.ndim(getattr(masks, "radius", 0)) == 0
-
-
 # Random grids. --------------------------------------------------------------------------------------------------------
-
-
-def slow_grids(shape: tuple[int, ...], n: int, cell: tuple[int, ...], p1: float, seed: int) -> np.ndarray:
-    """RandomGrid in float64 and any number of dimensions."""
-    size = [int(np.ceil(extent / c)) + 1 for extent, c in zip(shape, cell, strict=True)]
-    cells = np.random.default_rng(seed).random((n, *size)) < p1
-    draws = np.random.default_rng(seed)
-    masks = []
-    for grid in cells:
-        corner = [0] * len(shape)
-        for axis in reversed(range(len(shape))):
-            half = cell[axis] // 2
-            shift = int(draws.integers(-half, half)) if half else 0
-            corner[axis] = (size[axis] * cell[axis] - shape[axis]) // 2 + shift
-        stretched = resize(grid.astype(float), [s * c for s, c in zip(size, cell, strict=True)], order=1)
-        masks.append(stretched[tuple(slice(c, c + extent) for c, extent in zip(corner, shape, strict=True))])
-    return np.stack(masks)
 
 
 class TestRandomGridMasks:
@@ -94,21 +71,6 @@ class TestRandomGridMasks:
 
 
 # Discs. ---------------------------------------------------------------------------------------------------------------
-
-
-def slow_balls(shape: tuple[int, ...], radius: Any, stride: Any, sigma: Any) -> np.ndarray:
-    """Ellipsoids voxel by voxel, in float64; the blur is scipy's."""
-    masks = []
-    for centre in itertools.product(*(range(0, n, s) for n, s in zip(shape, stride, strict=True))):
-        hidden = np.zeros(shape)
-        for voxel in itertools.product(*map(range, shape)):
-            far = sum(((v - c) / r) ** 2 for v, c, r in zip(voxel, centre, radius, strict=True))
-            hidden[voxel] = far < 1
-        if sigma is not None:
-            hidden = gaussian_filter(hidden, sigma)
-            hidden /= hidden.max()
-        masks.append(1 - hidden)
-    return np.stack(masks)
 
 
 RADIAL = [
@@ -189,23 +151,12 @@ class TestMultiScaleWindowMasks:
     @pytest.mark.parametrize("shape", [(16, 13), (12, 9, 8)])
     @pytest.mark.parametrize(("window", "stride"), [(8, None), (8, 4), (5, 3)])
     def test_equals_slow_loop(self, shape: tuple[int, ...], window: int, stride: int | None) -> None:
-        """Each level in plain loops: windows from the border on, all moved by half of what the last one hangs over."""
         expected = []
         for level in range(3):
             edge = max(1, window // 2**level)
-            step = max(1, edge // 2 if stride is None else stride // 2**level)
-            starts = []
-            for size in shape:
-                along = list(range(0, size, step))
-                starts.append([start - (edge - (size - along[-1])) // 2 for start in along])
-            for corner in itertools.product(*starts):
-                mask = np.ones(shape)
-                for voxel in itertools.product(*map(range, shape)):
-                    if all(c <= v < c + edge for v, c in zip(voxel, corner, strict=True)):
-                        mask[voxel] = 0
-                expected.append(mask)
+            expected.append(slow_windows(shape, edge, max(1, edge // 2 if stride is None else stride // 2**level)))
         ours = everything(bind(MultiScaleWindowMasks(window, 3, stride), *shape))
-        np.testing.assert_array_equal(ours, np.stack(expected))
+        np.testing.assert_array_equal(ours, np.concatenate(expected))
 
     def test_one_level_is_sliding_windows(self) -> None:
         one = bind(MultiScaleWindowMasks((5, 3), 1, (2, 2), smooth=2), 12, 11)
@@ -237,11 +188,15 @@ class TestMultiScaleWindowMasks:
 # What holds of all of them. -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("masks", ALL, ids=names)
-@pytest.mark.parametrize("shape", [(11, 12), (8, 9, 7)])
+@pytest.mark.parametrize(
+    ("masks", "shape"),
+    [
+        *itertools.product(ALL, [(11, 12), (8, 9, 7)]),
+        (SlidingRadialMasks((3, 1.5), (4, 2), (0, 2)), (11, 12)),
+        (SlidingRadialMasks((3, 1.5, 2), (4, 2, 3), (0, 2, 1)), (8, 9, 7)),
+    ],
+)
 def test_boxes_and_pieces_agree_with_whole_masks(masks: Masks, shape: tuple[int, ...]) -> None:
-    if not fits(masks, len(shape)):
-        pytest.skip("sizes for two axes")
     bound = bind(masks, *shape)
     whole = bound.render(range(len(bound)))
     assert 0 <= float(whole.min()) < float(whole.max()) == 1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.targets import FLAT, LOGITS
+from scipy.spatial.distance import cdist
 from xaitk_saliency.impls.gen_descriptor_sim_sal.similarity_scoring import SimilarityScoring
 
 from monai_saliency.cases import Case
@@ -62,10 +63,25 @@ class TestEmbeddingSimilarity:
         drop = (bound(torch.from_numpy(own)) - bound(torch.from_numpy(perturbed))).clamp(min=0).T.numpy()
         np.testing.assert_allclose(drop / drop.max(axis=1, keepdims=True), theirs, atol=1e-12)
 
+    @pytest.mark.parametrize(
+        "measure", ["sqeuclidean", "cityblock", "chebyshev", "canberra", "braycurtis", "cosine", "correlation"]
+    )
+    def test_the_distances_are_those_of_scipy(self, measure: str) -> None:
+        generator = np.random.default_rng(0)
+        own, queries, perturbed = (generator.normal(size=size) for size in ((1, 6), (3, 6), (10, 6)))
+        own[:, 0] = queries[:, 0] = perturbed[:, 0] = 0  # 0 / 0 is 0
+        found = EmbeddingSimilarity(measure, torch.from_numpy(queries)).bind(torch.from_numpy(own), FLAT)
+        similarity = found(torch.from_numpy(perturbed)).numpy()
+        expected = -cdist(perturbed, queries, measure)
+        is_bounded = measure in ("cosine", "correlation")
+        np.testing.assert_allclose(similarity, expected + 1 if is_bounded else expected, rtol=0, atol=1e-12)
+        assert found.quantity().unit == ("-1 to 1" if is_bounded else "network output")
+        assert measure in found.quantity().words
+
     def test_errors(self) -> None:
         with pytest.raises(CaseError, match=r"case ct_7: `reference` has shape \(3,\), an embedding \(2,\)"):
             EmbeddingSimilarity(reference=torch.ones(3)).bind(self.OWN, FLAT)
-        with pytest.raises(ValueError, match=r"`measure` must be one of \['cosine', 'distance'\], got 'l2'"):
+        with pytest.raises(ValueError, match=r"`measure` must be one of \['braycurtis', .*\], got 'l2'"):
             EmbeddingSimilarity("l2")
 
 

@@ -27,6 +27,10 @@ METHODS: dict[str, Callable[..., Any]] = {
     "hsic": lambda **given: ms.hsic(40, 4, **given),
     "sobol": lambda **given: ms.sobol(8, 4, **given),
     "minimal_region": lambda **given: ms.minimal_region(window_size=8, levels=2, **given),
+    "mc_rise": lambda **given: ms.mc_rise(40, 4, more_fills=(), **given),
+    "squared_difference": lambda **given: ms.squared_difference(4, 4, **given),
+    "sbsm": lambda **given: ms.sbsm(4, 4, **given),
+    "drise": lambda **given: ms.drise(40, 4, **given),
 }
 
 
@@ -53,9 +57,13 @@ def test_what_the_colour_bar_says_of_each_method(method: str) -> None:
         "hsic": (0.25, "dependence of the score (HSIC), without sign"),
         "sobol": (1, "share of the score's variance (Sobol)"),
         "minimal_region": (1, "1 in the smallest set that keeps the score"),
+        "mc_rise": (1, "change of the score against each fill (softmax probability of the class)"),
+        "squared_difference": (0.5, "half the squared change of the score"),
+        "sbsm": (1, "loss of the score (softmax probability of the class)"),
     }.get(method, (1, drop))
     assert (legend.scale, legend.words) == expected
-    assert legend.in_score_unit == legend.signed == (method not in ("hsic", "sobol", "minimal_region"))
+    assert legend.in_score_unit == (method not in ("hsic", "sobol", "minimal_region", "squared_difference"))
+    assert legend.signed == (legend.in_score_unit and method != "sbsm")
     assert legend.note == ""
 
 

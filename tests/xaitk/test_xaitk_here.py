@@ -248,7 +248,11 @@ def test_its_own_fill_stays() -> None:
 
 
 class Boxes(nn.Module):
-    """A detector whose boxes move with the image: rows first, of classes 2 and 0."""
+    """A detector whose boxes move with the image: rows first, of classes 2 and 0, or with scores of three classes."""
+
+    def __init__(self, vectors: bool = False) -> None:
+        super().__init__()
+        self.vectors = vectors
 
     def forward(self, batch: torch.Tensor) -> list[dict[str, torch.Tensor]]:
         found = []
@@ -258,25 +262,55 @@ class Boxes(nn.Module):
                 [torch.stack([2 + a, 3 * b, 11 + a, 14 + 2 * b]), torch.stack([b, a, 9 + b, 7 + 5 * a])]
             )
             keep = torch.stack([a > 0.2, b > 0.2])
-            found.append(
-                {"boxes": boxes[keep], "labels": torch.tensor([2, 0])[keep], "scores": torch.stack([a, b])[keep]}
-            )
+            scores = torch.stack([a, b])
+            if self.vectors:
+                scores = torch.stack([torch.stack([b, a / 2, a]), torch.stack([a, a - b / 2, b / 3])])
+            labels = {} if self.vectors else {"labels": torch.tensor([2, 0])[keep]}
+            found.append({"boxes": boxes[keep], "scores": scores[keep], **labels})
         return found
 
 
-def test_a_whole_method_for_detectors() -> None:
+@pytest.mark.parametrize("vectors", [False, True])
+def test_a_whole_method_for_detectors(vectors: bool) -> None:
     """As xaitk-saliency's own loop with the detector as its black box."""
-    image = IMAGES[:1]
-    target = ms.DetectionScore(0.1)
-    found = BlackBoxInferer(DRISEStack(40, 4, 0.5, 3), target)(image, Boxes())[0]
-    (reference,) = Boxes()(image)
-    order = reference["scores"].argsort(descending=True)
+    image, network = IMAGES[:1], Boxes(vectors)
+    found = BlackBoxInferer(DRISEStack(40, 4, 0.5, 3), ms.DetectionScore(0.1))(image, network)[0]
+    (reference,) = network(image)
+    scores = reference["scores"]
+    order = (scores.amax(dim=1) if vectors else scores).argsort(descending=True)
     corners = reference["boxes"][order][:, [1, 0, 3, 2]].double().numpy()
-    vectors = np.eye(3)[reference["labels"][order].numpy()]
-    box = ms.xaitk.Detector(Boxes(), 3)
-    expected = DRISEStack(40, 4, 0.5, 3)(image[0].movedim(0, -1).numpy(), corners, vectors, box)
+    classes = scores[order].double().numpy() if vectors else np.eye(3)[reference["labels"][order].numpy()]
+    box = ms.xaitk.Detector(network, 3, keys=["boxes", "labels", "scores"])
+    expected = DRISEStack(40, 4, 0.5, 3)(image[0].movedim(0, -1).numpy(), corners, classes, box)
     assert expected.shape == (2, 18, 22)
     close(found, torch.from_numpy(expected).float())
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("classes", [None, [1]])
+def test_boxes_that_are_given(vectors: bool, classes: list[int] | None) -> None:
+    """The scores are those of the target, but for the pixel that xaitk-saliency adds to a box's edges."""
+    target = ms.DetectionScore(boxes=[[0.5, 0.5, 9.0, 8.0]], classes=classes)
+    explain = BlackBoxInferer(DRISEStack(40, 4, 0.5, 3), target)
+    (found,) = explain.explain(IMAGES[:1], Boxes(vectors))
+    if classes is not None and not vectors:  # the detector finds none of this class
+        assert not found.saliency.any()
+        return
+    masks = ms.RISEMasks(40, 4, 0.5, 3).bind(IMAGES[0]).render(range(40))[:, 0].double()
+    plain = torch.einsum("n,nhw->hw", found.scores[:, 0].double(), masks) / masks.sum(dim=0)
+    together = torch.stack([plain.flatten(), found.saliency[0].double().flatten()])
+    assert float(torch.corrcoef(together)[0, 1]) > 0.98
+
+
+def test_objectness_of_its_own_is_refused() -> None:
+    class Sure(Boxes):
+        def forward(self, batch: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+            found = super().forward(batch)
+            return [{**each, "sure": torch.full((len(each["boxes"]),), 0.5)} for each in found]
+
+    target = ms.DetectionScore(0.1, objectness_key="sure")
+    with pytest.raises(CaseError, match="cannot be given objectness beside the scores of classes"):
+        BlackBoxInferer(DRISEStack(40, 4, 0.5, 3), target)(IMAGES[:1], Sure(vectors=True))
 
 
 def test_whole_methods_that_do_not_fit_are_refused() -> None:

@@ -1,0 +1,58 @@
+"""xaitk-saliency's classes as `--method`, in our bundle and in other people's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.files import rows_of
+from helpers.layouts import Bundle
+from helpers.own_bundle import SMALL_NET, run
+from helpers.scans import LPS, write_scan
+from monai.networks.nets import DenseNet
+
+STACK = "xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise.RISEStack"
+RADIAL = "xaitk_saliency.impls.perturb_image.sliding_radial.SlidingRadial"
+
+
+def voxels_of(folder: Path) -> dict[str, np.ndarray]:
+    found = {}
+    for path in sorted(folder.rglob("*_saliency.nii.gz")):
+        found[path.name] = np.asanyarray(nib.load(path).dataobj)
+    return found
+
+
+def test_a_whole_method_by_the_overlay(make: Callable[[str], Bundle], tmp_path: Path) -> None:
+    """RISE of both packages, with the same masks: the one scales its maps."""
+    bundle = make("breast_density_classification")
+    shared = {"saliency_p1": 0.4, "saliency_seed": 3, "saliency_trust": True, "saliency_trust_steps": 4}
+    theirs = {"saliency_method": STACK, "saliency_n": 12, "saliency_s": 4}
+    ours = {"saliency_method": "rise", "saliency_num_masks": 12, "saliency_grid_size": 4, "saliency_form": "debiased"}
+    folders = {}
+    for name, method in {"theirs": theirs, "ours": ours}.items():
+        folders[name] = tmp_path / name
+        bundle.explain(few_masks=False, saliency_dir=str(folders[name]), **shared, **method)
+    expected, found = voxels_of(folders["ours"]), voxels_of(folders["theirs"])
+    assert found.keys() == expected.keys() != set()
+    for name, saliency in expected.items():
+        np.testing.assert_allclose(found[name], saliency / np.abs(saliency).max(), rtol=0, atol=1e-4)
+    rows = rows_of(folders["theirs"] / "summary.csv")
+    assert [row["forwards"] for row in rows] == ["13"] * len(rows)
+    assert not (folders["theirs"] / "failures.csv").exists()
+
+
+def test_a_perturber_slice_by_slice_in_our_bundle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its scores are kept: the second run needs few forwards."""
+    write_scan(tmp_path / "cohort" / "s0.nii.gz", (13, 12, 14), LPS)
+    torch.manual_seed(0)
+    torch.save(DenseNet(**SMALL_NET).state_dict(), tmp_path / "weights.pt")
+    settings = {"method": RADIAL, "radius": [3, 3], "stride": [9, 9], "slices": 2}
+    (row,) = run(tmp_path / "cohort", tmp_path / "out", tmp_path / "weights.pt", **settings)
+    assert row["forwards"] == str(1 + 4 * 16)
+    (again,) = run(tmp_path / "cohort", tmp_path / "out", tmp_path / "weights.pt", **settings)
+    assert again["peak_saliency"] == row["peak_saliency"]
+    assert int(again["forwards"]) < 20

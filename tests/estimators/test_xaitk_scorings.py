@@ -1,0 +1,164 @@
+"""Squared differences, similarity and D-RISE: plain loops in 2D and 3D, answers by hand, errors as often right as they
+claim. tests/xaitk/test_xaitk_pairs.py compares them with xaitk-saliency.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.estimators import SHAPES, bound_with_scores, map_of
+
+import monai_saliency as ms
+from monai_saliency.estimators.base import Estimator
+from monai_saliency.masks.base import Masks
+
+FAMILIES: list[Masks] = [
+    ms.RISEMasks(12, 3, 0.4, seed=1),
+    ms.RandomGridMasks(12, 3, 0.4, seed=1),
+    ms.SlidingWindowMasks(3, 2),
+    ms.SlidingRadialMasks(2, 2),
+    ms.SlidingRadialMasks(1.5, 2, 1.0),
+    ms.MultiScaleWindowMasks(3, 2),
+]
+ESTIMATORS: dict[str, Estimator] = {
+    "squared": ms.SquaredDifferenceScoring(),
+    "similarity": ms.SimilarityScoring(),
+    "centred": ms.DRISEScoring(),
+    "plain": ms.DRISEScoring("plain"),
+}
+
+
+def slow(kind: str, masks: np.ndarray, scores: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """One voxel and one mask at a time, as the docstrings say."""
+    n, k = scores.shape
+    maps = np.zeros((k, *masks.shape[1:]))
+    for j, voxel in itertools.product(range(k), itertools.product(*map(range, masks.shape[1:]))):
+        total = weight = 0.0
+        for i in range(n):
+            mask, f, f0 = float(masks[(i, *voxel)]), float(scores[i, j]), float(reference[j])
+            if kind == "squared":
+                value, share = 0.5 * (f0 - f) ** 2, 1 - mask
+            elif kind == "similarity":
+                value, share = max(f0 - f, 0.0), 1 - mask
+            else:
+                value, share = f - (scores[:, j].mean() if kind == "centred" else 0.0), mask
+            total += value * share
+            weight += share
+        maps[(j, *voxel)] = total / weight if weight else 0.0
+    return maps
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ESTIMATORS)
+@pytest.mark.parametrize("masks", FAMILIES, ids=lambda masks: type(masks).__name__)
+def test_equals_slow_loop(masks: Masks, kind: str, shape: tuple[int, ...]) -> None:
+    bound, scores, reference = bound_with_scores(masks, shape)
+    rendered = bound.render(range(len(bound)))[:, 0].numpy()
+    ours = map_of(ESTIMATORS[kind], bound, scores, reference)
+    np.testing.assert_allclose(ours, slow(kind, rendered, scores.numpy(), reference.numpy()), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_each_channel_has_its_own_map(kind: str) -> None:
+    bound, scores, reference = (
+        ms.IndependentChannelMasks(ms.RISEMasks(9, 3)).bind(torch.zeros(2, 7, 6)),
+        *(torch.rand(*size, generator=torch.Generator().manual_seed(i)) for i, size in enumerate([(9, 2), (2,)])),
+    )
+    maps = map_of(ESTIMATORS[kind], bound, scores, reference)
+    assert maps.shape == (4, 7, 6)
+    rendered = bound.render(range(9)).numpy()
+    for channel in range(2):
+        expected = slow(kind, rendered[:, channel], scores.numpy(), reference.numpy())
+        np.testing.assert_allclose(maps[channel::2], expected, rtol=0, atol=1e-5)
+
+
+def slow_drise_error(masks: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """The linearised error of a ratio of means less a mean."""
+    n, k = scores.shape
+    found = np.zeros((k, *masks.shape[1:]))
+    for j, voxel in itertools.product(range(k), itertools.product(*map(range, masks.shape[1:]))):
+        kept = [float(masks[(i, *voxel)]) for i in range(n)]
+        d = scores[:, j] - scores[:, j].mean()
+        mean = sum(kept) / n
+        if not mean:
+            continue
+        value = sum(d[i] * kept[i] for i in range(n)) / sum(kept)
+        parts = [(d[i] - value) * kept[i] / mean - d[i] for i in range(n)]
+        found[(j, *voxel)] = (sum(part**2 for part in parts) / n / (n - 1)) ** 0.5
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_standard_error_of_drise_equals_slow_loop(shape: tuple[int, ...]) -> None:
+    bound, scores, reference = bound_with_scores(ms.RISEMasks(12, 3, 0.4, seed=1), shape)
+    found = ms.DRISEScoring().standard_error(bound, range(12), scores, reference)
+    expected = slow_drise_error(bound.render(range(12))[:, 0].numpy(), scores.numpy())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["centred", "squared", "similarity"])
+def test_standard_errors_are_right_about_as_often_as_they_claim(kind: str) -> None:
+    image = torch.linspace(-1, 1, 36, dtype=torch.float64).reshape(1, 1, 6, 6)
+    weight = torch.randn(36, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+    def explain(num: int, seed: int) -> ms.Explanation:
+        settings: dict[str, Any] = {"target": ms.RegressionScore(), "mask_batch_size": 500}
+        method = ms.random_grid(num, 3, 0.5, seed, estimator=ESTIMATORS[kind], **settings)
+        return method.explain(image, lambda x: (x.flatten(1) @ weight).tanh())[0]
+
+    truth = explain(20_000, 99).saliency
+    inside = []
+    for seed in range(30):
+        found = explain(200, seed)
+        assert found.standard_error is not None
+        inside.append(((found.saliency - truth).abs() < 1.96 * found.standard_error).double().mean())
+    assert 0.89 < float(torch.stack(inside).mean()) < 0.98
+
+
+def test_what_is_known_of_chance() -> None:
+    """Windows leave nothing to chance but rounding; random masks have a standard error, except the plain form's."""
+    windows, scores, reference = bound_with_scores(ms.SlidingWindowMasks(3, 2), (9, 7), dtype=torch.float32)
+    places = range(len(windows))
+    rounding = torch.cat([reference[None], scores]).abs().amax(dim=0) * 2**-20
+    for kind, expected in (("similarity", rounding), ("centred", rounding), ("squared", 0.5 * rounding**2)):
+        noise = ESTIMATORS[kind].noise(windows, places, scores, reference)
+        assert noise is not None
+        torch.testing.assert_close(noise, expected)
+        assert ESTIMATORS[kind].standard_error(windows, places, scores, reference) is None
+    assert ESTIMATORS["plain"].noise(windows, places, scores, reference) is None
+    drawn, scores, reference = bound_with_scores(ms.RISEMasks(9, 3), (9, 7))
+    for kind, estimator in ESTIMATORS.items():
+        assert estimator.noise(drawn, range(9), scores, reference) is None
+        error = estimator.standard_error(drawn, range(9), scores, reference)
+        assert (error is None) == (kind == "plain")
+        assert estimator.standard_error(drawn, range(2), scores[:2], reference) is None
+        if error is not None:
+            assert error.shape == (3, 9, 7)
+
+
+def test_voxels_in_no_region_are_0() -> None:
+    """All masks keep them, so nothing is known of them."""
+    labels = torch.zeros(1, 6, 6, dtype=torch.long)
+    labels[0, :3], labels[0, 3:5] = 1, 2
+    bound = ms.RegionMasks(num_masks=20).bind(torch.zeros(1, 6, 6), labels=labels)
+    scores = torch.rand(20, 1, generator=torch.Generator().manual_seed(0))
+    maps = map_of(ms.DRISEScoring(), bound, scores, torch.zeros(1))
+    assert bool((maps[0, 5] == 0).all())
+    assert bool((maps[0, :5] != 0).all())
+    error = ms.DRISEScoring().standard_error(bound, range(20), scores, torch.zeros(1))
+    assert error is not None
+    assert bool((error[0, 5] == 0).all())
+
+
+def test_what_the_values_are() -> None:
+    bound = ms.RISEMasks(3).bind(torch.zeros(1, 8, 8))
+    squared, similarity, drise = (ESTIMATORS[kind].meaning(bound) for kind in ("squared", "similarity", "centred"))
+    assert (squared.in_score_unit, squared.signed) == (False, False)
+    assert (similarity.in_score_unit, similarity.signed) == (True, False)
+    assert (drise.in_score_unit, drise.signed) == (True, True)
+    with pytest.raises(ValueError, match=r"`form` must be one of \['centred', 'plain'\], got 'debiased'"):
+        ms.DRISEScoring("debiased")
