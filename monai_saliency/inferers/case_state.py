@@ -165,8 +165,8 @@ class CaseState:
 
     def perturb(self, start: int, stop: int, out: torch.Tensor, box: Box | None = None) -> None:
         """Write rows [start, stop) of the perturbed image to ``out``, held channels behind it; with a box, its part."""
-        parts = self.case.image, self.fill, self.held
-        image, fill, held = parts if box is None else (each[(slice(None), *box)] for each in parts)
+        inside = (slice(None), *(box or ()))
+        image, fill, held = (each[inside] for each in (self.case.image, self.fill, self.held))
         if len(held):
             out[:, len(image) :] = held
         out = out[:, : len(image)]

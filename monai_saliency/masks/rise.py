@@ -115,8 +115,8 @@ class BoundRISEMasks(BoundMasks):
         for rows in others:
             # Linear interpolation is separable: the first axis is stretched and becomes the last, so that nothing is
             # ever copied to another order: (n, cells, rest) and (n, cells, size) give (n, rest, size).
-            masks = torch.bmm(masks.view(*rows.shape[:2], -1).transpose(1, 2), rows)
-        return masks.view(*last.shape[:2], -1), last
+            masks = torch.bmm(masks.reshape(*rows.shape[:2], -1).transpose(1, 2), rows)
+        return masks.reshape(*last.shape[:2], -1), last
 
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
         if weights.shape[1] > _FOLDED:
