@@ -1,4 +1,4 @@
-"""Ours against xaitk-saliency's: each method that both have, with the same masks and the same network, on one CPU thread.
+"""Ours against xaitk-saliency's: each method of both, with the same masks and the same network, on one CPU thread.
 
     python tests/benchmarks/xaitk.py [--only RISE SBSM] [--num_masks 2000] [--size 224] [--rounds 3] [--output DIR]
 
@@ -454,9 +454,7 @@ def main() -> None:
         print(needed(name, side, Setting(**setting)))
         return
     rows = []
-    print(
-        f"{args.num_masks} masks, {args.size}^2 and {args.size_3d}^3, {args.rounds} rounds, batches of {args.batch_size}"
-    )
+    print(f"{args.num_masks} masks, {args.size}^2 and {args.size_3d}^3, {args.rounds} rounds, batch {args.batch_size}")
     print(f"| method | {' | '.join(COLUMNS.values())} |\n|---|{'---|' * len(COLUMNS)}", flush=True)
     for name in args.only:
         size = args.size if METHODS[name].dims == 2 else args.size_3d
