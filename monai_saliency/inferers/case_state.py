@@ -164,13 +164,11 @@ class CaseState:
         return self._indices[start - 1 : stop - 1]
 
     def perturb(self, start: int, stop: int, out: torch.Tensor, box: Box | None = None) -> None:
-        """Write rows [start, stop) of the perturbed image to ``out``, and the held channels behind them.
-
-        With a box, write only the part inside the box.
-        """
-        inside = ... if box is None else (slice(None), *box)
-        image, fill = self.case.image[inside], self.fill[inside]
-        out[:, len(image) :] = self.held[inside]
+        """Write rows [start, stop) of the perturbed image to ``out``, held channels behind it; with a box, its part."""
+        parts = self.case.image, self.fill, self.held
+        image, fill, held = parts if box is None else (each[(slice(None), *box)] for each in parts)
+        if len(held):
+            out[:, len(image) :] = held
         out = out[:, : len(image)]
         if start == 0:
             out[0] = image

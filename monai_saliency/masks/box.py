@@ -86,15 +86,17 @@ class BoundBoxMasks(BoundMasks):
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         if self.smooth:
             return self._render_smooth(codes, box, device)
-        first, stop = (torch.from_numpy(codes[name]).to(device) for name in ("first", "stop"))
-        masks = torch.zeros((), dtype=self.dtype, device=device)
-        for axis, side in enumerate(box):
-            voxel = torch.arange(side.start, side.stop, device=device)
-            outside = ((voxel < first[:, axis, None]) | (voxel >= stop[:, axis, None])).to(self.dtype)
-            # A voxel outside the box along any axis is kept. Only the last axis makes full-size masks, in one pass.
-            outside = outside.reshape(len(first), *(-1 if a == axis else 1 for a in range(len(box))))
-            masks = torch.maximum(masks, outside)
-        return masks.unsqueeze(1)
+        # Which voxels of a line along an axis lie outside the box: small, so made here and copied once.
+        voxels = [np.arange(side.start, side.stop) for side in box]
+        ends = zip(codes["first"].T[:, :, None], codes["stop"].T[:, :, None], strict=True)
+        lines = [(voxel < first) | (voxel >= stop) for voxel, (first, stop) in zip(voxels, ends, strict=True)]
+        sizes = [len(voxel) for voxel in voxels]
+        outside = torch.from_numpy(np.concatenate(lines, axis=1)).to(device, self.dtype).split(sizes, dim=1)
+        # A voxel outside the box along any axis is kept. Only the last axis makes full-size masks, in one pass.
+        masks = outside[0].view(len(outside[0]), 1, -1, *[1] * (len(box) - 1))
+        for axis, line in enumerate(outside[1:], 1):
+            masks = torch.maximum(masks, line.view(len(line), 1, *(-1 if a == axis else 1 for a in range(len(box)))))
+        return masks
 
     def _render_smooth(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         first, stop = (torch.from_numpy(ends).to(device, self.dtype) for ends in self._edges(codes))

@@ -93,13 +93,13 @@ class BoundRISEMasks(BoundMasks):
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         stretched, last = self._all_but_last_axis(codes, device)
         # Stretching the last axis last makes the full-size masks contiguous without a copy.
-        return (stretched @ last).reshape(-1, 1, *self.spatial_shape)
+        return torch.bmm(stretched.transpose(1, 2), last).view(-1, 1, *self.spatial_shape)
 
     def _all_but_last_axis(
         self, codes: dict[str, np.ndarray], device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two factors whose product is n masks: ``(n, voxels of all axes but the last, cells)`` and
-        ``(n, cells, voxels of the last axis)``.
+        """Two factors of n masks, whose product over the cells of the last axis these are: ``(n, cells, voxels of all
+        axes but the last)`` and ``(n, cells, voxels of the last axis)``.
         """
         if device not in self._weights:
             # Each window of a matrix belongs to one shift: (shifts, cells, size).
@@ -110,15 +110,13 @@ class BoundRISEMasks(BoundMasks):
                 )
             ]
         masks = torch.from_numpy(codes["grid"]).to(device, self.dtype)
-        shifts = torch.from_numpy(codes["shift"]).to(device)
-        n = len(masks)
-        *others, last = (windows[shifts[:, axis]] for axis, windows in enumerate(self._weights[device]))
-        for axis, rows in enumerate(others):
-            # Linear interpolation is separable: one axis at a time, (n, size, cells) @ (n, cells, rest).
-            masks = masks.movedim(axis + 1, 1)
-            stretched = rows.transpose(1, 2) @ masks.reshape(n, masks.shape[1], -1)
-            masks = stretched.reshape(n, rows.shape[2], *masks.shape[2:]).movedim(1, axis + 1)
-        return masks.reshape(n, -1, masks.shape[-1]), last
+        shifts = torch.from_numpy(codes["shift"].T).to(device)
+        *others, last = (windows[shift] for windows, shift in zip(self._weights[device], shifts, strict=True))
+        for rows in others:
+            # Linear interpolation is separable: the first axis is stretched and becomes the last, so that nothing is
+            # ever copied to another order: (n, cells, rest) and (n, cells, size) give (n, rest, size).
+            masks = torch.bmm(masks.view(*rows.shape[:2], -1).transpose(1, 2), rows)
+        return masks.view(*last.shape[:2], -1), last
 
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
         if weights.shape[1] > _FOLDED:
@@ -140,7 +138,7 @@ class BoundRISEMasks(BoundMasks):
                 chunk = slice(start, min(start + step, len(indices)))
                 stretched, last = self._all_but_last_axis(codes(indices[chunk]), self.device)
                 weighted = last[:, :, None] * weights[chunk, None, :, None]
-                product = stretched.transpose(0, 1).flatten(1) @ weighted.flatten(0, 1).flatten(1)
+                product = stretched.flatten(0, 1).T @ weighted.flatten(0, 1).flatten(1)
                 sums += product.reshape(voxels, -1, self.spatial_shape[-1]).transpose(0, 1).reshape(sums.shape)
         return sums
 

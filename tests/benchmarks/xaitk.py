@@ -1,4 +1,4 @@
-"""Ours against xaitk-saliency's: each method of both, with the same masks and the same network, on one CPU thread.
+"""Ours against xaitk-saliency's: each method that both have, same masks, same network, one CPU thread.
 
     python tests/benchmarks/xaitk.py [--only RISE SBSM] [--num_masks 2000] [--size 224] [--rounds 3] [--output DIR]
 
@@ -189,7 +189,7 @@ class Descriptors(ImageDescriptorGenerator):
     def __init__(self, box: BlackBox) -> None:
         self.box = box
 
-    def generate_arrays_from_images(self, img_mat_iter: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    def generate_arrays_from_images(self, img_mat_iter: Any) -> Iterator[np.ndarray]:
         for answer in self.box.of_arrays(img_mat_iter):
             yield answer.numpy()
 
@@ -446,6 +446,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="folder of xaitk.json and xaitk.csv")
+    parser.add_argument("--memory", choices=["yes", "no"], default="yes", help="measure it, in further processes")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -454,15 +455,18 @@ def main() -> None:
         print(needed(name, side, Setting(**setting)))
         return
     rows = []
-    print(f"{args.num_masks} masks, {args.size}^2 and {args.size_3d}^3, {args.rounds} rounds, batch {args.batch_size}")
+    print(
+        f"{args.num_masks} masks, {args.size}^2 and {args.size_3d}^3, {args.rounds} rounds, batches of "
+        f"{args.batch_size}"
+    )
     print(f"| method | {' | '.join(COLUMNS.values())} |\n|---|{'---|' * len(COLUMNS)}", flush=True)
     for name in args.only:
         size = args.size if METHODS[name].dims == 2 else args.size_3d
         setting = Setting(args.num_masks, size, args.batch_size, METHODS[name].dims)
         row = compare(name, setting, args.rounds if METHODS[name].theirs else 1)
-        row["ours_memory"] = peak(name, "ours", setting)
-        if METHODS[name].theirs:
-            row["theirs_memory"] = peak(name, "theirs", setting)
+        sides = [side for side in ("ours", "theirs") if args.memory == "yes" and f"{side}_cpu" in row]
+        row |= {f"{side}_memory": peak(name, side, setting) for side in sides}
+        if len(sides) == 2:
             row["ratio_memory"] = row["theirs_memory"] / row["ours_memory"]
         rows.append(row)
         print(f"| {name} | {' | '.join(f'{row[key]:.3g}' if key in row else '' for key in COLUMNS)} |", flush=True)
