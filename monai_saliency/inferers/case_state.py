@@ -19,7 +19,7 @@ from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.fingerprint import fingerprint
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
-from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.profiling import stage
@@ -166,7 +166,7 @@ class CaseState:
     def perturb(self, start: int, stop: int, out: torch.Tensor, box: Box | None = None) -> None:
         """Write rows [start, stop) of the perturbed image to ``out``, held channels behind it; with a box, its part."""
         parts = self.case.image, self.fill, self.held
-        image, fill, held = parts if box is None else (each[(slice(None), *box)] for each in parts)
+        image, fill, held = parts if box is None else (each[everywhere(box)] for each in parts)
         if len(held):
             out[:, len(image) :] = held
         out = out[:, : len(image)]

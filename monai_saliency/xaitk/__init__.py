@@ -14,7 +14,8 @@ module                    what
 ``arrays``, ``images``    the border between arrays with the channel last and tensors with the channel first
 ========================  ==============================================================================================
 
-The classes that xaitk-saliency finds as plug-ins stand in :mod:`monai_saliency.xaitk.plugins`, and under their names here.
+The classes that xaitk-saliency finds as plug-ins stand in :mod:`monai_saliency.xaitk.plugins`, and under their names
+here.
 """
 
 from monai_saliency.xaitk.array_masks import PerturbImageMasks
