@@ -10,7 +10,7 @@ from helpers.paths import ROOT
 
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in sorted([*(ROOT / "monai_saliency").rglob("*.py"), *(ROOT / "monai_saliency_xaitk").glob("*.py")])
+    for path in sorted((ROOT / "monai_saliency").rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 ]
 

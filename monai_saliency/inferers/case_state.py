@@ -19,7 +19,7 @@ from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.fingerprint import fingerprint
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
-from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.profiling import stage
@@ -165,8 +165,8 @@ class CaseState:
 
     def perturb(self, start: int, stop: int, out: torch.Tensor, box: Box | None = None) -> None:
         """Write rows [start, stop) of the perturbed image to ``out``, held channels behind it; with a box, its part."""
-        inside = (slice(None), *(box or ()))
-        image, fill, held = (each[inside] for each in (self.case.image, self.fill, self.held))
+        parts = self.case.image, self.fill, self.held
+        image, fill, held = parts if box is None else (each[everywhere(box)] for each in parts)
         if len(held):
             out[:, len(image) :] = held
         out = out[:, : len(image)]

@@ -269,7 +269,7 @@ class SaveSaliencyd(MapTransform):
                 self._label(data, grid, maps),
                 key=str(key),
                 layers=len(maps) * (2 if error_key(str(key)) in data else 1),
-                rows_down=dims == 2 and (grid.affine if grid.drawn is None else grid.drawn)[1, 1] < 0,
+                rows_down=bool(dims == 2 and (grid.affine if grid.drawn is None else grid.drawn)[1, 1] < 0),
             ).save(self.output_dir)
         except OutputError:  # every other case would fail in the same way
             raise

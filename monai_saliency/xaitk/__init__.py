@@ -14,26 +14,27 @@ module                    what
 ``arrays``, ``images``    the border between arrays with the channel last and tensors with the channel first
 ========================  ==============================================================================================
 
-The classes that xaitk-saliency finds as plug-ins stand in :mod:`monai_saliency_xaitk`, and under their names here.
+The classes that xaitk-saliency finds as plug-ins stand in :mod:`monai_saliency.xaitk.plugins`, and under their names
+here.
 """
 
 from monai_saliency.xaitk.array_masks import PerturbImageMasks
 from monai_saliency.xaitk.black_box import BlackBoxInferer
 from monai_saliency.xaitk.chosen import as_method
 from monai_saliency.xaitk.networks import Classifier, Descriptor, Detector
-from monai_saliency.xaitk.scoring import ConfidenceScoring
-from monai_saliency_xaitk.gen_classifier_conf_sal import (
+from monai_saliency.xaitk.plugins.gen_classifier_conf_sal import (
     MCRISEScoring,
     OcclusionScoring,
     RISEScoring,
     SquaredDifferenceScoring,
 )
-from monai_saliency_xaitk.gen_descriptor_sim_sal import SimilarityScoring
-from monai_saliency_xaitk.gen_detector_prop_sal import DRISEScoring
-from monai_saliency_xaitk.gen_image_classifier_blackbox_sal import MCRISEStack, RISEStack, SlidingWindowStack
-from monai_saliency_xaitk.gen_image_similarity_blackbox_sal import SBSMStack
-from monai_saliency_xaitk.gen_object_detector_blackbox_sal import DRISEStack, RandomGridStack
-from monai_saliency_xaitk.perturb_image import MCRISEGrid, RandomGrid, RISEGrid, SlidingRadial, SlidingWindow
+from monai_saliency.xaitk.plugins.gen_descriptor_sim_sal import SimilarityScoring
+from monai_saliency.xaitk.plugins.gen_detector_prop_sal import DRISEScoring
+from monai_saliency.xaitk.plugins.gen_image_classifier_blackbox_sal import MCRISEStack, RISEStack, SlidingWindowStack
+from monai_saliency.xaitk.plugins.gen_image_similarity_blackbox_sal import SBSMStack
+from monai_saliency.xaitk.plugins.gen_object_detector_blackbox_sal import DRISEStack, RandomGridStack
+from monai_saliency.xaitk.plugins.perturb_image import MCRISEGrid, RandomGrid, RISEGrid, SlidingRadial, SlidingWindow
+from monai_saliency.xaitk.scoring import ConfidenceScoring
 
 __all__ = [
     "BlackBoxInferer",

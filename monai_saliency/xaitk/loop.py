@@ -35,9 +35,9 @@ from monai_saliency.xaitk.array_masks import ArrayMasks
 from monai_saliency.xaitk.arrays import bound_to, map_from, perturbed_images, rendered
 from monai_saliency.xaitk.detections import match, matches, row_of
 from monai_saliency.xaitk.networks import Classifier, Descriptor, Detector
-from monai_saliency_xaitk.base import EnginePerturber, EngineScoring, scaled
-from monai_saliency_xaitk.gen_descriptor_sim_sal import SimilarityScoring
-from monai_saliency_xaitk.gen_detector_prop_sal import DRISEScoring
+from monai_saliency.xaitk.plugins.base import EnginePerturber, EngineScoring, scaled
+from monai_saliency.xaitk.plugins.gen_descriptor_sim_sal import SimilarityScoring
+from monai_saliency.xaitk.plugins.gen_detector_prop_sal import DRISEScoring
 
 __all__ = ["classified", "classifier_maps", "descriptor_maps", "detector_maps"]
 

@@ -1,7 +1,7 @@
 """Networks as the black boxes of xaitk-saliency, in one line.
 
 xaitk-saliency's own methods call them image by image, or rather batch by batch behind an iterator. The methods of
-:mod:`monai_saliency_xaitk` see that a network is inside, and perturb on its device.
+:mod:`monai_saliency.xaitk.plugins` see that a network is inside, and perturb on its device.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import monai_saliency as ms
 
 IMAGES = {"2D": torch.rand(1, 3, 32, 24), "3D": torch.rand(1, 1, 16, 12, 20)}
-AT_MOST = 25
+#: RISE in 3D needs 14, windows 10
+AT_MOST = 15
 
 
 class Counted(TorchDispatchMode):

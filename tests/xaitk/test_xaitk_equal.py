@@ -27,9 +27,9 @@ from xaitk_saliency.impls.gen_object_detector_blackbox_sal import drise
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import occlusion_based as of_detectors
 from xaitk_saliency.impls.perturb_image import mc_rise, random_grid, rise, sliding_radial, sliding_window
 
-import monai_saliency_xaitk.gen_image_classifier_blackbox_sal as our_classifiers
-import monai_saliency_xaitk.gen_image_similarity_blackbox_sal as our_descriptors
-import monai_saliency_xaitk.gen_object_detector_blackbox_sal as our_detectors
+import monai_saliency.xaitk.plugins.gen_image_classifier_blackbox_sal as our_classifiers
+import monai_saliency.xaitk.plugins.gen_image_similarity_blackbox_sal as our_descriptors
+import monai_saliency.xaitk.plugins.gen_object_detector_blackbox_sal as our_detectors
 from monai_saliency import xaitk
 
 #: what is asked for; 1e-7 is what is reached but where whole numbers are cut

@@ -18,7 +18,7 @@ from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import sbsm
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import drise
 from xaitk_saliency.impls.perturb_image.sliding_radial import SlidingRadial
 
-import monai_saliency_xaitk.gen_image_classifier_blackbox_sal as our_classifiers
+import monai_saliency.xaitk.plugins.gen_image_classifier_blackbox_sal as our_classifiers
 from monai_saliency.xaitk import (
     Classifier,
     Descriptor,

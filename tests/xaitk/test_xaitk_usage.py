@@ -26,8 +26,8 @@ from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
 from xaitk_saliency.utils.masking import occlude_image_streaming
 
 from monai_saliency import xaitk
-from monai_saliency_xaitk import gen_image_classifier_blackbox_sal as our_classifiers
-from monai_saliency_xaitk import gen_image_similarity_blackbox_sal as our_descriptors
+from monai_saliency.xaitk.plugins import gen_image_classifier_blackbox_sal as our_classifiers
+from monai_saliency.xaitk.plugins import gen_image_similarity_blackbox_sal as our_descriptors
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from xaitk_saliency import PerturbImage
 
-from monai_saliency_xaitk.base import Configured, EnginePerturber, check_k, check_p1, pair
+from monai_saliency.xaitk.plugins.base import Configured, EnginePerturber, check_k, check_p1, pair
 
 if TYPE_CHECKING:
     from monai_saliency.masks.base import Masks
@@ -35,7 +35,7 @@ class RISEGrid(EnginePerturber):
     Example::
 
         >>> import numpy as np
-        >>> from monai_saliency_xaitk.perturb_image import RISEGrid
+        >>> from monai_saliency.xaitk.plugins.perturb_image import RISEGrid
         >>> RISEGrid(n=3, s=2, p1=0.5, seed=0)(np.zeros((4, 6), np.uint8)).shape
         (3, 4, 6)
     """
@@ -190,7 +190,7 @@ class SlidingWindow(EnginePerturber):
     Example::
 
         >>> import numpy as np
-        >>> from monai_saliency_xaitk.perturb_image import SlidingWindow
+        >>> from monai_saliency.xaitk.plugins.perturb_image import SlidingWindow
         >>> SlidingWindow((1, 2), (1, 2))(np.zeros((1, 4)))[:, 0].tolist()
         [[False, False, True, True], [True, True, False, False]]
     """

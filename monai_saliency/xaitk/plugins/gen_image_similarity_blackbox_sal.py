@@ -12,9 +12,9 @@ from xaitk_saliency import (
     PerturbImage,
 )
 
-from monai_saliency_xaitk.base import Fill, Parts, Stack
-from monai_saliency_xaitk.gen_descriptor_sim_sal import SimilarityScoring
-from monai_saliency_xaitk.perturb_image import SlidingWindow
+from monai_saliency.xaitk.plugins.base import Fill, Parts, Stack
+from monai_saliency.xaitk.plugins.gen_descriptor_sim_sal import SimilarityScoring
+from monai_saliency.xaitk.plugins.perturb_image import SlidingWindow
 
 __all__ = ["PerturbationOcclusion", "SBSMStack"]
 

@@ -10,9 +10,9 @@ from xaitk_saliency import (
     PerturbImage,
 )
 
-from monai_saliency_xaitk.base import Fill, Parts, Stack
-from monai_saliency_xaitk.gen_detector_prop_sal import DRISEScoring
-from monai_saliency_xaitk.perturb_image import RandomGrid, RISEGrid
+from monai_saliency.xaitk.plugins.base import Fill, Parts, Stack
+from monai_saliency.xaitk.plugins.gen_detector_prop_sal import DRISEScoring
+from monai_saliency.xaitk.plugins.perturb_image import RandomGrid, RISEGrid
 
 __all__ = ["DRISEStack", "PerturbationOcclusion", "RandomGridStack"]
 

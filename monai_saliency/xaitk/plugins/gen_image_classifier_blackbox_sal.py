@@ -13,9 +13,9 @@ from xaitk_saliency import (
     PerturbImage,
 )
 
-from monai_saliency_xaitk.base import Configured, Parts, Stack, scaled
-from monai_saliency_xaitk.gen_classifier_conf_sal import MCRISEScoring, OcclusionScoring, RISEScoring
-from monai_saliency_xaitk.perturb_image import MCRISEGrid, RISEGrid, SlidingWindow
+from monai_saliency.xaitk.plugins.base import Configured, Parts, Stack, scaled
+from monai_saliency.xaitk.plugins.gen_classifier_conf_sal import MCRISEScoring, OcclusionScoring, RISEScoring
+from monai_saliency.xaitk.plugins.perturb_image import MCRISEGrid, RISEGrid, SlidingWindow
 
 __all__ = ["MCRISEStack", "PerturbationOcclusion", "RISEStack", "SlidingWindowStack"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from xaitk_saliency import GenerateDetectorProposalSaliency
 
-from monai_saliency_xaitk.base import Configured, check_counts, scaled
+from monai_saliency.xaitk.plugins.base import Configured, check_counts, scaled
 
 __all__ = ["DRISEScoring"]
 

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 from xaitk_saliency import GenerateDescriptorSimilaritySaliency
 
-from monai_saliency_xaitk.base import Configured, check_counts, scaled
+from monai_saliency.xaitk.plugins.base import Configured, check_counts, scaled
 
 __all__ = ["SimilarityScoring"]
 

@@ -3,10 +3,7 @@
 Each has the name, the parameters and the configuration of xaitk-saliency's class of that name, and gives the same maps.
 A user of xaitk-saliency changes the import and nothing else::
 
-    from monai_saliency_xaitk.gen_image_classifier_blackbox_sal import RISEStack
-
-xaitk-saliency imports every plug-in of an environment whenever it lists implementations. So these modules import
-neither torch nor MONAI: :mod:`monai_saliency.xaitk` is imported when the first map or mask is made.
+    from monai_saliency.xaitk.plugins.gen_image_classifier_blackbox_sal import RISEStack
 
 - ``perturb_image``: ``RISEGrid``, ``MCRISEGrid``, ``RandomGrid``, ``SlidingRadial``, ``SlidingWindow``;
 - ``gen_classifier_conf_sal``: ``RISEScoring``, ``MCRISEScoring``, ``OcclusionScoring``, ``SquaredDifferenceScoring``;

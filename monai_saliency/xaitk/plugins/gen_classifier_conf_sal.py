@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from xaitk_saliency import GenerateClassifierConfidenceSaliency
 
-from monai_saliency_xaitk.base import Configured, EngineScoring, check_counts, check_k, check_p1, scaled
+from monai_saliency.xaitk.plugins.base import Configured, EngineScoring, check_counts, check_k, check_p1, scaled
 
 if TYPE_CHECKING:
     from monai_saliency.estimators.base import Estimator
