@@ -176,7 +176,10 @@ def test_drise_of_boxes_equals_the_slow_one() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_seed_gives_the_same_map_for_any_number_of_threads(name: str) -> None:
-    """Of torch's own threads to the last digits, and to the bit where several of Python's explain at once."""
+    """Of torch's own threads, and where several of Python's explain at once, to the last digits.
+
+    Not to the bit: MKL takes fewer threads for a product where the machine is busy (``MKL_DYNAMIC``).
+    """
     image = torch.from_numpy(IMAGE).float()[None]
     weight = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
 
@@ -191,9 +194,7 @@ def test_a_seed_gives_the_same_map_for_any_number_of_threads(name: str) -> None:
             found[count] = explain(image, network)
     finally:
         torch.set_num_threads(before)
-    for count in (2, 4):
-        torch.testing.assert_close(found[count], found[1], rtol=0, atol=1e-6 * float(found[1].abs().max()))
-    alone, together = explain(image, network), [torch.zeros(0)] * 4
+    together = [torch.zeros(0)] * 4
 
     def work(place: int) -> None:
         together[place] = explain(image, network)
@@ -203,4 +204,5 @@ def test_a_seed_gives_the_same_map_for_any_number_of_threads(name: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(torch.equal(each, alone) for each in together)
+    for each in (found[2], found[4], *together):
+        torch.testing.assert_close(each, found[1], rtol=0, atol=1e-6 * float(found[1].abs().max()))
