@@ -26,6 +26,8 @@ _LARGER = 1.5
 _CONCENTRATED = 0.5
 # Evidence is there more than once where windows take less than this share of what the image adds to the score.
 _REDUNDANT = 0.1
+# So much less is kept of a place that is enough: too few masks would hide all of it, which alone changes the score.
+_ENOUGH_KEPT = 0.7
 # A box is not larger than this share of the image.
 _SMALL = 1 / 8
 
@@ -80,7 +82,7 @@ class FocusedMasks(Masks):
         window_size: as for :class:`~monai_saliency.HierarchicalMasks`.
         levels: as for :class:`~monai_saliency.HierarchicalMasks`.
         keep: as for :class:`~monai_saliency.HierarchicalMasks`.
-        p1: probability in (0, 1) that a cell is kept. Below a half, masks that hide all of a lesion are more frequent.
+        p1: probability in (0, 1) that a cell is kept; where each of several places is enough, 0.7 of it.
         seed: of the random masks.
         max_foci: boxes for each explained score, at the most.
         unit: as for :class:`~monai_saliency.HierarchicalMasks`.
@@ -111,7 +113,7 @@ class FocusedMasks(Masks):
         window_size: float | Sequence[float] | None = None,
         levels: int = 3,
         keep: float = 0.06,
-        p1: float = 0.35,
+        p1: float = 0.5,
         seed: int = 0,
         max_foci: int = 4,
         unit: str = "voxel",
@@ -159,9 +161,13 @@ class BoundFocusedMasks(BoundMasks):
         #: the shape of each box, the whole image last
         self.shapes = self._sizes(masks.grid_size)
         self._whole = (len(self.shapes) - 1) * self._voxels
-        random = RISEMasks(masks.num_masks, masks.grid_size, masks.p1, masks.seed)
-        shapes = [*self.shapes, self.alone.edges]
-        self._random = [random.bind(image[everywhere(tuple(map(slice, shape)))]) for shape in shapes]
+        shapes = [(shape, masks.p1) for shape in self.shapes] + [(self.alone.edges, _ENOUGH_KEPT * masks.p1)]
+        self._random = [
+            RISEMasks(masks.num_masks, masks.grid_size, p1, masks.seed).bind(
+                image[everywhere(tuple(map(slice, shape)))]
+            )
+            for shape, p1 in shapes
+        ]
         self._others = self._most_others()
         self.key = ("FocusedMasks", self.max_foci, windows.key, self._random[-2].key, tuple(self.shapes))
 

@@ -116,7 +116,7 @@ def focused_rise(
     window_size: float | Sequence[float] | None = None,
     levels: int = 3,
     keep: float = 0.06,
-    p1: float = 0.35,
+    p1: float = 0.5,
     seed: int = 0,
     max_foci: int = 4,
     window_unit: str = "voxel",
@@ -137,7 +137,7 @@ def focused_rise(
         window_size: edge of a window of the first level, as for :func:`hierarchical_occlusion`.
         levels: how many sizes of windows, each half as long as the one before.
         keep: share of a level's windows that is refined.
-        p1: probability in (0, 1) that a cell is kept. Below a half, masks that hide all of a lesion are more frequent.
+        p1: probability in (0, 1) that a cell is kept; where each of several places is enough, 0.7 of it.
         seed: of the random masks.
         max_foci: places with evidence, at the most.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.

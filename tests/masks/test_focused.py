@@ -191,7 +191,7 @@ def test_masks(shape: tuple[int, ...]) -> None:
     whole = behind + (len(bound.shapes) - 1) * voxels * 7
     wanted = [2, *(behind + at * 7 + i for i in (0, 3, 6)), whole + 6]
     masks = bound.render(wanted)
-    random = ms.RISEMasks(7, 3, 0.35, 5)
+    random = ms.RISEMasks(7, 3, 0.5, 5)
     expected = torch.ones(5, 1, *shape)
     expected[:1] = bound.windows.render([2])
     expected[(slice(1, 4), slice(None), *box)] = random.bind(torch.zeros(1, *[9] * len(shape))).render([0, 3, 6])
