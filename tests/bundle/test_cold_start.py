@@ -63,7 +63,8 @@ def test_the_first_command_gives_a_map_and_its_price_before(make: Callable[[str]
     assert np.ptp(saliency.get_fdata()) > 0
     (row,) = rows_of(saved / "summary.csv")
     price = f"patient 7: at least {row['forwards']} patch forwards"
-    predictions = f"that is {round(float(row['predictions']))} predictions"
+    number = float(row["predictions"])
+    predictions = f"that is {number:.{0 if number >= 10 else 1}f} predictions"  # as many digits as are told
     assert re.search(rf"{price}[^\r\n]*; {predictions}", done.stderr)
     bar = re.search(r"patient 7: +\d+%", done.stderr)
     assert bar
