@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from nibabel.spatialimages import SpatialImage
 
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import load_scan
@@ -16,13 +17,71 @@ from monai_saliency.storage.tables import REGION_COLUMNS, SUMMARY_COLUMNS, CaseT
 from monai_saliency.visualize.legend import Legend, rounded_up
 from monai_saliency.visualize.report.kept_scan import KeptScan, case_id, kept_path
 
-__all__ = ["CaseFiles", "Cohort", "Row", "class_words", "read_cohort", "read_maps"]
+__all__ = ["CaseFiles", "Cohort", "MapFile", "Row", "class_words", "read_cohort"]
 
 logger = logging.getLogger(__name__)
 
 Row = Mapping[str, str]
 #: units of scores that are in [-1, 1]
 _OF_ONE = {"probability", "0 to 1", "-1 to 1"}
+_VOXELS_AT_ONCE = 2**27
+
+
+@dataclass(frozen=True)
+class MapFile:
+    """A file of maps, whose voxels are read when they are needed.
+
+    Attributes:
+        path: the file.
+        image: what nibabel makes of it.
+        count: how many maps it holds.
+    """
+
+    path: Path
+    image: SpatialImage
+    count: int
+
+    @classmethod
+    def open(cls, path: Path, count: int) -> MapFile:
+        """Open a file.
+
+        Raises:
+            ValueError: when it holds another number of maps, or cannot be read.
+        """
+        try:
+            image = load_scan(path)
+        except Exception as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+        shape = image.shape[:-1] if count > 1 else image.shape
+        if len(shape) not in (2, 3) or (count > 1 and image.shape[-1] != count):
+            raise ValueError(f"{path} has shape {image.shape}, where summary.csv has {count} maps of 2D or 3D images")
+        return cls(path, image, count)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(*spatial)`` of a map."""
+        return self.image.shape[:-1] if self.count > 1 else self.image.shape
+
+    @property
+    def affine(self) -> np.ndarray:
+        """``(4, 4)``, from voxels to scanner mm."""
+        return np.asarray(self.image.affine, np.float64)
+
+    def read(self, part: tuple[slice, ...] | None = None) -> np.ndarray:
+        """The maps ``(count, *spatial)``, float32, or a part of each.
+
+        Raises:
+            ValueError: when they cannot be read.
+        """
+        part = part or tuple(slice(None) for _ in self.shape)
+        try:
+            # A part alone is read in twice the time, and many classes of a large CT do not fit into the memory.
+            lazily = np.prod(self.image.shape) > _VOXELS_AT_ONCE
+            voxels = self.image.dataobj if lazily else np.asanyarray(self.image.dataobj, dtype=np.float32)
+            found = np.asarray(voxels[part if self.count == 1 else (*part, slice(None))], dtype=np.float32)
+        except Exception as error:
+            raise ValueError(f"{self.path} cannot be read: {error}") from error
+        return np.moveaxis(found, -1, 0) if self.count > 1 else found[None]
 
 
 @dataclass(frozen=True)
@@ -141,23 +200,6 @@ def read_cohort(folder: str | Path) -> Cohort:
         maps, errors = (_inside(folder, folder / f"{case}_{name}.nii.gz") for name in (key, error))
         cases.append(CaseFiles(case, rows[case], failures.get(case), regions.get(case, ()), kept, maps, errors))
     return Cohort(folder, cases)
-
-
-def read_maps(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Maps ``(count, *spatial)`` of a file, float32, and their affine ``(4, 4)``.
-
-    Raises:
-        ValueError: when the file holds another number of maps, or cannot be read.
-    """
-    try:
-        image = load_scan(path)
-        voxels = np.asanyarray(image.dataobj, dtype=np.float32)
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    maps = np.moveaxis(voxels, -1, 0) if count > 1 else voxels[None]
-    if len(maps) != count or maps.ndim not in (3, 4):
-        raise ValueError(f"{path} has shape {voxels.shape}, where summary.csv has {count} maps of 2D or 3D images")
-    return maps, np.asarray(image.affine, np.float64)
 
 
 def class_words(row: Row) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.visualize.colours import COLD, WARM, blended
 from monai_saliency.visualize.legend import TIMES_ERROR, Legend, rounded_up
-from monai_saliency.visualize.report.cases import CaseFiles, class_words, read_maps
+from monai_saliency.visualize.report.cases import CaseFiles, MapFile, class_words
 from monai_saliency.visualize.report.kept_scan import KeptScan
 from monai_saliency.visualize.report.volumes import embedded, encoded, png
 
@@ -50,19 +50,19 @@ def show(case: CaseFiles, scales: Mapping[str, float]) -> Shown:
     if case.map_file is None:
         raise ValueError("its map is not in the folder any more")
     count = len(case.rows)
-    maps, affine = read_maps(case.map_file, count)
-    errors = None
-    if case.error_file is not None:
-        errors, _ = read_maps(case.error_file, count)
-        errors = errors if errors.shape == maps.shape else None
+    file = MapFile.open(case.map_file, count)
+    beside = None if case.error_file is None else MapFile.open(case.error_file, count)
+    if beside is not None and beside.shape != file.shape:
+        beside = None
     legends = case.legends(count)
     kept = case.kept
-    has_scan = kept is not None and kept.lies_on(maps.shape[1:], affine)
+    has_scan = kept is not None and kept.lies_on(file.shape, file.affine)
     if kept is None or not has_scan:
-        layers = count if errors is None else 2 * count
-        kept = KeptScan.of(case.case, np.zeros(maps.shape[1:], np.float32), maps, affine, legends, layers=layers)
-    each = zip(maps, [None] * count if errors is None else errors, legends, strict=True)
-    shown = [_Layer.of(saliency, error, legend, kept) for saliency, error, legend in each]
+        layers, nothing = count * (1 if beside is None else 2), np.zeros(file.shape, np.float32)
+        kept = KeptScan.of(case.case, nothing, file.read(), file.affine, legends, layers=layers)
+    maps = file.read(kept.part)
+    errors = [None] * count if beside is None else beside.read(kept.part)
+    shown = [_Layer.of(*each) for each in zip(maps, errors, legends, strict=True)]
     data = _place(kept) | {
         "case": case.case,
         "scan": embedded(kept.codes, _lattice_affine(kept), kept.step, kept.low) if has_scan else None,
@@ -103,9 +103,9 @@ class _Layer:
     legend: Legend
 
     @classmethod
-    def of(cls, saliency: np.ndarray, error: np.ndarray | None, legend: Legend, kept: KeptScan) -> _Layer:
-        values = np.nan_to_num(saliency[kept.part], posinf=0, neginf=0)
-        part = None if error is None else np.nan_to_num(error[kept.part], posinf=0, neginf=0)
+    def of(cls, saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> _Layer:
+        values = np.nan_to_num(saliency, posinf=0, neginf=0)
+        part = None if error is None else np.nan_to_num(error, posinf=0, neginf=0)
         size = np.abs(values)
         coloured = (size >= legend.floor(part is not None)) & (size > 0)
         if part is not None:
