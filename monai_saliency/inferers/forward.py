@@ -1,7 +1,7 @@
 """The one seam around every call of the network, for whole images and for patches alike.
 
-What has to happen around a forward belongs here and nowhere else: autocast, cancellation, counting the time in which
-the network is busy.
+What has to happen around a forward belongs here and nowhere else: autocast, cancellation, halving a batch for which the
+memory is too small, counting the time in which the network is busy.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from monai.inferers import Inferer, SliceInferer
 
+from monai_saliency.inferers.fitting import Fitting
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs
 from monai_saliency.utils.timing import BusyMeter
 
@@ -62,6 +63,7 @@ class Forward:
         self.meter = meter
         self.autocast = autocast
         self.guard = guard
+        self._fitting = Fitting(network)
 
     def of(self, inferer: Inferer, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Forward:
         """The same seam around another inner inferer, with other further arguments."""
@@ -80,15 +82,22 @@ class Forward:
         def infer(batch: Any, network: Callable[..., Any]) -> Any:
             return self.inferer(batch, network, *self.args, **self.kwargs)
 
-        with self._around(batch):
-            return self.inputs.run(infer, self.network, batch, partial(split.take_apart, values=values))
+        def call(part: torch.Tensor, values: Mapping[Any, torch.Tensor]) -> Any:
+            with self._around(part):
+                return self.inputs.run(infer, self.network, part, partial(split.take_apart, values=values))
+
+        return self._fitting.run(batch, call, values)
 
     def patches(self, batch: torch.Tensor) -> Any:
         """The network's output of patches ``(n, C, *roi_size)``, as a ``SlidingWindowInferer`` runs them."""
-        with self._around(batch):
-            if isinstance(self.inferer, SliceInferer):  # its network takes no further arguments
-                return self.inferer.network_wrapper(self.network, batch)
-            return self.network(batch, *self.args, **self.kwargs)
+
+        def call(part: torch.Tensor, values: Mapping[Any, torch.Tensor]) -> Any:
+            with self._around(part):
+                if isinstance(self.inferer, SliceInferer):  # its network takes no further arguments
+                    return self.inferer.network_wrapper(self.network, part)
+                return self.network(part, *self.args, **self.kwargs)
+
+        return self._fitting.run(batch, call)
 
     def autocast_dtype(self, image: torch.Tensor) -> torch.dtype | None:
         """The type of ``torch.autocast`` around the network for images like this one; None where nothing is cast."""

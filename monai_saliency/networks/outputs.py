@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["OutputPath", "check_rows", "choices", "num_rows", "read", "rows", "shape"]
+__all__ = ["OutputPath", "check_rows", "choices", "joined", "num_rows", "read", "rows", "shape"]
 
 #: a key, an index, several of them from the outside in, or a function of the output
 OutputPath: TypeAlias = "str | int | Sequence[str | int] | Callable[[Any], Any]"
@@ -104,6 +104,31 @@ def rows(output: Any, start: int, stop: int, count: int) -> Any:
     if isinstance(output, (tuple, list)):
         return [rows(part, start, stop, count) for part in output]
     return output
+
+
+def joined(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
+    """One output for all images of several batches, the opposite of :func:`rows`.
+
+    Args:
+        outputs: the output of each batch, all of one form.
+        counts: the number of images in each.
+
+    Example::
+
+        >>> import torch
+        >>> joined([{"pred": torch.zeros(2, 3)}, {"pred": torch.zeros(1, 3)}], [2, 1])["pred"].shape
+        torch.Size([3, 3])
+    """
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(list(outputs)) if first.ndim else first
+    if isinstance(first, Mapping):
+        return {key: joined([each[key] for each in outputs], counts) for key in first}
+    if _by_image(first, counts[0]):
+        return [entry for each in outputs for entry in each]
+    if isinstance(first, (tuple, list)):
+        return [joined(parts, counts) for parts in zip(*outputs, strict=True)]
+    return first
 
 
 def num_rows(output: Any) -> int:

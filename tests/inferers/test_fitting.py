@@ -1,0 +1,164 @@
+"""A batch that does not fit into memory is halved, and the map stays what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from monai.inferers import SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.inferers.fitting import Fitting
+from monai_saliency.networks.outputs import joined
+from monai_saliency.storage.score_store import ScoreStore
+
+IMAGE = torch.rand(1, 1, 12, 10, 8)
+
+
+class Small(torch.nn.Module):
+    """A network on a device whose memory shrinks: from a call on, no more than some images fit.
+
+    Args:
+        at: the number of the call.
+        fits: how many images fit from there on.
+        form: what is made of the output.
+    """
+
+    def __init__(self, at: int, fits: int, form: Callable[[torch.Tensor], Any] = lambda output: output) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(IMAGE.numel(), 3))
+        self.at, self.fits, self.form = at, fits, form
+        self.sizes: list[int] = []
+        self.failed = 0
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        self.sizes.append(len(batch))
+        if len(self.sizes) > self.at and len(batch) > self.fits:
+            self.failed += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return self.form(self.inner(batch))
+
+
+def explain(network: torch.nn.Module, **settings: Any) -> torch.Tensor:
+    target = ms.ClassScore("all", "softmax")
+    return ms.rise(40, 3, target=target, mask_batch_size=7, **settings)(IMAGE, network)
+
+
+@pytest.mark.parametrize("fits", [1, 2, 3, 5])
+@pytest.mark.parametrize("at", [0, 1, 3, 6, 8, 9])
+def test_the_map_is_the_same_whenever_memory_runs_out(at: int, fits: int) -> None:
+    network = Small(at, fits)
+    torch.testing.assert_close(explain(network), explain(Small(0, 99)), rtol=1e-5, atol=1e-6)
+    assert network.failed
+    after = network.sizes[max(i for i, size in enumerate(network.sizes) if size > fits) + 1 :]
+    # It goes on with what fits, in batches of one shape, but for images that are looked at alone.
+    assert len({*after} - {1}) <= 1
+    failed = network.failed
+    torch.testing.assert_close(explain(network), explain(Small(0, 99)), rtol=1e-5, atol=1e-6)
+    assert network.failed == failed  # what fits is known by now
+
+
+@pytest.mark.parametrize(
+    ("form", "output"),
+    [
+        (lambda output: {"pred": output, "names": None}, "pred"),
+        (lambda output: (output, [output * 2]), 0),
+        (lambda output: [{"scores": row} for row in output], lambda found: torch.stack([e["scores"] for e in found])),
+    ],
+)
+def test_structured_outputs_are_joined(form: Callable[[torch.Tensor], Any], output: Any) -> None:
+    maps = [explain(Small(4, fits, form), output=output) for fits in (99, 2)]
+    torch.testing.assert_close(*maps, rtol=1e-5, atol=1e-6)
+
+
+def test_patches_are_halved_too() -> None:
+    class Segmenter(Small):
+        def __init__(self, fits: int) -> None:
+            super().__init__(5, fits)
+            self.inner = torch.nn.Conv3d(1, 2, 3, padding=1)
+
+    def of(network: torch.nn.Module) -> torch.Tensor:
+        torch.manual_seed(1)
+        inferer = SlidingWindowInferer(6, 5, overlap=0.5)
+        target = ms.RegionScore([0, 1], "softmax", region="all")
+        return ms.sliding_window(4, 4, target=target, inferer=inferer)(IMAGE, network)
+
+    networks = Segmenter(99), Segmenter(2)
+    networks[1].load_state_dict(networks[0].state_dict())
+    torch.testing.assert_close(of(networks[0]), of(networks[1]), rtol=1e-5, atol=1e-6)
+    assert networks[1].failed == 2  # five patches, three, then two
+
+
+def test_stored_scores_are_resumed_at_another_size(tmp_path: Path) -> None:
+    network = Small(0, 99)
+    inferer = ms.rise(40, 3, target=ms.ClassScore("all", "softmax"), mask_batch_size=7)
+    stored = [ScoreStore(tmp_path).open("a", "key")]
+
+    def cut_off(batch: torch.Tensor) -> torch.Tensor:
+        if len(network.sizes) == 9:
+            raise KeyboardInterrupt
+        return network(batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        inferer.explain(IMAGE, cut_off, stored=stored)
+    small = Small(0, 3)
+    found = inferer.explain(IMAGE, small, stored=[ScoreStore(tmp_path).open("a", "key")])
+    torch.testing.assert_close(found[0].saliency[None], explain(Small(0, 99)), rtol=1e-5, atol=1e-6)
+    fresh = Small(0, 3)
+    explain(fresh)
+    assert sum(small.sizes) < sum(fresh.sizes) - 14  # two batches of masks were there
+
+
+def test_an_image_that_does_not_fit_alone_is_an_error() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        explain(Small(0, 0))
+
+
+def test_a_batch_that_was_changed_in_place_is_not_run_again() -> None:
+    batch = torch.rand(4, 2)
+
+    def call(part: torch.Tensor, values: Any) -> torch.Tensor:
+        part.add_(1)
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Fitting(call).run(batch, call)
+
+
+def test_other_errors_are_raised_at_once() -> None:
+    calls = []
+
+    def call(part: torch.Tensor, values: Any) -> torch.Tensor:
+        calls.append(len(part))
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        Fitting(call).run(torch.rand(4, 2), call)
+    assert calls == [4]
+
+
+@pytest.mark.parametrize("words", ["CUDA out of memory", "DefaultCPUAllocator: can't allocate memory"])
+def test_rows_and_their_values_stay_together(words: str) -> None:
+    seen = []
+
+    def call(part: torch.Tensor, values: Any) -> torch.Tensor:
+        seen.append(len(part))
+        if len(part) > 3:
+            raise RuntimeError(words)
+        return part * 10 + values["number"]
+
+    batch = torch.arange(10.0)[:, None]
+    found = Fitting(call).run(batch, call, {"number": batch / 10})
+    torch.testing.assert_close(found, batch * 10 + batch / 10)
+    assert seen == [10, 5, 3, 3, 3, 3]
+
+
+def test_joined_is_the_opposite_of_rows() -> None:
+    parts = [{"a": torch.tensor([[1.0], [2.0]]), "b": [torch.tensor([5.0, 6.0])]}, {"a": torch.tensor([[3.0]])}]
+    parts[1]["b"] = [torch.tensor([7.0])]
+    found = joined(parts, [2, 1])
+    assert (found["a"].flatten().tolist(), found["b"][0].tolist()) == ([1.0, 2.0, 3.0], [5.0, 6.0, 7.0])
