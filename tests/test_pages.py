@@ -21,10 +21,10 @@ from monai.transforms import Activationsd, Compose, EnsureChannelFirstd, LoadIma
 
 import monai_saliency as ms
 from monai_saliency import methods
-from monai_saliency.bundle.chosen_method import all_settings
+from monai_saliency.bundle.chosen_method import all_settings, own_settings
 from monai_saliency.bundle.configs import overlay_path
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "tutorials" / "pages").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "tutorials" / "pages").glob("*.md"))]
 #: those that are not in `PAGES` run as tests of their engine
 WITH_COMMANDS = [*PAGES, BUNDLE / "docs" / "README.md", *sorted((ROOT / "tutorials" / "engines").glob("*.md"))]
 
@@ -126,6 +126,16 @@ def check_xaitk(made: dict[str, Any], folder: Path) -> None:
     assert made["maps"].shape == (2, 24, 20)
 
 
+def check_contributing(made: dict[str, Any], folder: Path) -> None:
+    """Its tests pass, and its method is one that the bundle takes."""
+    tests = [made[name] for name in made if name.startswith("test_")]
+    assert len(tests) == 3
+    for test in tests:
+        test()
+    assert own_settings(made["slabs"]).keys() == {"thickness"}
+
+
+GIVEN["CONTRIBUTING"] = (lambda folder: {}, check_contributing)
 GIVEN["README"] = (lambda folder: volumes(), check_readme)
 GIVEN["python"] = (in_python, check_python)
 GIVEN["xaitk"] = (with_xaitk, check_xaitk)
@@ -226,5 +236,5 @@ def test_the_readme_names_every_method_and_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     table = readme.partition("## Which method when")[2].partition("\n## ")[0]
     assert {*methods.__all__} <= {*re.findall(r"`(\w+)`", table)}
-    for page in PAGES[1:]:
-        assert f"](tutorials/pages/{page.name}" in readme, page.name
+    for page in PAGES:
+        assert page.stem == "README" or f"{page.name})" in readme, page.name
