@@ -68,9 +68,9 @@ class FocusedMasks(Masks):
       the map says what it adds where the others are not. What all boxes leave of the score is said. These forwards are
       taken from ``num_masks``, of which 35 % remain at least: one further look with the default settings, more with
       more masks.
-    - Where nothing stands out and all windows together take less than a tenth of what hiding the whole image takes,
-      each window is shown alone with a margin, all else hidden. A place that alone gives 80 % of what the image gives
-      is enough, and is a box. With more than ``max_foci`` such places it goes on as if there were none.
+    - Where all windows together take less than a tenth of what hiding the whole image takes, at most two boxes stand
+      out. With none, each window is shown alone with a margin, all else hidden. A place that alone gives 80 % of what
+      the image gives is enough, and is a box. With more than ``max_foci`` such places it goes on as if there were none.
     - Where more boxes are as strong, or the boxes hold less than half of all that windows took from the score, nothing
       stands out, as in a healthy scan: the masks perturb the whole image then. So they do where a box is more than an
       eighth of the image.

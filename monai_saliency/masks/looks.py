@@ -17,6 +17,8 @@ __all__ = ["Found", "LookMasks", "look"]
 _LEFT = 0.15
 # Parts are shown alone where nothing stands out and all windows take less than this share of what the image adds.
 _REDUNDANT = 0.1
+# More places than this do not stand out where windows take so little: chance takes as much.
+_TINY_FOCI = 2
 
 
 @dataclass
@@ -122,7 +124,9 @@ def look(
                 return found
             found.spent += len(inner)
         evidence = masks.windows.spread(inner, level - own).clip(min=0)
-        more = masks.boxes.find(evidence, (masks.most if number else masks.max_foci) - len(found.boxes))
+        tiny = not number and evidence.sum() < _REDUNDANT * adds
+        most = min(_TINY_FOCI, masks.max_foci) if tiny else masks.most if number else masks.max_foci
+        more = masks.boxes.find(evidence, most - len(found.boxes))
         found.boxes += more
         if not more or len(found.boxes) > masks.most:
             break
