@@ -1,0 +1,85 @@
+"""What the loop gives for a case: its map, with the scores that it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from monai_saliency.estimators.base import Estimator
+from monai_saliency.masks.base import BoundMasks
+from monai_saliency.targets.base import BoundTarget
+from monai_saliency.utils.profiling import stage
+
+__all__ = ["Explanation"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The explanation of one case.
+
+    Attributes:
+        name: the case's name.
+        saliency: the map ``(K, *spatial)``, on the image's device, in the score's unit; ``(K * C, *spatial)`` where
+            channels have masks of their own.
+        scores: ``(N, K)``, one row a mask.
+        indices: the mask of each row of ``scores``, N of them.
+        reference_scores: ``(K,)``, of the unperturbed image.
+        target: the target, bound to the case.
+        masks: the masks, bound to the case.
+        num_forwards: what went through the network for this case. Images: the masks and the unperturbed image, less
+            the masks whose scores were stored; or patches of images, where their outputs are remembered
+            (:mod:`monai_saliency.inferers.patches`). Not counted is what is run to check that the rows of a batch are
+            independent (:mod:`monai_saliency.inferers.reference`).
+        per_prediction: how many forwards one prediction of the image is: 1, or its number of patches.
+        noise: ``(K,)``, how large a value of each map can be by chance, see
+            :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
+        estimator: what made the map of the scores.
+        stopped: why no further masks were scored, in words; empty where all masks are one round.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> explain = ms.sliding_window(1, target=ms.ClassScore([0], "none"))
+        >>> [explanation] = explain.explain(torch.ones(1, 1, 1, 2), lambda images: images.flatten(1).sum(1, True))
+        >>> explanation.saliency.tolist(), explanation.scores.tolist(), explanation.reference_scores.tolist()
+        ([[[1.0, 1.0]]], [[1.0], [1.0]], [2.0])
+    """
+
+    name: str
+    saliency: torch.Tensor
+    scores: torch.Tensor
+    indices: Sequence[int]
+    reference_scores: torch.Tensor
+    target: BoundTarget
+    masks: BoundMasks
+    num_forwards: int
+    noise: torch.Tensor | None = None
+    per_prediction: int = 1
+    estimator: Estimator | None = None
+    stopped: str = ""
+
+    @cached_property
+    def standard_error(self) -> torch.Tensor | None:
+        """How far each voxel of the map may be from the value that endless masks would give: of the map's shape, unit
+        and device, see :meth:`~monai_saliency.estimators.base.Estimator.standard_error`. None where there is none.
+
+        It is computed from the scores when it is first asked for, without a forward. Masks are rendered once more.
+        """
+        if self.estimator is None:
+            return None
+        with torch.no_grad(), stage("standard error"):
+            return self.estimator.standard_error(self.masks, self.indices, self.scores, self.reference_scores)
+
+    @property
+    def explained(self) -> list[tuple[Any, int | None, float]]:
+        """What each map shows: the class or channel explained, the image's channel (None where a map is of all), and
+        the unperturbed image's score.
+        """
+        channels = [None] if self.masks.channels is None else range(self.masks.channels)
+        scores = zip(self.target.labels, self.reference_scores.tolist(), strict=True)
+        return [(label, channel, score) for label, score in scores for channel in channels]
