@@ -117,7 +117,7 @@ class _Run:
 
     def method_with_fill(self) -> BlackBoxMethod:
         """A copy of the method, with the case's fill where it has none."""
-        method = copy.deepcopy(self.inferer.method)
+        method: Any = copy.deepcopy(self.inferer.method)
         if getattr(method, "fill", 0) is None:
             method.fill = image_of(self.state.fill)
         return method
