@@ -90,31 +90,30 @@ class _Call:
         asked = [each is not None and bool(each.any()) for each in grads]
         if not any(asked):
             return torch.zeros_like(images)
-        if self._kept is None:
+        if self._kept is None and not self.calls.broken:
             kind, enabled, dtype = self._cast
             with torch.autocast(kind, dtype, enabled):
                 self._run(images)
-        assert self._kept is not None
-        leaf, watched, outputs = self._kept
+        found = None if self.calls.broken else self._read(grads, asked)
         if self.calls.again:
             self._kept = None
-        pairs = [
-            (output, grad)
-            for output, grad, is_asked in zip(outputs, grads, asked, strict=True)
-            if is_asked and output.requires_grad
-        ]
-        found = None
-        if pairs:
-            try:
-                asked_outputs, asked_grads = ([pair[i] for pair in pairs] for i in range(2))
-                found = self.calls.method.pull(leaf, watched, asked_outputs, asked_grads, not self.calls.again)
-            except NoGradient as error:
-                self.calls.broken = str(error)
-                return torch.zeros_like(images)
         if found is None:
-            self.calls.broken = "its outputs do not depend on its images as far as autograd sees"
+            self.calls.broken = self.calls.broken or "its outputs do not depend on its images, as far as autograd sees"
             return torch.zeros_like(images)
         return found
+
+    def _read(self, grads: Sequence[torch.Tensor], asked: Sequence[bool]) -> torch.Tensor | None:
+        assert self._kept is not None
+        leaf, watched, outputs = self._kept
+        places = [i for i, output in enumerate(outputs) if asked[i] and output.requires_grad]
+        if not places:
+            return None
+        of_each = [outputs[i] for i in places], [grads[i] for i in places]
+        try:
+            return self.calls.method.pull(leaf, watched, *of_each, not self.calls.again)
+        except NoGradient as error:
+            self.calls.broken = str(error)
+            return None
 
     def _run(self, images: torch.Tensor) -> Any:
         method = self.calls.method

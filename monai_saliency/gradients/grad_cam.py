@@ -42,7 +42,7 @@ class GradCAM(GradientMethod):
 
         >>> import torch
         >>> network = torch.nn.Sequential(torch.nn.AvgPool2d(2), torch.nn.ReLU(), torch.nn.Flatten())
-        >>> images = torch.ones(1, 1, 4, 4)
+        >>> images = torch.ones(1, 1, 4, 4, requires_grad=True)
         >>> with GradCAM().watching(network) as layers:
         ...     output = network(images)
         >>> layers.name

@@ -72,6 +72,7 @@ class GradientInferer(WholeMethodInferer):
     """
 
     method: GradientMethod
+    samples = "samples"
 
     def __init__(self, method: GradientMethod, target: Target, *args: Any, **settings: Any) -> None:
         words = "a white-box method such as IntegratedGradients()"
@@ -81,13 +82,20 @@ class GradientInferer(WholeMethodInferer):
     def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
         size = min(self.mask_batch_size, len(self.method))
         try:
-            _Run(self, forward, states, split, index, size).explain()
+            self.explain_by(size, forward, states, split, index)
         except _RowsDepend as error:
             found = str(error)
         else:
             return
         say_once(forward.network, f"{found}. Its images go through the network one at a time, which takes longer")
-        _Run(self, forward, states, split, index, 1).explain()
+        self.explain_by(1, forward, states, split, index)
+
+    def explain_by(
+        self, size: int, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int
+    ) -> None:
+        """Make the map of one case in batches of a size."""
+        with torch.inference_mode(False), torch.no_grad():  # where the caller infers, nothing could be differentiated
+            _Run(self, forward, states, split, index, size).explain()
 
 
 class _RowsDepend(Exception):
@@ -161,7 +169,7 @@ class _Run:
         count = len(images)
         checked = Passed(self.forward, self.output, ["derivatives", count], self.state.case.image, self.state.fill)
         try:
-            with torch.inference_mode(False), torch.enable_grad(), stage("derivative"):
+            with torch.enable_grad(), stage("derivative"):
                 leaf = images.detach().clone().requires_grad_()
                 scores = bound(rows(self.run(self.tracing, leaf), 0, count, count))
                 last = scores.shape[1] - 1

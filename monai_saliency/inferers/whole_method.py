@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,9 +42,14 @@ class WholeMethodInferer(PerturbationInferer):
             each case's own map.
         settings: those of :class:`~monai_saliency.PerturbationInferer`.
 
+    Attributes:
+        samples: what the method asks for is called, in errors.
+
     Raises:
         ValueError: for an estimator without masks.
     """
+
+    samples: ClassVar[str] = "masks"
 
     def __init__(
         self,
@@ -92,8 +97,8 @@ class WholeMethodInferer(PerturbationInferer):
     ) -> list[CaseState]:
         if meet is not None or (part is not None and part.count > 1):
             raise ValueError(
-                f"the masks of {type(self.method).__name__} cannot be shared between workers: let these share cases "
-                "(--saliency_split cases)"
+                f"the {self.samples} of {type(self.method).__name__} cannot be shared between workers: let these share "
+                "cases (--saliency_split cases)"
             )
         forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
         with torch.no_grad(), evaluating(network):
