@@ -25,7 +25,7 @@ class FocusedScoring(Estimator):
     last level inside that window. Both are the drop of the score for a part of the image as large as a window of the
     last level, in the score's unit.
 
-    Where evidence is there more than once (:class:`~monai_saliency.FocusedMasks`), the value inside a box is the drop
+    Where one box gives what another gives (:class:`~monai_saliency.FocusedMasks`), the value inside a box is the drop
     with the other boxes hidden.
 
     Each explained score has the boxes that its own evidence asked for. Where its boxes overlap, the first one counts,

@@ -147,7 +147,8 @@ def focused_rise(
     show its shape: a sharp map from a few hundred forwards.
 
     Where nothing stands out, as in a healthy scan, the masks perturb the whole image.
-    Where any of several places is enough for the score, such as two lesions, each is perturbed with the others hidden.
+    Where one place gives what another gives, such as two lesions, the windows look again with the first one hidden, and
+    each place is perturbed with the others hidden.
 
     Args:
         num_masks: random masks for each explained score; several places with evidence share them.
@@ -155,7 +156,7 @@ def focused_rise(
         window_size: edge of a window of the first level, as for :func:`hierarchical_occlusion`.
         levels: how many sizes of windows, each half as long as the one before.
         keep: share of a level's windows that is refined.
-        p1: probability in (0, 1) that a cell is kept; where each of several places is enough, 0.7 of it.
+        p1: probability in (0, 1) that a cell is kept; where the other places are hidden meanwhile, 0.7 of it.
         seed: of the random masks.
         max_foci: places with evidence, at the most.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
