@@ -88,7 +88,8 @@ class BoundTarget(ABC):
         vouch: numbers ``(V,)`` of the output for the unperturbed image, by which stored scores are recognised; None
             where the scores of that image do this. A target whose own reference scores the same for every image
             sets it, by :func:`digits`.
-<<<<<<< HEAD
+        members: of how many networks the scores are: K is a multiple of it, the first network's come first.
+        bound_to_mean: where there are several, the target bound to the mean of their outputs, of one network's scores.
 
     Example::
 
@@ -101,10 +102,6 @@ class BoundTarget(ABC):
         [1]
         >>> bound(torch.zeros(2, 3)).tolist()
         [[0.3333333432674408], [0.3333333432674408]]
-=======
-        members: of how many networks the scores are: K is a multiple of it, the first network's come first.
-        bound_to_mean: where there are several, the target bound to the mean of their outputs, of one network's scores.
->>>>>>> whitebox19
     """
 
     labels: Sequence[int | str]
