@@ -25,7 +25,7 @@ from monai_saliency.estimators.squared_difference import SquaredDifferenceScorin
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
 from monai_saliency.fills.scan_unit import ScanUnitFill
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
@@ -49,8 +49,10 @@ from monai_saliency.methods import (
     channel_occlusion,
     drise,
     focused_rise,
+    grad_cam,
     hierarchical_occlusion,
     hsic,
+    integrated_gradients,
     mc_rise,
     minimal_region,
     multi_scale_window,
@@ -62,6 +64,7 @@ from monai_saliency.methods import (
     shapley,
     sliding_radial,
     sliding_window,
+    smoothgrad,
     sobol,
     squared_difference,
 )
@@ -137,7 +140,9 @@ __all__ = [
     "drise",
     "hierarchical_occlusion",
     "focused_rise",
+    "grad_cam",
     "hsic",
+    "integrated_gradients",
     "mc_rise",
     "minimal_region",
     "multi_scale_window",
@@ -150,6 +155,7 @@ __all__ = [
     "shapley_values",
     "sliding_radial",
     "sliding_window",
+    "smoothgrad",
     "sobol",
     "squared_difference",
 ]

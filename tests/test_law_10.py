@@ -17,7 +17,7 @@ from typing import Any
 import monai.bundle
 import pytest
 import torch
-from helpers.dependent import COUPLINGS, Coupled, classify, segment
+from helpers.dependent import COUPLINGS, Coupled, Layered, classify, segment
 from helpers.files import maps, rows_of
 from helpers.forked_ranks import on_ranks
 from helpers.own_bundle import rank, settings
@@ -131,6 +131,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "squared_difference": {"radius": 3, "stride": 3, "sigma": 0.5},
     "sbsm": {"window_size": 6, "stride": 3},
     "drise": {"num_masks": 20, "grid_size": 3},
+    "integrated_gradients": {"steps": 6},
+    "smoothgrad": {"num_samples": 6},
+    "grad_cam": {},
 }
 
 
@@ -141,7 +144,7 @@ def test_methods(method: str, sliding: bool) -> None:
     if sliding:
         given = {"inferer": SlidingWindowInferer((6, 6), 3, overlap=0.5)} | given
     target: Target = ms.RegionScore(1, "softmax", "all") if "inferer" in given else ms.ClassScore([0, 2], "softmax")
-    network = segment if "inferer" in given else classify
+    network = Layered(segment if "inferer" in given else classify)  # for methods that read a layer
 
     def make(batch: int) -> ms.PerturbationInferer:
         # One at a time are whole images: remembered patches run batches of patches.
@@ -177,6 +180,10 @@ TARGETS: dict[str, list[tuple[Callable[[], Target], Callable[[torch.Tensor], Any
     ],
     "FieldSimilarity": [(lambda: ms.FieldSimilarity(), displace)],
     "FunctionScore": [(lambda: ms.FunctionScore(lambda output: output.mean(dim=1)), classify)],
+    "MemberTarget": [
+        (lambda: ms.targets.members.MemberTarget(ms.ClassScore([0], "none"), 3), classify),
+        (lambda: ms.targets.members.MemberTarget(ms.RegionScore(0, "none", "all"), 3), segment),
+    ],
     "RegionScore": [(lambda: ms.RegionScore(1, "softmax"), segment)],
     "PredictedRegionScore": [
         (lambda: PredictedRegionScore(1, "sigmoid", lambda output: SIGMOID.labels(output, "sigmoid")), segment)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.dependent import Layered
 from helpers.examples import TARGETS, found_in_package, repeated, target_examples
 from monai.inferers import SlidingWindowInferer
 
@@ -113,6 +114,11 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
     "squared_difference": [lambda dims: {"radius": 2.5, "stride": 3, "sigma": 1.0}],
     "sbsm": [lambda dims: {"window_size": 4, "stride": 3}],
     "drise": [lambda dims: {"num_masks": 12, "grid_size": 3}],
+    "integrated_gradients": [lambda dims: {"steps": 7}],
+    "smoothgrad": [
+        lambda dims, each=each: {"num_samples": 7, "reading": each} for each in ("times_input", "absolute", "signed")
+    ],
+    "grad_cam": [lambda dims: {}],
 }
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
@@ -183,9 +189,9 @@ def test_a_constant_in_every_score_changes_no_map(name: str, dims: int) -> None:
         )  # neither at its lowest nor at its highest
 
     image = images(dims, torch.float64)
-    maps = explain(name, dims, RegressionScore(), image, network)
+    maps = explain(name, dims, RegressionScore(), image, Layered(network))
     assert float(maps.abs().max()) > 1e-3
-    moved = explain(name, dims, RegressionScore(), image, lambda x: network(x) + 1000)
+    moved = explain(name, dims, RegressionScore(), image, Layered(lambda x: network(x) + 1000))
     torch.testing.assert_close(moved, maps, rtol=0, atol=1e-11)
 
 

@@ -31,7 +31,7 @@ from monai_saliency.bundle.command import from_environment
 #: From bottom to top: a room imports only from rooms to the left of it.
 ROOMS = (
     *("errors", "version", "utils", "cases", "sharding", "masks", "storage", "estimators", "networks", "targets"),
-    *("fills", "inferers", "methods", "metrics", "visualize", "handlers", "xaitk", "transforms", "data"),
+    *("fills", "gradients", "inferers", "methods", "metrics", "visualize", "handlers", "xaitk", "transforms", "data"),
     *("distributed", "engines", "bundle", "", "__main__"),
 )
 #: Names with an underscore that Python documents as public.

@@ -1,10 +1,10 @@
-"""One case on its way through the loop, and its explanation at the end."""
+"""One case on its way through the loop, to its explanation (:mod:`monai_saliency.inferers.explanation`)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator, ScoreState, first_round
 from monai_saliency.inferers.agreement import Origin, differences
+from monai_saliency.inferers.explanation import Explanation, of_members
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.fingerprint import fingerprint
@@ -25,71 +26,12 @@ from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import finite_between, plain
 
-__all__ = ["CaseState", "Explanation", "merged"]
+__all__ = ["CaseState", "merged"]
 
 logger = logging.getLogger(__name__)
 
 #: how far scores of one image may differ between runs on one kind of device, relative to the largest
 _SAME = 1e-5
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The explanation of one case.
-
-    Attributes:
-        name: the case's name.
-        saliency: the map ``(K, *spatial)``, on the image's device, in the score's unit; ``(K * C, *spatial)`` where
-            channels have masks of their own.
-        scores: ``(N, K)``, one row a mask.
-        indices: the mask of each row of ``scores``, N of them.
-        reference_scores: ``(K,)``, of the unperturbed image.
-        target: the target, bound to the case.
-        masks: the masks, bound to the case.
-        num_forwards: what went through the network for this case. Images: the masks and the unperturbed image, less
-            the masks whose scores were stored; or patches of images, where their outputs are remembered
-            (:mod:`monai_saliency.inferers.patches`). Not counted is what is run to check that the rows of a batch are
-            independent (:mod:`monai_saliency.inferers.reference`).
-        per_prediction: how many forwards one prediction of the image is: 1, or its number of patches.
-        noise: ``(K,)``, how large a value of each map can be by chance, see
-            :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
-        estimator: what made the map of the scores.
-        stopped: why no further masks were scored, in words; empty where all masks are one round.
-    """
-
-    name: str
-    saliency: torch.Tensor
-    scores: torch.Tensor
-    indices: Sequence[int]
-    reference_scores: torch.Tensor
-    target: BoundTarget
-    masks: BoundMasks
-    num_forwards: int
-    noise: torch.Tensor | None = None
-    per_prediction: int = 1
-    estimator: Estimator | None = None
-    stopped: str = ""
-
-    @cached_property
-    def standard_error(self) -> torch.Tensor | None:
-        """How far each voxel of the map may be from the value that endless masks would give: of the map's shape, unit
-        and device, see :meth:`~monai_saliency.estimators.base.Estimator.standard_error`. None where there is none.
-
-        It is computed from the scores when it is first asked for, without a forward. Masks are rendered once more.
-        """
-        if self.estimator is None:
-            return None
-        with torch.no_grad(), stage("standard error"):
-            return self.estimator.standard_error(self.masks, self.indices, self.scores, self.reference_scores)
-
-    @property
-    def explained(self) -> list[tuple[Any, int | None, float]]:
-        """What each map shows: the class or channel explained, the image's channel (None where a map is of all), and
-        the unperturbed image's score.
-        """
-        channels = [None] if self.masks.channels is None else range(self.masks.channels)
-        scores = zip(self.target.labels, self.reference_scores.tolist(), strict=True)
-        return [(label, channel, score) for label, score in scores for channel in channels]
 
 
 class CaseState:
@@ -412,7 +354,7 @@ class CaseState:
         if stopped:
             logger.info("case %s: %d masks, then %s", self.case.name, len(self.state.indices), stopped)
         with stage("map"):
-            return Explanation(
+            explanation = Explanation(
                 name=self.case.name,
                 saliency=self.state.compute(),
                 scores=self.state.scores,
@@ -426,6 +368,7 @@ class CaseState:
                 estimator=self.state.estimator,
                 stopped=stopped,
             )
+            return of_members(explanation, self.rounding)
 
 
 @torch.no_grad()
@@ -438,6 +381,17 @@ def merged(parts: Iterable[Sequence[CaseState]]) -> list[Explanation]:
     Raises:
         ValueError: when the parts belong to different cases, images, settings or networks.
         CaseError: when a part or a round is missing, or scores are NaN or infinite.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> from monai_saliency.sharding import Part
+        >>> explain = ms.rise(16, target=ms.ClassScore([0], "none"), mask_batch_size=4)
+        >>> images, network = torch.rand(1, 1, 8, 8), torch.nn.Flatten()
+        >>> parts = [explain.score(images, network, part=Part(i, 2)) for i in range(2)]
+        >>> bool((merged(parts)[0].saliency == explain(images, network)[0]).all())
+        True
     """
     explanations = []
     for state, *others in zip(*parts, strict=True):

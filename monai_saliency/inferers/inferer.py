@@ -17,8 +17,9 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.inferers.agreement import Origin
-from monai_saliency.inferers.case_state import CaseState, Explanation
+from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.expected import RowsDepend
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.once import say_once
 from monai_saliency.inferers.patch_memory import PatchMemory
@@ -27,11 +28,13 @@ from monai_saliency.inferers.price import Pace
 from monai_saliency.inferers.settings import check_cases, check_settings
 from monai_saliency.inferers.whole_images import Rows, Scoring, WholeImages
 from monai_saliency.masks.base import Masks
+from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
+from monai_saliency.targets.members import MemberTarget
 from monai_saliency.utils.arguments import callable_network, flag, instance, whole_number
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import score_precision
@@ -48,9 +51,8 @@ class PerturbationInferer(Inferer):
     """Explains images by perturbing them: images and network in, saliency maps out.
 
     For each image and mask it makes ``perturbed = mask * image + (1 - mask) * fill(image)``, batch by batch on the
-    image's device, and the inner inferer runs the network on the batch, as it does to predict. All batches have one
-    shape. A batch holds masks of several images where these are given together. The unperturbed image takes the row
-    before its first mask.
+    image's device, and the inner inferer runs the network on it, as it does to predict. All batches have one shape. One
+    holds masks of several images where these are given together. The unperturbed image stands before its first mask.
 
     Args:
         masks: where images are perturbed.
@@ -77,8 +79,11 @@ class PerturbationInferer(Inferer):
 
     Example::
 
-        explain = PerturbationInferer(RISEMasks(1000), ClassScore([1], activation="softmax"), RISEScoring(p1=0.5))
-        maps = explain(images, network)  # (B, C, *spatial) -> (B, 1, *spatial)
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> explain = PerturbationInferer(ms.RISEMasks(100), ms.ClassScore([1], "softmax"), ms.RISEScoring(p1=0.5))
+        >>> explain(torch.rand(2, 1, 16, 16), torch.nn.Flatten()).shape
+        torch.Size([2, 1, 16, 16])
     """
 
     def __init__(
@@ -169,9 +174,7 @@ class PerturbationInferer(Inferer):
             )
         maps = torch.stack([explanation.saliency for explanation in explanations])
         meta = self.inputs.split(inputs).meta
-        if isinstance(meta, MetaTensor):
-            maps = convert_to_dst_type(maps, meta, dtype=maps.dtype)[0]
-        return maps
+        return convert_to_dst_type(maps, meta, dtype=maps.dtype)[0] if isinstance(meta, MetaTensor) else maps
 
     def explain(
         self,
@@ -230,6 +233,9 @@ class PerturbationInferer(Inferer):
             the cases with their scores.
         """
         callable_network(network)
+        if isinstance(network, Ensemble):
+            inferer = self.replace(target=MemberTarget(self.target, len(network)))
+            return inferer.score(inputs, network.members, *args, cases=cases, stored=stored, part=part, **kwargs)
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
         given: dict[str, Any] = {"cases": cases, "stored": stored, "part": part}

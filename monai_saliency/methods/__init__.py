@@ -31,6 +31,7 @@ from __future__ import annotations
 from monai_saliency.methods.dependence import hsic, sobol
 from monai_saliency.methods.detection import drise
 from monai_saliency.methods.fills import mc_rise
+from monai_saliency.methods.gradients import grad_cam, integrated_gradients, smoothgrad
 from monai_saliency.methods.radial import sliding_radial, squared_difference
 from monai_saliency.methods.random_masks import focused_rise, random_grid, rise
 from monai_saliency.methods.regions import channel_occlusion, region_occlusion, shapley
@@ -62,4 +63,7 @@ __all__ = [
     "squared_difference",
     "sbsm",
     "drise",
+    "integrated_gradients",
+    "smoothgrad",
+    "grad_cam",
 ]

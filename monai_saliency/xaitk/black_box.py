@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +13,15 @@ from smqtk_classifier.interfaces.classify_image import ClassifyImage
 from smqtk_detection.interfaces.detect_image_objects import DetectImageObjects
 from xaitk_saliency import GenerateImageClassifierBlackboxSaliency, GenerateObjectDetectorBlackboxSaliency
 
-from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.estimators.base import Estimator, Meaning
+from monai_saliency.estimators.base import Estimator
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.forward import Forward, Guard, evaluating
-from monai_saliency.inferers.inferer import Meet, PerturbationInferer
+from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.reference import ReferenceCheck
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.inferers.whole_method import WholeMethodInferer, finish
+from monai_saliency.masks.base import Masks
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import check_rows, read, rows
-from monai_saliency.sharding import Part
-from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.precision import rounding_of
@@ -36,7 +33,7 @@ __all__ = ["BlackBoxInferer", "BlackBoxMethod"]
 BlackBoxMethod = GenerateImageClassifierBlackboxSaliency | GenerateObjectDetectorBlackboxSaliency
 
 
-class BlackBoxInferer(PerturbationInferer):
+class BlackBoxInferer(WholeMethodInferer):
     """Explains 2D images by a whole method of xaitk-saliency.
 
     The method runs its own loop on arrays and asks for the scores of perturbed images; here they are computed, in
@@ -57,7 +54,17 @@ class BlackBoxInferer(PerturbationInferer):
 
     Raises:
         ValueError: for settings that are something else.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> explain = BlackBoxInferer(ms.xaitk.SlidingWindowStack((2, 2), (2, 2)), ms.ClassScore([0], "none"))
+        >>> explain(torch.rand(1, 1, 4, 4), torch.nn.Flatten()).shape
+        torch.Size([1, 1, 4, 4])
     """
+
+    method: BlackBoxMethod
 
     def __init__(
         self,
@@ -70,49 +77,10 @@ class BlackBoxInferer(PerturbationInferer):
     ) -> None:
         words = "a GenerateImageClassifierBlackboxSaliency or GenerateObjectDetectorBlackboxSaliency of xaitk-saliency"
         types = (GenerateImageClassifierBlackboxSaliency, GenerateObjectDetectorBlackboxSaliency)
-        self.method = instance("method", method, types, words)
-        if estimator is not None and masks is None:
-            raise ValueError(
-                f"{type(method).__name__} makes its own maps: leave out `estimator` {type(estimator).__name__}, or "
-                "give `masks` too"
-            )
-        super().__init__(masks or _MethodMasks(), target, estimator or _MethodMap(method), fill, **settings)
+        super().__init__(instance("method", method, types, words), target, masks, estimator, fill, **settings)
 
-    @property
-    def deciding_by_name(self) -> dict[str, Any]:
-        return {**super().deciding_by_name, "method": self.method}
-
-    def replace(self, **changes: Any) -> PerturbationInferer:
-        changed = self.settings | changes
-        if isinstance(changed["masks"], _MethodMasks):
-            return BlackBoxInferer(**{**changed, "masks": None, "estimator": None})
-        del changed["method"]
-        return PerturbationInferer(**changed)
-
-    def score_here(
-        self,
-        inputs: Any,
-        network: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        cases: Sequence[Case] | None = None,
-        stored: Sequence[CaseScores] | None = None,
-        part: Part | None = None,
-        meet: Meet | None = None,
-        guard: Guard | None = None,
-    ) -> list[CaseState]:
-        if meet is not None or (part is not None and part.count > 1):
-            raise ValueError(
-                f"the masks of {type(self.method).__name__} cannot be shared between workers: let these share cases "
-                "(--saliency_split cases)"
-            )
-        forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
-        with torch.no_grad(), evaluating(network):
-            states, split = self.start(inputs, cases)
-            for index in range(len(states)):
-                _Run(self, forward, states, split, index).explain()
-        return states
+    def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
+        _Run(self, forward, states, split, index).explain()
 
 
 class _Run:
@@ -151,19 +119,13 @@ class _Run:
         expected = (len(bound.labels), *state.case.image.shape[1:])
         if maps.shape != expected:
             raise CaseError(state.case.name, f"{name} must make maps {expected} (scores, H, W), got {maps.shape}")
-        if not np.isfinite(maps).all():
-            raise CaseError(state.case.name, f"{name} made a map with NaN or infinite values")
-        masks: Any = state.masks
-        masks.hold(torch.from_numpy(maps.astype(np.float64)), max(1, len(self.scores)))
-        state.bind(output)
-        scores = self.scores or [state.state.reference_scores]
-        state.add(1, len(scores) + 1, torch.stack(scores).to(state.state.scores))
+        scores = torch.stack(self.scores or [bound(output)[0]])
+        finish(state, output, torch.from_numpy(maps.astype(np.float64)), scores, name)
         state.forwards_here += len(self.scores) + 1
-        state.begin_round()
 
     def method_with_fill(self) -> BlackBoxMethod:
         """A copy of the method, with the case's fill where it has none."""
-        method = copy.deepcopy(self.inferer.method)
+        method: Any = copy.deepcopy(self.inferer.method)
         if getattr(method, "fill", 0) is None:
             method.fill = image_of(self.state.fill)
         return method
@@ -305,52 +267,3 @@ class _AsDetector(DetectImageObjects):
 def _behind(first: np.ndarray, images: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
     yield first
     yield from images
-
-
-class _MethodMasks(Masks):
-    """In the place of masks: the images that a method asks for are its own."""
-
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
-        return _BoundMethodMasks(image)
-
-
-class _BoundMethodMasks(BoundMasks):
-    """The map of a method, and how many perturbed images it asked for."""
-
-    key = ("a method of xaitk-saliency",)
-
-    def __init__(self, image: torch.Tensor) -> None:
-        super().__init__(image)
-        self.count = 1
-        self.maps: torch.Tensor | None = None
-
-    def hold(self, maps: torch.Tensor, count: int) -> None:
-        """Keep the maps ``(K, H, W)``, made of so many perturbed images."""
-        self.maps, self.count = maps.to(self.device, self.dtype), count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        raise ValueError("the perturbed images of a method of xaitk-saliency are its own: it has no masks to render")
-
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        raise NotImplementedError  # `codes` comes first
-
-
-class _MethodMap(Estimator):
-    """In the place of an estimator: gives the map that the method made."""
-
-    def __init__(self, method: BlackBoxMethod) -> None:
-        self.name = type(method).__name__
-
-    def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
-        held: Any = masks
-        return held.maps.clone()
-
-    def meaning(self, masks: BoundMasks) -> Meaning:
-        return Meaning(f"map of {self.name}", in_score_unit=False)

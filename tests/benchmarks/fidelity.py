@@ -7,8 +7,8 @@ Tasks (``fidelity_tasks.py``): ``demo``, the class "lesion" of the demo's classi
 that segments thick bright lumps beside thin rods as bright (it is trained first, for a minute); ``patches``, the same
 under a sliding-window inferer. Scans are seen in no training, and the network gets them right.
 
-Methods (``fidelity_methods.py``) get settings for about so many forwards. ``full_occlusion`` is occlusion with windows
-of 2 voxels, whatever it costs. Of a scan's map it is noted:
+Methods (``fidelity_methods.py``) get settings for about so many forwards; a derivative of a white-box method counts as
+three. ``full_occlusion`` is occlusion with windows of 2 voxels, whatever it costs. Of a scan's map it is noted:
 
 - pointing: whether the peak lies strictly inside the lesion;
 - AUPRC: the average precision of the map as a detector of the lesion's voxels;

@@ -98,6 +98,25 @@ def _minimal(budget: int, shape: Sequence[int], target: ms.Target, **settings: A
     return ms.minimal_region(0.9, window, 4, keep, target=target, **settings)
 
 
+def _integrated(budget: int, shape: Sequence[int], target: ms.Target, **settings: Any) -> Explain:
+    """White-box: a derivative costs about three forwards."""
+    return ms.integrated_gradients(max(1, budget // 3), target=target, **settings)
+
+
+def _smoothgrad(budget: int, shape: Sequence[int], target: ms.Target, **settings: Any) -> Explain:
+    return ms.smoothgrad(max(1, budget // 3), target=target, **settings)
+
+
+def _smoothgrad_absolute(budget: int, shape: Sequence[int], target: ms.Target, **settings: Any) -> Explain:
+    """As in the paper's pictures."""
+    return ms.smoothgrad(max(1, budget // 3), reading="absolute", target=target, **settings)
+
+
+def _grad_cam(budget: int, shape: Sequence[int], target: ms.Target, **settings: Any) -> Explain:
+    """It takes one derivative, whatever the budget."""
+    return ms.grad_cam(target=target, **settings)
+
+
 #: by its name what makes a method of a budget, for images of a shape, with what all methods share
 METHODS: dict[str, Callable[..., Explain]] = {
     "sliding_window": _windows,
@@ -109,4 +128,8 @@ METHODS: dict[str, Callable[..., Explain]] = {
     "sobol": _sobol,
     "shapley": _shapley,
     "minimal_region": _minimal,
+    "integrated_gradients": _integrated,
+    "smoothgrad": _smoothgrad,
+    "smoothgrad_absolute": _smoothgrad_absolute,
+    "grad_cam": _grad_cam,
 }

@@ -100,3 +100,15 @@ def classify(x: torch.Tensor) -> torch.Tensor:
     """Logits ``(B, 3)`` of one-channel images, each of another corner."""
     pool = (F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[x.ndim - 4]
     return 5 * pool(segment(x).relu(), 2).flatten(2)[..., 1]
+
+
+class Layered(torch.nn.Module):
+    """A function as a module with a layer, for methods that read one."""
+
+    def __init__(self, network: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.cells = torch.nn.Identity()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.network(self.cells(x))

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.methods import rise, sliding_window
+from monai_saliency.errors import CaseError
+from monai_saliency.methods import integrated_gradients, rise, sliding_window, smoothgrad
 from monai_saliency.networks.inputs import ArgumentInputs
 from monai_saliency.targets import (
     ClassScore,
@@ -74,16 +75,22 @@ def check(
     expected: list[dict[int, float]],
     image: Any = None,
     with_rise: bool = True,
+    with_gradients: bool = True,
     **given: Any,
 ) -> None:
-    """Occlusion gives the map by hand; of all windows, the strongest cue has the highest mean in RISE's map."""
+    """Occlusion gives the map by hand; of all windows, the strongest cue has the highest mean in RISE's map, and in
+    that of integrated gradients and SmoothGrad, with the same target and geometry. Those see nothing where a score is
+    highest for the image itself, or depends on the direction of an embedding alone: its derivative is zero on the way.
+    """
     image = ones(dims) if image is None else image
     settings = {"target": target, **{key: given.pop(key) for key in ("inputs",) if key in given}}
     (explanation,) = sliding_window(3, 3, mask_batch_size=5, **settings).explain(image, network, **given)
     by_hand = torch.stack([drawn(dims, values) for values in expected])
     torch.testing.assert_close(explanation.saliency, by_hand, rtol=0, atol=1e-6)
-    if with_rise:
-        (explanation,) = rise(400, 4, **settings).explain(image, network, **given)
+    others = [rise(400, 4, **settings)] * with_rise
+    others += [integrated_gradients(40, **settings), smoothgrad(10, **settings)] * with_gradients
+    for method in others:
+        (explanation,) = method.explain(image, network, **given)
         pool = (torch.nn.functional.avg_pool2d, torch.nn.functional.avg_pool3d)[dims - 2]
         for ours, truth in zip(explanation.saliency, by_hand, strict=True):
             assert int(pool(ours[None], 3).argmax()) == int(pool(truth[None], 3).argmax())
@@ -156,19 +163,24 @@ class TestOneTaskEach:
                 found.append({"box": boxes[kept], "label": torch.tensor([0, 3])[kept], "label_scores": scores[kept]})
             return found
 
-        check(DetectionScore(0.5), network, dims, [{0: 0.9}, {0: 0.4, 1: 0.8}])
+        # Numbers of Python have no derivative.
+        check(DetectionScore(0.5), network, dims, [{0: 0.9}, {0: 0.4, 1: 0.8}], with_gradients=False)
+        with pytest.raises(CaseError, match="needs the derivative of the score"):
+            integrated_gradients(3, target=DetectionScore(0.5))(ones(dims), network)
 
     def test_embedding(self, dims: int) -> None:
         """Without the first cue (3, 4) becomes (0, 4), of cosine 0.8; without the second (3, 0), of cosine 0.6."""
         network = lambda x: torch.stack([3 * cue(x, CUES[dims][0]), 4 * cue(x, CUES[dims][1])], 1)  # noqa: E731
         # The cosine forgets the embedding's length, so hiding half of both cues costs nothing: no sum over cues.
-        check(EmbeddingSimilarity(), network, dims, [{0: 0.2, 1: 0.4}], with_rise=False)
-        check(EmbeddingSimilarity("distance"), network, dims, [{0: 3.0, 1: 4.0}])
+        check(EmbeddingSimilarity(), network, dims, [{0: 0.2, 1: 0.4}], with_rise=False, with_gradients=False)
+        check(EmbeddingSimilarity("distance"), network, dims, [{0: 3.0, 1: 4.0}], with_gradients=False)
 
     def test_nearness_to_a_query(self, dims: int) -> None:
         """Another image's embedding lies at (0, 4): the first cue keeps this one away from it, the second near."""
         network = lambda x: torch.stack([3 * cue(x, CUES[dims][0]), 4 * cue(x, CUES[dims][1])], 1)  # noqa: E731
-        check(EmbeddingSimilarity("distance", torch.tensor([0.0, 4.0])), network, dims, [{0: -3.0, 1: 2.0}])
+        target = EmbeddingSimilarity("distance", torch.tensor([0.0, 4.0]))
+        # At the image the distance does not depend on the second cue, which lies on the query.
+        check(target, network, dims, [{0: -3.0, 1: 2.0}], with_gradients=False)
 
     def test_registration(self, dims: int) -> None:
         """The moving image is perturbed, the fixed one held: half of the field follows one cue by 3 voxels."""
@@ -178,8 +190,8 @@ class TestOneTaskEach:
             field[:, :1, :3] = 3 * by_case(cue(moving * fixed, CUES[dims][0]), dims)
             return field
 
-        inputs = ArgumentInputs(perturb=1)
-        check(FieldSimilarity(), network, dims, [{0: 9 / SHAPES[dims][0]}], (ones(dims), ones(dims)), inputs=inputs)
+        given: dict[str, Any] = {"inputs": ArgumentInputs(perturb=1), "with_gradients": False}
+        check(FieldSimilarity(), network, dims, [{0: 9 / SHAPES[dims][0]}], (ones(dims), ones(dims)), **given)
 
     def test_function(self, dims: int) -> None:
         target = FunctionScore(lambda output: output["a"] - output["b"], ["contrast"])

@@ -1,0 +1,287 @@
+"""The loop of white-box methods: differentiate the score at some images, and make the map of the mean.
+
+Perturbation needs nothing of a network but its outputs. What runs here needs a network whose scores can be
+differentiated: a module, TorchScript, or any callable of torch's operations. A remote call, an exported engine, a
+network under ``no_grad`` and a target that counts voxels give no derivative. Such a case fails and says so, unless the
+score is the same for four images as different as the image, its fill, their mean and the image turned round: then the
+map is zero.
+
+The samples of a case go through the network in batches of ``mask_batch_size``. Under any inferer but ``SimpleInferer``
+the network's calls are made again when the derivative of their outputs is known
+(:class:`~monai_saliency.gradients.call.NetworkCalls`): patch by patch, and only those that have a part in the score.
+
+captum and MONAI have the same methods for one image of a classifier; tests hold that the maps are equal. They are not
+used here, since captum keeps all steps of a volume, draws its noise on the device and takes no sliding window, and
+MONAI's Grad-CAM leaves its hooks in the network, sets its gradients to zero and normalises the map.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from monai.inferers import Inferer, SimpleInferer
+
+from monai_saliency.errors import CaseError
+from monai_saliency.gradients.base import GradientMethod
+from monai_saliency.gradients.call import NetworkCalls
+from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.expected import copied, tolerance_of
+from monai_saliency.inferers.forward import Cancelled, Forward
+from monai_saliency.inferers.once import Passed, say_once
+from monai_saliency.inferers.reference import ReferenceCheck
+from monai_saliency.inferers.whole_method import WholeMethodInferer, finish
+from monai_saliency.networks.inputs import SplitInputs
+from monai_saliency.networks.outputs import check_rows, read, rows
+from monai_saliency.targets.base import BoundTarget, Target
+from monai_saliency.utils.arguments import instance
+from monai_saliency.utils.precision import accumulation_dtype
+from monai_saliency.utils.profiling import stage
+
+__all__ = ["GradientInferer"]
+
+#: how far a map that must sum to a difference of scores may be off, relative to it
+_OFF = 0.01
+
+
+class GradientInferer(WholeMethodInferer):
+    """Explains images by the derivative of the score, for comparison.
+
+    Args:
+        method: at which images the score is differentiated, and what map is made of it.
+        target: which number of the output is explained.
+        fill: the baseline.
+        settings: those of :class:`~monai_saliency.PerturbationInferer`. ``mask_batch_size`` is the number of images
+            that are differentiated together; ``patch_memory`` and ``progress`` change nothing.
+
+    Raises:
+        ValueError: for settings that are something else.
+        CaseError: (when called) when the network or the target gives no derivative.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> from monai_saliency.gradients import IntegratedGradients
+        >>> explain = GradientInferer(IntegratedGradients(4), ClassScore([0], "none"))
+        >>> network = lambda x: (x ** 2).flatten(1).sum(1, keepdim=True)
+        >>> explain(torch.tensor([[[[1.0, 2.0, 3.0]]]]), network).round(decimals=4).tolist()
+        [[[[1.0, 4.0, 9.0]]]]
+    """
+
+    method: GradientMethod
+    samples = "samples"
+
+    def __init__(self, method: GradientMethod, target: Target, *args: Any, **settings: Any) -> None:
+        words = "a white-box method such as IntegratedGradients()"
+        method = instance("method", method, GradientMethod, words)
+        super().__init__(method, target, *args, meaning=method.meaning, **settings)
+
+    def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
+        size = min(self.mask_batch_size, len(self.method))
+        try:
+            self.explain_by(size, forward, states, split, index)
+        except _RowsDepend as error:
+            found = str(error)
+        else:
+            return
+        say_once(forward.network, f"{found}. Its images go through the network one at a time, which takes longer")
+        self.explain_by(1, forward, states, split, index)
+
+    def explain_by(
+        self, size: int, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int
+    ) -> None:
+        """Make the map of one case in batches of a size."""
+        with torch.inference_mode(False), torch.no_grad():  # where the caller infers, nothing could be differentiated
+            _Run(self, forward, states, split, index, size).explain()
+
+
+class _RowsDepend(Exception):
+    """Raised where the score of an image depends on the other images of its batch. The text says how."""
+
+
+class _Run:
+    """One case, explained by a white-box method."""
+
+    def __init__(
+        self,
+        inferer: GradientInferer,
+        forward: Forward,
+        states: Sequence[CaseState],
+        split: SplitInputs,
+        index: int,
+        size: int,
+    ) -> None:
+        self.method, self.target, self.output, self.size = inferer.method, inferer.target, inferer.output, size
+        self.forward, self.split, self.index, self.state = forward, split, index, states[index]
+        self.reference = ReferenceCheck(forward, states, split, inferer.output, 1)
+        self.calls = NetworkCalls(self.method, forward.network, type(inferer.inferer) is not SimpleInferer)
+        self.tracing = forward.of(_Traced(inferer.inferer, self.calls), forward.args, forward.kwargs)
+
+    def explain(self) -> None:
+        """Differentiate, and put the map and the scores into the case's state."""
+        state, method = self.state, self.method
+        image, fill = (each.detach().clone() for each in (state.case.image, state.fill))
+        self.reference.expect(self.index)
+        output = copied(self.run(self.forward, image[None]))
+        if self.reference.has_other_form(self.index, output):
+            self.reference.expect_alone(self.index)
+        self.reference.check(self.index, output)
+        bound = state.bound_to(output)
+        filled = bound(self.run(self.forward, fill[None])).clone()
+        sums, scores = self.mean(image, fill, bound)
+        if self.calls.broken:
+            self.refuse_unless_blind(image, fill, bound)
+            sums = torch.zeros_like(sums)
+        maps = torch.stack([method.map(each, image, fill) for each in sums])
+        finish(state, output, maps, torch.cat([scores, filled]), type(method).__name__)
+        state.forwards_here += len(scores) + 2
+        if method.complete and not self.calls.broken:
+            self.check_sum(maps, (state.state.reference_scores - filled[0]).to(maps))
+
+    def mean(self, image: torch.Tensor, fill: torch.Tensor, bound: BoundTarget) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weighted mean of what is read at each image, ``(K, C, *spatial)``, and the scores ``(N, K)``."""
+        count, found = len(self.method), []
+        weights = self.method.weights().to(image.device, accumulation_dtype(image.device))
+        sums = weights.new_zeros(len(bound.labels), *image.shape)
+        for start in range(0, count, self.size):
+            indices = list(range(start, min(start + self.size, count)))
+            # Batches of one size; what stands behind the last image counts nothing.
+            images = self.method.images(image, fill, indices + [indices[-1]] * (self.size - len(indices)))
+            shares = weights[indices].reshape(-1, *[1] * image.ndim)
+            found.append(self.batch(images, bound, shares, sums)[: len(indices)])
+        return sums, torch.cat(found)
+
+    def batch(self, images: torch.Tensor, bound: BoundTarget, shares: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        """Differentiate the scores of some images.
+
+        Args:
+            images: ``(n, C, *spatial)``.
+            bound: the target.
+            shares: ``(m, 1, ...)``, the weights of the first m images; the others count nothing.
+            sums: ``(K, C, *spatial)``, to which what is read is added.
+
+        Returns:
+            the scores ``(n, K)``.
+        """
+        count = len(images)
+        checked = Passed(self.forward, self.output, ["derivatives", count], self.state.case.image, self.state.fill)
+        try:
+            with torch.enable_grad(), stage("derivative"):
+                leaf = images.detach().clone().requires_grad_()
+                scores = bound(rows(self.run(self.tracing, leaf), 0, count, count))
+                last = scores.shape[1] - 1
+                for k in range(last + 1):
+                    found = self.derivative(scores[:, k].sum(), leaf, k < last or (count > 1 and not checked))
+                    sums[k] += (shares * found[: len(shares)]).sum(dim=0)
+                if count > 1 and not checked:
+                    self.check_rows(leaf, scores, bound, found)
+                    checked.note()
+        except (Cancelled, CaseError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise self.refused(f"it fails under autograd ({type(error).__name__}: {error})") from error
+        return scores.detach()
+
+    def derivative(self, score: torch.Tensor, images: torch.Tensor, keep: bool) -> torch.Tensor:
+        """What is read of a sum of scores."""
+        found = None
+        if score.requires_grad:
+            (found,) = torch.autograd.grad(score, images, retain_graph=keep, allow_unused=True)
+        if found is None:
+            self.calls.broken = self.calls.broken or "autograd sees no way from the score back to the image"
+        return torch.zeros_like(images) if found is None else found
+
+    def check_rows(self, images: torch.Tensor, scores: torch.Tensor, bound: BoundTarget, last: torch.Tensor) -> None:
+        """Find rows that depend on each other: of independent rows the derivative of a weighted sum of scores is, image
+        by image, the derivative of its own score times its weight. And one image must score the same alone.
+
+        Args:
+            images: ``(n, C, *spatial)``.
+            scores: ``(n, K)``, with their graph.
+            bound: the target.
+            last: what is read of the last score.
+
+        Raises:
+            _RowsDepend: when they do.
+        """
+        tolerance = tolerance_of(self.forward, self.state)(scores.dtype)
+        weights = torch.arange(1, len(images) + 1).to(scores) / len(images)
+        found = self.derivative(weights @ scores[:, -1], images, False)
+        expected = weights.to(last).reshape(-1, *[1] * (last.ndim - 1)) * last
+        if not torch.allclose(found, expected, rtol=0, atol=10 * tolerance * float(expected.abs().max())):
+            raise _RowsDepend("the score of an image changes with the other images of its batch")
+        with torch.no_grad():
+            changed = scores.detach()
+            row = int((changed - changed.mean(dim=0)).abs().sum(dim=1).argmax())
+            alone = bound(self.run(self.forward, images.detach()[row : row + 1]))[0]
+        if not torch.allclose(alone, changed[row], rtol=0, atol=tolerance * max(1e-6, float(changed[row].abs().max()))):
+            raise _RowsDepend(f"an image scores {changed[row].tolist()} beside others and {alone.tolist()} alone")
+
+    def run(self, forward: Forward, batch: torch.Tensor) -> Any:
+        """The part of the network's output of images ``(n, C, *spatial)`` that is explained."""
+        count = len(batch)
+        held = self.state.held[None].expand(count, *self.state.held.shape)
+        values = self.split.values_of([(self.index, count)], count)
+        output = forward.images(torch.cat([batch, held], dim=1), self.split, values)
+        try:
+            output = read(output, self.output)
+            check_rows(output, count)
+        except ValueError as error:
+            raise CaseError(self.state.case.name, str(error)) from error
+        return output
+
+    def refuse_unless_blind(self, image: torch.Tensor, fill: torch.Tensor, bound: BoundTarget) -> None:
+        """Refuse a score without a derivative, unless it is the same for every image.
+
+        Raises:
+            CaseError: where images score differently.
+        """
+        others = [image, fill, (image + fill) / 2, image.flip(list(range(1, image.ndim)))]
+        scores = torch.cat([bound(self.run(self.forward, each[None])).clone() for each in others])
+        tolerance = tolerance_of(self.forward, self.state)(scores.dtype)
+        if not torch.allclose(scores, scores[:1], rtol=0, atol=tolerance * max(1e-6, float(scores.abs().max()))):
+            raise self.refused(self.calls.broken)
+
+    def refused(self, why: str) -> CaseError:
+        """The error of a case whose score has no derivative."""
+        kind = type(self.forward.network).__name__
+        return CaseError(
+            self.state.case.name,
+            f"{type(self.method).__name__} needs the derivative of the score, and with the network {kind} and the "
+            f"target {type(self.target).__name__} there is none: {why}. Explain by perturbation, which "
+            "needs none (method focused_rise or sliding_window), or give a module and a target of probabilities",
+        )
+
+    def check_sum(self, maps: torch.Tensor, changes: torch.Tensor) -> None:
+        """Say where a map does not sum to what the image and its fill differ by.
+
+        Args:
+            maps: ``(K, *spatial)``.
+            changes: ``(K,)``, the scores of the image less those of the fill.
+        """
+        rounding = tolerance_of(self.forward, self.state)(self.state.case.image.dtype)
+        sums = maps.flatten(1).sum(dim=1)
+        off = (sums - changes).abs()
+        wrong = off > _OFF * changes.abs() + rounding * self.state.state.reference_scores.abs().to(off)
+        if bool(wrong.any()):
+            k = int((off * wrong).argmax())
+            say_once(
+                self.forward.network,
+                f"case {self.state.case.name}: the map sums to {float(sums[k]):.4g}, and the scores of the image and "
+                f"its fill differ by {float(changes[k]):.4g}: give more `steps`, or a part of the network hides its "
+                "derivative",
+            )
+
+
+class _Traced(Inferer):
+    """An inferer whose calls of the network are differentiated."""
+
+    def __init__(self, inferer: Inferer, calls: NetworkCalls) -> None:
+        super().__init__()
+        self.inferer, self.calls = inferer, calls
+
+    def __call__(self, inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.inferer(inputs, functools.partial(self.calls, network), *args, **kwargs)

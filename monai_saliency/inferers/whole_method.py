@@ -1,0 +1,199 @@
+"""Methods that make their maps themselves, in the place of masks and an estimator: one case after another."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.estimators.base import Estimator, Meaning
+from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.forward import Forward, Guard, evaluating
+from monai_saliency.inferers.inferer import Meet, PerturbationInferer
+from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.networks.inputs import SplitInputs
+from monai_saliency.sharding import Part
+from monai_saliency.storage.score_store import CaseScores
+from monai_saliency.targets.base import Target
+
+__all__ = ["WholeMethodInferer", "finish"]
+
+
+class WholeMethodInferer(PerturbationInferer):
+    """Explains images by a method that is more than masks and an estimator. A subclass implements :meth:`explain_case`.
+
+    Transforms, targets, inputs, geometry, metrics and reports are those of all methods. Scores are kept in no store: a
+    stopped run makes the map of the case that it was at again. Its samples cannot be shared between workers: share
+    cases instead.
+
+    Args:
+        method: what makes the maps.
+        target: which number of the output is explained.
+        masks: other masks to score in its place, as metrics do; None for the method's own.
+        estimator: only with other masks.
+        fill: what replaces hidden voxels.
+        meaning: what the values of the maps are; by default a map of the method's name. A largest value of 0 is that of
+            each case's own map.
+        settings: those of :class:`~monai_saliency.PerturbationInferer`.
+
+    Attributes:
+        samples: what the method asks for is called, in errors.
+
+    Raises:
+        ValueError: for an estimator without masks.
+    """
+
+    samples: ClassVar[str] = "masks"
+
+    def __init__(
+        self,
+        method: Any,
+        target: Target,
+        masks: Masks | None = None,
+        estimator: Estimator | None = None,
+        fill: Any = None,
+        *,
+        meaning: Meaning | None = None,
+        **settings: Any,
+    ) -> None:
+        self.method = method
+        name = type(method).__name__
+        if estimator is not None and masks is None:
+            raise ValueError(
+                f"{name} makes its own maps: leave out `estimator` {type(estimator).__name__}, or give `masks` too"
+            )
+        own = _MethodMap(meaning or Meaning(f"map of {name}", in_score_unit=False))
+        super().__init__(masks or _MethodMasks(name), target, estimator or own, fill, **settings)
+
+    @property
+    def deciding_by_name(self) -> dict[str, Any]:
+        return {**super().deciding_by_name, "method": self.method}
+
+    def replace(self, **changes: Any) -> PerturbationInferer:
+        changed = self.settings | changes
+        if isinstance(changed["masks"], _MethodMasks):
+            return type(self)(**{**changed, "masks": None, "estimator": None})
+        del changed["method"]
+        return PerturbationInferer(**changed)
+
+    def score_here(
+        self,
+        inputs: Any,
+        network: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        cases: Sequence[Case] | None = None,
+        stored: Sequence[CaseScores] | None = None,
+        part: Part | None = None,
+        meet: Meet | None = None,
+        guard: Guard | None = None,
+    ) -> list[CaseState]:
+        if meet is not None or (part is not None and part.count > 1):
+            raise ValueError(
+                f"the {self.samples} of {type(self.method).__name__} cannot be shared between workers: let these share "
+                "cases (--saliency_split cases)"
+            )
+        forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
+        with torch.no_grad(), evaluating(network):
+            states, split = self.start(inputs, cases)
+            for index in range(len(states)):
+                self.explain_case(forward, states, split, index)
+        return states
+
+    @abstractmethod
+    def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
+        """Make the map of one case, and put it into its state by :func:`finish`.
+
+        Args:
+            forward: calls the network.
+            states: the cases.
+            split: the network's inputs, taken apart.
+            index: the case's place.
+        """
+
+
+def finish(state: CaseState, output: Any, maps: torch.Tensor, scores: torch.Tensor, name: str) -> None:
+    """Put the maps of a method into a case's state.
+
+    Args:
+        state: the case's state.
+        output: the network's output ``(1, ...)`` of the unperturbed image.
+        maps: ``(K, *spatial)``.
+        scores: ``(N, K)`` of N changed images, at least one.
+        name: the method's, for errors.
+
+    Raises:
+        CaseError: when a value is NaN or infinite.
+    """
+    if not bool(torch.isfinite(maps).all()):
+        raise CaseError(state.case.name, f"{name} made a map with NaN or infinite values")
+    masks: Any = state.masks
+    masks.hold(maps, len(scores))
+    state.bind(output)
+    state.add(1, len(scores) + 1, scores.to(state.state.scores))
+    state.begin_round()
+
+
+class _MethodMasks(Masks):
+    """In the place of masks: the images that a method asks for are its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def bind(
+        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
+    ) -> BoundMasks:
+        return _BoundMethodMasks(image, self.name)
+
+
+class _BoundMethodMasks(BoundMasks):
+    """The map of a method, and how many changed images it asked for."""
+
+    def __init__(self, image: torch.Tensor, name: str) -> None:
+        super().__init__(image)
+        self.key = (f"the map of {name}",)
+        self.name = name
+        self.count = 1
+        self.maps: torch.Tensor | None = None
+
+    def hold(self, maps: torch.Tensor, count: int) -> None:
+        """Keep the maps ``(K, *spatial)``, made of so many changed images."""
+        self.maps, self.count = maps.to(self.device, self.dtype), count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        raise ValueError(f"the changed images of {self.name} are its own: it has no masks to render")
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        raise NotImplementedError  # `codes` comes first
+
+
+class _MethodMap(Estimator):
+    """In the place of an estimator: gives the map that the method made."""
+
+    def __init__(self, words: Meaning) -> None:
+        self.words = words
+
+    def compute(
+        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        held: Any = masks
+        return held.maps.clone()
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        maps = getattr(masks, "maps", None)
+        if self.words.largest or maps is None:
+            return self.words
+        largest = float(maps.abs().max()) or 1.0
+        power = 10.0 ** math.floor(math.log10(largest))
+        rounded = next(step * power for step in (1, 2, 5, 10) if step * power >= largest * (1 - 1e-6))
+        return self.words._replace(largest=rounded, words=f"{self.words.words}, on this scan's own scale")

@@ -1,0 +1,82 @@
+"""White-box methods, for comparison: they need a network whose scores can be differentiated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monai_saliency.estimators.base import Estimator
+from monai_saliency.gradients.grad_cam import GradCAM
+from monai_saliency.gradients.integrated import IntegratedGradients
+from monai_saliency.gradients.smoothgrad import SmoothGrad
+from monai_saliency.inferers.gradients import GradientInferer
+from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.targets import Target
+
+__all__ = ["grad_cam", "integrated_gradients", "smoothgrad"]
+
+
+def integrated_gradients(
+    steps: int = 50, *, target: Target, estimator: Estimator | None = None, **settings: Any
+) -> PerturbationInferer:
+    """Integrated gradients (Sundararajan, Taly and Yan, ICML 2017): a white-box map that sums to what the scores of the
+    image and of its fill differ by.
+
+    Args:
+        steps: points on the way from the fill to the image.
+        target: which number is explained.
+        estimator: there is none; leave it out.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: for an estimator.
+    """
+    return GradientInferer(IntegratedGradients(steps), target, estimator=estimator, **settings)
+
+
+def smoothgrad(
+    num_samples: int = 50,
+    noise_level: float = 0.15,
+    seed: int = 0,
+    reading: str = "times_input",
+    *,
+    target: Target,
+    estimator: Estimator | None = None,
+    **settings: Any,
+) -> PerturbationInferer:
+    """SmoothGrad (Smilkov et al., 2017): a white-box map, the mean derivative of the score over copies of the image
+    with noise. By default it is multiplied by the image less its fill.
+
+    Args:
+        num_samples: copies of the image.
+        noise_level: standard deviation of the noise, in shares of the image's range.
+        seed: of the noise.
+        reading: ``"times_input"``, ``"absolute"`` (as in the paper's pictures) or ``"signed"``, see
+            :class:`~monai_saliency.gradients.SmoothGrad`.
+        target: which number is explained.
+        estimator: there is none; leave it out.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: for an estimator.
+    """
+    method = SmoothGrad(num_samples, noise_level, seed, reading)
+    return GradientInferer(method, target, estimator=estimator, **settings)
+
+
+def grad_cam(
+    target_layer: str | None = None, *, target: Target, estimator: Estimator | None = None, **settings: Any
+) -> PerturbationInferer:
+    """Grad-CAM (Selvaraju et al., ICCV 2017): a white-box map, the activations of a layer, weighted by the derivative
+    of the score. The value has no sign and is not in the score's unit.
+
+    Args:
+        target_layer: the layer's name; by default the last of the coarsest layers, see
+            :class:`~monai_saliency.gradients.GradCAM`.
+        target: which number is explained.
+        estimator: there is none; leave it out.
+        settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Raises:
+        ValueError: for an estimator.
+    """
+    return GradientInferer(GradCAM(target_layer), target, estimator=estimator, **settings)
