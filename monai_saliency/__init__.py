@@ -25,7 +25,7 @@ from monai_saliency.estimators.squared_difference import SquaredDifferenceScorin
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
 from monai_saliency.fills.scan_unit import ScanUnitFill
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks

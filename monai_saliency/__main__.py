@@ -35,6 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: with status 2 when the words are wrong, and with status 1 when maps differ, a sweep is not complete,
             or the command cannot be carried out.
+
+    Example::
+
+        >>> main(["overlay", "explain"])  # doctest: +ELLIPSIS
+        /...explain.yaml
     """
     parser = argparse.ArgumentParser(prog="python -m monai_saliency", description="Saliency maps for MONAI models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -20,11 +20,6 @@ class Case:
 
     Whoever asks for an explanation gives cases without an image; the inferer adds the image and its place in the batch.
 
-    Example::
-
-        case = Case("patient_7", labels=organs, spacing=(0.8, 0.8, 2.5))
-        explanation, = inferer.explain(image[None], network, cases=[case])
-
     Attributes:
         name: the case's name in errors, tables and files.
         image: ``(C, *spatial)``, unperturbed, in the network's input space; empty until the inferer adds it.
@@ -36,6 +31,13 @@ class Case:
             explained must be this. None where it is not known.
         batch: how many images are explained together; None where it is not known.
         was_given: whether an evaluator has given its network this very tensor before, which then must not have changed.
+
+    Example::
+
+        >>> import torch
+        >>> case = Case("patient_7", labels=torch.ones(1, 4, 4, 4, dtype=torch.int64), spacing=(0.8, 0.8, 2.5))
+        >>> case.name, case.spacing
+        ('patient_7', (0.8, 0.8, 2.5))
     """
 
     name: str
@@ -72,12 +74,27 @@ class Case:
 
 
 def case_name(images: torch.Tensor, index: int = 0) -> str:
-    """A name for one image of a batch: its file where the meta data has one, else its place in the batch."""
+    """A name for one image of a batch: its file where the meta data has one, else its place in the batch.
+
+    Example::
+
+        >>> import torch
+        >>> case_name(torch.zeros(2, 1, 8, 8), 1)
+        'image 1 of the batch'
+    """
     return image_file(images, index) or f"image {index} of the batch"
 
 
 def image_file(images: torch.Tensor, index: int = 0) -> str | None:
-    """The file that one image of a batch was loaded from; None where the meta data has none."""
+    """The file that one image of a batch was loaded from; None where the meta data has none.
+
+    Example::
+
+        >>> import torch
+        >>> from monai.data import MetaTensor
+        >>> image_file(MetaTensor(torch.zeros(1, 1, 8, 8), meta={"filename_or_obj": "scans/a.nii.gz"}))
+        'scans/a.nii.gz'
+    """
     names = images.meta.get(ImageMetaKey.FILENAME_OR_OBJ) if isinstance(images, MetaTensor) else None
     if isinstance(names, (list, tuple)) and index < len(names):
         names = names[index]
@@ -85,7 +102,15 @@ def image_file(images: torch.Tensor, index: int = 0) -> str | None:
 
 
 def image_spacing(images: torch.Tensor, index: int = 0) -> tuple[float, ...] | None:
-    """The voxel sizes in mm, one per spatial axis, of one image of a batch; None where it has no affine."""
+    """The voxel sizes in mm, one per spatial axis, of one image of a batch; None where it has no affine.
+
+    Example::
+
+        >>> import torch
+        >>> from monai.data import MetaTensor
+        >>> image_spacing(MetaTensor(torch.zeros(1, 1, 8, 8, 8), affine=torch.diag(torch.tensor([0.5, 0.5, 2.0, 1.0]))))
+        (0.5, 0.5, 2.0)
+    """
     if not isinstance(images, MetaTensor):
         return None
     affine = images.affine[index] if images.affine.ndim == 3 else images.affine

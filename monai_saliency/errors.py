@@ -11,7 +11,16 @@ __all__ = ["AdviceError", "CaseError", "OutputError", "as_case_error", "repeat_c
 
 
 class AdviceError(ValueError):
-    """What went wrong, and what to do: reports give these words instead of those of its cause."""
+    """What went wrong, and what to do: reports give these words instead of those of its cause.
+
+    Example::
+
+        >>> try:
+        ...     raise AdviceError("the disk is full: remove what you do not need") from OSError(28, "No space left")
+        ... except AdviceError as error:
+        ...     print(root_cause(error))
+        the disk is full: remove what you do not need
+    """
 
 
 class CaseError(ValueError):
@@ -20,6 +29,11 @@ class CaseError(ValueError):
     Args:
         case: the case's name.
         problem: what is wrong, what was expected, and what to do; made one line.
+
+    Example::
+
+        >>> print(CaseError("patient_7", "the scan is empty: load it again"))
+        case patient_7: the scan is empty: load it again
     """
 
     def __init__(self, case: str, problem: str) -> None:
@@ -34,11 +48,31 @@ class CaseError(ValueError):
 
 
 class OutputError(OSError):
-    """A file that cannot be written: no fault of a case, and every further case would meet it too."""
+    """A file that cannot be written: no fault of a case, and every further case would meet it too.
+
+    Example::
+
+        >>> raise OutputError("maps/a.nii.gz cannot be written: the disk is full")
+        Traceback (most recent call last):
+            ...
+        monai_saliency.errors.OutputError: maps/a.nii.gz cannot be written: the disk is full
+    """
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first error of a chain of ``raise ... from``, or the one nearest to the top that says what to do."""
+    """The first error of a chain of ``raise ... from``, or the one nearest to the top that says what to do.
+
+    Example::
+
+        >>> try:
+        ...     try:
+        ...         {}["image"]
+        ...     except KeyError as error:
+        ...         raise RuntimeError("a transform failed") from error
+        ... except RuntimeError as error:
+        ...     print(repr(root_cause(error)))
+        KeyError('image')
+    """
     while (
         not isinstance(error, (AdviceError, CaseError, OutputError, OptionalImportError))
         and error.__cause__ is not None
@@ -55,6 +89,11 @@ def as_case_error(error: BaseException, case: str, before: str = "", after: str 
         case: the case it went wrong with. What met it may have known it by another name, such as its file's.
         before: words to put before a cause that is no case's.
         after: words to put after it.
+
+    Example::
+
+        >>> print(as_case_error(ValueError("expected 1 channel, got 3"), "patient_7"))
+        case patient_7: ValueError: expected 1 channel, got 3
     """
     cause = root_cause(error)
     if isinstance(cause, CaseError):
@@ -69,6 +108,16 @@ def repeat_cause_last() -> None:
 
     MONAI's transforms and configs wrap what went wrong in errors of their own, so that the line that helps stands in
     the middle of a long traceback. For use by a program, as the bundle's ``initialize`` does.
+
+    Example::
+
+        >>> import sys
+        >>> before = sys.excepthook
+        >>> repeat_cause_last()
+        >>> changed = sys.excepthook is not before
+        >>> sys.excepthook = before
+        >>> changed
+        True
     """
     if getattr(sys.excepthook, "repeats_cause", False):
         return

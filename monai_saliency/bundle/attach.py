@@ -33,19 +33,6 @@ def attach(
     This is what ``configs/explain.yaml`` does to the evaluator of a bundle, for what is made in Python. The maps are
     the same, byte for byte.
 
-    Example::
-
-        evaluator = SupervisedEvaluator(device, loader, network, inferer=SlidingWindowInferer((96, 96, 96)))
-        ms.attach(evaluator, output_dir="maps")
-        evaluator.run()  # maps/<case>_saliency.nii.gz, on the scan's own grid, and maps/summary.csv
-
-        ms.attach(module, output_dir="maps")  # a Lightning module
-        trainer.predict(module, loader)
-
-        with ms.attach(network, output_dir="maps", loader=loader) as explain:
-            for batch in loader:
-                explain(batch, network(batch["image"]))
-
     Args:
         evaluator: what predicts:
 
@@ -73,6 +60,23 @@ def attach(
 
     Raises:
         ValueError: when a setting is wrong, or the predictions cannot be explained, with the reason.
+
+    Example::
+
+        >>> import torch
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from monai.data import DataLoader, Dataset, MetaTensor
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+        >>> loader = DataLoader(Dataset([{"image": MetaTensor(torch.rand(1, 4, 4, 4))}]), batch_size=1)
+        >>> with TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
+        ...     settings = {"activation": "softmax", "report": False, "picture": False}
+        ...     with attach(network, folder, loader=loader, **settings) as explain:
+        ...         for batch in loader:
+        ...             explain(batch, network(batch["image"]))
+        ...     len(list(Path(folder).glob("*_saliency.nii.gz")))
+        monai_saliency: the loop (Loop) runs Sequential by SimpleInferer on image 'image' ...
+        1
     """
     explaining, folder = AttachSettings(**settings), Path(output_dir)
     given = {"loader": loader, "inferer": inferer, "network": network, "postprocessing": postprocessing}

@@ -22,7 +22,7 @@ from monai_saliency.fills.unit import fill_in_unit
 from monai_saliency.handlers.made_by import warn_of_others
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
 from monai_saliency.handlers.summary import Summary
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
 from monai_saliency.networks.outputs import rows

@@ -55,11 +55,6 @@ def cohort_dataset(
 ) -> CachedDataset:
     """The preprocessed scans of a cohort, with a cache.
 
-    Example::
-
-        cases = find_cases("scans")
-        dataset = cohort_dataset(cases, [LoadImaged("image"), ...], cache="disk", cache_dir="cache")
-
     Args:
         data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
         transform: the preprocessing. :class:`CachedDataset` describes which part of it is cached.
@@ -80,6 +75,14 @@ def cohort_dataset(
 
     Raises:
         ValueError: when there is no such cache, or an argument is missing or out of its range.
+
+    Example::
+
+        >>> import torch
+        >>> from monai.transforms import ScaleIntensityd
+        >>> cases = [{"case": "a", "image": torch.tensor([[1.0, 3.0]])}]
+        >>> cohort_dataset(cases, [ScaleIntensityd("image")], cache="memory")[0]["image"].tolist()
+        [[0.0, 1.0]]
     """
     return CachedDataset(data, transform, choose_backend(cache, cache_dir, window, map_size), checksum)
 
@@ -369,6 +372,14 @@ class CachedDataset(CohortDataset, _CachedItems):
 
     Raises:
         CaseError: on reading a case that cannot be loaded. Other cases are not affected.
+
+    Example::
+
+        >>> import torch
+        >>> from monai.transforms import ScaleIntensityd
+        >>> dataset = CachedDataset([{"case": "a", "image": torch.tensor([[1.0, 3.0]])}], [ScaleIntensityd("image")])
+        >>> dataset[0]["image"].tolist()
+        [[0.0, 1.0]]
     """
 
     def __init__(

@@ -31,11 +31,6 @@ def find_cases(
     """Find the scans below a folder, or of a list. A missing scan is a case too, which :class:`CohortDataset` cannot
     load.
 
-    Example::
-
-        cases = find_cases("Task04_Hippocampus", section="test")
-        cases[0]["case"]  # "imagesTs/hippocampus_002"
-
     Args:
         dataset_dir: one of
 
@@ -66,6 +61,16 @@ def find_cases(
         ValueError: when a folder cannot be read, when the folder or list holds no scan, when a folder has no
             ``dataset.json`` and lies in ``exclude``, or when the list cannot be read.
         OptionalImportError: when the package that reads a scan is not installed. It gives the pip command.
+
+    Example::
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     for name in "ab":
+        ...         (Path(folder) / f"{name}.nii.gz").touch()
+        ...     [case["case"] for case in find_cases(folder)]
+        ['a', 'b']
     """
     place = a_path("dataset_dir", dataset_dir)
     listing = place if place.suffix.lower() in LISTS and place.is_file() else place / "dataset.json"
@@ -183,6 +188,15 @@ class CohortDataset(ItemDataset):
 
     Raises:
         CaseError: on reading a case that cannot be loaded.
+
+    Example::
+
+        >>> cases = [{"case": "a", "image": 1}, {"case": "b", "image": 0}]
+        >>> dataset = CohortDataset(cases, lambda item: 1 / item["image"])
+        >>> dataset[1]  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        monai_saliency.errors.CaseError: case b: 0 could not be loaded: ZeroDivisionError: division by zero. ...
     """
 
     def __init__(self, data: Sequence[dict[str, Any]], transform: Callable[[Any], Any] | None = None) -> None:

@@ -95,12 +95,6 @@ class CohortLoader:
     not known how many cases will load. (MONAI's ``ThreadDataLoader`` has one, and ends early without an error when a
     case fails.)
 
-    Example::
-
-        dataset = cohort_dataset(find_cases("scans"), preprocessing)
-        for batch in CohortLoader(dataset, batch_size=4, num_workers=2, device="cuda"):
-            output = network(batch["image"])
-
     Args:
         dataset: the dataset of the cases. ``dataset.data`` holds their dictionaries with the key ``case``.
         failures: the list of failed cases. None raises the first failure.
@@ -112,6 +106,16 @@ class CohortLoader:
         prefetch: the number of batches that are ready ahead of the consumer.
         device: the device to copy the images to. Default: the images stay where they are.
         image_key: the key of the image whose shape decides which cases share a batch.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency.data import CohortDataset
+        >>> cases = [{"case": name, "image": torch.zeros(1, 4, 4)} for name in "abc"]
+        >>> for batch in CohortLoader(CohortDataset(cases), batch_size=2):
+        ...     print(batch["case"], tuple(batch["image"].shape))
+        ['a', 'b'] (2, 1, 4, 4)
+        ['c'] (1, 1, 4, 4)
     """
 
     def __init__(

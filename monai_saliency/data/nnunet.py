@@ -28,10 +28,6 @@ def find_nnunet_cases(
     nnU-Net's files are called ``<case>_0000.nii.gz``, ``<case>_0001.nii.gz`` and so on, one for each channel. For one
     channel the number may be left out. A photograph has all its colours in one file, ``<case>_0000.png``.
 
-    Example::
-
-        find_nnunet_cases("nnUNet_raw/Dataset001_BrainTumour", channels=4)[0]["image"]  # a list of 4 files
-
     Args:
         dataset_dir: a folder or list of scans, as for :func:`~monai_saliency.data.find_cases`, or the folder of a
             dataset below ``nnUNet_raw``, whose ``imagesTs`` is taken.
@@ -48,6 +44,17 @@ def find_nnunet_cases(
     Raises:
         FileNotFoundError, ValueError: as for :func:`~monai_saliency.data.find_cases`, and when a case lacks the file of
             a channel.
+
+    Example::
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     for channel in range(2):
+        ...         (Path(folder) / f"brain_000{channel}.nii.gz").touch()
+        ...     [case] = find_nnunet_cases(folder, channels=2)
+        >>> case["case"], len(case["image"])
+        ('brain', 2)
     """
     root = _images(a_path("dataset_dir", dataset_dir), section)
     listed = root.is_file() or (root / "dataset.json").is_file()

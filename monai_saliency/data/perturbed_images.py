@@ -34,12 +34,6 @@ class PerturbedImages(IterableDataset):
     used. Each rank must have the same number of workers. Do not shard a loader of this dataset again: never give it to
     ``Accelerator.prepare``. Lightning does not shard it.
 
-    Example::
-
-        loader = DataLoader(PerturbedImages(cohort, ms.rise(1000, target=target)), batch_size=16, num_workers=2)
-        for batch in loader:
-            outputs = network(batch["image"])  # of batch["case"], batch["mask"]
-
     Args:
         dataset: the cohort, with a length. Its items are images ``(C, *spatial)``, or dictionaries with an image.
         inferer: the inferer that perturbs the images.
@@ -52,7 +46,7 @@ class PerturbedImages(IterableDataset):
         rank: the rank of this process. Default: its rank in the process group.
         world_size: the number of processes. Default: the size of the process group.
 
-    Yields:
+    Items:
         dictionaries with the perturbed image ``(C, *spatial)`` under ``image_key``; the name of the case under
         ``case``; its index in the cohort under ``index``; the index of the mask under ``mask``, -1 for the unperturbed
         image; and the inputs of ``held_keys``.
@@ -63,6 +57,17 @@ class PerturbedImages(IterableDataset):
             are shared and the dataset has a random transform, with which each worker would read another image.
         CaseError: on iterating, when an item holds no image or lacks a key, or when the masks of a case depend on
             earlier scores.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> from monai.data import DataLoader
+        >>> images = [torch.ones(1, 4, 4), torch.zeros(1, 4, 4)]
+        >>> explain = ms.sliding_window(2, 2, target=ms.ClassScore([0], "none"))
+        >>> batch = next(iter(DataLoader(PerturbedImages(images, explain), batch_size=3)))
+        >>> tuple(batch["image"].shape), batch["index"].tolist(), batch["mask"].tolist()
+        ((3, 1, 4, 4), [0, 0, 0], [-1, 0, 1])
     """
 
     def __init__(

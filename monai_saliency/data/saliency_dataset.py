@@ -84,6 +84,18 @@ class SaliencyDataset(CachedDataset):
         ValueError: when a transform before the first random one names ``saliency_key``, or when an argument of the
             cache is missing or out of its range.
         CaseError: on reading a case that cannot be loaded or explained. Other cases are not affected.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> from monai.transforms import ScaleIntensityd
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
+        >>> explain = ms.sliding_window(2, target=ms.ClassScore([1], "softmax"))
+        >>> cases = [{"case": "a", "image": torch.rand(1, 4, 4)}]
+        >>> item = SaliencyDataset(cases, [ScaleIntensityd("image")], network, explain)[0]
+        >>> tuple(item["image"].shape), tuple(item["saliency"].shape)
+        ((1, 4, 4), (1, 4, 4))
     """
 
     def __init__(

@@ -41,6 +41,12 @@ class Engine(ABC):
         waits: whether :meth:`run` returns when all processes are done, rather than this one.
         speaks: whether this process, once :meth:`run` has returned, reports the figures of the whole cohort. Where
             processes do not wait for each other, each does.
+
+    Example::
+
+        >>> from monai_saliency.distributed import TorchrunEngine
+        >>> isinstance(TorchrunEngine(), Engine)
+        True
     """
 
     waits = True
@@ -68,6 +74,19 @@ class Cohort:
         start: runs the evaluator.
         recipe: makes the same cohort in another process. It must survive cloudpickle. Only needed by engines that start
             processes which do not run the user's command.
+
+    Example::
+
+        >>> import torch
+        >>> from monai.engines import SupervisedEvaluator
+        >>> import monai_saliency as ms
+        >>> network, data = torch.nn.Flatten(), [{"image": torch.rand(1, 1, 2, 2)}]
+        >>> evaluator = SupervisedEvaluator(torch.device("cpu"), data, network)
+        >>> explain = ms.sliding_window(1, target=ms.ClassScore([0], "none"))
+        >>> handler = ms.handlers.SaliencyHandler(explain, network, lambda item: item)
+        >>> cohort = Cohort(evaluator, handler, None, evaluator.run)
+        >>> cohort.evaluator is evaluator
+        True
     """
 
     def __init__(
@@ -192,6 +211,11 @@ def local_device() -> torch.device:
     """The device of this process: the GPU of the node with the process's number on it, or the CPU.
 
     A GPU becomes the current one, so that what a bundle puts on just ``cuda`` lies there too.
+
+    Example::
+
+        >>> local_device().type in ("cpu", "cuda")
+        True
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")

@@ -66,7 +66,7 @@ class BatchExplainer:
             - ``case``: its name;
             - ``saliency``: its map ``(K, *spatial)`` (``(K * C, *spatial)`` where channels have masks of their own) on
               its device, a MetaTensor with its affine, ``applied_operations`` and other meta data;
-            - ``explained``: what each map shows, see :class:`~monai_saliency.inferers.case_state.Explanation`.
+            - ``explained``: what each map shows, see :class:`~monai_saliency.inferers.explanation.Explanation`.
 
         Raises:
             KeyError: when a batch lacks a key.

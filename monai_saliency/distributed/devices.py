@@ -43,6 +43,11 @@ class DevicesEngine(Engine):
 
     Raises:
         ValueError: when there are none, or not those that are named; or, run, when the network lies elsewhere.
+
+    Example::
+
+        >>> DevicesEngine(["cpu", "cpu"]).devices
+        [device(type='cpu'), device(type='cpu')]
     """
 
     def __init__(self, devices: Sequence[str | torch.device] | None = None) -> None:
@@ -79,16 +84,19 @@ class MasksOverDevices(Sharing):
     The inputs lie on one of the devices, and the maps come there. The progress bar and the meter show that device's
     share.
 
-    Example::
-
-        explain = ms.rise(1000, target=target, sharing=MasksOverDevices(["cuda:0", "cuda:1"]))
-        maps = explain(images.to("cuda:0"), network.to("cuda:0"))
-
     Args:
         devices: a device that is named several times has as many threads, and copies of the network.
 
     Raises:
         ValueError: when there is no such device.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> explain = ms.sliding_window(2, target=ms.ClassScore([0], "none"), sharing=MasksOverDevices(["cpu", "cpu"]))
+        >>> explain(torch.ones(1, 1, 4, 4), torch.nn.Flatten()).shape
+        torch.Size([1, 1, 4, 4])
     """
 
     def __init__(self, devices: Sequence[str | torch.device]) -> None:

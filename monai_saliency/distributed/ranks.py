@@ -20,6 +20,13 @@ class RankEngine(Engine):
         rank: the number of this process, from 0.
         world_size: how many processes share the cohort.
         split: what the processes share: ``"auto"``, ``"cases"`` or ``"masks"`` (:func:`monai_saliency.sharding.units`).
+
+    Example::
+
+        >>> from monai_saliency.sharding import units
+        >>> engine = RankEngine(rank=1, world_size=3)
+        >>> [unit.index for unit in units(5)[engine.rank :: engine.world_size]]
+        [1, 4]
     """
 
     waits = False

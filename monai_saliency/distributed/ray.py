@@ -62,6 +62,11 @@ class RayEngine(Engine):
 
     Raises:
         OptionalImportError: with the pip command, when Ray is not installed.
+
+    Example::
+
+        >>> RayEngine(max_workers=4, num_gpus=0.5).max_workers
+        4
     """
 
     def __init__(

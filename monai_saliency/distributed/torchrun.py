@@ -22,6 +22,11 @@ class TorchrunEngine(RankEngine):
 
     Args:
         split: what the processes share, see :class:`~monai_saliency.distributed.ranks.RankEngine`.
+
+    Example::
+
+        >>> TorchrunEngine(split="masks").split
+        'masks'
     """
 
     waits = True

@@ -37,6 +37,15 @@ class CohortEvaluator(IterationEvaluator):
         failures: the list of failed cases. The error is raised when None.
         meter: counts the time in which the network predicts. Give the same meter to the inferer that explains.
         kwargs: named arguments of ``SupervisedEvaluator``.
+
+    Example::
+
+        >>> import torch
+        >>> data = [{"image": torch.ones(2, 1, 2, 2)}]
+        >>> evaluator = CohortEvaluator(torch.device("cpu"), data, torch.nn.Flatten())
+        >>> evaluator.run()
+        >>> [tuple(item["pred"].shape) for item in evaluator.state.output]
+        [(4,), (4,)]
     """
 
     def __init__(

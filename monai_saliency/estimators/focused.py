@@ -25,12 +25,21 @@ class FocusedScoring(Estimator):
     last level inside that window. Both are the drop of the score for a part of the image as large as a window of the
     last level, in the score's unit.
 
-    Where evidence is there more than once (:class:`~monai_saliency.FocusedMasks`), the value inside a box is the drop
+    Where one box gives what another gives (:class:`~monai_saliency.FocusedMasks`), the value inside a box is the drop
     with the other boxes hidden.
 
     Each explained score has the boxes that its own evidence asked for. Where its boxes overlap, the first one counts,
     which holds most. Where no evidence of a score stood out, its map is the regression's everywhere, as if the whole
     image were a box.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> explain = ms.focused_rise(50, window_size=4, target=ms.ClassScore([0], "none"), estimator=FocusedScoring())
+        >>> saliency = explain(torch.ones(1, 1, 16, 16), lambda images: images[:, :, 4:8, 4:8].mean((2, 3)))
+        >>> bool(saliency[0, 0, 5, 5] > 10 * saliency[0, 0, 12, 12].abs())
+        True
     """
 
     def compute(

@@ -35,6 +35,19 @@ class ShapleyValues:
         values: ``(n, K)``, float64, in the score's unit. They sum to the score of the image less that of the image
             with all players hidden.
         standard_error: ``(n, K)``, what sampling leaves uncertain; None where the values are exact.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> organs = torch.tensor([[[1, 1, 2, 2]]])
+        >>> explain = ms.shapley(target=ms.ClassScore([0], "none"))
+        >>> case = ms.Case("a", labels=organs)
+        >>> network = lambda images: images.flatten(1).sum(1, keepdim=True)
+        >>> [explanation] = explain.explain(torch.ones(1, 1, 1, 4), network, cases=[case])
+        >>> found = ms.shapley_values(explanation)
+        >>> found.players, found.values[:, 0].tolist(), found.standard_error
+        ([1, 2], [2.0, 2.0], None)
     """
 
     players: list[Any]

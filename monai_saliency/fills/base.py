@@ -13,7 +13,14 @@ __all__ = ["CaseFill"]
 
 
 class CaseFill(ABC):
-    """A fill that needs more than the image, such as the case's file. A subclass implements :meth:`bind`."""
+    """A fill that needs more than the image, such as the case's file. A subclass implements :meth:`bind`.
+
+    Example::
+
+        >>> import monai_saliency as ms
+        >>> issubclass(ms.ScanUnitFill, CaseFill)
+        True
+    """
 
     @abstractmethod
     def bind(self, case: Case) -> Callable[[torch.Tensor], torch.Tensor]:

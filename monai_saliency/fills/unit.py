@@ -31,6 +31,12 @@ def fill_in_unit(
 
     Raises:
         ValueError: when the unit is another one, or does not suit the fill.
+
+    Example::
+
+        >>> import torch
+        >>> fill_in_unit(0.5)(torch.ones(1, 1, 1, 2)).tolist()
+        [[[[0.5, 0.5]]]]
     """
     check_option(f"{id}_unit", unit, ["network", "scan"])
     if isinstance(fill, CaseFill) or callable(fill):

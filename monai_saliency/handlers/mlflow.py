@@ -110,6 +110,18 @@ class Tracker:
         output_dir: the folder that the pictures are in.
         picture: whether the run draws them.
         saliency_key: the end of their names.
+
+    Example::
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from monai_saliency.storage.failures import Failures
+        >>> with TemporaryDirectory() as folder:
+        ...     table = Summary(Path(folder) / "summary.csv")
+        ...     failures = Failures(Path(folder) / "failures.csv")
+        ...     with Tracker([], {"method": "rise"}, table, failures, lambda images: images):  # no handler: nothing
+        ...         print("explained")
+        explained
     """
 
     def __init__(

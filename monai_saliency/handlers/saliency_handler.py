@@ -17,11 +17,11 @@ from monai_saliency.cases import Case, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.handlers.background import Background
 from monai_saliency.handlers.made_by import MadeBy, NetworkBefore, described, scan_mark, warn_of_another_scan
-from monai_saliency.handlers.summary import TIMES_NOISE, Summary, figures, is_noise, peak_is_noise, summarize
+from monai_saliency.handlers.summary import Summary, figures, summarize, warn_of_noise
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.storage.failures import Failures
@@ -65,8 +65,7 @@ class Batch:
 class SaliencyHandler:
     """Explains every batch right after the evaluator's own forward, and leaves its predictions untouched.
 
-    What is explained must be what the evaluator predicted, or the case fails
-    (:mod:`monai_saliency.inferers.reference`).
+    What is explained must be what was predicted, or the case fails (:mod:`monai_saliency.inferers.reference`).
 
     The map of each case goes into the case's dictionary, through the postprocessing (``Invertd``, ``SaveSaliencyd``,
     ...) and into the summary. A background thread does that on the host, in order, while the network explains the next
@@ -93,6 +92,19 @@ class SaliencyHandler:
 
     Attributes:
         explainer: explains the cases; it has the claims, the stored scores and the cases that wait.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> network = torch.nn.Flatten()
+        >>> evaluator = ms.engines.CohortEvaluator(torch.device("cpu"), [{"image": torch.ones(1, 1, 1, 2)}], network)
+        >>> explain = ms.sliding_window(1, target=ms.ClassScore([0], "none"))
+        >>> handler = SaliencyHandler(explain, network, lambda item: item)
+        >>> handler.attach(evaluator)
+        >>> evaluator.run()
+        >>> handler.explained
+        ['image 0 of the batch']
     """
 
     def __init__(
@@ -323,17 +335,7 @@ class SaliencyHandler:
             scan = scan_mark(image_file(image)) or fingerprint(plain(image))[:8]
             self._is_warned = self._is_warned or warn_of_another_scan(self.summary, explanation.name, scan)
             rows = summarize(explanation.name, explanation, *arrays, item.get("label"), seconds, mark, scan)
-            if noisy := [row for row in rows if peak_is_noise(row)]:
-                whole = all(map(is_noise, noisy))
-                logger.warning(
-                    "case %s: the %s of %s may be chance, %swithin %d times its noise of 0: nothing that was hidden "
-                    "supports the score, or more masks are needed",
-                    explanation.name,
-                    "map" if whole else "peak of the map",
-                    ", ".join(dict.fromkeys(label_name(row["class"]) for row in noisy)),
-                    "" if whole else "unlike its lowest value ",
-                    TIMES_NOISE,
-                )
+            warn_of_noise(explanation.name, rows)
             self.summary.add([row | more for row, more in zip(rows, trust or [{}] * len(rows), strict=True)])
         if self.failures is not None:
             self.failures.remove(explanation.name)

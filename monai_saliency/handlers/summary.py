@@ -10,13 +10,14 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.storage.formats import load_label
 from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
 from monai_saliency.storage.tables import CaseTable as Summary
+from monai_saliency.targets.base import label_name
 
-__all__ = ["COLUMNS", "TIMES_NOISE", "Summary", "figures", "is_noise", "summarize"]
+__all__ = ["COLUMNS", "TIMES_NOISE", "Summary", "figures", "is_noise", "summarize", "warn_of_noise"]
 
 # How often the noise a peak must be, so that of a thousand voxels at once none gets there by chance.
 TIMES_NOISE = 5
@@ -107,6 +108,25 @@ def is_noise(row: dict[str, Any]) -> bool:
 def peak_is_noise(row: dict[str, Any]) -> bool:
     """Whether the peak of a row's map is within five times its noise of 0, whatever is below zero elsewhere."""
     return row.get("noise", "") != "" and _within_noise(row, "peak_saliency")
+
+
+def warn_of_noise(case: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Name a case's maps whose peak may be chance in the log.
+
+    Args:
+        case: the case's name.
+        rows: its rows of the summary.
+    """
+    if noisy := [row for row in rows if peak_is_noise(row)]:
+        logger.warning(
+            "case %s: the %s of %s may be chance, %swithin %d times its noise of 0: nothing that was hidden supports "
+            "the score, or more masks are needed",
+            case,
+            "map" if (whole := all(map(is_noise, noisy))) else "peak of the map",
+            ", ".join(dict.fromkeys(label_name(row["class"]) for row in noisy)),
+            "" if whole else "unlike its lowest value ",
+            TIMES_NOISE,
+        )
 
 
 def _within_noise(row: dict[str, Any], name: str) -> bool:

@@ -21,7 +21,7 @@ from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import MeanFill
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.control_maps import controls
 from monai_saliency.metrics.detector import AUPRC
@@ -81,10 +81,6 @@ class Trust:
     What is explained is frozen: the other maps show the same class, region or boxes as the map that they are compared
     with, whatever the randomised network would predict.
 
-    Example::
-
-        handler = SaliencyHandler(inferer, network, save, Summary("out/summary.csv"), trust=Trust())
-
     Args:
         steps: perturbed images of each insertion and deletion curve, at least 1.
         seed: of the randomised network, of the other masks (the next one, if the map has this one) and of the random
@@ -92,6 +88,11 @@ class Trust:
 
     Raises:
         ValueError: when an argument is out of its range.
+
+    Example::
+
+        >>> Trust(steps=10).steps
+        10
     """
 
     def __init__(self, steps: int = 20, seed: int = 1) -> None:

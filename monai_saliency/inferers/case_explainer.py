@@ -14,7 +14,8 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.fills.base import CaseFill
-from monai_saliency.inferers.case_state import CaseState, Explanation
+from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
 from monai_saliency.networks.identity import network_fingerprint, network_parts, scores_key
 from monai_saliency.sharding import Part

@@ -1,4 +1,4 @@
-"""One case on its way through the loop, and its explanation at the end."""
+"""One case on its way through the loop, to its explanation (:mod:`monai_saliency.inferers.explanation`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import finite_between, plain
 
-__all__ = ["CaseState", "Explanation", "merged"]
+__all__ = ["CaseState", "merged"]
 
 logger = logging.getLogger(__name__)
 
@@ -381,6 +381,17 @@ def merged(parts: Iterable[Sequence[CaseState]]) -> list[Explanation]:
     Raises:
         ValueError: when the parts belong to different cases, images, settings or networks.
         CaseError: when a part or a round is missing, or scores are NaN or infinite.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> from monai_saliency.sharding import Part
+        >>> explain = ms.rise(16, target=ms.ClassScore([0], "none"), mask_batch_size=4)
+        >>> images, network = torch.rand(1, 1, 8, 8), torch.nn.Flatten()
+        >>> parts = [explain.score(images, network, part=Part(i, 2)) for i in range(2)]
+        >>> bool((merged(parts)[0].saliency == explain(images, network)[0]).all())
+        True
     """
     explanations = []
     for state, *others in zip(*parts, strict=True):

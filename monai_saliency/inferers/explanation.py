@@ -42,6 +42,15 @@ class Explanation:
         disagreement: of the map's shape and unit, at least 0: the standard deviation between the maps of the members of
             an :class:`~monai_saliency.networks.Ensemble` (of a sample, divided by k - 1). Then the map and the scores
             are the members' means. None for a single network.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> explain = ms.sliding_window(1, target=ms.ClassScore([0], "none"))
+        >>> [explanation] = explain.explain(torch.ones(1, 1, 1, 2), lambda images: images.flatten(1).sum(1, True))
+        >>> explanation.saliency.tolist(), explanation.scores.tolist(), explanation.reference_scores.tolist()
+        ([[[1.0, 1.0]]], [[1.0], [1.0]], [2.0])
     """
 
     name: str

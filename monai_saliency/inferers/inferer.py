@@ -17,8 +17,9 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.inferers.agreement import Origin
-from monai_saliency.inferers.case_state import CaseState, Explanation
+from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.expected import RowsDepend
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.once import say_once
 from monai_saliency.inferers.patch_memory import PatchMemory
@@ -50,9 +51,8 @@ class PerturbationInferer(Inferer):
     """Explains images by perturbing them: images and network in, saliency maps out.
 
     For each image and mask it makes ``perturbed = mask * image + (1 - mask) * fill(image)``, batch by batch on the
-    image's device, and the inner inferer runs the network on the batch, as it does to predict. All batches have one
-    shape. A batch holds masks of several images where these are given together. The unperturbed image takes the row
-    before its first mask.
+    image's device, and the inner inferer runs the network on it, as it does to predict. All batches have one shape. One
+    holds masks of several images where these are given together. The unperturbed image stands before its first mask.
 
     Args:
         masks: where images are perturbed.
@@ -79,8 +79,11 @@ class PerturbationInferer(Inferer):
 
     Example::
 
-        explain = PerturbationInferer(RISEMasks(1000), ClassScore([1], activation="softmax"), RISEScoring(p1=0.5))
-        maps = explain(images, network)  # (B, C, *spatial) -> (B, 1, *spatial)
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> explain = PerturbationInferer(ms.RISEMasks(100), ms.ClassScore([1], "softmax"), ms.RISEScoring(p1=0.5))
+        >>> explain(torch.rand(2, 1, 16, 16), torch.nn.Flatten()).shape
+        torch.Size([2, 1, 16, 16])
     """
 
     def __init__(

@@ -29,6 +29,16 @@ class PatchMemory:
     Args:
         device_bytes: bytes on the device where patches are stitched, if that is not the CPU.
         host_bytes: bytes in the host's memory, for outputs that the device has no room for.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> from monai.inferers import SlidingWindowInferer
+        >>> patches = {"inferer": SlidingWindowInferer((8, 8)), "patch_memory": PatchMemory(host_bytes=2**30)}
+        >>> explain = ms.sliding_window(4, target=ms.RegionScore(0, "none", "all"), **patches)
+        >>> explain(torch.rand(1, 1, 16, 16), torch.nn.Conv2d(1, 2, 1)).shape
+        torch.Size([1, 1, 16, 16])
     """
 
     device_bytes: int = 2 * 2**30

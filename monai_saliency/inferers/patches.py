@@ -192,11 +192,12 @@ class RememberedPatches(Scoring):
         wholes = self.wrapper.left({case for case, _, _ in todo})
         total = self.done + sum(len(self._slots_of(number)) for number in needed) + wholes * self.num_patches
         plain = self.num_patches * (len(self.states) + sum(stop - start for _, start, stop in todo))
-        note = (
-            f"at least {total} patch forwards, {self.done} of them for "
-            f"unperturbed images{self.wrapper.words(wholes)}; whole images would need {plain}, "
-            f"{plain / total:.1f} times as many"
-        )
+        note = f"at least {total} patch forwards, {self.done} of them "
+        if any(start for start, _ in spans):
+            note += f"done{self.wrapper.words(wholes)}"
+        else:
+            note += f"for unperturbed images{self.wrapper.words(wholes)}; whole images would need {plain}, "
+            note += f"{plain / total:.1f} times as many"
         count = len(needed) + wholes * -(-self.num_patches // self.batch_size)
         price = Price(total, self.num_patches, Batches(count, self.batch.shape, "patches"))
         return Plan(total, self.done, price, note)

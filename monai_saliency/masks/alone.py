@@ -42,7 +42,6 @@ class BoundAloneMasks(BoundMasks):
         nothing = np.zeros((1, len(edges)), dtype=int)
         self._first, self._stop = np.concatenate([nothing, first]), np.concatenate([nothing, stop])
         self._bounds = windows.bounds[0]
-        self._places = [2 * len(axis) - 1 for axis in self._bounds]
         self.key = ("AloneMasks", windows.key)
 
     def __len__(self) -> int:
@@ -72,7 +71,7 @@ class BoundAloneMasks(BoundMasks):
             mask[everywhere(tuple(slice(max(a - s.start, 0), max(b - s.start, 0)) for a, b, s in sides))] = 1
         return masks
 
-    def enough(self, gains: np.ndarray) -> list[int]:
+    def enough(self, gains: np.ndarray) -> list[np.ndarray]:
         """The places that are each enough for the score, the one that most parts show first.
 
         Parts that are enough and overlap may show the same thing, which lies in what they have in common, and in no
@@ -83,13 +82,13 @@ class BoundAloneMasks(BoundMasks):
             gains: for each window, what its part adds to the score of the fill, as a share of what the image adds.
 
         Returns:
-            the number of each place (:meth:`box`).
+            the middle of each place, in voxels.
         """
         left = 1 + np.flatnonzero(np.asarray(gains) >= _ENOUGH)
         against = np.zeros(self.spatial_shape)
         for row in 1 + np.flatnonzero(np.asarray(gains) < _ENOUGH):
             against[tuple(map(slice, self._first[row], self._stop[row]))] += 1
-        found: list[tuple[np.ndarray, np.ndarray]] = []
+        found: list[np.ndarray] = []
         while len(left):
             votes = np.zeros(self.spatial_shape)
             for row in left:
@@ -97,26 +96,9 @@ class BoundAloneMasks(BoundMasks):
             voxel = np.unravel_index(int(np.where(votes > 0, votes - against, -np.inf).argmax()), votes.shape)
             showing = ((voxel >= self._first[left]) & (voxel < self._stop[left])).all(axis=1)
             windows = np.array(np.unravel_index(left[showing] - 1, [len(axis) - 1 for axis in self._bounds]))
-            place = windows.min(axis=1) + windows.max(axis=1) + 1
-            centre = self._centre(place)
-            if all((np.abs(centre - other) >= np.array(self.edges) / 2).any() for _, other in found):
-                found.append((place, centre))
+            ends = zip(self._bounds, windows.min(axis=1), windows.max(axis=1) + 1, strict=True)
+            centre = np.array([(axis[first] + axis[stop]) / 2 for axis, first, stop in ends])
+            if all((np.abs(centre - other) >= np.array(self.edges) / 2).any() for other in found):
+                found.append(centre)
             left = left[~showing]
-        return [int(np.ravel_multi_index(tuple(place), self._places)) for place, _ in found]
-
-    @property
-    def num_places(self) -> int:
-        """How many places there are: the middles and the corners of windows, and what lies between two of either."""
-        return int(np.prod(self._places))
-
-    def box(self, place: int) -> Box:
-        """The box of a place, as long as a part and inside the image."""
-        centre = self._centre(np.array(np.unravel_index(place, self._places)))
-        first = [
-            int(np.clip(round(c - edge / 2), 0, n - edge))
-            for c, edge, n in zip(centre.tolist(), self.edges, self.spatial_shape, strict=True)
-        ]
-        return tuple(slice(a, a + edge) for a, edge in zip(first, self.edges, strict=True))
-
-    def _centre(self, place: np.ndarray) -> np.ndarray:
-        return np.array([(axis[k // 2] + axis[(k + 1) // 2]) / 2 for axis, k in zip(self._bounds, place, strict=True)])
+        return found

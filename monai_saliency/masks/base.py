@@ -31,6 +31,15 @@ class Masks(ABC):
         by_region: whether masks hide whole regions, so that a map is flat in each region.
         needs_labels: whether these are the regions of the case's label map, which :meth:`bind` needs then.
         shorter: in words, which setting makes an explanation shorter; empty where there is none.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> isinstance(ms.SlidingWindowMasks(2), Masks)
+        True
+        >>> ms.SlidingWindowMasks(2, 2).bind(torch.zeros(1, 1, 4, 4)[0]).render([0])[0, 0].tolist()
+        [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
 
     by_region: bool = False
@@ -83,6 +92,16 @@ class BoundMasks(ABC):
         channels: the number of channels, where each channel has its own mask; None where one mask serves all channels.
             Where :attr:`layer` is ``"fill"``, the number of fills.
         layer: what has its own mask where not all channels have one: ``"channel"`` or ``"fill"``, a word for tables.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> bound = ms.RISEMasks(1000, grid_size=4, seed=0).bind(torch.zeros(1, 16, 16))
+        >>> len(bound), bound.spatial_shape, bound.render(range(3)).shape
+        (1000, (16, 16), torch.Size([3, 1, 16, 16]))
+        >>> torch.equal(bound.render([7]), bound.render(range(10))[7:8])  # a mask depends on its index alone
+        True
     """
 
     key: tuple

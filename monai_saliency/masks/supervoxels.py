@@ -171,5 +171,11 @@ def whole_image(image: torch.Tensor, spacing: Sequence[float] | None = None) -> 
     """A label map ``(1, *spatial)`` with one region, the whole image, for an image ``(C, *spatial)``.
 
     Give it as ``regions`` to :class:`~monai_saliency.RegionMasks`, to hide whole channels.
+
+    Example::
+
+        >>> import torch
+        >>> whole_image(torch.zeros(3, 1, 4)).tolist()
+        [[[1, 1, 1, 1]]]
     """
     return torch.ones_like(image[:1], dtype=torch.int64)

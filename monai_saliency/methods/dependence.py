@@ -42,6 +42,15 @@ def hsic(
         target: which number is explained.
         estimator: ``HSICScoring()`` by default.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = hsic(300, grid_size=4, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 8, 8), lambda images: images[:, :, 2:4, 4:6].mean((2, 3)))
+        >>> bool(saliency[0, 0, 3, 5] == saliency.max())
+        True
     """
     masks = GridMasks(num_masks, grid_size, 0.5, seed, regions, flag("by_label", by_label))
     return PerturbationInferer(masks, target, estimator or HSICScoring(), **settings)
@@ -70,6 +79,15 @@ def sobol(
         target: which number is explained.
         estimator: ``SobolScoring()`` by default.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = sobol(32, grid_size=2, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 4, 4), lambda images: images[:, :, :2, :2].mean((2, 3)))
+        >>> saliency[0, 0].round(decimals=1).tolist()
+        [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
     """
     masks = SobolMasks(num_designs, grid_size, seed, regions, flag("by_label", by_label))
     return PerturbationInferer(masks, target, estimator or SobolScoring(), **settings)

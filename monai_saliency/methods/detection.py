@@ -49,6 +49,18 @@ def drise(
 
     Raises:
         ValueError: for settings out of range or that contradict each other.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import DetectionScore
+        >>> def detector(images):  # one box, as sure as the pixels in it are bright
+        ...     box, label = torch.tensor([[2.0, 2.0, 6.0, 6.0]]), torch.tensor([0])
+        ...     bright = images[:, :, 2:6, 2:6].mean((2, 3))
+        ...     return [{"boxes": box, "labels": label, "scores": each} for each in bright]
+        >>> saliency = drise(200, grid_size=4, target=DetectionScore(threshold=0.5))(torch.ones(1, 1, 8, 8), detector)
+        >>> bool(saliency[0, 0, 4, 4] > saliency[0, 0, 0, 0])
+        True
     """
     most = most_masks(1000 if num_masks is None else num_masks, until, budget)
     masks: Masks = RISEMasks(most, grid_size, p1, seed)

@@ -49,6 +49,15 @@ def mc_rise(
 
     Raises:
         ValueError: for settings out of range.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = mc_rise(200, grid_size=2, more_fills=(5.0,), target=ClassScore([0], "none"))
+        >>> maps = explain(torch.ones(1, 1, 4, 4), lambda images: images.flatten(1).mean(1, True))
+        >>> maps.mean((2, 3)).sign().tolist()  # zeros lower this score, fives raise it
+        [[1.0, -1.0]]
     """
     given = more_fills if isinstance(more_fills, (list, tuple)) else [more_fills]
     fills = [fill_in_unit(each, id="more_fills") for each in given]

@@ -44,6 +44,15 @@ def sliding_radial(
 
     Raises:
         ValueError: when ``window_unit`` is another word, or a size is out of range.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = sliding_radial(2, stride=1, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 9, 9), lambda images: images[:, :, 4, 6])
+        >>> divmod(int(saliency.argmax()), 9)
+        (4, 6)
     """
     check_unit(window_unit)
     masks: Masks = SlidingRadialMasks(radius, stride, sigma, window_unit)
@@ -77,6 +86,15 @@ def squared_difference(
 
     Raises:
         ValueError: when ``window_unit`` is another word, or a size is out of range.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = squared_difference(1, stride=1, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 7, 7), lambda images: -images[:, :, 3, 4])
+        >>> divmod(int(saliency.argmax()), 7), float(saliency.min())
+        ((3, 4), 0.0)
     """
     check_unit(window_unit)
     masks = SlidingRadialMasks(radius, stride, sigma, window_unit)

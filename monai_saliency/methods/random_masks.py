@@ -57,6 +57,15 @@ def rise(
 
     Raises:
         ValueError: for settings out of range or that contradict each other.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = rise(300, grid_size=4, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 12, 12), lambda images: images[:, :, 4:8, 4:8].mean((2, 3)))
+        >>> bool(saliency[0, 0, 5:7, 5:7].mean() > 0.1), bool(saliency[0, 0, 0, 0] < 0.1)
+        (True, True)
     """
     most = most_masks(1000 if num_masks is None else num_masks, until, budget)
     masks: Masks = RISEMasks(most, grid_size, p1, seed)
@@ -100,6 +109,15 @@ def random_grid(
 
     Raises:
         ValueError: for settings out of range or that contradict each other.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = random_grid(300, cell_size=3, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 12, 12), lambda images: images[:, :, 4:8, 4:8].mean((2, 3)))
+        >>> bool(saliency[0, 0, 5:7, 5:7].mean() > 0.1), bool(saliency[0, 0, 0, 0] < 0.1)
+        (True, True)
     """
     check_unit(window_unit)
     most = most_masks(1000 if num_masks is None else num_masks, until, budget)
@@ -129,7 +147,8 @@ def focused_rise(
     show its shape: a sharp map from a few hundred forwards.
 
     Where nothing stands out, as in a healthy scan, the masks perturb the whole image.
-    Where any of several places is enough for the score, such as two lesions, each is perturbed with the others hidden.
+    Where one place gives what another gives, such as two lesions, the windows look again with the first one hidden, and
+    each place is perturbed with the others hidden.
 
     Args:
         num_masks: random masks for each explained score; several places with evidence share them.
@@ -137,7 +156,7 @@ def focused_rise(
         window_size: edge of a window of the first level, as for :func:`hierarchical_occlusion`.
         levels: how many sizes of windows, each half as long as the one before.
         keep: share of a level's windows that is refined.
-        p1: probability in (0, 1) that a cell is kept; where each of several places is enough, 0.7 of it.
+        p1: probability in (0, 1) that a cell is kept; where the other places are hidden meanwhile, 0.7 of it.
         seed: of the random masks.
         max_foci: places with evidence, at the most.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
@@ -147,6 +166,16 @@ def focused_rise(
 
     Raises:
         ValueError: when ``window_unit`` is another word.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = focused_rise(100, window_size=4, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 16, 16), lambda images: images[:, :, 4:7, 9:12].mean((2, 3)))
+        >>> row, column = divmod(int(saliency.argmax()), 16)
+        >>> 4 <= row < 7, 9 <= column < 12
+        (True, True)
     """
     check_unit(window_unit)
     cuts = inside_of(settings.get("inferer"))

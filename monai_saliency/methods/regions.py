@@ -68,6 +68,17 @@ def region_occlusion(
     Raises:
         ValueError: when a number is not a whole number of at least 1, both ``regions`` and ``num_supervoxels`` are
             given, or ``until`` is given without ``num_coalitions``.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import Case, ClassScore
+        >>> organs = torch.tensor([[[1, 1, 2, 2]]])
+        >>> explain = region_occlusion(target=ClassScore([0], "none"))
+        >>> network = lambda images: images[..., 1:].flatten(1).sum(1, True)
+        >>> [explanation] = explain.explain(torch.ones(1, 1, 1, 4), network, cases=[Case("a", labels=organs)])
+        >>> explanation.saliency.tolist()
+        [[[1.0, 1.0, 2.0, 2.0]]]
     """
     if num_coalitions is not None:
         whole_number("num_coalitions", num_coalitions, 1)
@@ -90,6 +101,16 @@ def channel_occlusion(*, target: Target, estimator: Estimator | None = None, **s
         target: which number is explained.
         estimator: ``OcclusionScoring()`` by default. The map of a channel is flat: the score's fall, everywhere.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = channel_occlusion(target=ClassScore([0], "none"))
+        >>> weights = torch.tensor([[3.0, 1.0]])
+        >>> maps = explain(torch.ones(1, 2, 4, 4), lambda images: (weights * images.mean((2, 3))).sum(1, keepdim=True))
+        >>> maps[0, :, 0, 0].tolist()  # the first channel is worth three times the second
+        [3.0, 1.0]
     """
     return region_occlusion(regions=whole_image, per_channel=True, target=target, estimator=estimator, **settings)
 
@@ -139,6 +160,17 @@ def shapley(
     Raises:
         ValueError: when a number is not a whole number of at least 1, or both ``regions`` and ``num_supervoxels`` are
             given.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import Case, ClassScore
+        >>> organs = torch.tensor([[[1, 1, 2, 2]]])
+        >>> explain = shapley(target=ClassScore([0], "none"))
+        >>> network = lambda images: images.flatten(1).amax(1, keepdim=True)  # either organ is enough
+        >>> [explanation] = explain.explain(torch.ones(1, 1, 1, 4), network, cases=[Case("a", labels=organs)])
+        >>> explanation.saliency.tolist()
+        [[[0.5, 0.5, 0.5, 0.5]]]
     """
     cuts = inside_of(settings.get("inferer")) if getattr(target, "is_additive", False) else None
     makes, linear = _regions(regions, num_supervoxels), bool(getattr(target, "is_linear", False))

@@ -42,6 +42,15 @@ def sbsm(
 
     Raises:
         ValueError: when ``window_unit`` is another word.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import EmbeddingSimilarity
+        >>> explain = sbsm(2, 2, target=EmbeddingSimilarity("cosine"))
+        >>> saliency = explain(torch.tensor([[[[3.0, 3.0, 0.0, 0.0], [3.0, 3.0, 1.0, 1.0]]]]), torch.nn.Flatten())
+        >>> bool(saliency[0, 0, 0, 0] > saliency[0, 0, 0, 3] > 0)
+        True
     """
     check_unit(window_unit)
     masks = SlidingWindowMasks(window_size, stride, window_unit, smooth)

@@ -54,6 +54,14 @@ def sliding_window(
 
     Raises:
         ValueError: when ``window_unit`` is another word.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = sliding_window(2, 2, target=ClassScore([0], "none"))
+        >>> explain(torch.ones(1, 1, 2, 4), lambda images: images.flatten(1).sum(1, True)).tolist()
+        [[[[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]]]
     """
     check_unit(window_unit)
     masks: Masks = SlidingWindowMasks(window_size, stride, window_unit, smooth)
@@ -89,6 +97,15 @@ def multi_scale_window(
 
     Raises:
         ValueError: when ``window_unit`` is another word.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = multi_scale_window(4, levels=2, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 16, 16), lambda images: images[:, :, 5, 10])
+        >>> bool(saliency[0, 0, 5, 10] == saliency.max())
+        True
     """
     check_unit(window_unit)
     masks: Masks = MultiScaleWindowMasks(window_size, levels, stride, window_unit, smooth)
@@ -117,6 +134,15 @@ def patch_windows(
         target: which number is explained.
         estimator: ``OcclusionScoring()`` by default.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Example::
+
+        >>> import torch
+        >>> from monai.inferers import SlidingWindowInferer
+        >>> from monai_saliency import RegionScore
+        >>> explain = patch_windows(SlidingWindowInferer((8, 8), overlap=0.5), target=RegionScore(1, "softmax", "all"))
+        >>> explain(torch.rand(1, 1, 16, 16), torch.nn.Conv2d(1, 2, 1)).shape
+        torch.Size([1, 1, 16, 16])
     """
     masks = PatchWindowMasks(inside_of(inferer) or inferer, divide)  # type: ignore[arg-type]
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), inferer=inferer, **settings)
@@ -157,6 +183,15 @@ def hierarchical_occlusion(
 
     Raises:
         ValueError: when ``window_unit`` or ``regions`` is another word.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = hierarchical_occlusion(window_size=4, levels=3, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 16, 16), lambda images: images[:, :, 5, 10])
+        >>> divmod(int(saliency.argmax()), 16)
+        (5, 10)
     """
     check_unit(window_unit)
     if isinstance(regions, str) and regions != "label_map":
@@ -196,6 +231,15 @@ def minimal_region(
         target: which number is explained.
         estimator: ``MinimalRegionScoring()`` by default.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = minimal_region(window_size=4, levels=3, target=ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 16, 16), lambda images: images[:, :, 5, 10])
+        >>> float(saliency.sum()), float(saliency[0, 0, 5, 10])
+        (1.0, 1.0)
     """
     check_unit(window_unit)
     masks = MinimalMasks(share, window_size, levels, keep, window_unit, inside_of(settings.get("inferer")))

@@ -85,6 +85,13 @@ class Comparison:
         both: the cases with a map in both folders.
         only_first: the names of cases with a map in the first folder only.
         only_second: the names of cases with a map in the second folder only.
+
+    Example::
+
+        >>> comparison = Comparison(both=[], only_first=["a"], only_second=[])
+        >>> print(comparison)
+        cases in both: 0
+        only in the first: 1 (a)
     """
 
     both: Sequence[CaseComparison]

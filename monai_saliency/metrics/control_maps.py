@@ -28,6 +28,11 @@ class Controlled:
         higher_is_better: its direction.
         value: of the maps: the mean over cases and maps; NaN where nothing could be measured.
         controls: of each control, by its name.
+
+    Example::
+
+        >>> Controlled("AUPRC", True, 0.9, {"random": 0.01, "intensity": 0.95}).passed_by
+        ('intensity',)
     """
 
     metric: str

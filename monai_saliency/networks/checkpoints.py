@@ -19,10 +19,6 @@ _WRAPPERS = ("state_dict", "model", "network", "net", "model_state_dict")
 def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | Path] | None) -> torch.nn.Module:
     """Load all weights of a checkpoint into a network.
 
-    Example::
-
-        network = load_checkpoint(DenseNet121(3, 1, 2), "models/model.pt")
-
     Args:
         network: the module, on any device. It holds a part of the weights if loading fails.
         path: a file made by ``torch.save`` with a state dictionary, or with a dictionary that holds one under a usual
@@ -37,6 +33,17 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
         FileNotFoundError: when the file does not exist.
         ValueError: when the file does not hold a state dictionary, or one of another network. Pickled code is never
             run.
+
+    Example::
+
+        >>> import torch
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> trained, network = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        >>> with TemporaryDirectory() as folder:
+        ...     torch.save({"state_dict": trained.state_dict()}, Path(folder) / "model.pt")
+        ...     torch.equal(load_checkpoint(network, Path(folder) / "model.pt").weight, trained.weight)
+        True
     """
     if not path:
         return network

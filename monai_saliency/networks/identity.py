@@ -61,6 +61,18 @@ def network_fingerprint(network: Any, network_id: str | None = None) -> str | No
 
     Returns:
         the hash; None for a callable without a ``network_id``, whose scores must not be used again.
+
+    Example::
+
+        >>> import torch
+        >>> network = torch.nn.Linear(2, 1)
+        >>> before = network_fingerprint(network)
+        >>> with torch.no_grad():
+        ...     _ = network.weight.add_(1)
+        >>> before == network_fingerprint(network)
+        False
+        >>> network_fingerprint(lambda images: images) is None
+        True
     """
     if network_id:
         return fingerprint(network_id)

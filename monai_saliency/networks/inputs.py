@@ -62,7 +62,13 @@ class SplitInputs:
 
 
 class InputAdapter(ABC):
-    """How a network takes its inputs. A subclass implements :meth:`split`, :meth:`join` and :meth:`run`."""
+    """How a network takes its inputs. A subclass implements :meth:`split`, :meth:`join` and :meth:`run`.
+
+    Example::
+
+        >>> isinstance(DictInput(perturb="image"), InputAdapter)
+        True
+    """
 
     @abstractmethod
     def split(self, inputs: Any) -> SplitInputs:
@@ -126,7 +132,16 @@ class InputAdapter(ABC):
 
 
 class TensorInput(InputAdapter):
-    """One tensor ``(B, C, *spatial)``: the input of most networks, and the default."""
+    """One tensor ``(B, C, *spatial)``: the input of most networks, and the default.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore, sliding_window
+        >>> explain = sliding_window(2, target=ClassScore([0], "none"), inputs=TensorInput())
+        >>> explain(torch.ones(1, 1, 4, 4), torch.nn.Flatten()).shape
+        torch.Size([1, 1, 4, 4])
+    """
 
     def split(self, inputs: Any) -> SplitInputs:
         images = _images("`inputs`", inputs)

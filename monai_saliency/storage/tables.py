@@ -77,11 +77,6 @@ class CaseTable:
     A text that a spreadsheet would run as a formula, such as ``=1+1``, stands in the file with an apostrophe before it,
     which :meth:`read` takes away. A text of more than 32,000 characters is cut.
 
-    Example::
-
-        table = CaseTable("out/failures.csv", columns=("case", "error"))
-        table.add([{"case": "s1", "error": "the file is empty"}])
-
     Args:
         path: the file.
         cases: the names of the cohort's cases. Rows of other cases are removed at the next change, and the log says so.
@@ -89,6 +84,15 @@ class CaseTable:
         columns: the names of the columns, with ``case`` among them. Default: the columns of ``summary.csv``.
         further: columns that the file has only while a row has a value in one of them. Default: those of
             ``--trust true`` for ``summary.csv``, none for other tables.
+
+    Example::
+
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     table = CaseTable(f"{folder}/failures.csv", columns=("case", "error"))
+        ...     table.add([{"case": "s1", "error": "the file is empty"}])
+        ...     table.read()
+        [{'case': 's1', 'error': 'the file is empty'}]
     """
 
     def __init__(

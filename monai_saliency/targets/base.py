@@ -90,6 +90,18 @@ class BoundTarget(ABC):
             sets it, by :func:`digits`.
         members: of how many networks the scores are: K is a multiple of it, the first network's come first.
         bound_to_mean: where there are several, the target bound to the mean of their outputs, of one network's scores.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> case = ms.Case("a", torch.zeros(1, 4, 4))
+        >>> output = torch.tensor([[0.0, 2.0, 1.0]])  # of the unperturbed image: what it predicts is frozen
+        >>> bound = ms.ClassScore("predicted", "softmax").bind(output, case)
+        >>> bound.labels
+        [1]
+        >>> bound(torch.zeros(2, 3)).tolist()
+        [[0.3333333432674408], [0.3333333432674408]]
     """
 
     labels: Sequence[int | str]
@@ -134,7 +146,14 @@ class BoundTarget(ABC):
 
 
 class Target(ABC):
-    """The settings of a target. A subclass implements :meth:`bind`."""
+    """The settings of a target. A subclass implements :meth:`bind`.
+
+    Example::
+
+        >>> import monai_saliency as ms
+        >>> isinstance(ms.RegressionScore(0), Target)
+        True
+    """
 
     @property
     def is_additive(self) -> bool:

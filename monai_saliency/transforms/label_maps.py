@@ -15,7 +15,7 @@ from monai.utils import CommonKeys
 
 from monai_saliency.cases import image_spacing
 from monai_saliency.errors import CaseError, as_case_error
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.formats import load_image
 from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable
 from monai_saliency.utils.tensors import check_labels, plain, with_meta_of
@@ -53,7 +53,17 @@ class LoadRegionsd(MapTransform):
 
     Example::
 
-        Compose([*preprocessing.transforms, LoadRegionsd(keys="organs", names="regions")])
+        >>> import torch
+        >>> import numpy as np
+        >>> from monai.data import MetaTensor
+        >>> import nibabel as nib
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     nib.save(nib.Nifti1Image(np.ones((4, 4, 4), np.uint8), np.eye(4)), f"{folder}/organs.nii.gz")
+        ...     image = MetaTensor(torch.zeros(1, 2, 2, 2), affine=torch.diag(torch.tensor([2.0, 2.0, 2.0, 1.0])))
+        ...     item = LoadRegionsd("organs")({"image": image, "organs": f"{folder}/organs.nii.gz", "case": "a"})
+        >>> tuple(item["regions"].shape), item["regions"].unique().tolist()
+        ((1, 2, 2, 2), [1.0])
     """
 
     def __init__(
@@ -132,6 +142,21 @@ class SaveRegionsd(MapTransform):
 
     Raises:
         ValueError: when called, if the explanation's masks are not made of regions.
+
+    Example::
+
+        >>> import torch
+        >>> from pathlib import Path
+        >>> from monai.data import MetaTensor
+        >>> import monai_saliency as ms
+        >>> from tempfile import TemporaryDirectory
+        >>> image, case = MetaTensor(torch.ones(1, 1, 4)), ms.Case("a", labels=torch.tensor([[[1, 1, 2, 2]]]))
+        >>> explain = ms.region_occlusion(target=ms.ClassScore([0], "none"))
+        >>> [explanation] = explain.explain(image[None], torch.nn.Flatten(), cases=[case])
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = SaveRegionsd(f"{folder}/regions.csv")({"explanation": explanation, "image": image, "case": "a"})
+        ...     Path(f"{folder}/regions.csv").read_text().splitlines()
+        ['case,class,channel,region,name,saliency,volume_ml', 'a,0,,1,,1.0,', 'a,0,,2,,0.0,']
     """
 
     def __init__(

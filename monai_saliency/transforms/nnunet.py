@@ -50,6 +50,13 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
 
     Raises:
         ValueError: when called, for a 2D image, where the model's slices lie across it.
+
+    Example::
+
+        >>> from importlib.util import find_spec
+        >>> if find_spec("nnunetv2"):  # pip install "monai-saliency[nnunet]"
+        ...     preprocess = NNUNetPreprocessd("image", plans={}, dataset_json={}, configuration="3d_fullres")
+        ...     assert preprocess.configuration == "3d_fullres"
     """
 
     def __init__(

@@ -24,15 +24,18 @@ class Saliency(Transform):
 
     Place it after the deterministic, cached part of a pipeline: a cache runs it once an item, one item after another.
 
-    Example::
-
-        to_map = ms.Saliency(network, ms.rise(1000, target=ms.ClassScore([1], activation="softmax")))
-        saliency = to_map(image)  # (C, *spatial) -> (1, *spatial), with the image's affine
-
     Args:
         network: any callable on batches ``(B, C, *spatial)``.
         inferer: explains, as made by :func:`monai_saliency.rise` and the other methods.
         device: where to explain; the image's own device by default. The map comes back on the image's device.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> to_map = Saliency(torch.nn.Flatten(), ms.sliding_window(2, target=ms.ClassScore([0], "none")))
+        >>> to_map(torch.rand(1, 4, 4)).shape
+        torch.Size([1, 4, 4])
     """
 
     backend = [TransformBackends.TORCH]  # noqa: RUF012, MONAI's own convention
@@ -114,6 +117,15 @@ class Saliencyd(MapTransform):
         allow_missing_keys: don't raise for a key that an item lacks.
         standard_error_names: where the maps' standard errors go, one for each key; by default they are not computed. An
             item whose map has none, as that of windows, has no such key.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> explain = ms.sliding_window(2, target=ms.ClassScore([0], "none"))
+        >>> item = Saliencyd("image", torch.nn.Flatten(), explain, names="saliency")({"image": torch.rand(1, 4, 4)})
+        >>> item["saliency"].shape
+        torch.Size([1, 4, 4])
     """
 
     backend = Saliency.backend

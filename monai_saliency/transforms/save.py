@@ -20,7 +20,7 @@ from monai.utils import MetaKeys
 
 from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError, OutputError
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.files import atomic_path, load_scan
 from monai_saliency.storage.formats import load_image, load_label
 from monai_saliency.utils.arguments import a_path, flag, positive_numbers
@@ -171,14 +171,17 @@ class SaveSaliencyd(MapTransform):
 
     Example::
 
-        Compose(
-            [
-                preprocessing,
-                Saliencyd("image", network, explain, names="saliency"),
-                Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=False),
-                SaveSaliencyd("saliency", output_dir="out"),
-            ]
-        )
+        >>> import numpy as np
+        >>> import nibabel as nib
+        >>> from monai.transforms import LoadImage
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     nib.save(nib.Nifti1Image(np.zeros((4, 5, 6)), np.eye(4)), f"{folder}/scan.nii.gz")
+        ...     scan = LoadImage(ensure_channel_first=True)(f"{folder}/scan.nii.gz")
+        ...     save = SaveSaliencyd("saliency", f"{folder}/maps", picture=False)
+        ...     item = save({"saliency": scan + 1, "case": "scan"})
+        ...     nib.load(item["saliency_path"]).shape
+        (4, 5, 6)
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from monai_saliency.estimators.base import Meaning
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.utils.arguments import positive_numbers
 
 __all__ = ["TINY", "TIMES_ERROR", "Legend"]
@@ -35,6 +35,11 @@ class Legend:
         note: a further line for the colour bar.
         noise: how large a value can be by chance (:meth:`~monai_saliency.estimators.base.Estimator.noise`); 0 where it
             is not known.
+
+    Example::
+
+        >>> Legend(scale=1, words="softmax probability of the class").scale
+        1
     """
 
     scale: float

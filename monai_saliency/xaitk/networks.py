@@ -228,8 +228,15 @@ class Detector(_Wrapped, DetectImageObjects):
 
     Example::
 
-        blackbox = Detector(retinanet, labels=["background", "nodule"])
-        maps = DRISEStack(1000, 8, 0.5, seed=0)(image, boxes, scores, blackbox)
+        >>> import torch
+        >>> import numpy as np
+        >>> def network(images):
+        ...     found = {"boxes": torch.tensor([[0.0, 0, 2, 2]]), "labels": torch.tensor([1])}
+        ...     return [found | {"scores": torch.tensor([0.9])}] * len(images)
+        >>> blackbox = Detector(network, labels=["background", "nodule"])
+        >>> [[(box, scores)]] = [list(each) for each in blackbox.detect_objects([np.zeros((4, 4), np.uint8)])]
+        >>> box.max_vertex.tolist(), {name: round(score, 2) for name, score in scores.items()}
+        ([2.0, 2.0], {'background': 0.0, 'nodule': 0.9})
     """
 
     def __init__(
@@ -307,8 +314,11 @@ class Descriptor(_Wrapped, ImageDescriptorGenerator):
 
     Example::
 
-        blackbox = Descriptor(encoder, transform=lambda batch: batch / 255)
-        maps = SBSMStack((20, 20), (10, 10))(image, [query], blackbox)
+        >>> import torch
+        >>> import numpy as np
+        >>> blackbox = Descriptor(torch.nn.Flatten(), transform=lambda batch: batch / 255)
+        >>> [each.tolist() for each in blackbox.generate_arrays_from_images([np.full((1, 2), 255, np.uint8)])]
+        [[1.0, 1.0]]
     """
 
     def __init__(

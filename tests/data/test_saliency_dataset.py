@@ -123,13 +123,13 @@ def test_inverted(cohort: Path, cache: str) -> None:
             assert int(back["saliency"].as_tensor().abs().argmax()) // (12 * 8) >= 4
 
 
-def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its example runs as it stands, given scans and a network."""
     monkeypatch.chdir(tmp_path)
     for name in "ab":
         volume = np.random.default_rng(0).random((20, 21, 22), dtype=np.float32)
         nib.save(nib.Nifti1Image(volume, np.eye(4)), tmp_path / f"{name}.nii.gz")
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "tutorials" / "pages" / "python.md").read_text()
     (example,) = (block for block in readme.split("```python\n") if "SaliencyDataset(" in block.partition("```")[0])
     network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten(), torch.nn.Linear(1, 2))
     for _ in range(2):

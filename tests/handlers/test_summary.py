@@ -13,7 +13,7 @@ from helpers.maps import LEFTWARD, PEAK, SHAPE, peaked
 
 from monai_saliency.cases import Case
 from monai_saliency.handlers.summary import COLUMNS, Summary, figures, is_noise, peak_is_noise, summarize
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.targets import ClassScore, RegressionScore
 

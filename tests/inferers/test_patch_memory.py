@@ -10,7 +10,7 @@ from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
 from monai_saliency.masks.region import RegionMasks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -48,3 +50,20 @@ def test_patches_that_the_target_does_not_read(method: str, images: int) -> None
             continue
         assert list(remembered.indices) == list(whole.indices)
         torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-8, atol=1e-9)
+
+
+def test_the_price_of_a_later_round(caplog: pytest.LogCaptureFixture) -> None:
+    """What earlier rounds have run is done, and whole images are compared with where nothing was run."""
+    explain = ms.hierarchical_occlusion(
+        levels=3, target=ms.RegionScore(1, "softmax", "all"), inferer=SlidingWindowInferer((16, 16), 4, 0.5)
+    )
+    image = torch.zeros(1, 1, 64, 72)
+    image[..., 20:30, 34:44] += 1
+    with caplog.at_level(logging.INFO):
+        (explanation,) = explain.explain(image, Local())
+    first, *later = [line for line in caplog.messages if "patch forwards" in line]
+    assert f"{explanation.per_prediction} of them for unperturbed images; whole images would need" in first
+    assert later
+    for line in later:
+        assert re.search(r"at least (\d+) patch forwards, (\d+) of them done; that is", line), line
+    assert f"at least {explanation.num_forwards} patch forwards" in later[-1]

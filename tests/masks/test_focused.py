@@ -13,6 +13,7 @@ from monai.inferers import SlidingWindowInferer
 import monai_saliency as ms
 from monai_saliency.estimators.regression import SmoothRegression
 from monai_saliency.masks.focused import BoundFocusedMasks
+from monai_saliency.masks.looks import Found
 
 LOGIT = ms.ClassScore([0], "none")
 
@@ -183,13 +184,12 @@ def test_a_score_without_a_place_leaves_those_of_others_alone() -> None:
 def test_masks(shape: tuple[int, ...]) -> None:
     """All but the box is kept; inside are RISE's masks of an image of the box's shape; parts are rendered alone."""
     bound = ms.FocusedMasks(7, 3, 6, 2, seed=5).bind(torch.zeros(1, *shape))
-    voxels = int(np.prod(shape))
-    corner = tuple(n // 3 for n in shape)
-    at = int(np.ravel_multi_index(corner, shape))
-    box = tuple(slice(c, c + 9) for c in corner)
-    behind = len(bound.windows) + len(bound.alone)
-    whole = behind + (len(bound.shapes) - 1) * voxels * 7
-    wanted = [2, *(behind + at * 7 + i for i in (0, 3, 6)), whole + 6]
+    place = bound.boxes.about([n // 3 + 4.5 for n in shape], 0)
+    box = bound.boxes.box(place)
+    assert [(side.start % 3, side.stop - side.start) for side in box] == [(0, 9)] * len(shape)
+    first = len(bound.looks)
+    whole = first + len(bound.boxes) * 7
+    wanted = [2, *(first + place * 7 + i for i in (0, 3, 6)), whole + 6]
     masks = bound.render(wanted)
     random = ms.RISEMasks(7, 3, 0.5, 5)
     expected = torch.ones(5, 1, *shape)
@@ -197,8 +197,6 @@ def test_masks(shape: tuple[int, ...]) -> None:
     expected[(slice(1, 4), slice(None), *box)] = random.bind(torch.zeros(1, *[9] * len(shape))).render([0, 3, 6])
     expected[4:] = random.bind(torch.zeros(1, *shape)).render([6])
     assert torch.equal(masks, expected)
-    places = bound.alone.num_places
-    assert len(bound) == whole + 7 + places * (places + 1) ** 3 * 7  # each place with up to three others
     for part in (
         tuple(slice(2, 11) for _ in shape),
         tuple(slice(0, 5) for _ in shape),
@@ -210,6 +208,28 @@ def test_masks(shape: tuple[int, ...]) -> None:
         assert (hides | ~touched).all()
         assert len({tuple(row) for row in rows[hides].tolist()}) == hides.sum()
     assert torch.equal(bound.render(wanted[2:3]), expected[2:3])
+
+
+def test_boxes() -> None:
+    """By hand: boxes of 4 x 4 and 8 x 8 voxels begin on even ones, or end with the image."""
+    bound = ms.FocusedMasks(5, 2, 4, 2).bind(torch.zeros(1, 31, 32))
+    boxes = bound.boxes
+    assert boxes.shapes == [(4, 4), (8, 8), bound.alone.edges]
+    assert len(boxes) == 3 * 16 * 16
+    assert boxes.box(boxes.about((8.9, 9.1), 0)) == (slice(6, 10), slice(8, 12))
+    assert boxes.box(boxes.about((31, 0), 1)) == (slice(23, 31), slice(0, 8))
+    assert [boxes.size(boxes.about((5, 5), size)) for size in range(3)] == [0, 1, 2]
+    evidence = np.zeros((16, 16))
+    evidence[4:6, 7:9], evidence[12, 2], evidence[0, 0] = 2.0, 1.9, -5.0
+    assert boxes.find(evidence, 1) == [boxes.about((10, 16), 0)]  # 1.9 is less than a quarter of 8
+    assert boxes.outside(evidence.clip(min=0), boxes.find(evidence, 1)) == pytest.approx(1.9)
+    evidence[12, 2] = 2.0
+    assert [boxes.box(each) for each in boxes.find(evidence, 4)] == [
+        (slice(8, 12), slice(14, 18)),
+        (slice(24, 28), slice(4, 8)),
+    ]
+    assert boxes.find(evidence, 1) == []  # and as much elsewhere
+    assert boxes.find(np.ones((16, 16)), 4) == []
 
 
 def either(*boxes: tuple[slice, ...], shape: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -230,7 +250,7 @@ def test_each_of_several_places_is_enough(shape: tuple[int, ...], regions: list[
     """Hiding one of them changes nothing. All are found, and each peak lies inside its region."""
     found = explain(either(*regions, shape=shape), shape, num_masks=600, grid_size=4)
     foci = found.masks.foci(found.indices)
-    assert f"each of {len(regions)} is enough" in found.stopped
+    assert f"one of {len(regions)} gives what another gives" in found.stopped
     assert len(foci) == len(regions)
     assert len(found.indices) <= found.masks.at_most
     saliency = found.saliency[0]
@@ -281,12 +301,12 @@ def test_masks_of_one_of_several_places() -> None:
 
 
 def test_too_many_places_are_enough() -> None:
-    """Five places where four are looked at: it goes on as if none were, with half of the random masks."""
+    """Five places where four are looked at: it goes on as if none were, with fewer random masks."""
     shape = (48, 56)
     regions = [(slice(y, y + 4), slice(x, x + 4)) for y, x in ((2, 2), (2, 42), (38, 2), (38, 42), (20, 26))]
     found = explain(either(*regions, shape=shape), shape, num_masks=50)
     assert not any(focus.hidden for focus in found.masks.foci(found.indices))
-    assert sum(len(focus.rows) for focus in found.masks.foci(found.indices)) == 25
+    assert sum(len(focus.rows) for focus in found.masks.foci(found.indices)) == 35
     assert len(found.indices) <= found.masks.at_most
 
 
@@ -295,9 +315,124 @@ def test_places_that_are_enough_by_hand() -> None:
     bound = ms.FocusedMasks(10, 4, 8, 2).bind(torch.zeros(1, 16, 48)).alone
     gains = np.zeros((2, 6))
     gains[0, [0, 1]], gains[0, 4], gains[1, 5] = [1.0, 0.9], 0.8, 0.79
-    places = bound.enough(gains.ravel())
-    assert [bound.box(place) for place in places] == [(slice(0, 12), slice(2, 14)), (slice(0, 12), slice(30, 42))]
-    assert bound.num_places == 5 * 13
+    assert [place.tolist() for place in bound.enough(gains.ravel())] == [[4, 8], [4, 36]]
+
+
+class Saturated(torch.nn.Module):
+    """A network that is sure of its class with any of some regions: a probability of their weighted sums."""
+
+    def __init__(self, regions: list[tuple[slice, ...]], shape: tuple[int, ...], weights: list[float]) -> None:
+        super().__init__()
+        self.sums, self.weights = sums(*regions, shape=shape), torch.tensor(weights, dtype=torch.float64)
+        self.voxels = float(np.prod([side.stop - side.start for side in regions[0]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid((self.sums(x) / self.voxels @ self.weights)[:, None] - 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "regions", "weights", "num_masks"),
+    [
+        ((48, 56), [(slice(6, 10), slice(7, 11)), (slice(37, 41), slice(42, 46))], [9.0, 8.0], 300),
+        ((48, 56), [(slice(6, 10), slice(7, 11)), (slice(37, 41), slice(42, 46))], [9.0, 5.5], 300),
+        (
+            (24, 32, 40),
+            [(slice(2, 6), slice(3, 7), slice(4, 8)), (slice(14, 18), slice(22, 26), slice(30, 34))],
+            [9.0, 8.0],
+            300,
+        ),
+        (
+            (48, 56),
+            [(slice(6, 10), slice(7, 11)), (slice(37, 41), slice(42, 46)), (slice(5, 9), slice(44, 48))],
+            [9.0, 8.0, 7.0],
+            900,
+        ),
+    ],
+)
+def test_the_windows_look_again(
+    shape: tuple[int, ...], regions: list[tuple[slice, ...]], weights: list[float], num_masks: int
+) -> None:
+    """The probability hides all but one region; with what was found hidden, the next one stands out."""
+    network = Saturated(regions, shape, weights)
+    found = explain(network, shape, ms.ClassScore([0], "none"), num_masks=num_masks, grid_size=4)
+    foci = found.masks.foci(found.indices)
+    assert f"one of {len(regions)} gives what another gives, so the others were hidden meanwhile" in found.stopped
+    assert len(found.indices) <= found.masks.at_most
+    assert len(foci) == len(regions)
+    saliency = found.saliency[0]
+    for focus in foci:
+        (region,) = [region for region in regions if holds(focus.box, region)]
+        assert len(focus.hidden) == len(regions) - 1
+        inside = torch.zeros(shape, dtype=torch.bool)
+        inside[region] = True
+        peak = np.unravel_index(int(saliency[focus.box].argmax()), saliency[focus.box].shape)
+        assert bool(inside[focus.box][peak])
+    assert [len(focus.before) for focus in foci] == list(range(len(regions)))
+
+
+def test_masks_of_the_second_look() -> None:
+    """In plain loops: windows with the first box hidden, the first box hidden alone, then both, then random masks."""
+    shape, regions = (48, 56), [(slice(6, 10), slice(7, 11)), (slice(37, 41), slice(42, 46))]
+    found = explain(Saturated(regions, shape, [9.0, 8.0]), shape, num_masks=90, grid_size=4)
+    bound, indices = found.masks, list(found.indices)
+    (first, second), masks = bound.foci(indices), bound.render(indices)
+    one, both = [indices.index(bound.looks.index(bound.looks.nothing, hidden)) for hidden in (
+        [bound.boxes.about([(side.start + side.stop) / 2 for side in first.box], 0)],
+        [bound.boxes.about([(side.start + side.stop) / 2 for side in each.box], 0) for each in (first, second)],
+    )]  # fmt: skip
+    hidden = torch.ones(1, *shape, dtype=torch.float64)
+    hidden[0][first.box] = 0
+    assert torch.equal(masks[one], hidden)
+    for row in range(one + 1, both):
+        own, boxes = bound.looks.split(indices[row])
+        assert [bound.boxes.box(each) for each in boxes] == [first.box]
+        assert torch.equal(masks[row], hidden * bound.windows.render([own])[0])
+    assert sorted({bound.looks.split(indices[row])[0] for row in range(one + 1, both)})[:42] == [*range(42)]
+    hidden[0][second.box] = 0
+    assert torch.equal(masks[both], hidden)
+    assert indices[both + 1] >= len(bound.looks)
+    every = [*indices[:both:7], *indices[both - 20 :]]
+    full = bound.render(every)
+    for box in ((slice(0, 16), slice(0, 16)), (slice(16, 40), slice(8, 30)), (slice(34, 44), slice(40, 56))):
+        assert torch.equal(bound.render(every, box=box), full[(slice(None), slice(None), *box)])
+        hides, rows = bound.restrict(every, box)
+        inside = full[(slice(None), slice(None), *box)].flatten(1)
+        assert (hides | ~(inside < 1).any(1).numpy()).all()
+        seen: dict[tuple[int, ...], torch.Tensor] = {}
+        for row, mask in zip(rows[hides].tolist(), inside[torch.from_numpy(hides)], strict=True):
+            assert torch.equal(seen.setdefault(tuple(row), mask), mask)
+
+
+def test_boxes_that_overlap() -> None:
+    """What the first box holds is hidden in the second one too, and not the other way round."""
+    bound = ms.FocusedMasks(6, 4, 8, 3).bind(torch.zeros(1, 48, 56))
+    first, second = (bound.boxes.about(middle, 0) for middle in ((12, 12), (16, 12)))
+    one, other = bound._places(Found([first, second], redundant=True))
+    random = bound.render([len(bound.looks) + place * 6 + 1 for place in (one, other)])[:, 0]
+    assert not random[1][bound.boxes.box(first)].any()
+    assert random[0][bound.boxes.box(first)].any()
+    assert not random[0][16:20, 8:16].any()  # of the second box alone
+
+
+def test_evidence_that_adds_up_is_not_looked_at_again() -> None:
+    """A third of the evidence lies everywhere, which windows see: hiding the box leaves it, and nothing is missing."""
+    shape, region = (48, 56), (slice(13, 17), slice(30, 34))
+    weight = torch.full(shape, 8 / (48 * 56), dtype=torch.float64)
+    weight[region] += 1
+    found = explain(lambda x: (x[:, 0] * weight).flatten(1).sum(1, keepdim=True), shape, num_masks=50)
+    (focus,) = found.masks.foci(found.indices)
+    assert len(focus.rows) == 50
+    assert "were the last; hiding all of them leaves 32% of what the image adds to the score" in found.stopped
+
+
+def test_two_places_that_one_look_finds() -> None:
+    """Each takes little, and both together all: the others are hidden, without a further look."""
+    shape, regions = (48, 56), [(slice(8, 12), slice(8, 12)), (slice(32, 36), slice(40, 44))]
+    found = explain(Saturated(regions, shape, [8.0, 8.0]), shape, num_masks=100, grid_size=4)
+    foci = found.masks.foci(found.indices)
+    assert [len(focus.hidden) for focus in foci] == [1, 1]
+    assert [len(focus.rows) for focus in foci] == [50, 50]
+    assert "one of 2 gives" in found.stopped
 
 
 def test_a_score_that_is_not_redundant_is_not_looked_at_twice() -> None:
@@ -309,7 +444,9 @@ def test_a_score_that_is_not_redundant_is_not_looked_at_twice() -> None:
 
 def test_indices_of_a_large_scan_are_numbers_of_64_bits() -> None:
     bound = ms.FocusedMasks(4000, 5, 64, 5).bind(torch.zeros(1, 1, 1, 1).expand(1, 512, 512, 600))
-    assert len(bound.shapes) > 2
+    assert len(bound.boxes.shapes) > 3
+    assert bound.looks.most == 1
+    assert ms.FocusedMasks().bind(torch.zeros(1, 1, 1, 1).expand(1, 512, 512, 600)).looks.most == 3
     assert bound.codes([len(bound) - 1])["index"].tolist() == [len(bound) - 1]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import monai_saliency as ms
-from monai_saliency.inferers.case_state import Explanation
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.masks import Supervoxels
 from monai_saliency.visualize.legend import Legend, at_most, rounded_up, verdicts
 

@@ -46,7 +46,12 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
 
     Example::
 
-        write_report("bundle/eval")
+        >>> from tempfile import TemporaryDirectory
+        >>> from monai_saliency.handlers import Summary
+        >>> with TemporaryDirectory() as folder:
+        ...     Summary(f"{folder}/summary.csv").add([{"case": "a", "class": "1", "score": 0.9}])
+        ...     write_report(folder).relative_to(folder).as_posix()
+        'report/index.html'
     """
     folder = Path(folder)
     cohort = read_cohort(folder)

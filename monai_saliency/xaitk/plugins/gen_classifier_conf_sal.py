@@ -24,6 +24,13 @@ class RISEScoring(EngineScoring):
 
     Raises:
         ValueError: when ``p1`` is not in [0, 1].
+
+    Example::
+
+        >>> import numpy as np
+        >>> masks = np.eye(2, dtype=np.float32)[:, None]  # the first keeps the left of two pixels
+        >>> RISEScoring(p1=0.5)(np.array([1.0]), np.array([[0.8], [0.2]]), masks).round(2).tolist()
+        [[[1.0, -1.0]]]
     """
 
     def __init__(self, p1: float = 0.0) -> None:
@@ -36,7 +43,15 @@ class RISEScoring(EngineScoring):
 
 
 class OcclusionScoring(EngineScoring):
-    """The average drop of the confidence while a pixel is hidden (Zeiler and Fergus, ECCV 2014, section 4.2)."""
+    """The average drop of the confidence while a pixel is hidden (Zeiler and Fergus, ECCV 2014, section 4.2).
+
+    Example::
+
+        >>> import numpy as np
+        >>> masks = np.eye(2, dtype=np.float32)[:, None]  # the first hides the right of two pixels
+        >>> OcclusionScoring()(np.array([1.0]), np.array([[0.8], [0.2]]), masks).round(2).tolist()
+        [[[1.0, 0.25]]]
+    """
 
     def __init__(self) -> None:
         pass
@@ -54,6 +69,13 @@ class OcclusionScoring(EngineScoring):
 class SquaredDifferenceScoring(EngineScoring):
     """The average squared change of all confidences while a pixel is hidden: one map ``(H, W)`` in [0, 1] for all
     classes (Greydanus et al., ICML 2018, equations 2 and 4). A map that is the same everywhere is 0.
+
+    Example::
+
+        >>> import numpy as np
+        >>> masks = np.eye(2, dtype=np.float32)[:, None]  # the first hides the right of two pixels
+        >>> SquaredDifferenceScoring()(np.array([1.0]), np.array([[0.8], [0.2]]), masks).round(2).tolist()
+        [[1.0, 0.0]]
     """
 
     def __init__(self) -> None:
@@ -88,6 +110,13 @@ class MCRISEScoring(Configured, GenerateClassifierConfidenceSaliency):
 
     Raises:
         ValueError: when ``p1`` is not in [0, 1], or ``k`` is below 1.
+
+    Example::
+
+        >>> import numpy as np
+        >>> masks = np.array([[[[1.0, 0.0]], [[0.0, 0.0]]], [[[0.0, 0.0]], [[0.0, 1.0]]]])  # (fills, masks, H, W)
+        >>> MCRISEScoring(k=2, p1=0.5)(np.array([1.0]), np.array([[0.8], [0.2]]), masks).shape
+        (2, 1, 1, 2)
     """
 
     device: str | None = None

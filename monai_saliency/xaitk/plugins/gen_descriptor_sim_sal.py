@@ -23,6 +23,14 @@ class SimilarityScoring(Configured, GenerateDescriptorSimilaritySaliency):
 
     Raises:
         ValueError: when SciPy has no such distance.
+
+    Example::
+
+        >>> import numpy as np
+        >>> masks = np.eye(2, dtype=np.float32)[:, None]  # the first hides the right of two pixels
+        >>> image, query, perturbed = np.array([1.0, 0.0]), np.array([[1.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 1.0]])
+        >>> SimilarityScoring()(image, query, perturbed, masks).tolist()
+        [[[1.0, 0.0]]]
     """
 
     device: str | None = None

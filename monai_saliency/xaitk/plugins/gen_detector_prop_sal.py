@@ -18,6 +18,15 @@ class DRISEScoring(Configured, GenerateDetectorProposalSaliency):
 
     Attributes:
         device: where maps are made, such as ``"cuda"``; None for a GPU where there is one. To be set at run time.
+
+    Example::
+
+        >>> import numpy as np
+        >>> box = np.array([[0, 0, 2, 2, 1.0, 1.0]])  # corners, objectness, one class
+        >>> found = np.array([[[0, 0, 2, 2, 0.9, 1.0]], [[0, 0, 2, 2, 0.1, 1.0]]])  # under two masks
+        >>> masks = np.eye(2, dtype=np.float32)[:, None]
+        >>> DRISEScoring()(box, found, masks).round(2).tolist()
+        [[[1.0, 0.11]]]
     """
 
     device: str | None = None

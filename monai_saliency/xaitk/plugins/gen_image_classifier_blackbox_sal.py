@@ -72,9 +72,12 @@ class RISEStack(_Stack):
 
     Example::
 
-        stack = RISEStack(n=1000, s=8, p1=0.5, seed=0)
-        stack.fill = 127
-        maps = stack(image, blackbox)  # (H, W, C) -> (classes, H, W) in [-1, 1]
+        >>> import torch
+        >>> import numpy as np
+        >>> from monai_saliency.xaitk import Classifier
+        >>> stack = RISEStack(n=20, s=2, p1=0.5, seed=0)
+        >>> stack(np.ones((6, 6), np.uint8), Classifier(torch.nn.Flatten(), labels=36, activation="none")).shape
+        (36, 6, 6)
     """
 
     def __init__(
@@ -92,6 +95,15 @@ class SlidingWindowStack(_Stack):
         window_size: height and width of a window.
         stride: steps from window to window, down and across.
         threads: kept for configurations. The engine uses torch's threads.
+
+    Example::
+
+        >>> import torch
+        >>> import numpy as np
+        >>> from monai_saliency.xaitk import Classifier
+        >>> stack = SlidingWindowStack((2, 2), (2, 2))
+        >>> stack(np.ones((6, 6), np.uint8), Classifier(torch.nn.Flatten(), labels=36, activation="none")).shape
+        (36, 6, 6)
     """
 
     def __init__(
@@ -122,6 +134,16 @@ class MCRISEStack(Configured, GenerateImageClassifierBlackboxSaliency):
 
     Raises:
         ValueError: when ``p1`` is not in [0, 1], when there is no colour, or when colours differ in their channels.
+
+    Example::
+
+        >>> import torch
+        >>> import numpy as np
+        >>> from monai_saliency.xaitk import Classifier
+        >>> stack = MCRISEStack(n=20, s=2, p1=0.5, fill_colors=[[0], [255]], seed=0)
+        >>> maps = stack(np.ones((6, 6, 1), np.uint8), Classifier(torch.nn.Flatten(), labels=36, activation="none"))
+        >>> maps.shape
+        (2, 36, 6, 6)
     """
 
     device: str | None = None

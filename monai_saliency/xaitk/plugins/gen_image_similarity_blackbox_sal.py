@@ -64,6 +64,15 @@ class SBSMStack(Stack, GenerateImageSimilarityBlackboxSaliency):
 
     Raises:
         ValueError: when SciPy has no such distance.
+
+    Example::
+
+        >>> import torch
+        >>> import numpy as np
+        >>> from monai_saliency.xaitk import Descriptor
+        >>> image, query = np.arange(36, dtype=np.uint8).reshape(6, 6), np.ones((6, 6), np.uint8)
+        >>> SBSMStack((2, 2), (2, 2))(image, [query], Descriptor(torch.nn.Flatten())).shape
+        (1, 6, 6)
     """
 
     def __init__(

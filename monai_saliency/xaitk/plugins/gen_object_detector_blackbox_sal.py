@@ -81,6 +81,19 @@ class DRISEStack(_Stack):
 
     Raises:
         ValueError: when ``p1`` is not in [0, 1].
+
+    Example::
+
+        >>> import torch
+        >>> import numpy as np
+        >>> from monai_saliency.xaitk import Detector
+        >>> def network(images):
+        ...     found = {"boxes": torch.tensor([[1.0, 1, 4, 4]]), "labels": torch.tensor([0])}
+        ...     return [found | {"scores": each.mean().reshape(1)} for each in images]
+        >>> stack = DRISEStack(n=20, s=2, p1=0.5, seed=0)
+        >>> boxes, scores = np.array([[1, 1, 4, 4]]), np.array([[1.0]])
+        >>> stack(np.ones((6, 6), np.uint8), boxes, scores, Detector(network, labels=1)).shape
+        (1, 6, 6)
     """
 
     def __init__(
@@ -111,6 +124,19 @@ class RandomGridStack(_Stack):
 
     Raises:
         ValueError: when ``p1`` is not in [0, 1].
+
+    Example::
+
+        >>> import torch
+        >>> import numpy as np
+        >>> from monai_saliency.xaitk import Detector
+        >>> def network(images):
+        ...     found = {"boxes": torch.tensor([[1.0, 1, 4, 4]]), "labels": torch.tensor([0])}
+        ...     return [found | {"scores": each.mean().reshape(1)} for each in images]
+        >>> stack = RandomGridStack(n=20, s=(2, 2), p1=0.5, seed=0)
+        >>> boxes, scores = np.array([[1, 1, 4, 4]]), np.array([[1.0]])
+        >>> stack(np.ones((6, 6), np.uint8), boxes, scores, Detector(network, labels=1)).shape
+        (1, 6, 6)
     """
 
     def __init__(

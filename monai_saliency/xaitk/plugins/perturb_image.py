@@ -79,6 +79,12 @@ class MCRISEGrid(Configured, PerturbImage):
 
     Raises:
         ValueError: when ``p1`` is not in [0, 1], or ``k`` is below 1.
+
+    Example::
+
+        >>> import numpy as np
+        >>> MCRISEGrid(n=3, s=2, p1=0.5, k=2, seed=0)(np.ones((6, 6), np.uint8)).shape
+        (2, 3, 6, 6)
     """
 
     device: str | None = None
@@ -135,6 +141,12 @@ class RandomGrid(EnginePerturber):
 
     Raises:
         ValueError: when ``p1`` is not in [0, 1], or ``s`` is not two numbers.
+
+    Example::
+
+        >>> import numpy as np
+        >>> RandomGrid(n=3, s=(2, 2), p1=0.5, seed=0)(np.ones((6, 6), np.uint8)).shape
+        (3, 6, 6)
     """
 
     def __init__(
@@ -161,6 +173,12 @@ class SlidingRadial(EnginePerturber):
         radius: half axes, down and across, in pixels.
         stride: steps from centre to centre, down and across.
         sigma: standard deviations of the blur, down and across, in pixels; None for crisp edges.
+
+    Example::
+
+        >>> import numpy as np
+        >>> SlidingRadial((1, 1), (2, 2))(np.ones((6, 6), np.uint8)).shape
+        (9, 6, 6)
     """
 
     def __init__(

@@ -1,0 +1,254 @@
+"""The README and the pages beside it: each of their Python examples runs, and each command's flags exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from helpers.paths import BUNDLE, ROOT
+from helpers.scans import LPS, volume
+from monai.data import DataLoader, Dataset, MetaTensor
+from monai.engines import SupervisedEvaluator
+from monai.inferers import SimpleInferer
+from monai.transforms import Activationsd, Compose, EnsureChannelFirstd, LoadImaged, ScaleIntensityd
+
+import monai_saliency as ms
+from monai_saliency import methods
+from monai_saliency.bundle.chosen_method import all_settings, own_settings
+from monai_saliency.bundle.configs import overlay_path
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "tutorials" / "pages").glob("*.md"))]
+#: those that are not in `PAGES` run as tests of their engine
+WITH_COMMANDS = [*PAGES, BUNDLE / "docs" / "README.md", *sorted((ROOT / "tutorials" / "engines").glob("*.md"))]
+
+
+class Network(torch.nn.Module):
+    """Classifies images, alone or in a dictionary, and moves one image onto another."""
+
+    def __init__(self, channels: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = torch.nn.Linear(channels, 2)
+
+    def forward(self, images: Any, moving: torch.Tensor | None = None) -> torch.Tensor:
+        if moving is not None:
+            return torch.cat([images * moving, moving, moving], 1)
+        images = images["image"] if isinstance(images, dict) else images
+        return self.head(images.flatten(2).mean(-1))
+
+
+def a_loop(folder: Path) -> dict[str, Any]:
+    """An evaluator, a Lightning module and a plain loop over two scans."""
+    lightning: Any = pytest.importorskip("lightning.pytorch", reason='needs pip install "monai-saliency[lightning]"')
+    files = [volume(folder / f"{name}.nii.gz", (12, 11, 10), LPS, seed) for seed, name in enumerate(["scan", "other"])]
+    preprocessing = Compose([LoadImaged("image"), EnsureChannelFirstd("image"), ScaleIntensityd("image")])
+    loader = DataLoader(Dataset([{"image": str(file)} for file in files], preprocessing), batch_size=1)
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Network()
+
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            return self.model(batch["image"])
+
+    evaluator = SupervisedEvaluator(
+        torch.device("cpu"), loader, Network(), postprocessing=Compose([Activationsd("pred", softmax=True)])
+    )
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+    return {
+        "evaluator": evaluator,
+        "module": Module(),
+        "trainer": trainer,
+        "loader": loader,
+        "inferer": SimpleInferer(),
+        "preprocessing": preprocessing,
+    }
+
+
+def volumes() -> dict[str, Any]:
+    """Two volumes of one channel, of voxels of 8 mm, with what the examples say beside them."""
+    generator = torch.Generator().manual_seed(0)
+    images = MetaTensor(
+        torch.rand(2, 1, 12, 12, 12, generator=generator), affine=torch.diag(torch.tensor([8.0] * 3 + [1]))
+    )
+    labels = torch.zeros(2, 1, 12, 12, 12, dtype=torch.int64)
+    labels[..., :5], labels[..., 8:] = 1, 2
+    return {
+        "images": images,
+        "network": Network(),
+        "names": ["one", "two"],
+        "labels": list(labels),
+        "priors": images.as_tensor() * 2,
+        "fixed": images.as_tensor(),
+        "moving": images.as_tensor().flip(-1),
+    }
+
+
+def in_python(folder: Path) -> dict[str, Any]:
+    return a_loop(folder) | volumes() | {"dataset_dir": folder}
+
+
+def with_xaitk(folder: Path) -> dict[str, Any]:
+    photograph = np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)
+    return {"ms": ms, "photograph": photograph, "network": Network(3)}
+
+
+#: by page: what its examples are given, and what they have made at the end
+GIVEN: dict[str, tuple[Callable[[Path], dict[str, Any]], Callable[[dict[str, Any], Path], None]]] = {}
+
+
+def check_readme(made: dict[str, Any], folder: Path) -> None:
+    assert made["maps"].shape[0] == 2
+    assert made["maps"].abs().max() > 0
+
+
+def check_python(made: dict[str, Any], folder: Path) -> None:
+    assert {path.name for path in (folder / "maps").glob("*_saliency.nii.gz")} == {
+        "scan_saliency.nii.gz",
+        "other_saliency.nii.gz",
+    }
+    assert [tuple(each.saliency.shape) for each in made["organs"]] == [(1, 12, 12, 12)] * 2
+    assert made["t1_t2_flair"].shape == (2, 1, 12, 12, 12)
+    assert made["maps"].shape == (2, 1, 12, 12, 12)
+    inferer = made["my_method"](4, target=ms.ClassScore([0], "none"))
+    assert torch.isfinite(inferer(made["images"], Network())).all()
+
+
+def check_xaitk(made: dict[str, Any], folder: Path) -> None:
+    assert made["maps"].shape == (2, 24, 20)
+
+
+def check_contributing(made: dict[str, Any], folder: Path) -> None:
+    """Its tests pass, and its method is one that the bundle takes."""
+    tests = [made[name] for name in made if name.startswith("test_")]
+    assert len(tests) == 3
+    for test in tests:
+        test()
+    assert own_settings(made["slabs"]).keys() == {"thickness"}
+
+
+GIVEN["CONTRIBUTING"] = (lambda folder: {}, check_contributing)
+GIVEN["README"] = (lambda folder: volumes(), check_readme)
+GIVEN["python"] = (in_python, check_python)
+GIVEN["xaitk"] = (with_xaitk, check_xaitk)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """A page's blocks of a language; those of commands have none."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
+
+
+def test_every_page_with_examples_is_known() -> None:
+    assert {page.stem for page in PAGES if blocks(page, "python")} == {*GIVEN}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_the_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another, as they stand."""
+    monkeypatch.chdir(tmp_path)
+    (page,) = (page for page in PAGES if page.stem == name)
+    given, check = GIVEN[name]
+    made = given(tmp_path)
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), made)
+    check(made, tmp_path)
+
+
+def test_every_target_of_the_table_can_be_made() -> None:
+    rows = [
+        line.split("|")[2] for line in (ROOT / "tutorials/pages/targets.md").read_text().splitlines() if "(" in line
+    ]
+    made = [eval(f"ms.{code}", {"ms": ms}) for row in rows for code in re.findall(r"`(\w+\(.*?\))`(?:,|\s|$)", row)]
+    assert {type(target).__name__ for target in made} == {name for name in ms.targets.__all__ if hasattr(ms, name)}
+
+
+# Commands. ------------------------------------------------------------------------------------------------------------
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The commands in blocks without a language, as words."""
+    for block in blocks(page, ""):
+        if block.startswith(("|", "network busy")):
+            continue  # what a command prints
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in re.split(r" && ", line):
+                yield shlex.split(part, comments=True)
+
+
+def ids(*names: str) -> set[str]:
+    """The ids of configs: of our bundle, or of an overlay by its name."""
+    files = [BUNDLE / "configs" / "inference.yaml" if name == "inference" else overlay_path(name) for name in names]
+    return {id for file in files for id in yaml.safe_load(file.read_text())}
+
+
+def flags_known(words: list[str]) -> set[str]:
+    """The flags that a command of `monai.bundle` takes: MONAI's own, the ids of its configs, the method's settings."""
+    text = " ".join(words)
+    known = {"bundle_root", "config_file", "dataset_dir", "output_dir", "tracking"}
+    overlays = re.findall(r"overlay (\w+)", text)
+    known |= ids(*overlays)
+    if "bundle/configs/train.yaml" in text:
+        known |= {*yaml.safe_load((BUNDLE / "configs" / "train.yaml").read_text())}
+    if "bundle/configs/inference.yaml" in text:
+        known |= ids("inference") | {*all_settings()}
+    return known | {f"saliency_{name}" for name in all_settings()}
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: f"{page.parent.name}-{page.stem}")
+def test_flags_and_files_of_commands_exist(page: Path) -> None:
+    lost = []
+    for words in commands(page):
+        text = " ".join(words)
+        files = re.findall(r"(?<![\w./$])((?:bundle|tests|tutorials)/[\w./]+\.(?:ya?ml|json|py|sbatch|pt))\b", text)
+        lost += [
+            f"{file}: {text}"
+            for file in files
+            if not (ROOT / file).exists() and "eval" not in file and ".ts" not in file
+        ]
+        if "monai.bundle" in words and {"run"} & {*words}:
+            start = words.index("monai.bundle")
+            flags = [word.removeprefix("--").partition("=")[0] for word in words[start:] if word.startswith("--")]
+            lost += [f"--{flag}: {text}" for flag in flags if flag not in flags_known(words)]
+        if words[:3] == ["python", "-m", "monai_saliency"]:
+            assert words[3] in {"overlay", "methods", "report", "compare", "gather", "command"}, text
+    assert not lost, "\n".join(lost)
+
+
+def test_the_readme_has_its_two_commands_and_is_short() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 200
+    run = "python -m monai.bundle run --bundle_root bundle --config_file bundle/configs/inference.yaml"
+    assert f'pip install ".[demo]" && {run}\n' in readme
+    assert 'pip install ".[test]" && pytest -n 2\n' in readme
+    assert readme.index("![") < readme.index("## ")  # a picture in the first screen
+
+
+def test_the_readme_names_every_method_and_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("## Which method when")[2].partition("\n## ")[0]
+    assert {*methods.__all__} <= {*re.findall(r"`(\w+)`", table)}
+    for page in PAGES:
+        assert page.stem == "README" or f"{page.name})" in readme, page.name
+
+
+def test_the_changelog_keeps_its_form() -> None:
+    """Keep a Changelog: versions, the latest first, of which each has lists of changes of known kinds."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert text.startswith("# Changelog\n")
+    versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert versions[0] == "[Unreleased]"
+    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", version) for version in versions[1:])
+    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    for part in text.split("\n## ")[1:]:
+        found = re.findall(r"^### (.*)$", part, re.MULTILINE)
+        assert found == [kind for kind in kinds if kind in found] != []
+        assert all(line.startswith(("- ", "  ", "### ")) for line in part.splitlines()[1:] if line)

@@ -1,0 +1,214 @@
+"""What MkDocs is given beside the pages in tutorials/: pages from elsewhere, the notebooks, and the reference.
+
+Links in all pages lead to files of the repository, so that they work there. Here they are led to the site's pages: a
+link to a module leads to its room's reference, and other files are copied.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import pkgutil
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+#: pages from elsewhere, by their place in the site
+FROM_ELSEWHERE = {
+    "index.md": "README.md",
+    "bundle.md": "bundle/docs/README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}
+LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
+
+
+# The reference. -------------------------------------------------------------------------------------------------------
+
+
+def rooms() -> dict[str, dict[str, str]]:
+    """The rooms of the package; of each its public names, and where each is defined."""
+    package = importlib.import_module("monai_saliency")
+    found = {}
+    for each in pkgutil.iter_modules(package.__path__):
+        if each.name not in {"__main__", "version"}:
+            module = importlib.import_module(f"monai_saliency.{each.name}")
+            names = sorted(getattr(module, "__all__", []), key=str.lower)
+            found[each.name] = {name: defined(getattr(module, name), f"{module.__name__}.{name}") for name in names}
+    found["bundle"] = {"attach": "monai_saliency.bundle.attach.attach"}
+    return found
+
+
+def defined(value: Any, path: str) -> str:
+    """Where a public name is defined; its path in the room where the value does not say."""
+    module = getattr(value, "__module__", None) or ""
+    return f"{module}.{value.__qualname__}" if module.startswith("monai_saliency") else path
+
+
+def reference() -> dict[str, str]:
+    """The pages of the reference, by their place in the site: one for each room, with an entry for each public name."""
+    pages = {}
+    quiet = "    options: {members: false, show_root_heading: false, show_root_toc_entry: false}"
+    for room, names in rooms().items():
+        text = [f"# {room}\n", f"::: monai_saliency.{room}\n{quiet}\n"]
+        for path in dict.fromkeys(names.values()):
+            aliases = [f"`{name}`" for name in names if names[name] == path and name != path.rpartition(".")[2]]
+            text.append(f"::: {path}\n" + (f"\nAlso called {', '.join(aliases)}.\n" if aliases else ""))
+        pages[f"reference/{room}.md"] = "\n".join(text)
+    index = "# Reference\n\n`import monai_saliency as ms` has the names of most rooms; the others are in `ms.ROOM`.\n\n"
+    pages["reference/index.md"] = index + "\n".join(
+        f"- [{room}]({room}.md)" + (f": {', '.join(f'`{name}`' for name in names)}" if names else "")
+        for room, names in rooms().items()
+    )
+    return pages
+
+
+# Notebooks. -----------------------------------------------------------------------------------------------------------
+
+
+def notebooks() -> dict[str, dict[str, str | bytes]]:
+    """The files of each notebook, by their places in the site: its page first, then its pictures. None is run."""
+    found = {}
+    for path in sorted((ROOT / "tutorials").glob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        pictures: dict[str, str | bytes] = {}
+        text = "\n\n".join(_cell(cell, f"notebooks/{path.stem}", pictures) for cell in cells)
+        note = f"[The notebook]({path.name}), as it ran."
+        heading, _, rest = text.partition("\n")
+        found[path.stem] = {f"notebooks/{path.stem}.md": f"{heading}\n\n{note}\n{rest}\n", **pictures}
+    return found
+
+
+def _cell(cell: dict[str, Any], place: str, pictures: dict[str, str | bytes]) -> str:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    if cell["cell_type"] != "code":
+        return ""
+    parts = [_fenced(source, "python")]
+    for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        if "image/png" in data:
+            name = f"{place}_{len(pictures)}.png"
+            pictures[name] = base64.b64decode("".join(data["image/png"]))
+            parts.append(f"![What the cell above shows]({posixpath.basename(name)})")
+        elif text := "".join(output.get("text", data.get("text/plain", ""))).rstrip():
+            # Of a line that was written over, what stood there at last.
+            parts.append(_fenced("\n".join(line.split("\r")[-1] for line in text.split("\n")), "text"))
+    return "\n\n".join(parts)
+
+
+def _fenced(text: str, language: str) -> str:
+    fence = "`" * max(3, *(len(each) + 1 for each in re.findall("`+", text)), 3)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def gallery(pages: dict[str, dict[str, str | bytes]]) -> str:
+    """The page that shows all notebooks: of each its title, its first words and its last picture."""
+    text = [
+        "# Notebooks\n",
+        "Each ran from top to bottom, and its outputs are kept. In the repository they lie in `tutorials/`.\n",
+    ]
+    for name, files in pages.items():
+        page, *pictures = files.items()
+        lines = str(page[1]).split("\n\n")
+        title = lines[0].lstrip("# ")
+        text.append(f"## [{title}](notebooks/{name}.md)\n\n{lines[2].strip()}\n")
+        if pictures:
+            text.append(f"[![{title}]({pictures[-1][0]}){{ width=480 }}](notebooks/{name}.md)\n")
+    return "\n".join(text)
+
+
+# Links. ---------------------------------------------------------------------------------------------------------------
+
+
+def home(place: str) -> str:
+    """The repository's file that a page of the site comes from."""
+    if place.startswith("notebooks/"):
+        return f"tutorials/{Path(place).stem}.ipynb"
+    return FROM_ELSEWHERE.get(place, f"tutorials/{place}")
+
+
+def lead(place: str, link: str) -> str | None:
+    """Where a page's link leads in the site: None for what is no file of the repository."""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(home(place)), link))
+    if "://" in link or target.startswith("..") or not (ROOT / target).exists():
+        return None
+    if target == "tutorials":
+        return "notebooks.md"
+    for page, source in FROM_ELSEWHERE.items():
+        if source == target:
+            return page
+    first, _, rest = target.partition("/")
+    if first == "monai_saliency" and not target.endswith(".yaml"):
+        return f"reference/{rest.partition('/')[0].removesuffix('.py')}.md" if rest else "reference/index.md"
+    if first == "tutorials" and target.endswith(".ipynb"):
+        return f"notebooks/{Path(target).stem}.md"
+    if first == "tutorials" and target.endswith((".md", ".png")):
+        return rest
+    return f"files/{target}"
+
+
+def copied(place: str, text: str) -> Iterator[str]:
+    """The files that a page links to and that are no pages."""
+    for link, _ in LINK.findall(text):
+        target = lead(place, link)
+        if target and target.startswith("files/") and (ROOT / target.removeprefix("files/")).is_file():
+            yield target
+
+
+def relinked(place: str, text: str) -> str:
+    """A page with its links led to the site's own pages and files."""
+
+    def replaced(match: re.Match[str]) -> str:
+        target = lead(place, match[1])
+        if target is None or (target.startswith("files/") and not (ROOT / target.removeprefix("files/")).is_file()):
+            return match[0]
+        anchor = "" if target.startswith(("reference/", "files/")) else match[2] or ""
+        return posixpath.relpath(target, posixpath.dirname(place) or ".") + anchor
+
+    return LINK.sub(replaced, text)
+
+
+# What MkDocs calls. ---------------------------------------------------------------------------------------------------
+
+
+def on_config(config: Any) -> Any:
+    """The notebooks and the reference join the navigation, before its last part."""
+    names = ["notebooks.md", *(f"notebooks/{name}.md" for name in notebooks())]
+    config.nav[-1:-1] = [{"Notebooks": names}, {"Reference": sorted(reference(), key=lambda each: "index" not in each)}]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """The site's files: those that MkDocs found in tutorials/, less what is no page, and those from elsewhere."""
+    from mkdocs.structure.files import File
+
+    for file in list(files):
+        if file.src_uri.endswith((".ipynb", ".py", ".yml")):
+            files.remove(file)
+    made: dict[str, str | bytes] = {
+        place: (ROOT / source).read_text(encoding="utf-8") for place, source in FROM_ELSEWHERE.items()
+    }
+    shown = notebooks()
+    for name, parts in shown.items():
+        made |= parts
+        made[f"notebooks/{name}.ipynb"] = (ROOT / "tutorials" / f"{name}.ipynb").read_bytes()
+    texts = {file.src_uri: file.content_string for file in files.documentation_pages()}
+    texts |= {place: text for place, text in made.items() if isinstance(text, str)}
+    made |= reference() | {"notebooks.md": gallery(shown)}
+    for place, text in texts.items():
+        made |= {target: (ROOT / target.removeprefix("files/")).read_bytes() for target in copied(place, text)}
+    for place, content in made.items():
+        files.append(File.generated(config, place, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Links in pages that also stand in the repository lead to pages of the site."""
+    place = page.file.src_uri
+    return markdown if place.startswith("reference/") or place == "notebooks.md" else relinked(place, markdown)
