@@ -11,9 +11,10 @@
 
 Each tool's call is followed by as many bare forwards of the same batch sizes, and rounds of all tools alternate, so
 that a machine's moods hit all. Printed are, of each tool: wall time over that of its bare forwards (of sums over the
-rounds), forwards (ours pads its last batch and checks rows), milliseconds a forward, and the largest difference to our map in shares of its largest value
-(xaitk-saliency scales its maps to [-1, 1], so ours is scaled alike). With ``--memory`` the peak memory above that of a
-bare batch stands beside: of a process of its own on a CPU, of torch's allocator on a GPU.
+rounds), forwards (ours pads its last batch and checks rows), milliseconds a forward, and the largest difference to our
+map in shares of its largest value (xaitk-saliency scales its maps to [-1, 1], so ours is scaled alike). With
+``--memory`` the peak memory above that of a bare batch stands beside: of a process of its own on a CPU, of torch's
+allocator on a GPU.
 """
 
 from __future__ import annotations
