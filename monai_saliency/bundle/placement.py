@@ -76,11 +76,11 @@ class Placement:
         self.on_scan = SaveSaliencyd(saliency_key, output_dir, **drawn)
         self.on_input = SaveSaliencyd(saliency_key, output_dir, grid_key=image_key, **drawn)
         self.standard_error_key = standard_error_key
-        # Files that an earlier run has written of another map are removed where there is no error.
+        # Files that an earlier run has written of another map are removed where there is no error or disagreement.
         beside: dict[str, Any] = {"picture": False, "allow_missing_keys": True}
-        key = standard_error_key or error_key(saliency_key)
-        self.error_on_scan = SaveSaliencyd(key, output_dir, **beside)
-        self.error_on_input = SaveSaliencyd(key, output_dir, grid_key=image_key, **beside)
+        keys = standard_error_key or error_key(saliency_key), "disagreement"
+        self.error_on_scan = SaveSaliencyd(keys, output_dir, **beside)
+        self.error_on_input = SaveSaliencyd(keys, output_dir, grid_key=image_key, **beside)
         file_key = source_key(self.transform, image_key) if isinstance(image_key, str) else image_key
         self._files = _files(self.dataset, image_key) or _files(self.dataset, file_key)
         self._root = None if self._files is None else _common_folder(self._files)
@@ -160,7 +160,7 @@ class Placement:
         if back is None:
             return self._keep(case, reason)
         placed = {**case, self.saliency_key: back}
-        if (key := self.standard_error_key) in case and key is not None:
+        for key in {self.standard_error_key or "disagreement", "disagreement"} & case.keys():
             placed[key] = self._back(case, key)[0]  # the way of the map
         return self.error_on_scan(self.on_scan(placed))
 

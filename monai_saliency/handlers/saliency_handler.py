@@ -322,9 +322,8 @@ class SaliencyHandler:
         trust: Sequence[dict[str, Any]],
     ) -> None:
         item[self.saliency_key] = MetaTensor(explanation.saliency).copy_meta_from(item[self.image_key])
-        if self.standard_error_key in item:
-            error = MetaTensor(item[self.standard_error_key])
-            item[self.standard_error_key] = error.copy_meta_from(item[self.image_key])
+        for key in {self.standard_error_key, "disagreement"} & item.keys():
+            item[key] = MetaTensor(item[key]).copy_meta_from(item[self.image_key])
         item["explanation"] = explanation
         item["title"] = _title(explanation)
         done = self.postprocessing(item)
@@ -421,16 +420,15 @@ class _OnHost:
         self.name = explanation.name
         self._start, self._count = explained.start, explained.count
         self._item = {key: to_host(value) if isinstance(value, torch.Tensor) else value for key, value in item.items()}
-        if standard_error_key is not None:
-            self._item.pop(standard_error_key, None)
-            if (error := explanation.standard_error) is not None:
-                self._item[standard_error_key] = to_host(error)
+        self._item.pop(standard_error_key, None)
+        self._item |= {key: to_host(each) for key, each in explanation.maps_beside(standard_error_key).items()}
         self._explanation = replace(
             explanation,
             saliency=to_host(explanation.saliency),
             scores=to_host(explanation.scores),
             reference_scores=to_host(explanation.reference_scores),
             noise=None if explanation.noise is None else to_host(explanation.noise),
+            disagreement=self._item.get("disagreement"),
         )
         self._end = Timestamp(explanation.saliency.device)
 

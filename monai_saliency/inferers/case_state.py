@@ -14,7 +14,7 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator, ScoreState, first_round
 from monai_saliency.inferers.agreement import Origin, differences
-from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.inferers.explanation import Explanation, of_members
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.fingerprint import fingerprint
@@ -354,7 +354,7 @@ class CaseState:
         if stopped:
             logger.info("case %s: %d masks, then %s", self.case.name, len(self.state.indices), stopped)
         with stage("map"):
-            return Explanation(
+            explanation = Explanation(
                 name=self.case.name,
                 saliency=self.state.compute(),
                 scores=self.state.scores,
@@ -368,6 +368,7 @@ class CaseState:
                 estimator=self.state.estimator,
                 stopped=stopped,
             )
+            return of_members(explanation, self.rounding)
 
 
 @torch.no_grad()

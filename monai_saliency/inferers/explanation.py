@@ -1,9 +1,9 @@
-"""What the loop gives for a case: its map, with the scores that it was made of."""
+"""The explanation of one case."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from monai_saliency.masks.base import BoundMasks
 from monai_saliency.targets.base import BoundTarget
 from monai_saliency.utils.profiling import stage
 
-__all__ = ["Explanation"]
+__all__ = ["Explanation", "of_members"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Explanation:
             :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.
         estimator: what made the map of the scores.
         stopped: why no further masks were scored, in words; empty where all masks are one round.
+        disagreement: of the map's shape and unit, at least 0: the standard deviation between the maps of the members of
+            an :class:`~monai_saliency.networks.Ensemble` (of a sample, divided by k - 1). Then the map and the scores
+            are the members' means. None for a single network.
 
     Example::
 
@@ -62,6 +65,7 @@ class Explanation:
     per_prediction: int = 1
     estimator: Estimator | None = None
     stopped: str = ""
+    disagreement: torch.Tensor | None = None
 
     @cached_property
     def standard_error(self) -> torch.Tensor | None:
@@ -75,6 +79,17 @@ class Explanation:
         with torch.no_grad(), stage("standard error"):
             return self.estimator.standard_error(self.masks, self.indices, self.scores, self.reference_scores)
 
+    def maps_beside(self, standard_error_key: Any = None) -> dict[Any, torch.Tensor]:
+        """The maps to save beside the map: its disagreement as ``"disagreement"``, and its standard error, where it has
+        them.
+
+        Args:
+            standard_error_key: the key of the standard error, which is computed for it; None leaves it out.
+        """
+        error = None if standard_error_key is None else self.standard_error
+        found = {"disagreement": self.disagreement, standard_error_key: error}
+        return {key: value for key, value in found.items() if value is not None}
+
     @property
     def explained(self) -> list[tuple[Any, int | None, float]]:
         """What each map shows: the class or channel explained, the image's channel (None where a map is of all), and
@@ -83,3 +98,31 @@ class Explanation:
         channels = [None] if self.masks.channels is None else range(self.masks.channels)
         scores = zip(self.target.labels, self.reference_scores.tolist(), strict=True)
         return [(label, channel, score) for label, score in scores for channel in channels]
+
+
+def of_members(explanation: Explanation, rounding: float) -> Explanation:
+    """The explanation of an ensemble, from one that has the maps and scores of its members one after another; that of a
+    single network as it is.
+
+    Args:
+        explanation: with ``(k * K, *spatial)`` maps, and ``k * K`` scores of each mask.
+        rounding: how far a score may be off by the precision of the network.
+    """
+    bound = explanation.target
+    if bound.members == 1:
+        return explanation
+    maps, scores, references = (
+        values.unflatten(axis, (bound.members, -1))
+        for values, axis in ((explanation.saliency, 0), (explanation.scores, 1), (explanation.reference_scores, 0))
+    )
+    mean = replace(
+        explanation,
+        saliency=maps.mean(dim=0),
+        disagreement=maps.std(dim=0),
+        scores=scores.mean(dim=1),
+        reference_scores=references.mean(dim=0),
+        target=bound.bound_to_mean,
+    )
+    assert mean.estimator is not None
+    given = mean.masks, mean.indices, mean.scores, mean.reference_scores
+    return replace(mean, noise=mean.estimator.noise(*given, rounding=rounding))

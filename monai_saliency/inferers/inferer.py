@@ -28,11 +28,13 @@ from monai_saliency.inferers.price import Pace
 from monai_saliency.inferers.settings import check_cases, check_settings
 from monai_saliency.inferers.whole_images import Rows, Scoring, WholeImages
 from monai_saliency.masks.base import Masks
+from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
+from monai_saliency.targets.members import MemberTarget
 from monai_saliency.utils.arguments import callable_network, flag, instance, whole_number
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import score_precision
@@ -172,9 +174,7 @@ class PerturbationInferer(Inferer):
             )
         maps = torch.stack([explanation.saliency for explanation in explanations])
         meta = self.inputs.split(inputs).meta
-        if isinstance(meta, MetaTensor):
-            maps = convert_to_dst_type(maps, meta, dtype=maps.dtype)[0]
-        return maps
+        return convert_to_dst_type(maps, meta, dtype=maps.dtype)[0] if isinstance(meta, MetaTensor) else maps
 
     def explain(
         self,
@@ -233,6 +233,9 @@ class PerturbationInferer(Inferer):
             the cases with their scores.
         """
         callable_network(network)
+        if isinstance(network, Ensemble):
+            inferer = self.replace(target=MemberTarget(self.target, len(network)))
+            return inferer.score(inputs, network.members, *args, cases=cases, stored=stored, part=part, **kwargs)
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
         given: dict[str, Any] = {"cases": cases, "stored": stored, "part": part}

@@ -143,6 +143,7 @@ class Pace:
         self._device = states[0].case.image.device
         self._stamps = [Timestamp(self._device)]
         self._count = 0
+        self._due: _Timed | None = None
         self._is_told = price is None
         if price is None:
             return
@@ -199,9 +200,13 @@ class Pace:
             self._first = Timestamp(self._clock)
         if self._is_told or self._count == 1:
             return
-        if self._count - 1 >= _SHARE * price.batches.count or self._seconds_since(self._first) >= _SECONDS:
+        enough = self._count - 1 >= _SHARE * price.batches.count or self._seconds_since(self._first) >= _SECONDS
+        if self._due is None and enough:
+            self._due = self._timed(price)
+        # A later batch tells it where the device is not so far yet: nothing waits for it here.
+        if self._due is not None and self._due.ended.passed():
             self._is_told = True
-            self._say(f"it takes {self._with_seconds(price, self._timed(price)).duration}")
+            self._say(f"it takes {self._with_seconds(price, self._due).duration}")
 
     def _timed(self, price: Price) -> _Timed:
         """The batches of the round so far, without the first one where there are more."""

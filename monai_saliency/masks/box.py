@@ -11,6 +11,7 @@ import torch
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.smooth import rise_over
 from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundBoxMasks"]
 
@@ -91,7 +92,7 @@ class BoundBoxMasks(BoundMasks):
         ends = zip(codes["first"].T[:, :, None], codes["stop"].T[:, :, None], strict=True)
         lines = [(voxel < first) | (voxel >= stop) for voxel, (first, stop) in zip(voxels, ends, strict=True)]
         sizes = [len(voxel) for voxel in voxels]
-        outside = torch.from_numpy(np.concatenate(lines, axis=1)).to(device, self.dtype).split(sizes, dim=1)
+        outside = to_device(np.concatenate(lines, axis=1), device, self.dtype).split(sizes, dim=1)
         # A voxel outside the box along any axis is kept. Only the last axis makes full-size masks, in one pass.
         masks = outside[0].view(len(outside[0]), 1, -1, *[1] * (len(box) - 1))
         for axis, line in enumerate(outside[1:], 1):
@@ -99,7 +100,7 @@ class BoundBoxMasks(BoundMasks):
         return masks
 
     def _render_smooth(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        first, stop = (torch.from_numpy(ends).to(device, self.dtype) for ends in self._edges(codes))
+        first, stop = (to_device(ends, device, self.dtype) for ends in self._edges(codes))
         hidden = torch.ones((), dtype=self.dtype, device=device)
         for axis, (side, width) in enumerate(zip(box, self.smooth, strict=True)):
             centre = torch.arange(side.start, side.stop, device=device).to(self.dtype) + 0.5

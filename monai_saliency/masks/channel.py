@@ -20,6 +20,7 @@ import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks, Regions
 from monai_saliency.utils.arguments import instance
+from monai_saliency.utils.tensors import to_device
 
 __all__ = ["ChannelMasks", "IndependentChannelMasks"]
 
@@ -130,7 +131,7 @@ class _BoundChannelMasks(_BoundMasksOfChannels):
         return {**self.base.codes(which.tolist()), "channel": channel}
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        channel = torch.from_numpy(codes["channel"]).to(device)
+        channel = to_device(codes["channel"], device)
         hidden = self.base._render({name: code for name, code in codes.items() if name != "channel"}, device)
         masks = hidden.new_ones(len(hidden), self.channels, *self.spatial_shape)
         masks[torch.arange(len(hidden), device=device), channel] = hidden[:, 0]

@@ -16,6 +16,7 @@ from monai_saliency.masks.region import find_regions, reads_labels
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
+from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundCoalitionMasks", "CoalitionMasks"]
 
@@ -224,7 +225,7 @@ class BoundCoalitionMasks(BoundMasks):
         return self._render_box(codes, (slice(None),) * len(self.spatial_shape), device)
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        coalition = torch.from_numpy(codes["coalition"]).to(device, self.dtype)
+        coalition = to_device(codes["coalition"], device, self.dtype)
         kept = coalition.reshape(len(coalition), -1, self.channels or 1).transpose(1, 2)
         kept = torch.cat([kept.new_ones(*kept.shape[:2], 1), kept], dim=2)
         index = self._regions.index[box].to(device)

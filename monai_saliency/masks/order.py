@@ -11,7 +11,7 @@ import torch
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.tensors import check_labels, plain
+from monai_saliency.utils.tensors import check_labels, plain, to_device
 
 __all__ = ["BoundOrderMasks", "OrderMasks"]
 
@@ -110,7 +110,7 @@ class BoundOrderMasks(BoundMasks):
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         first = self.first[box].to(device)
-        steps = torch.from_numpy(codes["steps"]).to(device).reshape(-1, *[1] * (first.ndim + 1))
+        steps = to_device(codes["steps"], device).reshape(-1, *[1] * (first.ndim + 1))
         taken = first < steps
         return (taken if self.keep else ~taken).to(self.dtype)
 

@@ -13,7 +13,7 @@ from monai_saliency.masks.base import BoundMasks, Masks, Regions, random_rows
 from monai_saliency.masks.smooth import averaged, check_smooth, grown, widths_of
 from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.tensors import check_labels, plain
+from monai_saliency.utils.tensors import check_labels, plain, to_device
 
 __all__ = ["BoundRegionMasks", "RegionMasks", "find_regions", "reads_labels"]
 
@@ -201,7 +201,7 @@ class BoundRegionMasks(BoundMasks):
         return self._crisp(codes, box, device)
 
     def _crisp(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        coalition = torch.from_numpy(codes["coalition"]).to(device, self.dtype)
+        coalition = to_device(codes["coalition"], device, self.dtype)
         kept = torch.cat([coalition.new_ones(len(coalition), 1), coalition], dim=1)
         index = self.index[box].to(device)
         return kept.index_select(1, index.flatten()).reshape(len(coalition), 1, *index.shape)

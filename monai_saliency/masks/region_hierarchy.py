@@ -17,6 +17,7 @@ from monai_saliency.masks.region import find_regions, reads_labels
 from monai_saliency.masks.smooth import averaged, grown
 from monai_saliency.utils.arguments import instance, whole_number
 from monai_saliency.utils.boxes import Box, within
+from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundRegionHierarchyMasks", "RegionHierarchyMasks"]
 
@@ -247,7 +248,7 @@ class BoundRegionHierarchyMasks(BoundMasks):
             common = _common(tuple(map(slice, first.tolist(), stop.tolist())), around)
             if common:
                 inside: Any = (0, *within(common, around))
-                mask[inside] = torch.from_numpy(self._inside(int(region), common)).to(device, self.dtype)
+                mask[inside] = to_device(self._inside(int(region), common), device, self.dtype)
         return 1 - (averaged(hidden, box, self.smooth, self.spatial_shape) if self.smooth else hidden)
 
 

@@ -10,6 +10,7 @@ import torch
 from monai_saliency.masks.base import BoundMasks, Masks, random_rows
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
+from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundRISEMasks", "RISEMasks"]
 
@@ -109,8 +110,8 @@ class BoundRISEMasks(BoundMasks):
                     self.grid_shape, self.stretched_shape, self.spatial_shape, strict=True
                 )
             ]
-        masks = torch.from_numpy(codes["grid"]).to(device, self.dtype)
-        shifts = torch.from_numpy(codes["shift"].T).to(device)
+        masks = to_device(codes["grid"], device, self.dtype)
+        shifts = to_device(codes["shift"].T, device)
         *others, last = (windows[shift] for windows, shift in zip(self._weights[device], shifts, strict=True))
         for rows in others:
             # Linear interpolation is separable: the first axis is stretched and becomes the last, so that nothing is

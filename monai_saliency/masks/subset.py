@@ -10,6 +10,7 @@ import torch
 from monai_saliency.masks.base import BoundMasks, Masks, random_rows
 from monai_saliency.utils.arguments import per_axis, whole_number, whole_numbers
 from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundSubsetMasks", "SubsetMasks"]
 
@@ -92,7 +93,7 @@ class BoundSubsetMasks(BoundMasks):
         return self._render_box(codes, (slice(None),) * len(self.spatial_shape), device)
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        kept = torch.from_numpy(codes["kept"]).to(device, self.dtype)
+        kept = to_device(codes["kept"], device, self.dtype)
         for axis, cells in enumerate(self._cells(box)):
-            kept = kept.index_select(axis + 1, torch.from_numpy(cells).to(device))
+            kept = kept.index_select(axis + 1, to_device(cells, device))
         return kept.unsqueeze(1)

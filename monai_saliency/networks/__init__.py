@@ -7,6 +7,7 @@ module           what it holds
 ``outputs``      reading a part of a structured output, and cutting a batch's output into rows
 ``adapters``     networks of other libraries with the interface of MONAI's networks
 ``nnunet``       a trained nnU-Net v2 model, and its folds and mirrored copies as one network
+``ensemble``     several networks of one architecture as one, which run together
 ``checkpoints``  loading weights
 ``identity``     a network's fingerprint, which decides whether its stored scores may be used again
 ===============  ==============================================================================================
@@ -14,16 +15,19 @@ module           what it holds
 
 from monai_saliency.networks.adapters import OnImageGrid
 from monai_saliency.networks.checkpoints import load_checkpoint
+from monai_saliency.networks.ensemble import Ensemble, ensemble_of
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, InputAdapter, ListInput, TensorInput
 
 __all__ = [
     "ArgumentInputs",
     "DictInput",
+    "Ensemble",
     "InputAdapter",
     "ListInput",
     "OnImageGrid",
     "TensorInput",
+    "ensemble_of",
     "load_checkpoint",
     "network_fingerprint",
 ]

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
+from monai_saliency.networks.ensemble import Ensemble
+
 __all__ = ["load_checkpoint"]
 
 _WRAPPERS = ("state_dict", "model", "network", "net", "model_state_dict")
 
 
-def load_checkpoint(network: torch.nn.Module, path: str | Path | None) -> torch.nn.Module:
+def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | Path] | None) -> torch.nn.Module:
     """Load all weights of a checkpoint into a network.
 
     Args:
         network: the module, on any device. It holds a part of the weights if loading fails.
         path: a file made by ``torch.save`` with a state dictionary, or with a dictionary that holds one under a usual
             key (``"state_dict"``, ``"model"``, ...). The prefix ``module.`` of data-parallel training is removed from
-            the names. None or ``""`` loads nothing.
+            the names. None or ``""`` loads nothing. A list of files for an :class:`~monai_saliency.networks.Ensemble`,
+            one for each member.
 
     Returns:
         the network.
@@ -43,6 +46,13 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | None) -> torch.
         True
     """
     if not path:
+        return network
+    if isinstance(path, Sequence) and not isinstance(path, str):
+        members = network.members.networks if isinstance(network, Ensemble) else [network]
+        if len(members) != len(path):
+            raise ValueError(f"checkpoint lists {len(path)} files, and the network is of {len(members)}: give one each")
+        for member, each in zip(members, path, strict=True):
+            load_checkpoint(member, each)
         return network
     path = Path(path)
     if not path.is_file():

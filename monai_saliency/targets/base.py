@@ -88,6 +88,8 @@ class BoundTarget(ABC):
         vouch: numbers ``(V,)`` of the output for the unperturbed image, by which stored scores are recognised; None
             where the scores of that image do this. A target whose own reference scores the same for every image
             sets it, by :func:`digits`.
+        members: of how many networks the scores are: K is a multiple of it, the first network's come first.
+        bound_to_mean: where there are several, the target bound to the mean of their outputs, of one network's scores.
 
     Example::
 
@@ -106,6 +108,8 @@ class BoundTarget(ABC):
     channels_read: Sequence[int] | None = None
     additive: bool = False
     vouch: torch.Tensor | None = None
+    members: int = 1
+    bound_to_mean: BoundTarget
 
     @abstractmethod
     def __call__(self, output: Any) -> torch.Tensor:

@@ -25,6 +25,7 @@ from monai_saliency.targets.base import (
     to_float,
 )
 from monai_saliency.utils.arguments import check_option, indices
+from monai_saliency.utils.tensors import columns
 
 __all__ = ["ClassScore"]
 
@@ -120,7 +121,7 @@ class _BoundClassScore(BoundTarget):
         self.reference = reference
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        return ACTIVATIONS[self.activation](to_float(output))[:, self.labels]
+        return columns(ACTIVATIONS[self.activation](to_float(output)), self.labels)
 
     def describe(self) -> dict[str, Any]:
         score = float(self.reference.max())

@@ -20,6 +20,7 @@ from monai_saliency.targets.base import (
     to_float,
 )
 from monai_saliency.utils.arguments import indices
+from monai_saliency.utils.tensors import columns
 
 __all__ = ["RegressionScore"]
 
@@ -75,7 +76,7 @@ class _BoundRegressionScore(BoundTarget):
         self.reference = reference
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        return to_float(output).reshape(len(output), -1)[:, self.values]
+        return columns(to_float(output).reshape(len(output), -1), self.values)
 
     def describe(self) -> dict[str, Any]:
         return {"prediction": " ".join(f"{value:.6g}" for value in self.reference[self.values].tolist())}

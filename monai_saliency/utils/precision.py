@@ -34,7 +34,11 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
     Args:
         device: the device of the tensors.
     """
-    with torch.autocast(device.type, enabled=False), _no_tf32 if device.type == "cuda" else nullcontext():
+    has_autocast = torch.amp.is_autocast_available(device.type)
+    with (
+        torch.autocast(device.type, enabled=False) if has_autocast else nullcontext(),
+        _no_tf32 if device.type == "cuda" else nullcontext(),
+    ):
         yield
 
 

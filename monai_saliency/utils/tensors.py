@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 from monai.data import MetaTensor
 
-__all__ = ["blend", "check_labels", "finite_between", "new_buffer", "plain", "to_host", "with_meta_of"]
+__all__ = [
+    "blend",
+    "check_labels",
+    "columns",
+    "finite_between",
+    "new_buffer",
+    "plain",
+    "to_device",
+    "to_host",
+    "with_meta_of",
+]
 
 
 def new_buffer(image: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -91,6 +103,28 @@ def with_meta_of(image: torch.Tensor, values: torch.Tensor) -> MetaTensor:
     # MONAI copies only the outermost level: both tensors would share one affine.
     copied.__dict__ = deepcopy(copied.__dict__)
     return copied
+
+
+def to_device(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A small array on a device, copied without waiting for the work that the device still has to do.
+
+    Args:
+        values: the array.
+        device: where it goes.
+        dtype: its type there; the array's own by default.
+    """
+    host = torch.from_numpy(values).to(dtype)
+    if device.type == "cuda":  # only pinned memory is copied while the host goes on
+        host = host.pin_memory()
+    return host.to(device, non_blocking=device.type != "mps")
+
+
+def columns(values: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+    """A copy of some columns of ``(B, n)``. As an index, a list would be copied to the device, which waits for it."""
+    first = places[0]
+    if list(places) == list(range(first, first + len(places))):
+        return values[:, first : first + len(places)].clone()
+    return torch.stack([values[:, place] for place in places], dim=1)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

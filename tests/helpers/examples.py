@@ -23,6 +23,7 @@ from monai_saliency.targets import (
     Target,
 )
 from monai_saliency.targets.auto import AutoTarget
+from monai_saliency.targets.members import MemberTarget
 from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.segmentation import PredictedRegionScore
 
@@ -72,6 +73,10 @@ TARGETS: dict[type[Target], list[tuple[Target, Callable[[int], Any]]]] = {
     EmbeddingSimilarity: [(EmbeddingSimilarity(measure), volume) for measure in ("cosine", "distance")],
     FieldSimilarity: [(FieldSimilarity(), lambda dims: volume(dims)[:, :1].expand(1, dims, *[8] * dims))],
     FunctionScore: [(FunctionScore(lambda output: output.sum(dim=1)), classes)],
+    MemberTarget: [
+        (MemberTarget(ClassScore([0], "none"), 3), classes),
+        (MemberTarget(DiceScore(0, "sigmoid"), 2), volume),
+    ],
     PredictedRegionScore: [(PredictedRegionScore(1, "sigmoid", sigmoid_and_argmax), volume)],
     RegionScore: [(RegionScore(1, "softmax"), volume), (RegionScore(1, "none", components=2), volume)],
     RegressionScore: [(RegressionScore("all"), classes)],

@@ -1,0 +1,78 @@
+"""One target for each of several networks, whose outputs stand side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monai_saliency.cases import Case
+from monai_saliency.targets.base import BoundTarget, Quantity, Target, check_tensor
+from monai_saliency.utils.boxes import Box
+
+__all__ = ["MemberTarget"]
+
+
+class MemberTarget(Target):
+    """The scores of a target for each of k networks, whose outputs ``(B, C, ...)`` stand side by side along axis 1.
+
+    What is asked is frozen on the mean of the outputs. There are ``k * K`` scores: all of the first network, all of the
+    second, ...
+
+    Args:
+        target: the target.
+        count: k.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> output = torch.tensor([[0.2, 0.8, 0.5, 0.4]])  # two networks of two classes
+        >>> bound = MemberTarget(ClassScore("predicted", "none"), 2).bind(output, Case("ct_7", torch.zeros(1, 8, 8)))
+        >>> [round(score, 1) for score in bound(output)[0].tolist()]  # 0.6 on average for class 1, 0.35 for class 0
+        [0.8, 0.4]
+    """
+
+    def __init__(self, target: Target, count: int) -> None:
+        self.target = target
+        self.count = count
+
+    @property
+    def is_additive(self) -> bool:
+        return self.target.is_additive
+
+    @property
+    def is_linear(self) -> bool:
+        return self.target.is_linear
+
+    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
+        output = check_tensor(reference_output, case, type(self.target).__name__)
+        mean = output.unflatten(1, (self.count, -1)).mean(dim=1)
+        return _BoundMemberTarget(self.target.bind(mean, case), self.count, mean.shape[1])
+
+
+class _BoundMemberTarget(BoundTarget):
+    def __init__(self, bound: BoundTarget, count: int, channels: int) -> None:
+        self.bound_to_mean = bound
+        self.members = count
+        self.labels = list(bound.labels) * count
+        self.additive = bound.additive
+        self.vouch = bound.vouch
+        read = bound.channels_read
+        self.channels_read = None if read is None else [m * channels + c for m in range(count) for c in read]
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.bound_to_mean(each) for each in output.chunk(self.members, dim=1)], dim=1)
+
+    def reach(self) -> torch.Tensor | None:
+        return self.bound_to_mean.reach()
+
+    def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
+        parts = output.chunk(self.members, dim=1)
+        return torch.cat([self.bound_to_mean.contribution(each, box) for each in parts], dim=1)
+
+    def describe(self) -> dict[str, Any]:
+        return self.bound_to_mean.describe()
+
+    def quantity(self) -> Quantity:
+        return self.bound_to_mean.quantity()

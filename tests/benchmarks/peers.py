@@ -1,0 +1,420 @@
+"""Ours against its peers and against bare forwards: same network, same masks, same batch size, interleaved in one run.
+
+    python tests/benchmarks/peers.py [--network light] [--dims 2 3] [--tiles 4 8] [--sizes 32 64] [--rounds 3]
+        [--device cpu] [--batch_size 16] [--memory] [--json FILE] [--plot FILE.png]
+
+- ``occlusion``: windows side by side, ``tiles`` along each axis. Ours (``sliding_window``), captum's ``Occlusion`` and
+  ``FeatureAblation``, MONAI's ``OcclusionSensitivity``, and in 2D xaitk-saliency's ``SlidingWindowStack``.
+- ``rise``: as many random masks. Ours and in 2D xaitk-saliency's ``RISEStack``, whose masks are the same.
+- ``shapley``: Shapley values of at most 4 windows along each axis from as many coalitions. Ours and captum's
+  ``KernelShap``; each draws its own coalitions, so that here maps differ by chance.
+
+Each tool's call is followed by as many bare forwards of the same batch sizes, and rounds of all tools alternate, so
+that a machine's moods hit all. Printed are, of each tool: wall time over that of its bare forwards (of sums over the
+rounds), forwards, milliseconds a forward, and the largest difference to our map in shares of its largest value
+(xaitk-saliency scales its maps to [-1, 1], so ours is scaled alike). With ``--memory`` the peak memory above that of a
+bare batch stands beside: of a process of its own on a CPU, of torch's allocator on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import captum.attr
+import numpy as np
+import torch
+from monai.networks.nets import DenseNet, DenseNet121, resnet18
+from monai.visualize import OcclusionSensitivity
+from smqtk_classifier.interfaces.classify_image import ClassifyImage
+from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
+from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.slidingwindow import SlidingWindowStack
+
+import monai_saliency as ms
+
+MIB = 2**20
+P1, SEED, GRID = 0.5, 3, 4
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all tools explain: a 3-channel image, class 1, its logit.
+
+    Attributes:
+        network: ``"light"`` or ``"real"``.
+        dims: spatial axes.
+        size: of the image, along each axis.
+        tiles: windows along each axis.
+        batch_size: images in a forward.
+        device: where.
+    """
+
+    network: str
+    dims: int
+    size: int
+    tiles: int
+    batch_size: int
+    device: str
+
+    @property
+    def window(self) -> int:
+        return self.size // self.tiles
+
+    @property
+    def num_masks(self) -> int:
+        return self.tiles**self.dims
+
+    def image(self) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return torch.rand(1, 3, *[self.size] * self.dims, generator=generator).to(self.device)
+
+    def made(self) -> torch.nn.Module:
+        """The network."""
+        torch.manual_seed(0)
+        if self.network == "light":
+            made = DenseNet(self.dims, 3, 3, init_features=8, growth_rate=8, block_config=(2, 2), bn_size=2)
+        elif self.dims == 2:
+            made = resnet18(spatial_dims=2, n_input_channels=3, num_classes=3)
+        else:
+            made = DenseNet121(spatial_dims=3, in_channels=3, out_channels=3)
+        return made.eval().to(self.device)
+
+    def regions(self, tiles: int) -> torch.Tensor:
+        """The window of each voxel, counted from 1: ``(1, *spatial)``."""
+        places = torch.arange(self.size) * tiles // self.size
+        index = torch.zeros([self.size] * self.dims, dtype=torch.long)
+        for axis in range(self.dims):
+            index = index * tiles + places.reshape([-1 if each == axis else 1 for each in range(self.dims)])
+        return index[None] + 1
+
+
+class Counted(torch.nn.Module):
+    """A network that notes the sizes of its batches."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.sizes: list[int] = []
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(len(batch))
+        return self.network(batch)
+
+
+class Classifier(ClassifyImage):
+    """The network for xaitk-saliency: images ``(H, W, 3)`` in, the logit of class 1 out."""
+
+    def __init__(self, network: torch.nn.Module, setting: Setting) -> None:
+        self.network, self.setting = network, setting
+
+    def get_labels(self) -> list[int]:
+        return [1]
+
+    def classify_images(self, img_iter: Iterable[np.ndarray]) -> Iterator[dict[Any, float]]:
+        batch: list[np.ndarray] = []
+        for image in img_iter:
+            batch.append(image)
+            if len(batch) == self.setting.batch_size:
+                yield from self.answers(batch)
+                batch = []
+        if batch:
+            yield from self.answers(batch)
+
+    def answers(self, batch: list[np.ndarray]) -> Iterator[dict[Any, float]]:
+        images = torch.from_numpy(np.stack(batch)).movedim(-1, 1).to(self.setting.device, torch.float32)
+        with torch.no_grad():
+            for score in self.network(images)[:, 1].tolist():
+                yield {1: score}
+
+    def get_config(self) -> dict:
+        return {}
+
+
+Tool = Callable[[Setting, torch.nn.Module, torch.Tensor], torch.Tensor]
+
+
+def ours(make: Callable[[Setting], dict[str, Any]], method: Callable[..., Any]) -> Tool:
+    """One of our methods."""
+
+    def explain(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
+        target = ms.ClassScore([1], "none")
+        return method(**make(s), target=target, mask_batch_size=s.batch_size)(image, network)[0, 0]
+
+    return explain
+
+
+def captum_occlusion(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
+    window = (3, *[s.window] * s.dims)
+    found = captum.attr.Occlusion(network).attribute(
+        image, window, window, target=1, perturbations_per_eval=s.batch_size
+    )
+    return found[0, 0]
+
+
+def captum_ablation(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
+    features = (s.regions(s.tiles)[None] - 1).to(image.device)
+    found = captum.attr.FeatureAblation(network).attribute(
+        image, target=1, feature_mask=features, perturbations_per_eval=s.batch_size
+    )
+    return found[0, 0]
+
+
+def monai_occlusion(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
+    explain = OcclusionSensitivity(
+        network, s.window, s.batch_size, mode=0.0, overlap=0.0, activate=False, verbose=False
+    )
+    with torch.no_grad():
+        hidden, _ = explain(image)
+        return network(image)[0, 1] - hidden[0, 1].as_tensor()
+
+
+def captum_shapley(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
+    features = (s.regions(min(s.tiles, 4))[None] - 1).to(image.device)
+    with torch.no_grad():
+        found = captum.attr.KernelShap(network).attribute(
+            image, target=1, feature_mask=features, n_samples=s.num_masks, perturbations_per_eval=s.batch_size
+        )
+    return found[0, 0]
+
+
+def of_xaitk(make: Callable[[Setting], Any]) -> Tool:
+    """A method of xaitk-saliency."""
+
+    def explain(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
+        method = make(s)
+        method.fill = [0, 0, 0]
+        array = image[0].movedim(0, -1).cpu().numpy()
+        return torch.from_numpy(method.generate(array, Classifier(network, s))[0])
+
+    return explain
+
+
+def _regions(s: Setting) -> dict[str, Any]:
+    regions = s.regions(min(s.tiles, 4))
+    return {"num_coalitions": s.num_masks, "regions": lambda image, spacing: regions}
+
+
+#: by question: each tool by its name, ours first; those of 2D alone
+TOOLS: dict[str, dict[str, Tool]] = {
+    "occlusion": {
+        "ours": ours(lambda s: {"window_size": s.window, "stride": s.window}, ms.sliding_window),
+        "captum Occlusion": captum_occlusion,
+        "captum FeatureAblation": captum_ablation,
+        "MONAI OcclusionSensitivity": monai_occlusion,
+        "xaitk SlidingWindowStack": of_xaitk(lambda s: SlidingWindowStack((s.window,) * 2, (s.window,) * 2, threads=0)),
+    },
+    "rise": {
+        "ours": ours(
+            lambda s: {"num_masks": s.num_masks, "grid_size": GRID, "p1": P1, "seed": SEED, "form": "debiased"}, ms.rise
+        ),
+        "xaitk RISEStack": of_xaitk(lambda s: RISEStack(s.num_masks, GRID, P1, SEED, threads=0, debiased=True)),
+    },
+    "shapley": {"ours": ours(_regions, ms.shapley), "captum KernelShap": captum_shapley},
+}
+
+
+@dataclass
+class Row:
+    """A tool's figures.
+
+    Attributes:
+        question: a key of :data:`TOOLS`.
+        tool: its name.
+        setting: what was explained.
+        ratio: wall time over that of bare forwards of the same batch sizes.
+        forwards: images that went through the network in one call.
+        milliseconds: of a forward, all else included.
+        difference: the largest difference to our map, in shares of its largest value.
+        memory: peak memory in MiB above that of a bare batch; None where it was not asked for.
+    """
+
+    question: str
+    tool: str
+    setting: Setting
+    ratio: float
+    forwards: int
+    milliseconds: float
+    difference: float
+    memory: float | None = None
+
+
+def now(device: str) -> float:
+    """The clock, once the device is done."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def tools_of(question: str, setting: Setting) -> dict[str, Tool]:
+    """The tools of a question that take images of so many axes."""
+    return {name: tool for name, tool in TOOLS[question].items() if setting.dims == 2 or "xaitk" not in name}
+
+
+def measure(question: str, setting: Setting, rounds: int) -> list[Row]:
+    """The figures of all tools."""
+    network, image, tools = Counted(setting.made()), setting.image(), tools_of(question, setting)
+    maps, spent = {}, {name: [0.0, 0.0] for name in tools}
+    for name, tool in tools.items():  # what is found out once a network is not timed
+        maps[name] = tool(setting, network, image).detach().cpu().double()
+    bare = image.repeat(setting.batch_size, *[1] * (image.ndim - 1))
+    forwards = {}
+    names = list(tools)
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            network.sizes.clear()
+            begun = now(setting.device)
+            tools[name](setting, network, image)
+            between = now(setting.device)
+            with torch.no_grad():
+                for size in network.sizes:
+                    network.network(bare[:size])
+            ended = now(setting.device)
+            forwards[name] = sum(network.sizes)
+            spent[name][0] += between - begun
+            spent[name][1] += ended - between
+    rows = []
+    for name in names:
+        scaled = maps["ours"], maps[name]
+        if "xaitk" in name:
+            scaled = scaled[0] / scaled[0].abs().max(), scaled[1] / scaled[1].abs().max()
+        gap = float((scaled[0] - scaled[1]).abs().max() / scaled[0].abs().max())
+        total, alone = spent[name]
+        rows.append(
+            Row(question, name, setting, total / alone, forwards[name], 1e3 * total / rounds / forwards[name], gap)
+        )
+    return rows
+
+
+def peak(question: str, tool: str, setting: Setting) -> float:
+    """The peak memory of a tool's call, in MiB above that of a bare batch."""
+    if setting.device.startswith("cuda"):
+        return peak_here(question, tool, setting)
+    given = json.dumps([question, tool, asdict(setting)])
+    command = [sys.executable, __file__, "--inside", given]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def peak_here(question: str, tool: str, setting: Setting) -> float:
+    """The same, of this process, which has done nothing before on a CPU."""
+    network, image = setting.made(), setting.image()
+    on_gpu = setting.device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+
+    def most() -> float:
+        return (
+            torch.cuda.max_memory_allocated() if on_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        )
+
+    with torch.no_grad():
+        network(image.repeat(setting.batch_size, *[1] * (image.ndim - 1)))
+    before = most()
+    TOOLS[question][tool](setting, network, image)
+    return (most() - before) / MIB
+
+
+def table(rows: list[Row]) -> str:
+    """A line for each tool and setting."""
+    lines = [
+        f"{'':10s} {'':28s} {'image':>8s} {'masks':>6s} {'ratio':>7s} {'ms':>8s} {'forwards':>8s} {'MiB':>7s} "
+        f"{'difference':>10s}"
+    ]
+    for row in rows:
+        s = row.setting
+        memory = "-" if row.memory is None else f"{row.memory:.1f}"
+        lines.append(
+            f"{row.question:10s} {row.tool:28s} {f'{s.size}^{s.dims}':>8s} {s.num_masks:6d} {row.ratio:7.3f} "
+            f"{row.milliseconds:8.3f} {row.forwards:8d} {memory:>7s} {row.difference:10.1e}"
+        )
+    return "\n".join(lines)
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the figures were measured on."""
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor() or platform.machine()
+    versions = {module.__name__: module.__version__ for module in (torch, captum, np)}
+    return {"device": name, "threads": torch.get_num_threads(), "python": platform.python_version(), **versions}
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """The ratio of each tool against the number of masks, and against the volume's size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    kinds = [(question, dims) for question in TOOLS for dims in (2, 3)]
+    kinds = [each for each in kinds if any((row.question, row.setting.dims) == each for row in rows)]
+    figure, axes = plt.subplots(len(kinds), 2, figsize=(9, 2.8 * len(kinds)), squeeze=False)
+    for (question, dims), (by_masks, by_size) in zip(kinds, axes, strict=True):
+        found = [row for row in rows if (row.question, row.setting.dims) == (question, dims)]
+        largest = max(row.setting.size for row in found), max(row.setting.num_masks for row in found)
+        for tool in dict.fromkeys(row.tool for row in found):
+            of_tool = [row for row in found if row.tool == tool]
+            masks = sorted((r.setting.num_masks, r.ratio) for r in of_tool if r.setting.size == largest[0])
+            sizes = sorted((r.setting.size, r.ratio) for r in of_tool if r.setting.num_masks == largest[1])
+            by_masks.plot(*zip(*masks, strict=True), marker=".", label=tool)
+            by_size.plot(*zip(*sizes, strict=True), marker=".", label=tool)
+        by_masks.set(xlabel=f"masks, of images of {largest[0]}^{dims}", ylabel="over bare forwards", title=question)
+        by_size.set(xlabel=f"edge of the image, {largest[1]} masks", title=f"{question}, {dims}D")
+        by_masks.legend(fontsize=6)
+        for axis in (by_masks, by_size):
+            axis.axhline(1, color="gray", linestyle=":")
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=["light", "real"], default="light")
+    parser.add_argument("--questions", nargs="*", choices=list(TOOLS), default=list(TOOLS))
+    parser.add_argument("--dims", nargs="*", type=int, choices=[2, 3], default=[2, 3])
+    parser.add_argument("--tiles", nargs="*", type=int, default=[4, 8], help="windows along each axis")
+    parser.add_argument("--sizes", nargs="*", type=int, default=[32, 64], help="of the image, along each axis")
+    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--memory", action="store_true", help="measure peak memory too")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore", "Using a non-tuple sequence", module="monai.visualize")
+    if args.inside:
+        question, tool, setting = json.loads(args.inside)
+        print(peak_here(question, tool, Setting(**setting)))
+        return
+    rows: list[Row] = []
+    for dims in args.dims:
+        for size in args.sizes:
+            for tiles in args.tiles:
+                setting = Setting(args.network, dims, size, tiles, args.batch_size, args.device)
+                if size % tiles:
+                    parser.error(f"windows must lie side by side: {size} is no multiple of {tiles}")
+                for question in args.questions:
+                    found = measure(question, setting, args.rounds)
+                    if args.memory:
+                        found = [replace(row, memory=peak(question, row.tool, setting)) for row in found]
+                    rows += found
+                    print(table(found), flush=True)
+    if args.json is not None:
+        args.json.write_text(
+            json.dumps({"machine": machine(args.device), "rows": [asdict(row) for row in rows]}, indent=1)
+        )
+    if args.plot is not None:
+        plot(rows, args.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""Ensembles: the mean of separate runs and the standard deviation between them, at less than their price."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.files import rows_of
+from helpers.own_bundle import SMALL_NET, settings
+from helpers.scans import LPS, write_scan
+from monai.inferers import Inferer, SlidingWindowInferer
+from monai.networks.nets import DenseNet, UNet
+
+import monai_saliency as ms
+from monai_saliency.networks import Ensemble, ensemble_of, load_checkpoint
+from monai_saliency.networks.ensemble import Members
+from monai_saliency.sharding import Part
+
+ONE_AFTER_ANOTHER = "run one after another"
+
+
+def networks(make: Callable[[], torch.nn.Module], count: int = 3) -> list[torch.nn.Module]:
+    torch.manual_seed(1)
+    return [make().eval() for _ in range(count)]
+
+
+def classifiers(count: int = 3, channels: int = 1) -> list[torch.nn.Module]:
+    made: dict[str, Any] = {"init_features": 4, "growth_rate": 4, "block_config": (2, 2), "bn_size": 2}
+    return networks(lambda: DenseNet(2, channels, 2, **made), count)
+
+
+def segmenters() -> list[torch.nn.Module]:
+    return networks(lambda: UNet(3, 1, 2, (4, 8), (2,), norm="instance"))
+
+
+def image(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def by_themselves(explain: ms.PerturbationInferer, x: torch.Tensor, members: Any) -> torch.Tensor:
+    """The maps of separate runs ``(k, B, K, *spatial)``."""
+    return torch.stack([explain(x, each) for each in members])
+
+
+CASES: list[tuple[Callable[..., ms.PerturbationInferer], Any, Any, Inferer | None, tuple[int, ...]]] = [
+    (ms.rise, {"num_masks": 60}, ms.ClassScore([0, 1], "softmax"), None, (2, 1, 24, 20)),
+    (ms.sliding_window, {"window_size": 8, "stride": 4}, ms.ClassScore([1], "none"), None, (1, 1, 24, 20)),
+    (ms.rise, {"num_masks": 40, "per_channel": True}, ms.ClassScore("all", "none"), None, (1, 2, 24, 20)),
+    (ms.hsic, {"num_masks": 40}, ms.ClassScore([1], "softmax"), None, (1, 1, 24, 20)),
+    (ms.sliding_window, {"window_size": 6}, ms.RegionScore([1, 0], "softmax", "all"), None, (2, 1, 12, 8, 10)),
+    (
+        *(ms.sliding_window, {"window_size": 6}, ms.RegionScore(1, "none", "all")),
+        *(SlidingWindowInferer((8, 8, 8), 2, 0.5), (1, 1, 12, 8, 10)),
+    ),
+    (
+        *(ms.sliding_window, {"window_size": 6, "patch_memory": False}, ms.RegionScore(1, "softmax", "all")),
+        *(SlidingWindowInferer((8, 8, 8), 2, 0.5, mode="gaussian"), (1, 1, 12, 8, 10)),
+    ),
+    (ms.integrated_gradients, {"steps": 6}, ms.ClassScore([0, 1], "softmax"), None, (1, 1, 24, 20)),
+]
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("method", "given", "target", "inferer", "shape"), CASES)
+def test_it_is_the_mean_of_separate_runs(
+    method: Any, given: Any, target: Any, inferer: Any, shape: Any, together: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    members, x = classifiers(channels=shape[1]) if len(shape) == 4 else segmenters(), image(*shape)
+    explain = method(**given, target=target, inferer=inferer, mask_batch_size=8)
+    found = explain.explain(x, Ensemble(members, 2**17 if together else 0))
+    each = by_themselves(explain, x, members)
+    for i, explanation in enumerate(found):
+        scale = float(each.abs().max())
+        assert scale > 0
+        torch.testing.assert_close(explanation.saliency, each[:, i].mean(0), rtol=0, atol=1e-5 * scale)
+        torch.testing.assert_close(explanation.disagreement, each[:, i].std(0), rtol=0, atol=1e-5 * scale)
+        assert float(explanation.disagreement.max()) > 1e-3 * scale
+        single = explain.explain(x, members[0])[i]
+        assert explanation.scores.shape == single.scores.shape
+        assert explanation.target.labels == single.target.labels
+        assert [label for label, *_ in explanation.explained] == [label for label, *_ in single.explained]
+        assert (explanation.noise is None) == (single.noise is None)
+        assert single.disagreement is None
+    assert not [message for message in caplog.messages if ONE_AFTER_ANOTHER in message]
+
+
+def test_the_class_is_that_of_the_mean_prediction() -> None:
+    """And every member is asked about it, whatever it would have said itself."""
+
+    class Says(torch.nn.Module):
+        def __init__(self, logits: list[float]) -> None:
+            super().__init__()
+            self.logits = torch.nn.Parameter(torch.tensor(logits))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.logits * x.flatten(1).mean(1, keepdim=True)
+
+    ensemble, x = Ensemble([Says([3.0, 0.0]), Says([0.0, 2.0]), Says([0.0, 2.5])]), torch.ones(1, 1, 4, 4)
+    torch.testing.assert_close(ensemble(x), torch.tensor([[1.0, 1.5]]))
+    (found,) = ms.sliding_window(2, 2, target=ms.ClassScore("predicted", "none")).explain(x, ensemble)
+    assert found.target.labels == [1]
+    torch.testing.assert_close(found.reference_scores, torch.tensor([1.5]))
+    torch.testing.assert_close(found.saliency, torch.full((1, 4, 4), 1.5 / 4))  # a quarter of the image is hidden
+    torch.testing.assert_close(found.disagreement, torch.full((1, 4, 4), torch.tensor([0, 2, 2.5]).std().item() / 4))
+
+
+def test_a_standard_error_is_that_of_the_mean_score() -> None:
+    members, x = classifiers(), image(1, 1, 16, 16)
+    explain = ms.rise(60, 4, target=ms.ClassScore([1], "softmax"))
+    (found,) = explain.explain(x, Ensemble(members))
+    mean = lambda batch: sum(each(batch).softmax(1) for each in members) / 3  # noqa: E731
+    (single,) = explain.replace(target=ms.ClassScore([1], "none")).explain(x, mean)
+    torch.testing.assert_close(found.standard_error, single.standard_error, rtol=1e-3, atol=1e-8)
+    torch.testing.assert_close(found.noise, single.noise, rtol=1e-3, atol=1e-8)
+
+
+def test_members_that_change_are_stacked_anew() -> None:
+    """In place, by a new tensor, and by a mode; and a copy has its own."""
+    members, x = classifiers(), image(2, 1, 16, 16)
+    ensemble = Ensemble(members)
+
+    def check() -> None:
+        for _ in range(2):  # one by one, then together
+            expected = torch.stack([each(x) for each in members]).mean(0)
+            torch.testing.assert_close(ensemble(x), expected, rtol=0, atol=1e-6)
+
+    with torch.no_grad():
+        check()
+        members[1].class_layers.out.weight.mul_(3)
+        check()
+        members[2].class_layers.out.bias = torch.nn.Parameter(torch.tensor([5.0, -5.0]))
+        check()
+        other = copy.deepcopy(ensemble)
+        other.members.networks[0].class_layers.out.bias.add_(7)
+        assert float((other(x) - ensemble(x)).abs().min()) > 1
+        check()
+        members[0].load_state_dict(members[1].state_dict())
+        check()
+
+
+class Writes(torch.nn.Module):
+    """Writes to a tensor that all members would share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(16, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros(len(x), 2)
+        found += self.out(x.flatten(1))
+        return found
+
+
+class Branches(torch.nn.Module):
+    """Which way it goes depends on its numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(16, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.out(x.flatten(1))
+        return found * 2 if float(found.abs().sum()) > 1 else found
+
+
+class Tempered(torch.nn.Module):
+    """Has a number that is no parameter, and differs between members."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.temperature = torch.nn.Linear(16, 2), float(torch.rand(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x.flatten(1)) / self.temperature
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Writes, "broadcast shape"), (Branches, "data-dependent|item"), (Tempered, "may differ between them")],
+)
+def test_what_cannot_run_together_runs_one_after_another(
+    kind: type[torch.nn.Module], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    members, x = networks(kind), image(4, 1, 4, 4)
+    ensemble = Ensemble(members)
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(ensemble(x), torch.stack([each(x) for each in members]).mean(0))
+    (message,) = [each for each in caplog.messages if ONE_AFTER_ANOTHER in each]  # once
+    assert message.startswith(f"the members of the ensemble ({kind.__name__}) {ONE_AFTER_ANOTHER}: ")
+    assert any(word in message for word in reason.split("|")), message
+
+
+def test_large_batches_on_a_cpu_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(Members, "_one_by_one", lambda self, inputs, named: calls.append(1) or inputs[0])
+    members = Ensemble(classifiers(), together_up_to=100).members
+    members(torch.zeros(1, 1, 11, 10))
+    assert calls == [1]
+    monkeypatch.undo()
+    with torch.no_grad():
+        for _ in range(2):
+            assert members(torch.zeros(1, 1, 10, 10)).shape == (1, 6)
+
+
+def test_parts_of_a_case_come_together() -> None:
+    ensemble, x = Ensemble(classifiers()), image(1, 1, 16, 16)
+    explain = ms.rise(40, target=ms.ClassScore([1], "softmax"), mask_batch_size=8)
+    (whole,) = explain.explain(x, ensemble)
+    parts = [explain.score(x, ensemble, part=Part(i, 2)) for i in range(2)]
+    (merged,) = ms.inferers.case_state.merged(parts)
+    assert torch.equal(merged.saliency, whole.saliency)
+    assert torch.equal(merged.disagreement, whole.disagreement)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    one, two = classifiers(2)
+    with pytest.raises(ValueError, match="`networks` must hold at least two networks, got 1"):
+        Ensemble([one])
+    with pytest.raises(ValueError, match="network 1 is a UNet, network 0 a DenseNet"):
+        Ensemble([one, segmenters()[0]])
+    two.class_layers.out = torch.nn.Linear(two.class_layers.out.in_features, 3)
+    with pytest.raises(ValueError, match=r"network 1 has class_layers.out.weight of shape \(3, 14\), network 0 of \(2"):
+        Ensemble([one, two])
+    with pytest.raises(ValueError, match="must be a list of modules"):
+        Ensemble([one, torch.sin])  # type: ignore[list-item]
+    lists = Ensemble([torch.nn.Sequential(torch.nn.Flatten(0)), torch.nn.Sequential(torch.nn.Flatten(0))])
+    with pytest.raises(ValueError, match=r"must give a tensor \(B, C, ...\), number 0 gave shape \(16,\)"):
+        lists(torch.zeros(1, 1, 4, 4))
+    files = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    with pytest.raises(ValueError, match="checkpoint lists 2 files, and the network is of 1: give one each"):
+        load_checkpoint(one, files)
+    assert ensemble_of(one, "a.pt") is one
+    assert len(ensemble_of(one, files)) == 2  # type: ignore[arg-type]
+
+
+# The bundle. ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_bundle_explains_folds_and_saves_their_disagreement(tmp_path: Path) -> None:
+    """On the scan's own grid; a second run goes on with the stored scores, and one network leaves no such file."""
+    for seed in range(2):
+        write_scan(tmp_path / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
+    files = []
+    for fold in range(3):
+        torch.manual_seed(fold)
+        files.append(str(tmp_path / f"fold{fold}.pt"))
+        torch.save(DenseNet(**SMALL_NET).state_dict(), files[-1])  # type: ignore[arg-type]
+    given = {"network_def": {"_target_": "DenseNet", **SMALL_NET}, "spatial_size": [16, 16, 16], "classes": [1]}
+    given |= {"method": "sliding_window", "window_size": 8, "stride": 8}
+
+    def run(out: str, checkpoint: Any) -> list[dict[str, str]]:
+        fixed = settings(tmp_path, out)
+        for name in ("num_masks", "grid_size"):
+            del fixed[name]
+        monai.bundle.run(**fixed | given | {"checkpoint": checkpoint})
+        return rows_of(tmp_path / out / "summary.csv")
+
+    rows = run("folds", files)
+    each = [run(f"fold{i}", file) for i, file in enumerate(files)]
+    for i, row in enumerate(rows):
+        name = f"s{i}_saliency.nii.gz"
+        maps = np.stack([nib.load(tmp_path / f"fold{k}" / name).get_fdata() for k in range(3)])
+        mean, disagreement = (
+            nib.load(tmp_path / "folds" / file) for file in (name, name.replace("saliency", "disagreement"))
+        )
+        assert np.abs(mean.get_fdata() - maps.mean(0)).max() < 1e-5 * np.abs(maps).max()
+        np.testing.assert_array_equal(mean.affine, disagreement.affine)
+        assert disagreement.shape == mean.shape
+        # Inverted linearly, so that it is that of the maps only inside the voxels of the network's grid.
+        assert 0.5 < disagreement.get_fdata().max() / maps.std(0, ddof=1).max() < 2
+        scores = [float(found[i]["score"]) for found in each]
+        assert abs(float(row["score"]) - np.mean(scores)) < 1e-5
+        assert not (tmp_path / "fold0" / f"s{i}_disagreement.nii.gz").exists()
+    assert int(rows[0]["forwards"]) == int(each[0][0]["forwards"])
+
+
+# The price. -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timing
+def test_it_costs_less_than_separate_runs(caplog: pytest.LogCaptureFixture) -> None:
+    members, x = classifiers(5), image(1, 1, 32, 32)
+    ensemble, explain = Ensemble(members), ms.rise(160, target=ms.ClassScore([1], "softmax"))
+    explain(x, ensemble)
+    spent: dict[str, list[float]] = {"together": [], "apart": []}
+    for _ in range(5):
+        begun = time.perf_counter()
+        explain(x, ensemble)
+        between = time.perf_counter()
+        for each in members:
+            explain(x, each)
+        spent["together"].append(between - begun)
+        spent["apart"].append(time.perf_counter() - between)
+    ratio = min(spent["together"]) / min(spent["apart"])
+    logging.getLogger(__name__).info("an ensemble of 5 takes %.2f of separate runs", ratio)
+    assert ratio < 0.9
