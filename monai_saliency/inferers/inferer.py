@@ -160,8 +160,7 @@ class PerturbationInferer(Inferer):
 
         Returns:
             ``(B, K, *spatial)``, or ``(B, K * C, *spatial)`` where channels have masks of their own, on the inputs'
-            device: float32, or float64 for float64 inputs. A MetaTensor with the
-            inputs' affine, ``applied_operations`` and other meta data when they are one.
+            device: float32, or float64 for float64 inputs. A MetaTensor with their meta data when they are one.
 
         Raises:
             TypeError, ValueError: when the inputs or the network's output are not what masks, fill and target read.
@@ -169,9 +168,7 @@ class PerturbationInferer(Inferer):
         explanations = self.explain(inputs, network, *args, **kwargs)
         counts = sorted({len(explanation.saliency) for explanation in explanations})
         if len(counts) > 1:
-            raise ValueError(
-                f"the images have different numbers of maps {counts}: call `explain` to have them as a list"
-            )
+            raise ValueError(f"the images have different numbers of maps {counts}: `explain` gives them as a list")
         maps = torch.stack([explanation.saliency for explanation in explanations])
         meta = self.inputs.split(inputs).meta
         return convert_to_dst_type(maps, meta, dtype=maps.dtype)[0] if isinstance(meta, MetaTensor) else maps
