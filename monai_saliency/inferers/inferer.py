@@ -155,8 +155,7 @@ class PerturbationInferer(Inferer):
         Args:
             inputs: ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
             network: any callable on such inputs. A module runs in evaluation mode and is left in the mode it had.
-            args: passed on to the inner inferer.
-            kwargs: passed on to the inner inferer.
+            args, kwargs: passed on to the inner inferer.
 
         Returns:
             ``(B, K, *spatial)``, or ``(B, K * C, *spatial)`` where channels have masks of their own, on the inputs'
@@ -195,8 +194,7 @@ class PerturbationInferer(Inferer):
                 and fills in the scan's unit files.
             stored: each image's scores on disk, under a key that covers all they depend on. Batches whose scores are
                 there are not run again if the unperturbed image still scores the same, and new scores are added.
-            args: passed on to the inner inferer.
-            kwargs: passed on to the inner inferer.
+            args, kwargs: passed on to the inner inferer.
         """
         states = self.score(inputs, network, *args, cases=cases, stored=stored, **kwargs)
         with torch.no_grad():
@@ -226,8 +224,7 @@ class PerturbationInferer(Inferer):
             cases: as for :meth:`explain`.
             stored: as for :meth:`explain`.
             part: which network batches to run; all by default.
-            args: passed on to the inner inferer.
-            kwargs: passed on to the inner inferer.
+            args, kwargs: passed on to the inner inferer.
 
         Returns:
             the cases with their scores.
@@ -261,8 +258,7 @@ class PerturbationInferer(Inferer):
         Args:
             inputs: as for :meth:`explain`.
             network: as for :meth:`explain`.
-            args: passed on to the inner inferer.
-            kwargs: passed on to the inner inferer.
+            args, kwargs: passed on to the inner inferer.
             cases: as for :meth:`explain`.
             stored: as for :meth:`explain`.
             part: which network batches to run; all by default.
@@ -393,8 +389,7 @@ class Sharing(ABC):
             inferer: explains, and shares with nobody.
             inputs: as for :meth:`PerturbationInferer.score`.
             network: as for :meth:`PerturbationInferer.score`.
-            args: passed on to the inner inferer.
-            kwargs: passed on to the inner inferer.
+            args, kwargs: passed on to the inner inferer.
             cases: as for :meth:`PerturbationInferer.score`.
             stored: as for :meth:`PerturbationInferer.score`.
             part: which network batches to run here; all by default.
