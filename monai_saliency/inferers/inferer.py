@@ -63,8 +63,7 @@ class PerturbationInferer(Inferer):
         mask_batch_size: perturbed images in one network batch, at the most.
         progress: shows a progress bar that counts network forwards.
         output: the part of the network's output that the target reads, where the output is a dictionary, a tuple or a
-            list: a key, an index, several such as ``("pred", 0)``, or a callable that takes the output. All of it by
-            default.
+            list: a key, an index, several such as ``("pred", 0)``, or a callable that takes it; all by default.
         inputs: how the network takes its inputs, and which of them are perturbed
             (:mod:`monai_saliency.networks.inputs`); one tensor by default.
         meter: counts the time in which the network runs.
@@ -155,12 +154,13 @@ class PerturbationInferer(Inferer):
         Args:
             inputs: ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
             network: any callable on such inputs. A module runs in evaluation mode and is left in the mode it had.
-            args, kwargs: passed on to the inner inferer.
+            args: passed on to the inner inferer.
+            kwargs: passed on to the inner inferer.
 
         Returns:
-            ``(B, K, *spatial)``, or ``(B, K * C, *spatial)`` where channels have masks of their own, on the inputs'
-            device: float32, or float64 for float64 inputs. A MetaTensor with the
-            inputs' affine, ``applied_operations`` and other meta data when they are one.
+            ``(B, K, *spatial)``, or ``(B, K * C, *spatial)`` where channels have masks of their own, on the inputs' device:
+            float32, or float64 for float64 inputs. A MetaTensor with the inputs' affine, ``applied_operations`` and
+            other meta data when they are one.
 
         Raises:
             TypeError, ValueError: when the inputs or the network's output are not what masks, fill and target read.
@@ -168,9 +168,7 @@ class PerturbationInferer(Inferer):
         explanations = self.explain(inputs, network, *args, **kwargs)
         counts = sorted({len(explanation.saliency) for explanation in explanations})
         if len(counts) > 1:
-            raise ValueError(
-                f"the images have different numbers of maps {counts}: call `explain` to have them as a list"
-            )
+            raise ValueError(f"the images have different numbers of maps {counts}: call `explain` to get a list")
         maps = torch.stack([explanation.saliency for explanation in explanations])
         meta = self.inputs.split(inputs).meta
         return convert_to_dst_type(maps, meta, dtype=maps.dtype)[0] if isinstance(meta, MetaTensor) else maps
@@ -194,7 +192,8 @@ class PerturbationInferer(Inferer):
                 and fills in the scan's unit files.
             stored: each image's scores on disk, under a key that covers all they depend on. Batches whose scores are
                 there are not run again if the unperturbed image still scores the same, and new scores are added.
-            args, kwargs: passed on to the inner inferer.
+            args: passed on to the inner inferer.
+            kwargs: passed on to the inner inferer.
         """
         states = self.score(inputs, network, *args, cases=cases, stored=stored, **kwargs)
         with torch.no_grad():
@@ -224,7 +223,8 @@ class PerturbationInferer(Inferer):
             cases: as for :meth:`explain`.
             stored: as for :meth:`explain`.
             part: which network batches to run; all by default.
-            args, kwargs: passed on to the inner inferer.
+            args: passed on to the inner inferer.
+            kwargs: passed on to the inner inferer.
 
         Returns:
             the cases with their scores.
@@ -258,7 +258,8 @@ class PerturbationInferer(Inferer):
         Args:
             inputs: as for :meth:`explain`.
             network: as for :meth:`explain`.
-            args, kwargs: passed on to the inner inferer.
+            args: passed on to the inner inferer.
+            kwargs: passed on to the inner inferer.
             cases: as for :meth:`explain`.
             stored: as for :meth:`explain`.
             part: which network batches to run; all by default.
@@ -389,7 +390,8 @@ class Sharing(ABC):
             inferer: explains, and shares with nobody.
             inputs: as for :meth:`PerturbationInferer.score`.
             network: as for :meth:`PerturbationInferer.score`.
-            args, kwargs: passed on to the inner inferer.
+            args: passed on to the inner inferer.
+            kwargs: passed on to the inner inferer.
             cases: as for :meth:`PerturbationInferer.score`.
             stored: as for :meth:`PerturbationInferer.score`.
             part: which network batches to run here; all by default.
