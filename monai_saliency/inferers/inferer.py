@@ -158,7 +158,7 @@ class PerturbationInferer(Inferer):
             kwargs: passed on to the inner inferer.
 
         Returns:
-            ``(B, K, *spatial)``, or ``(B, K * C, *spatial)`` where channels have masks of their own, on the inputs' device:
+            ``(B, K, *spatial)``, or ``(B, K * C, *spatial)`` where channels have own masks, on the inputs' device:
             float32, or float64 for float64 inputs. A MetaTensor with the inputs' affine, ``applied_operations`` and
             other meta data when they are one.
 
