@@ -431,7 +431,7 @@ class TestExplain:
         network, inputs = Classifier().eval(), images(2, 1, 9, 8)
         explain = sliding_window(3, target=Growing())
         assert [len(e.saliency) for e in explain.explain(inputs, network)] == [1, 2]
-        with pytest.raises(ValueError, match=r"different numbers of maps \[1, 2\]: `explain` gives"):
+        with pytest.raises(ValueError, match=r"different numbers of maps \[1, 2\]: call `explain`"):
             explain(inputs, network)
 
     def test_progress_counts_forwards(self, monkeypatch: pytest.MonkeyPatch) -> None:
