@@ -78,7 +78,7 @@ def test_the_difference_map_is_the_difference(runs: tuple[Path, Path], tmp_path:
     page = Page(page_of(tmp_path / "both", "ct/one"))
     names = [each["name"] for each in page.data["maps"]]
     both = [f"{run}: class {k}" for run in "ab" for k in (0, 1)]
-    assert names == [*both, *(f"b minus a: class {k}" for k in (0, 1))]
+    assert names == [*both, *(f"class {k}: b minus a" for k in (0, 1))]
     assert [each["error"] is not None for each in page.data["maps"]] == [True, True, *[False] * 4]
     assert {each["scale"] for each in page.data["maps"]} == {1.0}
     volumes = [volume_of(each["volume"]) for each in page.data["maps"]]

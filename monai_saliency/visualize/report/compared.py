@@ -55,7 +55,7 @@ def compared_page(runs: Runs, lines: Sequence[Markup], title: str) -> str:
         title,
         header,
         _filters(),
-        element("div", whole, class_="wide"),
+        element("div", whole, class_="wide compared"),
         element("p", note, class_="quiet note"),
         styles=("assets/report.css",),
         scripts=("assets/cohort.js",),
@@ -131,7 +131,7 @@ def agreement_table(case: ComparedCase) -> Markup:
         rows.append(element("tr", name, *cells))
     notes = [element("p", line.problem, class_="quiet") for line in case.lines if line.agreement and line.problem]
     table = element("table", *rows, class_="agreement")
-    return element("article", element("h2", f"Agreement with {case.first}"), table, *notes)
+    return element("article", element("h2", f"Agreement with {case.first}"), table, *notes, class_="across")
 
 
 def _rows(line: Compared) -> tuple[Row | None, Row | None]:
@@ -150,5 +150,5 @@ def _place(case: ComparedCase, line: Compared) -> list[int]:
     names = [each["name"] for each in case.shown.data["maps"]]
     first = case.first
     wanted = [f"{first}: {line.words}"] * (line.first is not None)
-    wanted += [f"{line.run}: {line.words}"] * (line.second is not None) + [f"{line.run} minus {first}: {line.words}"]
+    wanted += [f"{line.run}: {line.words}"] * (line.second is not None) + [f"{line.words}: {line.run} minus {first}"]
     return [names.index(each) for each in wanted if each in names]

@@ -111,7 +111,7 @@ class Runs:
             for line, difference in first.against(other):
                 lines.append(line)
                 if difference is not None:
-                    layers.append((f"{other.run} minus {first.run}: {line.words}", difference.shown(kept)))
+                    layers.append((f"{line.words}: {other.run} minus {first.run}", difference.shown(kept)))
         shown_rows = [row for row in rows if row["run"] in {each.run for each in together}]
         files = replace(files, rows=shown_rows)
         return ComparedCase(self.names[0], files, lines, laid_out(name, kept, has_scan, layers, self.scales))
