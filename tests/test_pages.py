@@ -198,7 +198,7 @@ def flags_known(words: list[str]) -> set[str]:
     known |= ids(*overlays)
     if "bundle/configs/train.yaml" in text:
         known |= {*yaml.safe_load((BUNDLE / "configs" / "train.yaml").read_text())}
-    if "bundle/configs/inference.yaml" in text:
+    if "bundle/configs/inference.yaml" in text or "..." in words:  # the rest of our bundle's command
         known |= ids("inference") | {*all_settings()}
     return known | {f"saliency_{name}" for name in all_settings()}
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
+from helpers.notebooks import run_notebook
 from helpers.paths import ROOT
 
 NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 MACHINE_PATH = re.compile(r"/(?:work|home|tmp|root|opt|Users|private|var/folders)/|[A-Za-z]:\\\\Users")
+
+#: run by a test of its own, tests/bundle/test_nnunet_tutorial.py, where nnU-Net is installed
+ELSEWHERE = {"nnunet"}
+#: packages that the tests' environment may lack
+NEEDS = {"first_map": ["deepbet"]}
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -50,24 +54,49 @@ def test_machine_paths_are_seen(text: str) -> None:
     assert MACHINE_PATH.search(json.dumps({"text": text}))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("run_from", "cells"), [("tutorials", None), (".", 6)])
-@each_notebook
-def test_notebook_runs(
-    path: Path, run_from: str, cells: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a copy, so that whatever a notebook writes beside itself does not stay.
+def prose(path: Path) -> list[str]:
+    """The texts of a notebook."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
 
-    From the tutorials' folder all of it, from the repository's root the first cells, which find the bundle.
-    """
-    nbformat = pytest.importorskip("nbformat", reason='needs pip install "monai-saliency[test]"')
-    nbclient = pytest.importorskip("nbclient", reason='needs pip install "monai-saliency[test]"')
-    for name in ("tutorials", "bundle"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("eval", "demo", "train_data"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    notebook = nbformat.read(tmp_path / "tutorials" / path.name, as_version=4)
-    notebook.cells = notebook.cells[:cells]
-    client = nbclient.NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path / run_from)}}
-    )
-    client.execute()  # raises CellExecutionError, with the cell's traceback
+
+@each_notebook
+def test_begins_with_what_a_reader_will_have_and_ends_with_where_to_go(path: Path) -> None:
+    texts = prose(path)
+    first = " ".join(texts[0].split())
+    assert first.startswith("# ")
+    assert "At the end you will" in first
+    assert "## Where to go next" in texts[-1]
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert [notebook["cells"][place]["cell_type"] for place in (0, -1)] == ["markdown", "markdown"]
+
+
+@each_notebook
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", "\n".join(prose(path)))
+    assert [link for link in links if link.endswith(".ipynb")]
+    missing = [link for link in links if not link.startswith("http") and not (path.parent / link).exists()]
+    assert not missing
+
+
+@each_notebook
+def test_finds_the_bundle_from_the_root_too(path: Path) -> None:
+    """As the notebook whose first cells are run from there does."""
+    code = path.read_text(encoding="utf-8")
+    if "../bundle" in code:
+        found = 'next(folder for folder in (Path(\\"bundle\\"), Path(\\"../bundle\\")) if folder.is_dir())'
+        assert code.count("../bundle\\") == code.count(found) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.stem not in ELSEWHERE], ids=lambda path: path.stem)
+def test_notebook_runs(path: Path, tmp_path: Path) -> None:
+    for module in NEEDS.get(path.stem, ()):
+        pytest.importorskip(module, reason=f"the notebook explains {module}'s network")
+    run_notebook(path.name, tmp_path)
+
+
+@pytest.mark.slow
+def test_notebook_runs_from_the_root(tmp_path: Path) -> None:
+    """The first cells, which find the bundle."""
+    run_notebook("explain_a_brain.ipynb", tmp_path, run_from=".", cells=6)

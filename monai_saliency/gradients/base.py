@@ -28,6 +28,15 @@ class GradientMethod(ABC):
     Attributes:
         meaning: what the values of the map are.
         complete: whether the map sums to the difference of the scores of the image and of its fill.
+
+    Example::
+
+        >>> from monai_saliency.gradients import IntegratedGradients
+        >>> method = IntegratedGradients(steps=4)
+        >>> isinstance(method, GradientMethod), len(method)
+        (True, 4)
+        >>> float(method.weights().sum())
+        1.0
     """
 
     meaning: Meaning

@@ -29,6 +29,14 @@ def integrated_gradients(
 
     Raises:
         ValueError: for an estimator.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = integrated_gradients(10, target=ClassScore([0], "none"))
+        >>> explain(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.nn.Flatten()).tolist()  # the score is the first voxel
+        [[[[1.0, 0.0, 0.0]]]]
     """
     return GradientInferer(IntegratedGradients(steps), target, estimator=estimator, **settings)
 
@@ -58,6 +66,14 @@ def smoothgrad(
 
     Raises:
         ValueError: for an estimator.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> explain = smoothgrad(10, target=ClassScore([2], "none"))
+        >>> explain(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.nn.Flatten()).tolist()
+        [[[[0.0, 0.0, 3.0]]]]
     """
     method = SmoothGrad(num_samples, noise_level, seed, reading)
     return GradientInferer(method, target, estimator=estimator, **settings)
@@ -78,5 +94,14 @@ def grad_cam(
 
     Raises:
         ValueError: for an estimator.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore
+        >>> network = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten())
+        >>> explain = grad_cam("1", target=ClassScore([0], "none"))
+        >>> explain(torch.rand(1, 1, 4, 4), network).shape
+        torch.Size([1, 1, 4, 4])
     """
     return GradientInferer(GradCAM(target_layer), target, estimator=estimator, **settings)

@@ -6,14 +6,15 @@
 - ``occlusion``: windows side by side, ``tiles`` along each axis. Ours (``sliding_window``), captum's ``Occlusion`` and
   ``FeatureAblation``, MONAI's ``OcclusionSensitivity``, and in 2D xaitk-saliency's ``SlidingWindowStack``.
 - ``rise``: as many random masks. Ours and in 2D xaitk-saliency's ``RISEStack``, whose masks are the same.
-- ``shapley``: Shapley values of at most 4 windows along each axis from as many coalitions. Ours and captum's
-  ``KernelShap``; each draws its own coalitions, so that here maps differ by chance.
+- ``shapley``: Shapley values of 4 windows along each axis (2 in 3D), from as many coalitions but at least ten a window.
+  Ours and captum's ``KernelShap``; each draws its own coalitions, so that here maps differ by chance.
 
 Each tool's call is followed by as many bare forwards of the same batch sizes, and rounds of all tools alternate, so
 that a machine's moods hit all. Printed are, of each tool: wall time over that of its bare forwards (of sums over the
-rounds), forwards, milliseconds a forward, and the largest difference to our map in shares of its largest value
-(xaitk-saliency scales its maps to [-1, 1], so ours is scaled alike). With ``--memory`` the peak memory above that of a
-bare batch stands beside: of a process of its own on a CPU, of torch's allocator on a GPU.
+rounds), forwards (ours pads its last batch and checks rows), milliseconds a forward, and the largest difference to our
+map in shares of its largest value (xaitk-saliency scales its maps to [-1, 1], so ours is scaled alike). With
+``--memory`` the peak memory above that of a bare batch stands beside: of a process of its own on a CPU, of torch's
+allocator on a GPU.
 """
 
 from __future__ import annotations
@@ -73,6 +74,15 @@ class Setting:
     @property
     def num_masks(self) -> int:
         return self.tiles**self.dims
+
+    @property
+    def players(self) -> int:
+        """Windows along each axis of which Shapley values are estimated."""
+        return 4 if self.dims == 2 else 2
+
+    @property
+    def num_coalitions(self) -> int:
+        return max(self.num_masks, 10 * self.players**self.dims + 1)
 
     def image(self) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
@@ -179,10 +189,10 @@ def monai_occlusion(s: Setting, network: torch.nn.Module, image: torch.Tensor) -
 
 
 def captum_shapley(s: Setting, network: torch.nn.Module, image: torch.Tensor) -> torch.Tensor:
-    features = (s.regions(min(s.tiles, 4))[None] - 1).to(image.device)
+    features = (s.regions(s.players)[None] - 1).to(image.device)
     with torch.no_grad():
         found = captum.attr.KernelShap(network).attribute(
-            image, target=1, feature_mask=features, n_samples=s.num_masks, perturbations_per_eval=s.batch_size
+            image, target=1, feature_mask=features, n_samples=s.num_coalitions, perturbations_per_eval=s.batch_size
         )
     return found[0, 0]
 
@@ -200,8 +210,8 @@ def of_xaitk(make: Callable[[Setting], Any]) -> Tool:
 
 
 def _regions(s: Setting) -> dict[str, Any]:
-    regions = s.regions(min(s.tiles, 4))
-    return {"num_coalitions": s.num_masks, "regions": lambda image, spacing: regions}
+    regions = s.regions(s.players)
+    return {"num_coalitions": s.num_coalitions, "regions": lambda image, spacing: regions}
 
 
 #: by question: each tool by its name, ours first; those of 2D alone
@@ -262,15 +272,18 @@ def tools_of(question: str, setting: Setting) -> dict[str, Tool]:
 
 def measure(question: str, setting: Setting, rounds: int) -> list[Row]:
     """The figures of all tools."""
-    network, image, tools = Counted(setting.made()), setting.image(), tools_of(question, setting)
+    image, tools = setting.image(), tools_of(question, setting)
+    # One each, since some leave a network otherwise than they found it.
+    networks = {name: Counted(setting.made()).eval() for name in tools}
     maps, spent = {}, {name: [0.0, 0.0] for name in tools}
     for name, tool in tools.items():  # what is found out once a network is not timed
-        maps[name] = tool(setting, network, image).detach().cpu().double()
+        maps[name] = tool(setting, networks[name], image).detach().cpu().double()
     bare = image.repeat(setting.batch_size, *[1] * (image.ndim - 1))
     forwards = {}
     names = list(tools)
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
+            network = networks[name]
             network.sizes.clear()
             begun = now(setting.device)
             tools[name](setting, network, image)

@@ -24,20 +24,25 @@ def public() -> frozenset[str]:
     return frozenset(path for names in hooks.rooms().values() for path in names.values())
 
 
+def named(module: str, name: str) -> Any:
+    """What a name stands for in a module, or from the top of the package; None where that cannot be known."""
+    place = [part for part in name.split(".") if part != "monai_saliency"]
+    try:
+        value = import_module("monai_saliency" if name.startswith("monai_saliency.") else module)
+        for part in place:
+            value = getattr(value, part)
+    except (ImportError, AttributeError):  # a module that needs another extra
+        return None
+    return value
+
+
 def linked(text: str, module: str) -> str:
     """Text whose roles are links, where they lead to an entry of the reference."""
 
     def replaced(match: re.Match[str]) -> str:
         short, name = match.groups()
         shown = f"`{name.rpartition('.')[2] if short else name}`"
-        place, _, last = name.rpartition(".")
-        owner = import_module(module)
-        for part in place.split("."):
-            owner = getattr(owner, part, owner) if part and part != "monai_saliency" else owner
-        value = getattr(owner if place else import_module(module), last, None)
-        path = hooks.defined(value, name)
-        if path not in public() and name.startswith("monai_saliency"):
-            path = name
+        path = hooks.defined(named(module, name), name)
         return f"[{shown}][{path}]" if path in public() else shown
 
     return ROLE.sub(replaced, text)

@@ -24,6 +24,18 @@ FROM_ELSEWHERE = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
+#: the notebooks in the order in which they are read; others follow by their names
+IN_ORDER = [
+    "first_map",
+    "explain_a_brain",
+    "explain_your_own_bundle",
+    "segmentation_ct",
+    "nnunet",
+    "which_organ_mattered",
+    "is_this_map_any_good",
+    "cohort_overnight",
+    "sweep_on_slurm",
+]
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
 
 
@@ -73,7 +85,8 @@ def reference() -> dict[str, str]:
 def notebooks() -> dict[str, dict[str, str | bytes]]:
     """The files of each notebook, by their places in the site: its page first, then its pictures. None is run."""
     found = {}
-    for path in sorted((ROOT / "tutorials").glob("*.ipynb")):
+    order = {name: place for place, name in enumerate(IN_ORDER)}
+    for path in sorted((ROOT / "tutorials").glob("*.ipynb"), key=lambda each: (order.get(each.stem, len(order)), each)):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         pictures: dict[str, str | bytes] = {}
         text = "\n\n".join(_cell(cell, f"notebooks/{path.stem}", pictures) for cell in cells)

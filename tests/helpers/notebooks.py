@@ -1,0 +1,37 @@
+"""Running a tutorial in a copy of its folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from helpers.paths import ROOT
+
+
+def run_notebook(name: str, folder: Path, run_from: str = "tutorials", cells: int | None = None) -> None:
+    """Execute a notebook, in a copy, so that whatever it writes beside itself does not stay.
+
+    Args:
+        name: the notebook's file name.
+        folder: an empty folder, for the copy.
+        run_from: where it runs, in the copy.
+        cells: how many of its cells; all by default.
+
+    Raises:
+        CellExecutionError: with the traceback of a cell that fails.
+    """
+    nbformat = pytest.importorskip("nbformat", reason='needs pip install "monai-saliency[test]"')
+    nbclient = pytest.importorskip("nbclient", reason='needs pip install "monai-saliency[test]"')
+    for each in ("tutorials", "bundle"):
+        shutil.copytree(ROOT / each, folder / each, ignore=shutil.ignore_patterns("eval", "demo", "train_data"))
+    notebook = nbformat.read(folder / "tutorials" / name, as_version=4)
+    notebook.cells = notebook.cells[:cells]
+    resources = {"metadata": {"path": str(folder / run_from)}}
+    client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources)
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        client.execute()
