@@ -1,7 +1,8 @@
 """The command line, ``python -m monai_saliency COMMAND``.
 
 ``overlay NAME`` prints the path of a config to add to a bundle's, ``methods`` lists the methods and their settings,
-``report FOLDER`` makes pages to look at of an output folder, ``compare A B`` reports how the maps of two runs differ,
+``report FOLDER`` makes pages to look at of an output folder, ``report A B --output_dir DIR`` of several beside each
+other, ``compare A B`` reports how the maps of two runs differ,
 and ``gather SWEEP_DIR`` makes a table and a plot of a sweep. ``command`` prints the command of
 ``bundle/slurm/explain.sbatch``.
 """
@@ -21,7 +22,7 @@ from monai_saliency.bundle.configs import overlay_path, overlays
 from monai_saliency.bundle.sweep import gather
 from monai_saliency.errors import OutputError
 from monai_saliency.metrics.agreement import compare
-from monai_saliency.visualize.report import write_report
+from monai_saliency.visualize.report import write_comparison, write_report
 
 __all__ = ["main"]
 
@@ -53,7 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command.set_defaults(run=_methods)
 
     command = commands.add_parser("report", help="make the report of an output folder, and print the path of its page")
-    command.add_argument("folder", metavar="FOLDER", help="the output folder of a run")
+    command.add_argument(
+        "folders",
+        nargs="+",
+        metavar="FOLDER",
+        help="the output folder of a run; of several runs to compare them with the first in one report",
+    )
+    command.add_argument("--output_dir", metavar="DIR", help="where the report of several runs goes")
     command.set_defaults(run=_report)
 
     command = commands.add_parser("compare", help="report how the maps of two output folders differ")
@@ -110,7 +117,12 @@ def _command(parsed: argparse.Namespace) -> bool:
 
 
 def _report(parsed: argparse.Namespace) -> bool:
-    print(write_report(parsed.folder))
+    if len(parsed.folders) > 1 and parsed.output_dir is None:
+        raise ValueError("several runs are compared in a folder of their own: give --output_dir DIR")
+    if len(parsed.folders) == 1 and parsed.output_dir is not None:
+        raise ValueError("--output_dir is for several runs: the report of one run goes into its own folder")
+    several = parsed.output_dir is not None
+    print(write_comparison(parsed.folders, parsed.output_dir) if several else write_report(parsed.folders[0]))
     return True
 
 

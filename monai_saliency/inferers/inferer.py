@@ -63,8 +63,7 @@ class PerturbationInferer(Inferer):
         mask_batch_size: perturbed images in one network batch, at the most.
         progress: shows a progress bar that counts network forwards.
         output: the part of the network's output that the target reads, where the output is a dictionary, a tuple or a
-            list: a key, an index, several such as ``("pred", 0)``, or a callable that takes the output. All of it by
-            default.
+            list: a key, an index, several such as ``("pred", 0)``, or a callable that takes it; all by default.
         inputs: how the network takes its inputs, and which of them are perturbed
             (:mod:`monai_saliency.networks.inputs`); one tensor by default.
         meter: counts the time in which the network runs.
@@ -159,8 +158,9 @@ class PerturbationInferer(Inferer):
             kwargs: passed on to the inner inferer.
 
         Returns:
-            ``(B, K, *spatial)``, or ``(B, K * C, *spatial)`` where channels have masks of their own, on the inputs'
-            device: float32, or float64 for float64 inputs. A MetaTensor with their meta data when they are one.
+            ``(B, K, *spatial)``, or ``(B, K * C, *spatial)`` where channels have own masks, on the inputs' device:
+            float32, or float64 for float64 inputs. A MetaTensor with the inputs' affine, ``applied_operations`` and
+            other meta data when they are one.
 
         Raises:
             TypeError, ValueError: when the inputs or the network's output are not what masks, fill and target read.
@@ -168,7 +168,7 @@ class PerturbationInferer(Inferer):
         explanations = self.explain(inputs, network, *args, **kwargs)
         counts = sorted({len(explanation.saliency) for explanation in explanations})
         if len(counts) > 1:
-            raise ValueError(f"the images have different numbers of maps {counts}: `explain` gives them as a list")
+            raise ValueError(f"the images have different numbers of maps {counts}: call `explain` to get a list")
         maps = torch.stack([explanation.saliency for explanation in explanations])
         meta = self.inputs.split(inputs).meta
         return convert_to_dst_type(maps, meta, dtype=maps.dtype)[0] if isinstance(meta, MetaTensor) else maps

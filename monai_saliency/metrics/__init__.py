@@ -18,6 +18,7 @@ module                  what it measures
 ``randomisation``       the network beside a randomised copy: does the map depend on what was learned?
 ``control_maps``        maps that know nothing of the network, and which metrics they pass
 ``scored``              what metrics that run the network have in common
+``map_agreement``       two maps of one scan: correlations, overlap of the highest voxels, distance of the peaks
 ``ranks``               ranks with ties, and the rank correlation of two maps
 ======================  ===================================================================================
 """
@@ -27,6 +28,7 @@ from monai_saliency.metrics.base import SaliencyMetric
 from monai_saliency.metrics.control_maps import Controlled, controls, with_controls
 from monai_saliency.metrics.detector import AUPRC, MeanIoU
 from monai_saliency.metrics.infidelity import Infidelity, SensitivityN
+from monai_saliency.metrics.map_agreement import MapAgreement, map_agreement
 from monai_saliency.metrics.mass import Leakage, MassInLabel
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.metrics.perturbation_curve import Deletion, Insertion, PerturbationCurve
@@ -45,6 +47,7 @@ __all__ = [
     "Infidelity",
     "Insertion",
     "Leakage",
+    "MapAgreement",
     "MassInLabel",
     "MeanIoU",
     "ParameterRandomisation",
@@ -56,6 +59,7 @@ __all__ = [
     "SensitivityN",
     "compare",
     "controls",
+    "map_agreement",
     "peak_voxel",
     "rank_correlation",
     "with_controls",

@@ -11,7 +11,7 @@ from monai_saliency.metrics.base import SaliencyMetric, checked_labels, checked_
 from monai_saliency.utils.arguments import number
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["Leakage", "MassInLabel"]
+__all__ = ["Leakage", "MassInLabel", "highest_voxels"]
 
 
 class MassInLabel(SaliencyMetric):
@@ -76,14 +76,31 @@ class Leakage(SaliencyMetric):
         maps = checked_maps(y_pred)
         labels = checked_labels(maps, y)
         if self.top is not None:
-            flat = maps.flatten(2)
-            count = math.ceil(self.top * flat.shape[2] * (1 - 1e-12))  # 0.07 * 100 is above 7
-            least = flat.kthvalue(flat.shape[2] - count + 1, dim=2).values
-            level = least.reshape(*maps.shape[:2], *[1] * (maps.ndim - 2))
-            highest = flat.max(2).values
-            shows = (highest > flat.min(2).values).reshape_as(level)
-            maps = ((maps >= level) & shows).to(maps)
+            maps = highest_voxels(maps, self.top).to(maps)
         return 1 - _share_inside(maps, labels)
+
+
+def highest_voxels(maps: torch.Tensor, share: float) -> torch.Tensor:
+    """The highest voxels of maps: a share of all voxels, rounded up, and all voxels as high as the last of them.
+
+    Args:
+        maps: ``(B, K, *spatial)``, finite.
+        share: of the voxels, in (0, 1].
+
+    Returns:
+        bool, of the shape of ``maps``. Nothing is marked in a flat map.
+
+    Example::
+
+        >>> highest_voxels(torch.tensor([[[[3.0, -2.0], [1.0, 0.0]]]]), 0.5).tolist()
+        [[[[True, False], [True, False]]]]
+    """
+    flat = maps.flatten(2)
+    count = math.ceil(share * flat.shape[2] * (1 - 1e-12))  # 0.07 * 100 is above 7
+    least = flat.kthvalue(flat.shape[2] - count + 1, dim=2).values
+    level = least.reshape(*maps.shape[:2], *[1] * (maps.ndim - 2))
+    shows = (flat.max(2).values > flat.min(2).values).reshape_as(level)
+    return (maps >= level) & shows
 
 
 def _share_inside(maps: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["last_of_ties", "rank_correlation", "ranks"]
+__all__ = ["correlation", "last_of_ties", "rank_correlation", "ranks"]
 
 
 def last_of_ties(ordered: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,25 @@ def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         >>> rank_correlation(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[2.0, 9.0, 5.0]])).tolist()
         [0.5]
     """
-    ours, theirs = (ranks(rows) for rows in (first, second))
+    return correlation(ranks(first), ranks(second))
+
+
+def correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Pearson's correlation of rows.
+
+    Args:
+        first: ``(n, N)``, float.
+        second: ``(n, N)``, float.
+
+    Returns:
+        ``(n,)``, in [-1, 1], float64 (float32 on devices without float64); NaN where all values of a row are equal.
+
+    Example::
+
+        >>> correlation(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[2.0, 4.0, 6.0]])).tolist()
+        [1.0]
+    """
+    ours, theirs = (rows.to(accumulation_dtype(rows.device)) for rows in (first, second))
     ours, theirs = (rows - rows.mean(1, keepdim=True) for rows in (ours, theirs))
     size = ((ours**2).sum(1) * (theirs**2).sum(1)).sqrt()
     return torch.where(size > 0, (ours * theirs).sum(1) / size, torch.nan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd", "error_key"]
 
 logger = logging.getLogger(__name__)
+
+# Bytes of the NIfTI header, without the zero at their end.
+_INTENT_NAME, _DESCRIPTION = 15, 79
 
 
 @dataclass(frozen=True)
@@ -128,8 +131,10 @@ class SaveSaliencyd(MapTransform):
 
     For a case ``folder/stem`` the files are ``<output_dir>/folder/stem_<key>.nii.gz`` and ``.png``. The NIfTI file is
     float32, ``(*spatial)`` or ``(*spatial, K)`` for several maps, with the scan's own header (affine, sform and qform
-    codes, units). Each file is written completely or not at all. The item gets the key ``<key>_path`` with the path of
-    the NIfTI file.
+    codes, units). Its intent is ``estimate`` under the key's name, its description what the values are, and ``cal_min``
+    and ``cal_max`` end at the largest absolute value, which is the window that viewers that read them, such as FSLeyes,
+    show at first: give it a diverging colour map there. Each file is written completely or not at all. The item gets the
+    key ``<key>_path`` with the path of the NIfTI file.
 
     Where keys may be missing, the files that an earlier run has written of a missing key are removed: they belong to
     another map.
@@ -229,7 +234,7 @@ class SaveSaliencyd(MapTransform):
             maps = saliency.detach().cpu().numpy().astype(np.float32)
             path, picture = self._files(case, key)
             with atomic_path(path) as temporary:
-                nib.save(_on_grid(grid, maps), temporary)
+                nib.save(_on_grid(grid, maps, str(key), self._legends(d.get("explanation"), maps)), temporary)
             if self.picture:
                 with atomic_path(picture) as temporary:
                     self._figure(d, key, maps, grid).savefig(temporary, dpi=100)
@@ -377,13 +382,32 @@ def _gray(voxels: np.ndarray, dims: int, colours: bool) -> np.ndarray:
     return voxels.mean(axis=-1) if colours else voxels.reshape(*voxels.shape[:dims], -1)[..., 0]
 
 
-def _on_grid(grid: _Grid, maps: np.ndarray) -> nib.Nifti1Image:
-    """Maps ``(K, *spatial)`` as an image on a grid, with the scan's header where it is NIfTI."""
-    if grid.header is not None:
-        grid.header.set_data_dtype(np.float32)
-        grid.header.set_slope_inter(1, 0)
-        grid.header["cal_min"] = grid.header["cal_max"] = 0
-    return nib.Nifti1Image(maps[0] if len(maps) == 1 else np.moveaxis(maps, 0, -1), grid.affine, grid.header)
+def _on_grid(grid: _Grid, maps: np.ndarray, key: str, legends: Sequence[Legend]) -> nib.Nifti1Image:
+    """Maps ``(K, *spatial)`` as an image on a grid, with the scan's header where it is NIfTI.
+
+    ``cal_min`` and ``cal_max`` are what viewers show at first: to the largest absolute value, alike on both sides of
+    zero where a map has negative values.
+    """
+    header = grid.header or nib.Nifti1Header()
+    image = nib.Nifti1Image(maps[0] if len(maps) == 1 else np.moveaxis(maps, 0, -1), grid.affine, header)
+    header = image.header
+    header.set_data_dtype(np.float32)
+    header.set_slope_inter(1, 0)
+    if grid.header is None:
+        header.set_xyzt_units("mm")
+    finite = np.isfinite(maps)
+    largest = float(np.max(np.abs(maps), where=finite, initial=0))
+    header["cal_max"] = largest
+    header["cal_min"] = -largest if np.min(maps, where=finite, initial=0) < 0 else 0
+    header.set_intent("estimate", name=key.encode("ascii", "replace").decode()[:_INTENT_NAME])
+    words = " / ".join(dict.fromkeys(legend.words for legend in legends)) if _is_map(key) else key.replace("_", " ")
+    header["descrip"] = words.encode("ascii", "replace")[:_DESCRIPTION]
+    return image
+
+
+def _is_map(key: str) -> bool:
+    """Whether the values are a map's, not its standard errors."""
+    return not key.endswith("standard_error")
 
 
 SaveSaliencyD = SaveSaliencyDict = SaveSaliencyd

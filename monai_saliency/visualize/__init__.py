@@ -12,6 +12,6 @@ module        what it holds
 
 from monai_saliency.visualize.legend import Legend
 from monai_saliency.visualize.pictures import plot_saliency
-from monai_saliency.visualize.report import write_report
+from monai_saliency.visualize.report import write_comparison, write_report
 
-__all__ = ["Legend", "plot_saliency", "write_report"]
+__all__ = ["Legend", "plot_saliency", "write_comparison", "write_report"]

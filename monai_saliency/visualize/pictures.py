@@ -100,8 +100,8 @@ def plot_saliency(
             :meth:`monai_saliency.visualize.legend.Legend.of`.
 
     Returns:
-        a figure. Save it with ``savefig``; it needs no closing. A notebook shows it where ``%matplotlib inline`` stands at
-            its top.
+        a figure. Save it with ``savefig``; it needs no closing. A notebook shows it where ``%matplotlib inline`` stands
+            at its top.
 
     Raises:
         OptionalImportError: when matplotlib is not installed.

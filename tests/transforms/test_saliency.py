@@ -237,7 +237,21 @@ class TestSaveSaliencyd:
         item = SaveSaliencyd("saliency", tmp_path / "out", picture=False)(on_scan(scan, maps))
         written = nib.load(item["saliency_path"])
         assert np.array_equal(written.get_fdata(dtype=np.float32), maps[0].numpy())
-        assert (float(written.header["cal_min"]), float(written.header["cal_max"])) == (0.0, 0.0)
+        largest = float(maps.abs().max())
+        assert (float(written.header["cal_min"]), float(written.header["cal_max"])) == (-largest, largest)
+
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_viewers_get_the_window_the_intent_and_the_words(self, count: int, scan: Path, tmp_path: Path) -> None:
+        """What nibabel reads back: the window ends at the largest value, one-sided where no value is below zero."""
+        maps = torch.rand(count, *SHAPE)
+        maps[0, 0, 0, 0], maps[0, 1, 1, 1] = 7.5, torch.nan
+        item = SaveSaliencyd("saliency", tmp_path / "out", picture=False)(on_scan(scan, maps))
+        header = nib.load(item["saliency_path"]).header
+        assert (float(header["cal_min"]), float(header["cal_max"])) == (0.0, 7.5)
+        assert header.get_intent() == ("estimate", (), "saliency")
+        assert header["descrip"].item() == b"saliency (change of the score)"
+        assert header.get_xyzt_units()[0] == "mm"
+        assert nib.load(item["saliency_path"]).get_data_dtype() == np.float32
 
     def test_law_6_a_planted_spot_comes_back_through_preprocessing(self, scan: Path, tmp_path: Path) -> None:
         preprocessing = Compose(

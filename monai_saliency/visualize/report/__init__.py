@@ -3,11 +3,13 @@
 ==============  =====================================================================================
 module          what it holds
 ==============  =====================================================================================
-``build``       writing all of it: ``write_report``
+``build``       writing all of it: ``write_report`` and, of several runs, ``write_comparison``
 ``cases``       what an output folder holds of each case, read from nowhere else
 ``kept_scan``   what a run keeps of a scan for the report
 ``shown``       what a case's page shows: volumes, and small pictures
 ``pages``       the pages
+``comparison``  several runs, case by case: maps, differences and how far they agree
+``compared``    the page of several runs
 ``markup``      HTML from text that nobody has checked
 ``volumes``     NIfTI as base64, and PNG
 ``assets/``     the pages' scripts and style
@@ -15,7 +17,7 @@ module          what it holds
 ==============  =====================================================================================
 """
 
-from monai_saliency.visualize.report.build import try_report, write_report
+from monai_saliency.visualize.report.build import try_report, write_comparison, write_report
 from monai_saliency.visualize.report.kept_scan import KeptScan
 
-__all__ = ["KeptScan", "try_report", "write_report"]
+__all__ = ["KeptScan", "try_report", "write_comparison", "write_report"]

@@ -14,10 +14,13 @@ from typing import Any
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.version import __version__
 from monai_saliency.visualize.report.cases import CaseFiles, Cohort, read_cohort
+from monai_saliency.visualize.report.compared import agreement_table, compared_lines, compared_page
+from monai_saliency.visualize.report.comparison import Runs
+from monai_saliency.visualize.report.markup import Markup
 from monai_saliency.visualize.report.pages import Neighbours, case_page, cohort_page
 from monai_saliency.visualize.report.shown import show
 
-__all__ = ["try_report", "write_report"]
+__all__ = ["try_report", "write_comparison", "write_report"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +73,63 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
         _remove_others(report, cohort)
         words = title or f"Saliency maps: {folder.resolve().name}"
         _write(report / "index.html", cohort_page(cohort, words, thumbnails))
+    return report / "index.html"
+
+
+def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, title: str | None = None) -> Path:
+    """Make one report of several runs over one cohort, such as of several methods, seeds, checkpoints or fills.
+
+    Maps of the same case, class and channel stand beside each other, on one scale, with their difference and how far
+    they agree (:class:`~monai_saliency.metrics.MapAgreement`). Runs are compared with the first. Where scores or grids
+    differ, and where only one run has a case, the page says so instead.
+
+    Args:
+        folders: the output folders of two or more runs. Only these are read.
+        output_dir: gets a folder ``report`` with the pages; not the output folder of a run.
+        title: of the first page; by default the runs' names.
+
+    Returns:
+        the path of ``index.html``.
+
+    Raises:
+        ValueError: when a folder holds no table of cases, when one is given twice, or when ``output_dir`` is a run's.
+        OutputError: when the report cannot be written.
+
+    Example::
+
+        >>> from tempfile import TemporaryDirectory
+        >>> from monai_saliency.handlers import Summary
+        >>> with TemporaryDirectory() as folder:
+        ...     for run in ("rise", "windows"):
+        ...         Summary(f"{folder}/{run}/summary.csv").add([{"case": "a", "class": "1", "score": 0.9}])
+        ...     page = write_comparison([f"{folder}/rise", f"{folder}/windows"], f"{folder}/both")
+        ...     page.relative_to(folder).as_posix()
+        'both/report/index.html'
+    """
+    output_dir = Path(output_dir)
+    if any((output_dir / name).exists() for name in ("summary.csv", "failures.csv")):
+        raise ValueError(f"{output_dir} is the output folder of a run, whose own report is there: give another folder")
+    runs = Runs(folders)
+    report = output_dir / "report"
+    with locked(report / ".lock"):
+        for name in (*_ASSETS, *_VENDORED):
+            _copy(_HERE / name, report / "assets" / Path(name).name)
+        for old in [*(report / "cases").glob("*.html"), *(report / "thumbnails").glob("*.png")]:
+            old.unlink(missing_ok=True)
+        lines: list[Markup] = []
+        for name in runs.cases:
+            case = runs.case(name)
+            pictures = [] if case.shown is None else case.shown.thumbnails
+            for place, picture in enumerate(pictures):
+                with atomic_path(report / "thumbnails" / f"{case.files.id}-{place}.png", durable=False) as temporary:
+                    temporary.write_bytes(picture)
+            if case.shown is not None:
+                further = [agreement_table(case)]
+                page = case_page(case.files, case.shown.data, "", Neighbours(None, None), further=further)
+                _write(report / "cases" / f"{case.files.id}.html", page)
+            lines += compared_lines(case, len(runs.names) > 2)
+        words = title or f"Saliency maps compared: {', '.join(runs.names)}"
+        _write(report / "index.html", compared_page(runs, lines, words))
     return report / "index.html"
 
 

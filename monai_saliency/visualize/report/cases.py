@@ -203,10 +203,11 @@ def read_cohort(folder: str | Path) -> Cohort:
 
 
 def class_words(row: Row) -> str:
-    """What a row's map is of, such as ``"class 1"``."""
+    """What a row's map is of, such as ``"class 1"``; behind the run's name where rows of several runs are together."""
     text = row.get("class", "")
     words = f"class {text}" if text.isdecimal() else text or "map"
-    return words + (f", channel {row['channel']}" if row.get("channel") else "")
+    words += f", channel {row['channel']}" if row.get("channel") else ""
+    return f"{row['run']}: {words}" if row.get("run") else words
 
 
 def _table(folder: Path, name: str, columns: Sequence[str]) -> list[dict[str, str]]:

@@ -193,7 +193,14 @@ def _may_be_chance(row: Row) -> bool:
     return largest <= 5 * float(row["noise"])
 
 
-def case_page(case: CaseFiles, data: dict[str, Any] | None, problem: str, near: Neighbours, mark: str = "") -> str:
+def case_page(
+    case: CaseFiles,
+    data: dict[str, Any] | None,
+    problem: str,
+    near: Neighbours,
+    mark: str = "",
+    further: Sequence[Markup] = (),
+) -> str:
     """The page of a case.
 
     Args:
@@ -202,13 +209,14 @@ def case_page(case: CaseFiles, data: dict[str, Any] | None, problem: str, near: 
         problem: why nothing can be shown.
         near: the cases before and after it.
         mark: what it was made of.
+        further: what stands before the figures of its maps.
     """
     links = [element("a", "← cohort", href="../index.html")]
     for each, words in ((near.before, "previous"), (near.after, "next")):
         if each is not None:
             links.append(element("a", words, href=f"{each.id}.html", title=each.case, class_=words))
     head = element("header", element("nav", *links), element("h1", case.case), element("p", _said(case)), class_="case")
-    facts = element("section", *(_facts(row) for row in case.rows), *_bars(case.regions), class_="facts")
+    facts = element("section", *further, *(_facts(row) for row in case.rows), *_bars(case.regions), class_="facts")
     scripts: tuple[str, ...] = ()
     viewer = element("p", f"Nothing can be shown of this case: {problem}", class_="error")
     if data is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from monai_saliency.visualize.report.cases import CaseFiles, MapFile, class_word
 from monai_saliency.visualize.report.kept_scan import KeptScan
 from monai_saliency.visualize.report.volumes import embedded, encoded, png
 
-__all__ = ["Shown", "show"]
+__all__ = ["Layer", "Shown", "laid_out", "show"]
 
 _THUMBNAIL = 112  # rows of pixels
 _MOST_THUMBNAILS = 12
@@ -62,29 +62,41 @@ def show(case: CaseFiles, scales: Mapping[str, float]) -> Shown:
         kept = KeptScan.of(case.case, nothing, file.read(), file.affine, legends, layers=layers)
     maps = file.read(kept.part)
     errors = [None] * count if beside is None else beside.read(kept.part)
-    shown = [_Layer.of(*each) for each in zip(maps, errors, legends, strict=True)]
+    shown = [Layer.of(*each) for each in zip(maps, errors, legends, strict=True)]
+    return laid_out(case.case, kept, has_scan, [*zip(map(class_words, case.rows), shown, strict=True)], scales)
+
+
+def laid_out(
+    case: str, kept: KeptScan, has_scan: bool, layers: Sequence[tuple[str, Layer]], scales: Mapping[str, float]
+) -> Shown:
+    """What is shown of some maps over one scan.
+
+    Args:
+        case: the name of the case.
+        kept: the scan, and which voxels are shown.
+        has_scan: whether ``kept`` holds a scan; else only the places of the voxels.
+        layers: for each map its name and its shown voxels.
+        scales: the largest value of the colours, by what the values are.
+    """
     data = _place(kept) | {
-        "case": case.case,
+        "case": case,
         "scan": embedded(kept.codes, _lattice_affine(kept), kept.step, kept.low) if has_scan else None,
         "window": list(_window(kept.values)) if has_scan else [0, 1],
         "gray": has_scan and kept.codes.ndim == len(kept.shape),
         "hounsfield": has_scan and _is_ct(kept),
         "label": None if kept.label is None else embedded(kept.label, _lattice_affine(kept)),
-        "maps": [
-            layer.data(kept, scales.get(layer.legend.words, layer.legend.scale), class_words(row))
-            for layer, row in zip(shown, case.rows, strict=True)
-        ],
+        "maps": [layer.data(kept, scales.get(layer.legend.words, layer.legend.scale), name) for name, layer in layers],
         "colours": {"cold": COLD, "warm": WARM},
     }
     thumbnails = [
         png(_thumbnail(kept, layer, scales.get(layer.legend.words, layer.legend.scale), has_scan))
-        for layer in shown[:_MOST_THUMBNAILS]
+        for _, layer in layers[:_MOST_THUMBNAILS]
     ]
     return Shown(data, thumbnails)
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     """One map in the voxels that are shown.
 
     Attributes:
@@ -103,7 +115,7 @@ class _Layer:
     legend: Legend
 
     @classmethod
-    def of(cls, saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> _Layer:
+    def of(cls, saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> Layer:
         values = np.nan_to_num(saliency, posinf=0, neginf=0)
         part = None if error is None else np.nan_to_num(error, posinf=0, neginf=0)
         size = np.abs(values)
@@ -180,7 +192,7 @@ def _is_ct(kept: KeptScan) -> bool:
     return bool(len(kept.shape) == 3 and kept.step >= 1 and is_wide)
 
 
-def _thumbnail(kept: KeptScan, layer: _Layer, scale: float, has_scan: bool) -> np.ndarray:
+def _thumbnail(kept: KeptScan, layer: Layer, scale: float, has_scan: bool) -> np.ndarray:
     """The plane through the focus, ``(rows, columns, 3)``: axial, from the feet's side up, or the 2D image."""
     low, high = _window(kept.values) if has_scan else (0.0, 1.0)
     parts: list[np.ndarray] = [(kept.values - low) / (high - low), layer.values, layer.coloured]
