@@ -133,7 +133,7 @@ class SaveSaliencyd(MapTransform):
     float32, ``(*spatial)`` or ``(*spatial, K)`` for several maps, with the scan's own header (affine, sform and qform
     codes, units). Its intent is ``estimate`` under the key's name, its description what the values are, and ``cal_min``
     and ``cal_max`` end at the largest absolute value, which is the window that viewers that read them, such as FSLeyes,
-    show at first: give it a diverging colour map there. Each file is written completely or not at all. The item gets the
+    show at first. Each file is written completely or not at all. The item gets the
     key ``<key>_path`` with the path of the NIfTI file.
 
     Where keys may be missing, the files that an earlier run has written of a missing key are removed: they belong to
