@@ -52,7 +52,7 @@ EXTRAS = (
     "pytorch_lightning",
     "ray",
 )
-EXTRAS += ("skimage", "submitit", "tqdm", "yaml")
+EXTRAS += ("highdicom", "pydicom", "skimage", "submitit", "tqdm", "yaml")
 MACHINE_PATH = re.compile(r"(?<![\w.@}-])/(?:work|home|root|Users|private|opt|tmp|var)/\w")
 
 

@@ -4,6 +4,7 @@
 module          transforms
 ==============  ===================================================================================
 ``check``       :class:`CheckScand`: refuse scans that cannot be explained
+``dicom``       :func:`save_parametric_map`: write a map as DICOM, for a DICOM series
 ``label_maps``  :class:`LoadRegionsd`, :class:`SaveRegionsd`: label maps, and the table of their regions
 ``saliency``    :class:`Saliency`, :class:`Saliencyd`: explain an image
 ``nnunet``      :class:`NNUNetPreprocessd`: nnU-Net's own preprocessing, with the way back
@@ -12,6 +13,7 @@ module          transforms
 """
 
 from .check import CheckScanD, CheckScand, CheckScanDict
+from .dicom import save_parametric_map
 from .label_maps import LoadRegionsD, LoadRegionsd, LoadRegionsDict, SaveRegionsD, SaveRegionsd, SaveRegionsDict
 from .nnunet import NNUNetPreprocessD, NNUNetPreprocessd, NNUNetPreprocessDict
 from .saliency import Saliency, SaliencyD, Saliencyd, SaliencyDict
@@ -37,4 +39,5 @@ __all__ = [
     "SaveSaliencyD",
     "SaveSaliencyDict",
     "SaveSaliencyd",
+    "save_parametric_map",
 ]

@@ -1,0 +1,187 @@
+"""DICOM series: which files belong together, whether they are one whole volume, and MONAI's reading of them.
+
+MONAI's ``PydicomReader`` sorts slices by ``InstanceNumber``, skips those without one, only warns where slices differ in
+spacing or shape, and does not see gaps. So a series is checked and sorted by position before it reads the voxels.
+
+Errors name no patient and no file, whose name may be a patient's: they name the series by :func:`series_id`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from monai.data import MetaTensor, PydicomReader
+
+from monai_saliency.errors import AdviceError
+from monai_saliency.utils.optional_imports import require
+
+__all__ = ["find_series", "read_series", "series_id", "sorted_series"]
+
+_CLOSE = 1e-2  # of the distance between slices, and mm within a slice
+_SAME = 1e-4  # of direction cosines and pixel spacings
+
+
+def series_id(uid: str) -> str:
+    """What a series is called: a hash of its UID, which tells nothing about the patient.
+
+    Example::
+
+        >>> series_id("1.2.3")
+        'series-c47f5b18b8a4'
+    """
+    return f"series-{sha256(uid.encode()).hexdigest()[:12]}"
+
+
+def find_series(folder: str | Path) -> dict[str, list[Path]]:
+    """The DICOM files in a folder or below it, by their series UID. Other files are left out.
+
+    Returns:
+        the sorted files of each series, the series sorted by UID. Nothing says yet that they are one volume.
+
+    Raises:
+        OptionalImportError: when pydicom is not installed. It gives the pip command.
+
+    Example::
+
+        for uid, files in find_series("scans").items():
+            image = read_series(files)
+    """
+    pydicom = require("pydicom", "dicom")
+    found: dict[str, list[Path]] = {}
+    for below, _, names in os.walk(folder):
+        for path in (Path(below, name) for name in names):
+            if not path.is_file() or not pydicom.misc.is_dicom(path):
+                continue
+            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["SeriesInstanceUID"])
+            if uid := header.get("SeriesInstanceUID"):  # a DICOMDIR has none
+                found.setdefault(str(uid), []).append(path)
+    return {uid: sorted(found[uid]) for uid in sorted(found)}
+
+
+def read_series(files: Sequence[str | Path]) -> MetaTensor:
+    """A series as one volume, in the modality's unit (Hounsfield units in CT).
+
+    Args:
+        files: of one series, in any order.
+
+    Returns:
+        the voxels ``(columns, rows, slices)`` with their affine to scanner mm (RAS), slices sorted by position.
+
+    Raises:
+        AdviceError: as for :func:`sorted_series`.
+        OptionalImportError: when pydicom is not installed. It gives the pip command.
+    """
+    slices = sorted_series(files)
+    spacing = [float(each) for each in slices[0].PixelSpacing]
+    for number, each in enumerate(slices, 1):
+        each.InstanceNumber = number  # by which MONAI sorts
+    reader = PydicomReader()
+    reader.has_series = True
+    reader.filenames = [[""] * len(slices)]
+    voxels, meta = reader.get_data(slices)
+    slices[0].PixelSpacing = spacing  # to which MONAI appends
+    return MetaTensor(voxels, affine=meta["affine"])
+
+
+def sorted_series(files: Sequence[str | Path]) -> list[Any]:
+    """The slices of a series, as pydicom has them, sorted by their position along the normal of their plane.
+
+    Args:
+        files: of one series, in any order.
+
+    Raises:
+        AdviceError: for files that cannot be read, of several series, or that are not images; localizers; slices of
+            several frames or in colours; fewer than two slices; slices that differ in orientation, spacing or shape;
+            that share a position; and gaps.
+        OptionalImportError: when pydicom is not installed. It gives the pip command.
+    """
+    pydicom = require("pydicom", "dicom")
+    if not files:
+        raise AdviceError("a DICOM series has no file: pass the files of one series")
+    slices = []
+    for number, file in enumerate(files, 1):
+        try:
+            slices.append(pydicom.dcmread(file))
+        except (OSError, EOFError, pydicom.errors.InvalidDicomError) as error:
+            raise AdviceError(
+                f"file {number} of {len(files)} of a DICOM series is unreadable ({type(error).__name__}): copy it again"
+            ) from error
+    uids = sorted({str(each.get("SeriesInstanceUID", "")) for each in slices})
+    if len(uids) > 1:
+        raise AdviceError(f"the files are of {len(uids)} series, 1 is expected: {', '.join(map(series_id, uids))}")
+    name = f"DICOM {series_id(uids[0])}"
+    _refuse(name, _not_slices(slices))
+    _refuse(name, _not_alike(slices))
+    rows, columns = np.array(slices[0].ImageOrientationPatient, float).reshape(2, 3)
+    normal = np.cross(rows, columns)
+    slices.sort(key=lambda each: float(normal @ np.array(each.ImagePositionPatient, float)))
+    _refuse(name, _misplaced(np.array([each.ImagePositionPatient for each in slices], float), normal))
+    return slices
+
+
+def _refuse(name: str, problem: str) -> None:
+    if problem:
+        raise AdviceError(f"{name}: {problem}")
+
+
+def _not_slices(slices: Sequence[Any]) -> str:
+    """What in a series is not a slice of a volume, in words; nothing where all are slices."""
+    objects = sum("PixelData" not in each for each in slices)
+    if objects:
+        return f"{objects} of its {len(slices)} files hold no image: take them out of the folder"
+    scouts = sum("LOCALIZER" in each.get("ImageType", ()) for each in slices)
+    if scouts:
+        return f"{scouts} of its {len(slices)} slices are localizers: leave them out of the cohort"
+    if any(int(each.get("NumberOfFrames", 1) or 1) > 1 or each.get("SamplesPerPixel", 1) != 1 for each in slices):
+        return "a file holds several frames or colours, one gray slice a file is expected: convert it to NIfTI"
+    for word in ("ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing"):
+        lacking = sum(not each.get(word) for each in slices)
+        if lacking:
+            return f"{lacking} of its {len(slices)} slices lack {word}, so they have no place in the scanner"
+    return "it has 1 slice, 2 or more are expected" if len(slices) < 2 else ""
+
+
+def _not_alike(slices: Sequence[Any]) -> str:
+    """In what slices differ, in words."""
+    for word, what in (
+        ("ImageOrientationPatient", "orientations"),
+        ("PixelSpacing", "pixel spacings"),
+    ):
+        values = np.array([each[word].value for each in slices], float)
+        if not np.isfinite(values).all() or np.abs(values - values[0]).max() > _SAME:
+            return f"its slices have mixed {what}: split it into one series for each"
+    kinds: Iterable[tuple[str, set[Any]]] = (
+        ("shapes", {(each.Rows, each.Columns) for each in slices}),
+        ("frames of reference", {str(each.get("FrameOfReferenceUID", "")) for each in slices}),
+    )
+    for what, found in kinds:
+        if len(found) > 1:
+            return f"its slices have {len(found)} {what}, 1 is expected: split it into one series for each"
+    rows, columns = np.array(slices[0].ImageOrientationPatient, float).reshape(2, 3)
+    if max(abs(rows @ rows - 1), abs(columns @ columns - 1), abs(rows @ columns)) > 1e-3:
+        return "ImageOrientationPatient is not two unit vectors at a right angle: correct its header"
+    return ""
+
+
+def _misplaced(positions: np.ndarray, normal: np.ndarray) -> str:
+    """What is wrong with the sorted positions ``(slices, 3)`` in mm, in words."""
+    steps = np.diff(positions, axis=0)
+    along = steps @ normal
+    typical = float(np.sort(along)[(len(along) - 1) // 2])
+    same = int((along <= _CLOSE * max(typical, _CLOSE)).sum())
+    if same:
+        return f"{same} of its slices lie where another lies: split it, or remove the copies"
+    wide = np.flatnonzero(np.abs(along - typical) > _CLOSE * typical)
+    if len(wide):
+        return (
+            f"a gap of {along[wide[0]]:.4g} mm after slice {wide[0] + 1} of {len(positions)}, where slices lie "
+            f"{typical:.4g} mm apart: copy the missing slices, or resample the scan"
+        )
+    if np.abs(steps - steps.mean(axis=0)).max() > _CLOSE:
+        return "its slices are not on one line: resample the scan"
+    return ""

@@ -1,0 +1,113 @@
+"""Maps as DICOM: a Parametric Map on the grid of the series that was explained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from monai.data import MetaTensor
+
+from monai_saliency.errors import AdviceError
+from monai_saliency.storage.dicom import read_series, sorted_series
+from monai_saliency.storage.files import atomic_path
+from monai_saliency.utils.optional_imports import require
+from monai_saliency.version import __version__
+
+__all__ = ["save_parametric_map"]
+
+_NAME = "monai-saliency"
+_SERIES_NUMBER = 9100
+
+
+def save_parametric_map(
+    path: str | Path, saliency: MetaTensor, files: Sequence[str | Path], unit: str = "1", label: str = "saliency map"
+) -> None:
+    """Write one map as a DICOM Parametric Map, whole or not at all, and read it back.
+
+    It refers to the series' slices and has its frame of reference, and so its patient too. The same map and series
+    give the same UIDs and the same bytes. Of several classes each has its own file.
+
+    Args:
+        path: the file to write, ``*.dcm``.
+        saliency: the map ``(1, columns, rows, slices)`` on the series' own grid, in float32 or float64, which stays.
+        files: the series that was explained.
+        unit: the map's unit as a UCUM code: ``"1"``, or the score's unit.
+        label: what the map shows, at most 64 characters.
+
+    Raises:
+        AdviceError: when the series is refused, as by :func:`monai_saliency.storage.dicom.sorted_series`, when the map
+            does not lie on its grid to 1e-3 mm, or has NaN or infinite values.
+        OutputError: when the file cannot be written.
+        OptionalImportError: when highdicom is not installed. It gives the pip command.
+
+    Example::
+
+        save_parametric_map("map.dcm", saliency, find_series("scans")[uid], label="tumour")
+    """
+    hd, codes, pydicom = (require(name, "dicom") for name in ("highdicom", "pydicom.sr.coding", "pydicom"))
+    volume = read_series(files)
+    values = saliency.detach().cpu().numpy()
+    values = values if values.dtype == np.float64 else values.astype(np.float32)
+    if values.shape != (1, *volume.shape):
+        raise AdviceError(f"the map must have the series' shape {(1, *volume.shape)}, got {values.shape}")
+    corners = np.array([[i, j, k, 1] for i in (0, 1) for j in (0, 1) for k in (0, 1)], float)
+    corners[:, :3] *= np.array(volume.shape) - 1
+    apart = np.abs(corners @ (saliency.affine.cpu().numpy() - volume.affine.cpu().numpy()).T).max()
+    if not apart <= 1e-3:
+        raise AdviceError(f"the map lies up to {apart:.4g} mm off the series' grid, 1e-3 is allowed: invert it first")
+    if not np.isfinite(values).all():
+        raise AdviceError("the map has NaN or infinite values, which a Parametric Map cannot show")
+    slices = sorted_series(files)
+    frames = np.ascontiguousarray(values[0].transpose(2, 1, 0))  # slices, rows, columns
+
+    def uid(what: str) -> str:
+        made_of = [
+            what,
+            label,
+            unit,
+            __version__,
+            sha256(frames.tobytes()).hexdigest(),
+            *(str(each.SOPInstanceUID) for each in slices),
+        ]
+        return str(pydicom.uid.generate_uid(entropy_srcs=made_of))
+
+    code = codes.Code(unit, "UCUM", "no units" if unit == "1" else unit)
+    low, high = float(frames.min()), float(frames.max())
+    mapping = hd.pm.RealWorldValueMapping(label[:16], label, code, (low, high), slope=1.0, intercept=0.0)
+    window = hd.VOILUTTransformation(window_center=(low + high) / 2, window_width=max(high - low, 1e-6))
+    made = hd.pm.ParametricMap(
+        *(slices, frames, uid("series"), _SERIES_NUMBER, uid("object"), 1, _NAME, _NAME, __version__, "0", False),
+        real_world_value_mappings=[mapping],
+        content_label="SALIENCY",
+        content_description=label,
+        voi_lut_transformations=[window],
+    )
+    _fix(made, slices[0], uid("dimensions"))
+    with atomic_path(path) as temporary:
+        made.save_as(temporary)
+        _check(pydicom.dcmread(temporary), frames, slices)
+
+
+def _fix(made: Any, source: Any, uid: str) -> None:
+    """Replace what differs between two runs: dates of now, and a random UID."""
+    for date, time in (("ContentDate", "ContentTime"), ("InstanceCreationDate", "InstanceCreationTime")):
+        setattr(made, date, source.get("ContentDate") or source.get("StudyDate") or "19000101")
+        setattr(made, time, source.get("ContentTime") or source.get("StudyTime") or "000000")
+    for each in made.get("ContributingEquipmentSequence", ()):
+        each.ContributionDateTime = f"{made.ContentDate}{made.ContentTime}"
+    for each in (*made.DimensionOrganizationSequence, *made.DimensionIndexSequence):
+        each.DimensionOrganizationUID = uid
+
+
+def _check(image: Any, frames: np.ndarray, slices: Sequence[Any]) -> None:
+    """Read a file back: each frame, in whatever order, has the values of the slice where it lies."""
+    word = "DoubleFloatPixelData" if frames.dtype == np.float64 else "FloatPixelData"
+    stored = np.frombuffer(image[word].value, frames.dtype.newbyteorder("<")).reshape(frames.shape)
+    places = np.array([each.ImagePositionPatient for each in slices], float)
+    for frame, group in zip(stored, image.PerFrameFunctionalGroupsSequence, strict=True):
+        apart = np.abs(places - np.array(group.PlanePositionSequence[0].ImagePositionPatient, float)).max(axis=1)
+        if apart.min() > 1e-3 or not np.array_equal(frame, frames[apart.argmin()]):
+            raise AdviceError("the Parametric Map that was written does not hold the map's values: report this")

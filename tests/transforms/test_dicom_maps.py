@@ -1,0 +1,185 @@
+"""A made oblique CT series, its Parametric Map, and series that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.data import MetaTensor
+
+from monai_saliency.errors import AdviceError
+from monai_saliency.storage.dicom import find_series, read_series, series_id
+from monai_saliency.transforms import save_parametric_map
+
+pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
+hd = pytest.importorskip("highdicom", reason="needs the dicom extra")
+nicom = pytest.importorskip("nibabel.nicom.dicomwrappers")
+
+ROWS, COLUMNS, SLICES = 5, 6, 4
+STEP = 2.5  # mm
+SPACING = (0.7, 0.9)  # between rows, between columns, mm
+CORNER = np.array([-31.0, 12.5, 40.25])
+PATIENT = "Doe^Jane"
+
+
+def turned() -> np.ndarray:
+    """Three unit vectors at right angles: along a row, down a column, from slice to slice."""
+    a, b = 0.4, 0.3
+    about_z = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]])
+    about_x = np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])
+    return (about_z @ about_x).T
+
+
+def stored() -> np.ndarray:
+    return np.arange(SLICES * ROWS * COLUMNS, dtype=np.int16).reshape(SLICES, ROWS, COLUMNS)
+
+
+def made_slice(number: int, series: str) -> Any:
+    along, down, normal = turned()
+    made = pydicom.Dataset()
+    made.file_meta = pydicom.dataset.FileMetaDataset()
+    made.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    made.SOPClassUID = made.file_meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
+    made.SOPInstanceUID = made.file_meta.MediaStorageSOPInstanceUID = f"{series}.{number + 1}"
+    made.PatientName, made.PatientID, made.PatientBirthDate, made.PatientSex = PATIENT, "42", "", ""
+    made.StudyInstanceUID, made.SeriesInstanceUID, made.FrameOfReferenceUID = "1.2.1", series, "1.2.9"
+    made.StudyDate, made.StudyTime, made.AccessionNumber, made.StudyID = "20200102", "030405", "", ""
+    made.ReferringPhysicianName, made.PositionReferenceIndicator, made.SeriesNumber = "", "", 1
+    made.Modality, made.ImageType, made.Manufacturer = "CT", ["ORIGINAL", "PRIMARY", "AXIAL"], "made"
+    made.InstanceNumber = 1 + (number * 3) % 7  # not in the order of the positions
+    made.ImageOrientationPatient = [f"{each:.10f}" for each in (*along, *down)]
+    made.ImagePositionPatient = [f"{each:.8f}" for each in CORNER + STEP * number * normal]
+    made.PixelSpacing, made.SliceThickness = list(SPACING), STEP
+    made.RescaleSlope, made.RescaleIntercept = 2, -1024
+    made.Rows, made.Columns, made.SamplesPerPixel, made.PhotometricInterpretation = ROWS, COLUMNS, 1, "MONOCHROME2"
+    made.BitsAllocated = made.BitsStored = 16
+    made.HighBit, made.PixelRepresentation = 15, 1
+    made.PixelData = stored()[number].tobytes()
+    return made
+
+
+def write(folder: Path, series: str = "1.2.3", change: Callable[[int, Any], Any] | None = None) -> list[Path]:
+    for number in range(SLICES):
+        made = made_slice(number, series)
+        made = change(number, made) if change else made
+        if made is not None:
+            made.save_as(folder / f"{series}-{(number * 5) % 7}.dcm", enforce_file_format=True)
+    return find_series(folder)[series]
+
+
+def expected_affine() -> np.ndarray:
+    """From (column, row, slice) to scanner mm, RAS."""
+    along, down, normal = turned()
+    affine = np.eye(4)
+    affine[:3] = np.column_stack([along * SPACING[1], down * SPACING[0], normal * STEP, CORNER])
+    return np.diag([-1.0, -1, 1, 1]) @ affine
+
+
+def test_an_oblique_series_in_any_order_lies_where_its_headers_say(tmp_path: Path) -> None:
+    image = read_series(write(tmp_path)[::-1])
+    assert np.allclose(image.affine, expected_affine(), atol=1e-6)
+    assert np.array_equal(image.numpy(), stored().transpose(2, 1, 0) * 2.0 - 1024)
+
+
+def test_left_and_right_are_as_nibabel_has_them(tmp_path: Path) -> None:
+    image = read_series(write(tmp_path))
+    for number in range(SLICES):
+        theirs = nicom.wrapper_from_data(made_slice(number, "1.2.3"))
+        point = theirs.affine @ [2, 3, 0, 1]  # row 2, column 3, LPS
+        ours = np.asarray(image.affine) @ [3, 2, number, 1]
+        assert np.allclose(np.diag([-1, -1, 1, 1]) @ point, ours, atol=1e-6)
+
+
+def test_a_map_comes_out_with_the_same_geometry_and_values(tmp_path: Path) -> None:
+    files = write(tmp_path)
+    image = read_series(files)
+    saliency = MetaTensor(torch.randn(1, *image.shape, generator=torch.Generator().manual_seed(0)), affine=image.affine)
+    paths = [tmp_path / "maps" / name for name in ("a.dcm", "b.dcm")]
+    for path in paths:
+        save_parametric_map(path, saliency, files, label="tumour")
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert sorted(path.name for path in paths[0].parent.iterdir()) == ["a.dcm", "b.dcm"]
+
+    made = pydicom.dcmread(paths[0])
+    frames = np.frombuffer(made.FloatPixelData, "<f4").reshape(SLICES, ROWS, COLUMNS)
+    for frame, group in zip(frames, made.PerFrameFunctionalGroupsSequence, strict=True):
+        point = np.diag([-1.0, -1, 1]) @ np.array(group.PlanePositionSequence[0].ImagePositionPatient, float)
+        number = round(np.linalg.solve(expected_affine(), [*point, 1])[2])
+        assert np.array_equal(frame, saliency[0, :, :, number].numpy().T)
+    assert (made.FrameOfReferenceUID, made.StudyInstanceUID, made.PatientName) == ("1.2.9", "1.2.1", PATIENT)
+    references = made.ReferencedSeriesSequence[0]
+    assert (references.SeriesInstanceUID, len(references.ReferencedInstanceSequence)) == ("1.2.3", SLICES)
+    mapping = made.SharedFunctionalGroupsSequence[0].RealWorldValueMappingSequence[0]
+    unit = mapping.MeasurementUnitsCodeSequence[0]
+    assert (mapping.RealWorldValueSlope, unit.CodeValue, unit.CodingSchemeDesignator) == (1, "1", "UCUM")
+
+    volume = hd.imread(paths[0]).get_volume(dtype=np.float64)
+    down_first = volume.affine @ np.eye(4)  # (slice, row, column), LPS
+    for i, j, k in ((0, 0, 0), (COLUMNS - 1, 1, 2), (3, ROWS - 1, SLICES - 1)):
+        place = np.diag([-1.0, -1, 1, 1]) @ expected_affine() @ [i, j, k, 1]
+        at = np.rint(np.linalg.solve(down_first, place)[:3]).astype(int)
+        assert np.allclose(down_first @ [*at, 1], place, atol=1e-3)
+        assert volume.array[tuple(at)] == saliency[0, i, j, k]
+
+
+def test_a_map_off_the_grid_or_not_finite_is_refused(tmp_path: Path) -> None:
+    files = write(tmp_path)
+    image = read_series(files)
+    moved = np.asarray(image.affine).copy()
+    moved[0, 3] += 0.01
+    with pytest.raises(AdviceError, match=r"0\.01 mm off"):
+        save_parametric_map(tmp_path / "map.dcm", MetaTensor(image[None].as_tensor(), affine=moved), files)
+    with pytest.raises(AdviceError, match="NaN"):
+        save_parametric_map(tmp_path / "map.dcm", image[None] * float("nan"), files)
+    assert not (tmp_path / "map.dcm").exists()
+
+
+def test_series_in_one_folder_are_told_apart(tmp_path: Path) -> None:
+    write(tmp_path, "1.2.4")
+    write(tmp_path)
+    found = find_series(tmp_path)
+    assert {uid: len(files) for uid, files in found.items()} == {"1.2.3": SLICES, "1.2.4": SLICES}
+    with pytest.raises(AdviceError, match="2 series"):
+        read_series([file for files in found.values() for file in files])
+
+
+def on_second(**values: Any) -> Callable[[int, Any], Any]:
+    def change(number: int, made: Any) -> Any:
+        for name, value in values.items() if number == 1 else ():
+            setattr(made, name, value)
+        return made
+
+    return change
+
+
+def without_pixels(number: int, made: Any) -> Any:
+    if number == 1:
+        del made.PixelData
+    return made
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda number, made: made if number != 2 else None, "a gap of 5 mm after slice 2 of 3"),
+        (on_second(ImagePositionPatient=[*CORNER]), "where another lies"),
+        (on_second(ImageOrientationPatient=[1, 0, 0, 0, 1, 0]), "mixed orientations"),
+        (on_second(PixelSpacing=[1, 1]), "mixed pixel spacings"),
+        (on_second(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]), "are localizers"),
+        (on_second(FrameOfReferenceUID="1.2.8"), "2 frames of reference"),
+        (on_second(NumberOfFrames=2), "several frames"),
+        (without_pixels, "hold no image"),
+        (lambda number, made: made if number == 0 else None, "it has 1 slice"),
+    ],
+)
+def test_wrong_series_are_refused_by_name(tmp_path: Path, change: Any, words: str) -> None:
+    files = write(tmp_path, change=change)
+    with pytest.raises(AdviceError, match=words) as raised:
+        read_series(files)
+    assert series_id("1.2.3") in str(raised.value)
+    assert PATIENT not in str(raised.value)
+    assert str(tmp_path) not in str(raised.value)
