@@ -112,9 +112,9 @@ def repeat_cause_last() -> None:
     Example::
 
         >>> import sys
-        >>> before = sys.excepthook
+        >>> before, sys.excepthook = sys.excepthook, sys.__excepthook__
         >>> repeat_cause_last()
-        >>> changed = sys.excepthook is not before
+        >>> changed = sys.excepthook is not sys.__excepthook__
         >>> sys.excepthook = before
         >>> changed
         True

@@ -109,7 +109,7 @@ def of_members(explanation: Explanation, rounding: float) -> Explanation:
         rounding: how far a score may be off by the precision of the network.
     """
     bound = explanation.target
-    if bound.members == 1:
+    if not isinstance(bound, BoundTarget) or bound.members == 1:
         return explanation
     maps, scores, references = (
         values.unflatten(axis, (bound.members, -1))

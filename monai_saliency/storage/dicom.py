@@ -48,8 +48,10 @@ def find_series(folder: str | Path) -> dict[str, list[Path]]:
 
     Example::
 
-        for uid, files in find_series("scans").items():
-            image = read_series(files)
+        >>> import pydicom
+        >>> scans = Path(pydicom.__file__).parent / "data/test_files/dicomdirtests/98892001/CT5N"  # comes with pydicom
+        >>> [(len(files), tuple(read_series(files).shape)) for files in find_series(scans).values()]
+        [(5, (16, 16, 5))]
     """
     pydicom = require("pydicom", "dicom")
     found: dict[str, list[Path]] = {}
@@ -82,7 +84,7 @@ def read_series(files: Sequence[str | Path]) -> MetaTensor:
         each.InstanceNumber = number  # by which MONAI sorts
     reader = PydicomReader()
     reader.has_series = True
-    reader.filenames = [[""] * len(slices)]
+    reader.filenames = [[""] * len(slices)]  # type: ignore[list-item]
     voxels, meta = reader.get_data(slices)
     slices[0].PixelSpacing = spacing  # to which MONAI appends
     return MetaTensor(voxels, affine=meta["affine"])

@@ -45,7 +45,17 @@ def save_parametric_map(
 
     Example::
 
-        save_parametric_map("map.dcm", saliency, find_series("scans")[uid], label="tumour")
+        >>> import tempfile
+        >>> import pydicom
+        >>> from monai_saliency.storage.dicom import find_series
+        >>> scans = Path(pydicom.__file__).parent / "data/test_files/dicomdirtests/98892001/CT5N"  # comes with pydicom
+        >>> (files,) = find_series(scans).values()
+        >>> scan = read_series(files)
+        >>> saliency = MetaTensor(scan[None] / 1000, affine=scan.affine)  # stands for a map of the scan
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_parametric_map(f"{folder}/map.dcm", saliency, files, label="tumour")
+        ...     pydicom.dcmread(f"{folder}/map.dcm").ContentDescription
+        'tumour'
     """
     hd, codes, pydicom = (require(name, "dicom") for name in ("highdicom", "pydicom.sr.coding", "pydicom"))
     volume = read_series(files)
