@@ -264,7 +264,7 @@ class BoundFocusedMasks(BoundMasks):
         if redundant:
             words += f"; one of {redundant} gives what another gives, so the others were hidden meanwhile"
         left = max((each.left for each in found if each.boxes and each.left is not None), default=0.0)
-        if left >= _SAID:
+        if _SAID <= left <= 1:  # above 1, what hides the boxes adds more than the image did
             words += f"; hiding all of them leaves {left:.0%} of what the image adds to the score"
         return words
 

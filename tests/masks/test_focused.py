@@ -425,6 +425,20 @@ def test_evidence_that_adds_up_is_not_looked_at_again() -> None:
     assert "were the last; hiding all of them leaves 32% of what the image adds to the score" in found.stopped
 
 
+def test_what_hiding_raises_is_not_said_to_be_left() -> None:
+    """Hiding a part of a region lowers the score, hiding all of it raises the score above the image's."""
+    shape, region = (48, 56), (slice(14, 18), slice(30, 34))
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        shown = x[:, 0][(slice(None), *region)].flatten(1).mean(1)
+        return (0.55 * x.flatten(1).mean(1) + 1.5 - 2 * shown + 1.5 * shown**2)[:, None]
+
+    found = explain(network, shape, num_masks=50, grid_size=4, keep=0.1)
+    assert not found.masks.foci(found.indices)[0].everywhere
+    assert found.masks._look(found.indices, found.scores[:, 0], found.reference_scores[0]).left > 1
+    assert found.stopped == "random masks in 1 place with evidence were the last"
+
+
 def test_two_places_that_one_look_finds() -> None:
     """Each takes little, and both together all: the others are hidden, without a further look."""
     shape, regions = (48, 56), [(slice(8, 12), slice(8, 12)), (slice(32, 36), slice(40, 44))]
