@@ -8,6 +8,8 @@ included, are always read with Pillow, so that they lie the same way whether ITK
 from __future__ import annotations
 
 import importlib.util
+import logging
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,11 @@ from monai_saliency.storage.files import load_scan
 from monai_saliency.utils.optional_imports import require
 
 __all__ = ["ScanReader", "check_readers", "format_of", "load_image", "load_label", "scan_loader", "scan_stem"]
+
+# Where pydicom is installed, MONAI (1.6) says for each of its loaders that a decoder on the GPU is missing. Nobody
+# asked for one, and it is said on the terminal, in each process, between the progress of the cases.
+warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec decoder plugin did not register")
+logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
 
 # Tags of a TIFF: bits of a number, whether it is unsigned (1), signed (2) or a float (3), and what 0 is (0: white).
 _BITS, _KIND, _PHOTOMETRIC = 258, 339, 262

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +158,11 @@ def test_missing_packages_give_their_pip_command(name: str, extra: str, monkeypa
 def test_scan_stem() -> None:
     names = {"a/b.c.nii.gz": "b.c", "x.NII": "x", "y.nii.gz": "y", "z.nrrd": "z", "w.b.PNG": "w.b"}
     assert {name: scan_stem(name) for name in names} == names
+
+
+def test_a_loader_says_nothing_of_a_decoder_that_nobody_asked_for() -> None:
+    """MONAI warns of NVIDIA's DICOM decoder for each loader where pydicom is installed. In a process of its own."""
+    pytest.importorskip("pydicom")
+    code = "from monai_saliency.storage.formats import load_image, scan_loader; scan_loader('image'); load_image()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "nvImageCodec" not in ended.stderr
