@@ -156,10 +156,14 @@ class ScanReader(ImageReader):
         """The voxels ``(*spatial)`` or ``(*spatial, channels)``, and the meta data, of what :meth:`read` gave."""
         reader, content = img
         if isinstance(content, MetaTensor):
-            affine, meta = content.affine.numpy(), {MetaKeys.SPACE: SpaceKeys.RAS}
-            meta |= {MetaKeys.AFFINE: affine, MetaKeys.ORIGINAL_AFFINE: affine.copy()}
-            meta |= {MetaKeys.SPATIAL_SHAPE: np.array(content.shape), MetaKeys.ORIGINAL_CHANNEL_DIM: float("nan")}
-            return content.numpy(), meta
+            affine = content.affine.numpy()
+            return content.numpy(), {
+                MetaKeys.SPACE: SpaceKeys.RAS,
+                MetaKeys.AFFINE: affine,
+                MetaKeys.ORIGINAL_AFFINE: affine.copy(),
+                MetaKeys.SPATIAL_SHAPE: np.array(content.shape),
+                MetaKeys.ORIGINAL_CHANNEL_DIM: float("nan"),
+            }
         data, meta = reader.get_data(content)
         if isinstance(reader, PILReader) and self.channels == 3 and data.ndim == 2:  # which Pillow would cut to 8 bits
             data = np.stack([data] * 3, axis=-1)
