@@ -185,8 +185,8 @@ def gray_window(scan: np.ndarray) -> tuple[float, float]:
     Example::
 
         >>> low, high = gray_window(np.arange(1001.0))
-        >>> round(low, 1), round(high, 1)
-        (5.0, 999.9)
+        >>> print(f"{low:.1f} to {high:.1f}")
+        5.0 to 999.9
     """
     finite = np.isfinite(scan)
     if not finite.all():
