@@ -8,6 +8,7 @@ module           what it holds
 ``adapters``     networks of other libraries with the interface of MONAI's networks
 ``nnunet``       a trained nnU-Net v2 model, and its folds and mirrored copies as one network
 ``ensemble``     several networks of one architecture as one, which run together
+``runtime``      how fast a network runs: half precision, channels last in memory, compiled
 ``checkpoints``  loading weights
 ``identity``     a network's fingerprint, which decides whether its stored scores may be used again
 ===============  ==============================================================================================
@@ -18,6 +19,7 @@ from monai_saliency.networks.checkpoints import load_checkpoint
 from monai_saliency.networks.ensemble import Ensemble, ensemble_of
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, InputAdapter, ListInput, TensorInput
+from monai_saliency.networks.runtime import accelerated, runtime_settings
 
 __all__ = [
     "ArgumentInputs",
@@ -27,7 +29,9 @@ __all__ = [
     "ListInput",
     "OnImageGrid",
     "TensorInput",
+    "accelerated",
     "ensemble_of",
     "load_checkpoint",
     "network_fingerprint",
+    "runtime_settings",
 ]
