@@ -10,6 +10,7 @@ module           what it holds
 ``ensemble``     several networks of one architecture as one, which run together
 ``runtime``      how fast a network runs: half precision, channels last in memory, compiled
 ``checkpoints``  loading weights
+``exported``     networks that ``torch.export`` has written, whatever batch sizes they take
 ``identity``     a network's fingerprint, which decides whether its stored scores may be used again
 ===============  ==============================================================================================
 """
@@ -17,6 +18,7 @@ module           what it holds
 from monai_saliency.networks.adapters import OnImageGrid
 from monai_saliency.networks.checkpoints import load_checkpoint
 from monai_saliency.networks.ensemble import Ensemble, ensemble_of
+from monai_saliency.networks.exported import exported_network, network_of
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, InputAdapter, ListInput, TensorInput
 from monai_saliency.networks.runtime import accelerated, runtime_settings
@@ -31,7 +33,9 @@ __all__ = [
     "TensorInput",
     "accelerated",
     "ensemble_of",
+    "exported_network",
     "load_checkpoint",
     "network_fingerprint",
+    "network_of",
     "runtime_settings",
 ]

@@ -470,6 +470,7 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
         "module": {"checkpoint": str(BUNDLE / "models" / "model.pt")},
         "export": {"checkpoint": "", "network_def": f"$torch.jit.load({str(exported)!r})"},
         "pt2": {"checkpoint": "", "network_def": f"$torch.export.load({str(program)!r}).module()"},
+        "checkpoint": {"checkpoint": str(program)},
     }.items():
         monai.bundle.run(
             bundle_root=str(BUNDLE),
@@ -486,7 +487,7 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
         )
         maps[name] = np.asarray(nib.load(tmp_path / name / "scan_saliency.nii.gz").dataobj)
     assert np.ptp(maps["module"]) > 0.1
-    for name in ("export", "pt2"):
+    for name in ("export", "pt2", "checkpoint"):
         np.testing.assert_allclose(maps[name], maps["module"], rtol=1e-5, atol=1e-5)
 
 

@@ -187,8 +187,9 @@ def test_the_map_up_to_rounding(dims: int, settings: dict[str, Any], tolerance: 
     explain = ms.sliding_window(4, 4, target=target, inferer=inferer, mask_batch_size=4)
     expected, found = explain(batch, inner), explain(batch, accelerated(inner, **settings))
     assert found.dtype == torch.float32
-    assert float((found - expected).abs().max()) < tolerance * float(expected.abs().max())
-    assert float(expected.abs().max()) > 0
+    largest = float(expected.abs().max())
+    assert largest > 1e-4
+    assert float((found - expected).abs().max()) < tolerance * largest + 1e-6  # of a probability
 
 
 def test_rounding_is_that_of_the_type() -> None:
