@@ -53,8 +53,8 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
         if isinstance(network, (InBatchesOf, torch.fx.GraphModule)):
             return network
         raise ValueError(
-            f"checkpoint {path} is an exported network, whose weights fit no {type(network).__name__}: take the network "
-            "from it too, by monai_saliency.networks.network_of(network, checkpoint)"
+            f"checkpoint {path} is an exported network, whose weights fit no {type(network).__name__}: take the "
+            "network from it too, by monai_saliency.networks.network_of(network, checkpoint)"
         )
     if isinstance(path, Sequence) and not isinstance(path, str):
         members = network.members.networks if isinstance(network, Ensemble) else [network]

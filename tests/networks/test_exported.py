@@ -105,7 +105,7 @@ def test_inputs_of_one_batch_are_cut_together() -> None:
 
 
 def test_what_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="exported network .*missing.pt2 does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"exported network .*missing\.pt2 does not exist"):
         network_of(network(), tmp_path / "missing.pt2")
     broken = tmp_path / "broken.pt2"
     broken.write_bytes(b"no archive")
