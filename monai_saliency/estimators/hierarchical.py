@@ -19,9 +19,10 @@ class HierarchicalScoring(Estimator):
 
     With f the score, f0 the score of the unperturbed image and M the mask, the map is, voxel by voxel,
     ``sum((f0 - f) * (1 - M))``. Windows of one level do not overlap, so each level adds one drop: that of its window
-    over the voxel. Near smooth edges it adds a part of the drop of each window that hides the voxel in part. The map is
-    in the score's unit. A voxel that was refined has more terms, and so stands out from its surroundings; divide by the
-    number of levels for a drop per level. A constant network gives a map of zeros.
+    over the voxel. The map of a probability can so reach as many as there are levels, not only 1. Near smooth edges it
+    adds a part of the drop of each window that hides the voxel in part. The map is in the score's unit. A voxel that
+    was refined has more terms, and so stands out from its surroundings; divide by the number of levels for a drop per
+    level. A constant network gives a map of zeros.
 
     Example::
 
@@ -40,7 +41,10 @@ class HierarchicalScoring(Estimator):
         return sum_of_hidden(masks, indices, reference_scores - scores).flatten(0, 1).to(masks.dtype)
 
     def meaning(self, masks: BoundMasks) -> Meaning:
-        return Meaning("change of the score, summed over window sizes", getattr(masks, "num_levels", 1))
+        levels = getattr(masks, "num_levels", 1)
+        if levels == 1:
+            return Meaning("change of the score")
+        return Meaning(f"sum of the score's changes, one for each of {levels} window sizes", levels)
 
     def noise(
         self,

@@ -167,6 +167,9 @@ def hierarchical_occlusion(
     With ``regions`` the first level is organs or supervoxels, of which those that matter are split by windows: which
     organ, and where in it?
 
+    A voxel's value is the sum of the score's falls, one for each window size that hid it. So it can exceed 1 for a
+    probability: with four levels it lies between -4 and 4.
+
     Args:
         window_size: edge of a window of the first level, one number or one per axis. By default there are about 64;
             under a ``SlidingWindowInferer`` it is about the step from patch to patch, and up to four levels cost at
