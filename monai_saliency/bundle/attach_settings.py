@@ -21,6 +21,7 @@ from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
 from monai_saliency.targets.postprocessing import read_postprocessing
 from monai_saliency.utils.arguments import flag, positive_numbers
+from monai_saliency.utils.optional_imports import require
 
 __all__ = ["REGIONS", "AttachSettings"]
 
@@ -48,6 +49,8 @@ class AttachSettings:
         picture: whether to draw pictures.
         picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
             where it is known (:class:`~monai_saliency.transforms.SaveSaliencyd`).
+        dicom: whether to write the maps of DICOM series as DICOM too
+            (:class:`~monai_saliency.transforms.SaveDicomd`).
         report: whether to make a report of the cohort at the end, ``report/index.html`` in the output folder
             (:func:`~monai_saliency.visualize.report.write_report`), and to keep in ``views/`` what it shows of the
             scans.
@@ -86,6 +89,7 @@ class AttachSettings:
         mask_batch_size: int | None = None,
         picture: bool = True,
         picture_scale: float | None = None,
+        dicom: bool = False,
         report: bool = True,
         standard_error: bool = True,
         trust: bool = False,
@@ -120,6 +124,9 @@ class AttachSettings:
         if picture_scale is not None:
             positive_numbers(f"{prefix}picture_scale", picture_scale)
         self.picture_scale = picture_scale
+        self.dicom = flag("dicom", dicom)
+        for module in ("pydicom", "highdicom") if self.dicom else ():
+            require(module, "dicom")  # before the first forward
         self.report = flag("report", report)
         self.standard_error = flag("standard_error", standard_error)
         self.trust = Trust.when(trust, trust_steps)
