@@ -20,6 +20,7 @@ from monai.utils import OptionalImportError
 
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.identity import NetworkParts, network_fingerprint, own_attributes
+from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.storage.dicom import is_dicom, series_files
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
@@ -58,6 +59,8 @@ def described(
     for name in ("masks", "fill", "target", "estimator", "inferer", "inputs", "output", "autocast"):
         _describe(getattr(inferer, name), name, found)
     known, steady = (before or NetworkBefore(network, network_id)).state()
+    found |= {f"network.{name}": str(value) for name, value in runtime_settings(network).items()}
+    network = plain_network(network)
     found |= {"network": type(network).__name__, "weights": known[:8] if known else "unknown"}
     found |= _network_words(network, steady)
     _describe(_preprocessing(loader), "preprocessing", found)
@@ -73,6 +76,7 @@ class NetworkBefore:
     """
 
     def __init__(self, network: Callable[..., Any], network_id: str | None = None) -> None:
+        network = plain_network(network)  # how it is run has its own words
         self._network = network, network_id
         self._weights = self._weights_now()
         self._parts = NetworkParts(network, network_id)
