@@ -21,8 +21,8 @@ from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
 from monai_saliency.targets.postprocessing import read_postprocessing
+from monai_saliency.transforms.save_dicom import can_write_dicom
 from monai_saliency.utils.arguments import flag, positive_numbers
-from monai_saliency.utils.optional_imports import require
 
 __all__ = ["REGIONS", "AttachSettings"]
 
@@ -122,21 +122,17 @@ class AttachSettings:
         self.image_key = image_key
         self.key = key or "saliency"
         self.label_key = label_key
-        self.target = target
-        self.output = output
+        self.target, self.output = target, output
         self.classes = classes
         self.activation = activation
-        self.fill = fill
-        self.fill_unit = fill_unit
+        self.fill, self.fill_unit = fill, fill_unit
         self.mask_batch_size = mask_batch_size
         self.runtime = check_runtime(amp, channels_last, compile, prefix)
         self.picture = picture
         if picture_scale is not None:
             positive_numbers(f"{prefix}picture_scale", picture_scale)
         self.picture_scale = picture_scale
-        self.dicom = flag("dicom", dicom)
-        for module in ("pydicom", "highdicom") if self.dicom else ():
-            require(module, "dicom")  # before the first forward
+        self.dicom = can_write_dicom(dicom)  # before the first forward
         self.report = flag("report", report)
         self.standard_error = flag("standard_error", standard_error)
         self.trust = Trust.when(trust, trust_steps)

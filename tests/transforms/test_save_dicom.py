@@ -134,4 +134,7 @@ def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "highdicom", None)
     with pytest.raises(OptionalImportError, match=r'pip install "monai-saliency\[dicom\]"'):
         SaveDicomd("saliency", tmp_path)
-    SaveDicomd("saliency", tmp_path, dicom=False)
+    assert SaveDicomd("saliency", tmp_path, dicom=False).dicom is False
+    assert SaveDicomd("saliency", tmp_path, dicom="false").dicom is False  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`dicom` must be True or False, got 'yes'"):
+        SaveDicomd("saliency", tmp_path, dicom="yes")  # type: ignore[arg-type]
