@@ -1,6 +1,7 @@
 """What half precision, channels last and compiling change and save: the same masks, interleaved in one run.
 
-    python tests/benchmarks/precision.py [--rounds 3] [--num_masks 127] [--size 64] [--device cpu] [--json FILE]
+    python tests/benchmarks/precision.py [--rounds 3] [--num_masks 127] [--size 64] [--light] [--device cpu]
+        [--json FILE]
 
 Each network is explained by RISE as it is, and by each way of running it faster
 (``monai_saliency.networks.accelerated``). Rounds of all ways alternate, so that a machine's moods hit all; the first
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from monai.networks.nets import DenseNet121, resnet18
+from monai.networks.nets import DenseNet, DenseNet121, resnet18
 from peers import machine, now
 from scipy.stats import pearsonr, spearmanr
 
@@ -60,9 +61,17 @@ class Row:
     first: float
 
 
-def networks(size: int) -> dict[str, tuple[torch.nn.Module, torch.Tensor, int]]:
+def networks(size: int, light: bool) -> dict[str, tuple[torch.nn.Module, torch.Tensor, int]]:
     """Networks, one image for each, and the batch size."""
     torch.manual_seed(0)
+    if light:
+        small = {"init_features": 16, "growth_rate": 8, "block_config": (2, 2), "out_channels": 2}
+        pairs = [(dims, DenseNet(dims, in_channels=1, **small).eval()) for dims in (3, 2)]
+        sizes = {3: size, 2: 3 * size}
+        return {
+            f"{dims}D {sizes[dims]}^{dims} small DenseNet": (network, torch.rand(1, 1, *[sizes[dims]] * dims), 16)
+            for dims, network in pairs
+        }
     volume = DenseNet121(spatial_dims=3, in_channels=1, out_channels=2).eval()
     picture = resnet18(spatial_dims=2, n_input_channels=3, num_classes=10).eval()
     return {
@@ -125,11 +134,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num_masks", type=int, default=127, help="with the unperturbed image, full batches")
     parser.add_argument("--size", type=int, default=64, help="of the volume, along each axis")
+    parser.add_argument("--light", action="store_true", help="small networks, which compile in seconds")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = []
-    for name, (network, image, batch) in networks(args.size).items():
+    for name, (network, image, batch) in networks(args.size, args.light).items():
         on_device = network.to(args.device), image.to(args.device)
         rows += measure(name, *on_device, batch, args.num_masks, args.rounds)
     print(f"{args.num_masks} masks, {args.rounds} rounds, {described(args.device)}\n\n{table(rows)}")
