@@ -121,6 +121,16 @@ class CaseState:
             masks = self.masks.render(self.masks_of(start, stop), **part).to(out.dtype)
             self.masks.perturb(image, fill, masks, self._is_finite, out, **part)
 
+    def perturb_each(self, rows: Sequence[int], boxes: Sequence[Box], out: torch.Tensor) -> None:
+        """Write the part of each row inside a box that is its own: all rows of masks, or all the unperturbed image."""
+        image = self.case.image
+        if rows[0] == 0:
+            for part, box in zip(out, boxes, strict=True):
+                part[:] = image[everywhere(box)]
+            return
+        indices = [self._indices[row - 1] for row in rows]
+        self.masks.perturb_each(indices, image, self.fill, boxes, self._is_finite, out)
+
     @cached_property
     def _is_finite(self) -> bool:
         return finite_between(self.fill, self.case.image)

@@ -80,6 +80,29 @@ class NNUNetInferer(OwnSteps):
         steps = compute.compute_steps_for_sliding_window(tuple(shape[-dims:]), self.patch_size, self.step_size)
         return [*(list(range(size)) for size in shape[:-dims]), *steps]
 
+    def lost(self, shape: Sequence[int]) -> torch.Tensor:
+        """How far a predicted logit may be off, since weights are too small for the type of the sums.
+
+        In the outermost corners of an image a patch weighs as little as float16 can tell from 0, and so does its logit
+        times this weight: of the sum only whole multiples are left. Each sum is rounded to the nearest of them, and so
+        is each product where the network gives that type too.
+
+        Args:
+            shape: the image's spatial shape.
+
+        Returns:
+            ``(*spatial)``, float32 on the CPU, in logits, beside what is rounding of the logits themselves.
+        """
+        grid = PatchGrid(self, shape)
+        weights = self.roi_weight_map.double()[grid.crop]  # type: ignore[union-attr]
+        total = torch.zeros(tuple(shape), dtype=torch.float64)
+        counts = torch.zeros(tuple(shape), dtype=torch.float64)
+        for box in grid.boxes:
+            total[box] += weights
+            counts[box] += 1
+        limits = torch.finfo(self.blended_in)
+        return (counts * (limits.tiny * limits.eps) / total).float()
+
     def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Predict logits ``(B, classes, *spatial)`` of images ``(B, C, *spatial)``, in the images' type.
 

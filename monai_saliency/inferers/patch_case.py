@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.patch_memory import owned
+from monai_saliency.inferers.patch_exchange import Exchange, Swap, layers_of
+from monai_saliency.inferers.patch_memory import Row, owned, stacked
 from monai_saliency.inferers.patch_plan import find_touches, find_trims
 from monai_saliency.utils.boxes import Box, everywhere, within
 from monai_saliency.utils.patch_grid import PatchGrid
+from monai_saliency.utils.tensors import to_device, windows
 
 __all__ = ["PatchCase", "around", "cancels"]
 
@@ -33,7 +36,7 @@ class PatchCase:
         first_slot: the slot of the unperturbed image's first patch.
 
     Attributes:
-        trims: by patch, the box that the target reads.
+        trims: by patch, the box that the target reads, and as much around it as makes all of one size.
         touches: rows (i, patch, j) of the round: the i-th mask changes the patch, and the j-th is the first that
             changes it in the same way. Ascending.
         slots: the slot of each row of ``touches``.
@@ -56,7 +59,7 @@ class PatchCase:
         self.reference_scores = state.state.reference_scores
         self.grid = grid
         self.first_slot = first_slot
-        self.trims = find_trims(grid, self.target.reach())
+        self.trims = of_one_size(find_trims(grid, self.target.reach()), grid)
         channels = self.target.channels_read
         self.channels = slice(None) if channels is None else list(channels)
         # Outside of this box nothing is read.
@@ -65,6 +68,19 @@ class PatchCase:
         self.weight_sum = owned(weight_sum[self.box])
         # A copy, since the target may hold on to what it was bound to.
         self.volume = None if self.target.additive else volume.clone()
+        self.exchange = Exchange(
+            self.target,
+            self.reference_scores,
+            self.sums,
+            self.weight_sum,
+            self.box,
+            self.volume,
+            self.channels,
+            self.trims,
+            layers_of(grid),
+        )
+        if self.exchange.planes is not None:
+            self.sums, self.weight_sum = self.exchange.planes[: len(self.sums)], self.exchange.planes[len(self.sums)]
         self._contributions: dict[tuple, torch.Tensor] = {}
         self._first_row = 1
 
@@ -87,20 +103,58 @@ class PatchCase:
         known, wanted = (new - np.array([self._first_row, 0])) @ count, self.touches[:, [2, 1]] @ count
         self.slots = first_slot + np.searchsorted(known, wanted)
 
-    def exchanges(self, row: int) -> Iterator[tuple[int, int, int]]:
-        """The patches that a row's mask changes, each with the slots of its unperturbed and its perturbed output."""
+    def exchanges(self, row: int) -> list[Swap]:
+        """The patches that a row's mask changes."""
         place = row - self._first_row
-        for touch in range(self._rows[place], self._rows[place + 1]):
-            patch = int(self.touches[touch, 1])
-            yield patch, self.first_slot + patch, int(self.slots[touch])
+        touches = slice(self._rows[place], self._rows[place + 1])
+        changed = zip(self.touches[touches, 1].tolist(), self.slots[touches].tolist(), strict=True)
+        return [Swap(patch, self.first_slot + patch, new) for patch, new in changed]
 
-    def trim(self, patch: int, output: torch.Tensor, box: Box) -> torch.Tensor:
-        """What the target needs of an output ``(C, *box)``."""
-        return owned(output[self.channels][everywhere(within(self.trims[patch], box))])
+    def needs_all(self, outputs: torch.Tensor) -> bool:
+        """Whether the target needs all channels and voxels of the outputs ``(n, C, *box)`` of patches."""
+        return isinstance(self.channels, slice) and list(outputs.shape[2:]) == self.exchange.size
 
-    def score(self, row: int, take: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    def trim(self, patches: Sequence[int], outputs: torch.Tensor) -> torch.Tensor:
+        """What the target needs of the outputs ``(n, C, *box)`` of some patches, ``(n, C, *size)``."""
+        if self.needs_all(outputs):
+            return owned(outputs)
+        parts = self._read(outputs)
+        size = self.exchange.size
+        inside = [within(self.trims[patch], self.grid.boxes[patch]) for patch in patches]
+        if all(box == inside[0] for box in inside):
+            side: tuple[slice, ...] = everywhere(everywhere(inside[0]))
+            return owned(parts[side])
+        rows = [[row, *(side.start for side in box)] for row, box in enumerate(inside)]
+        row, *corner = to_device(np.array(rows), parts.device).unbind(1)
+        place: tuple[Any, ...] = (row, slice(None), *corner)
+        return windows(parts, size)[place]
+
+    def _read(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The channels that are read, without a list as an index, for which the device is waited."""
+        if isinstance(self.channels, slice):
+            return outputs
+        first, last = self.channels[0], self.channels[-1]
+        if last - first + 1 == len(self.channels):
+            return outputs[:, first : last + 1]
+        return torch.stack([outputs[:, channel] for channel in self.channels], dim=1)
+
+    def scores(self, start: int, stop: int, take: Callable[[int], Row]) -> torch.Tensor:
+        """Scores ``(stop - start, K)`` of the masks of rows; ``take`` gives the outputs of their patches."""
+        swaps = [self.exchanges(row) for row in range(start, stop)]
+        found = []
+        for first, last, together in self.exchange.groups(swaps):
+            some = swaps[first:last]
+            if not together:
+                found.append(self.score(start + first, take)[None])
+                continue
+            pairs = [(take(swap.old), take(swap.new)) for each in some for swap in each]
+            outputs = stacked([*(old for old, _ in pairs), *(new for _, new in pairs)], self.sums.device)
+            found.append(self.exchange.scores(some, outputs.unflatten(0, (2, -1))))
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+    def score(self, row: int, take: Callable[[int], Row]) -> torch.Tensor:
         """Scores ``(K,)`` of a row's mask; ``take`` gives the outputs of its patches."""
-        exchanges = list(self.exchanges(row))
+        exchanges = self.exchanges(row)
         if not exchanges:
             return self.reference_scores
         box = around(self.trims[patch] for patch, _, _ in exchanges)
@@ -108,8 +162,8 @@ class PatchCase:
         values = self.sums[everywhere(here)].clone()
         for patch, old, new in exchanges:
             part = values[everywhere(within(self.trims[patch], box))]
-            part -= take(old).to(values.device)
-            part += take(new).to(values.device)
+            part -= take(old).values.to(values.device)
+            part += take(new).values.to(values.device)
         values /= self.weight_sum[here]
         if self.volume is None:
             return self.reference_scores + (self.target.contribution(values[None], box)[0] - self._reference(box))
@@ -147,6 +201,17 @@ def cancels(volume: torch.Tensor) -> bool:
     ordinary = some.kthvalue(max(1, some.shape[1] // _ORDINARY), dim=1).values.clamp(min=1)
     largest = torch.maximum(low.abs(), high.abs())
     return bool((largest * torch.finfo(volume.dtype).eps > _LOST * ordinary).any())
+
+
+def of_one_size(trims: dict[int, Box], grid: PatchGrid) -> dict[int, Box]:
+    """Boxes inside of patches, made as large as the largest along each axis."""
+    size = [max(side.stop - side.start for side in sides) for sides in zip(*trims.values(), strict=True)]
+    found = {}
+    for patch, box in trims.items():
+        ends = zip(box, grid.boxes[patch], size, strict=True)
+        starts = [min(side.start, whole.stop - length) for side, whole, length in ends]
+        found[patch] = tuple(slice(start, start + length) for start, length in zip(starts, size, strict=True))
+    return found
 
 
 def around(boxes: Iterable[Box]) -> Box:

@@ -28,6 +28,7 @@ from monai_saliency.inferers.once import Passed
 from monai_saliency.networks.comparison import Difference, Excerpt, difference, excerpt
 from monai_saliency.networks.outputs import OutputPath, check_rows, read
 from monai_saliency.utils.monai_private import holds_compiled
+from monai_saliency.utils.tensors import plain
 
 __all__ = ["PatchCheck", "WrapperCheck"]
 
@@ -98,7 +99,7 @@ class PatchCheck:
         state = self.states[index]
         tolerance = tolerance_of(self.forward, state)
         expected = predicted(state, self.output)
-        gap = None if expected is None else difference(expected.excerpt, excerpt(volume), tolerance)
+        gap = None if expected is None else difference(expected.excerpt, self._kept(state, volume), tolerance)
         if expected is not None and gap is not None and gap.beyond_rounding:
             words = figures(state.bound_to, expected, volume, f"in patch batches of {self.batch_size}", gap)
             raise RowsDepend(state.case.name, f"the unperturbed image gives {words}")
@@ -114,6 +115,18 @@ class PatchCheck:
             self._compare(index, "a patch of the unperturbed image", single, words, seen)
             if not is_alone:
                 return
+
+    def _kept(self, state: CaseState, volume: torch.Tensor) -> Excerpt:
+        """What is compared with a prediction: a stitched output, without what the prediction has lost where patches
+        count so little that its sums cannot hold them.
+        """
+        lost = getattr(self.forward.inferer, "lost", None)
+        part = None if lost is None else read(state.case.prediction, self.output)
+        if lost is None or not isinstance(part, torch.Tensor) or part.shape != volume.shape:
+            return excerpt(volume)
+        most = lost(volume.shape[2:]).to(volume)
+        gaps = plain(part).to(volume) - volume
+        return excerpt(volume + torch.clamp(gaps, -most, most))
 
     def check_again(self, slot: int, now: Excerpt | None, alone: Callable[[int, int], torch.Tensor]) -> None:
         """Compare a patch that comes again with what it gave first.

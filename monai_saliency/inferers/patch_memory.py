@@ -6,7 +6,7 @@ Each output has a number, its *slot*. :mod:`monai_saliency.inferers.patches` run
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from monai_saliency.utils.arguments import number
 
-__all__ = ["OutputMemory", "Outputs", "PatchMemory", "owned"]
+__all__ = ["OutputMemory", "Outputs", "PatchMemory", "Row", "owned", "stacked"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,42 @@ class PatchMemory:
     def __post_init__(self) -> None:
         number("device_bytes", self.device_bytes, 0)
         number("host_bytes", self.host_bytes, 0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The output of one patch, beside others of its batch.
+
+    Attributes:
+        block: ``(n, C, *box)``, what is remembered of a batch of patches.
+        place: the patch's row.
+    """
+
+    block: torch.Tensor
+    place: int
+
+    @property
+    def values(self) -> torch.Tensor:
+        """``(C, *box)``."""
+        return self.block[self.place]
+
+    @property
+    def nbytes(self) -> int:
+        """What the output would need alone."""
+        return self.block.nbytes // len(self.block)
+
+    def to(self, device: torch.device) -> Row:
+        """The row on a device, alone where it is on another one."""
+        return self if self.block.device == device else Row(self.values.to(device)[None], 0)
+
+    def alone(self) -> Row:
+        """A copy that does not keep the others in memory."""
+        return self if len(self.block) == 1 else Row(self.values.clone()[None], 0)
+
+
+def stacked(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
+    """The outputs ``(n, C, *box)`` of some patches."""
+    return torch.stack([row.values.to(device) for row in rows])
 
 
 class Outputs:
@@ -132,23 +168,41 @@ class _Tier:
         self.limit = limit
         self.used = 0
         self.outputs: OrderedDict[int, Any] = OrderedDict()
+        self._rows: dict[int, int] = {}
 
     def put(self, slot: int, output: Any) -> list[tuple[int, Any]]:
         """Keep an output; returns the outputs that there is no more room for."""
         if output.nbytes > self.limit:
             return [(slot, output)]
+        output = output.to(self.device)
+        # Rows of one batch share their memory, which is free when the last one goes. Where there is no room for all of
+        # them, each has its own.
+        block, size = _held(output)
+        if size > output.nbytes and block not in self._rows and self.used + size > self.limit:
+            output = output.alone()
+            block, size = _held(output)
         fallen = []
-        while self.used + output.nbytes > self.limit:
+        while block not in self._rows and self.used + size > self.limit:
             oldest = next(iter(self.outputs))
             fallen.append((oldest, self.pop(oldest)))
-        self.outputs[slot] = output.to(self.device)
-        self.used += output.nbytes
+        self.outputs[slot] = output
+        self.used += 0 if block in self._rows else size
+        self._rows[block] = self._rows.get(block, 0) + 1
         return fallen
 
     def pop(self, slot: int) -> Any:
         output = self.outputs.pop(slot)
-        self.used -= output.nbytes
+        block, size = _held(output)
+        self._rows[block] -= 1
+        if not self._rows[block]:
+            del self._rows[block]
+            self.used -= size
         return output
+
+
+def _held(output: Any) -> tuple[int, int]:
+    """What an output keeps in memory, and how many bytes that is."""
+    return (id(output.block), output.block.nbytes) if isinstance(output, Row) else (id(output), output.nbytes)
 
 
 def owned(part: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ from monai_saliency.inferers.expected import check_unchanged, faded
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.patch_case import PatchCase, cancels
 from monai_saliency.inferers.patch_check import PatchCheck, WrapperCheck
-from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory, owned
+from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory, Row, owned
 from monai_saliency.inferers.patch_plan import refusal
 from monai_saliency.inferers.price import Batches, Price
 from monai_saliency.inferers.unwrapped import inside_of, sliding_call, trials
@@ -162,7 +162,7 @@ class RememberedPatches(Scoring):
         self.reference = PatchCheck(forward, states, output, self.batch_size)
         # Unperturbed patches of the first case, for rows that are left over and for a last look: one that holds
         # something, rather than background, and one of the first batch.
-        middle = _middle(self.grid)
+        middle = self.grid.middle
         self.fillers = (middle, min(range(min(self.batch_size, self.num_patches)), key=lambda it: abs(it - middle)))
         self.reference.look_twice(self.fillers)
         # Rows of slots: a case, a row of its state (0 for the unperturbed image), and a patch.
@@ -188,7 +188,8 @@ class RememberedPatches(Scoring):
             if uses[slot]:
                 self.memory.put(slot, self._trim(slot, output))
         self.outputs = Outputs(uses, self.batch_size, self._run_batch, self.memory)
-        needed = self._still_needed({slot for pair in pairs for slot in pair})
+        # Batches that will give some slots, if nothing is forgotten: each once.
+        needed = {slot // self.batch_size for pair in pairs for slot in pair if slot not in self.memory}
         wholes = self.wrapper.left({case for case, _, _ in todo})
         total = self.done + sum(len(self._slots_of(number)) for number in needed) + wholes * self.num_patches
         plain = self.num_patches * (len(self.states) + sum(stop - start for _, start, stop in todo))
@@ -211,8 +212,7 @@ class RememberedPatches(Scoring):
         self._is_seen = True
         todo = self._todo(batches)
         for index, start, stop in todo:
-            scores = [self.cases[index].score(row, self.outputs.take) for row in range(start, stop)]
-            self.states[index].add(start, stop, torch.stack(scores))
+            self.states[index].add(start, stop, self.cases[index].scores(start, stop, self.outputs.take))
             if self.wrapper.wants(index):
                 self._compare_whole(index, self.states[index].most_changed(stop))
         for index, start, _ in todo:
@@ -266,14 +266,14 @@ class RememberedPatches(Scoring):
             [case * self.num_patches + middle for case in range(len(self.states))], self.num_unperturbed
         )
         for number in range(-(-len(self.slots) // self.batch_size)):
-            for slot, output in self._forward(number):
-                if not sums:
-                    sums = [
-                        torch.zeros(len(output), *shape, dtype=image.dtype, device=self.device) for _ in self.states
-                    ]
+            outputs = owned(self._forward(number))
+            if not sums:
+                channels = outputs.shape[1]
+                sums = [torch.zeros(channels, *shape, dtype=image.dtype, device=self.device) for _ in self.states]
+            for place, slot in enumerate(self._slots_of(number)):
                 case, _, patch = self.slots[slot]
-                sums[case][everywhere(self.grid.boxes[patch])] += output.to(self.device)
-                self.whole.put(slot, owned(output))
+                sums[case][everywhere(self.grid.boxes[patch])] += outputs[place].to(self.device)
+                self.whole.put(slot, Row(outputs, place))
         weights = self.weights[self.grid.crop].to(self.device)
         weight_sum = torch.zeros(shape, dtype=image.dtype, device=self.device)
         for box in self.grid.boxes:
@@ -301,7 +301,7 @@ class RememberedPatches(Scoring):
         """A patch of an unperturbed image faded more and more, ``(batch_size, C, *roi_size)``."""
         state, box = self.states[case], everywhere(self.grid.boxes[patch])
         images = faded(state.case.image[box], state.fill[box], self.batch_size)
-        return torch.stack([self._padded(part) for part in images])
+        return torch.cat([self._padded(part[None]) for part in images])
 
     def _run(self, patches: torch.Tensor) -> torch.Tensor:
         """The network's output of patches."""
@@ -309,7 +309,7 @@ class RememberedPatches(Scoring):
 
     def _alone(self, slot: int, count: int) -> torch.Tensor:
         """The network's output of one patch alone, or of a batch of its copies."""
-        self._perturb(slot, self.batch[0])
+        self._perturb([slot], self.batch[:1])
         return self._run(self.batch[:1].clone().expand(count, *self.batch.shape[1:]))[:1]
 
     def _number_slots(self, spans: Sequence[tuple[int, int]]) -> None:
@@ -325,40 +325,41 @@ class RememberedPatches(Scoring):
             count += len(new)
         self.slots = np.concatenate(tables)
 
-    def _pairs(self, case: int, row: int) -> Iterator[tuple[int, int]]:
+    def _pairs(self, case: int, row: int) -> list[tuple[int, int]]:
         """The slots that a row's mask needs: of unperturbed patches, and of the same ones perturbed."""
-        return ((old, new) for _, old, new in self.cases[case].exchanges(row))
-
-    def _still_needed(self, slots: set[int]) -> set[int]:
-        """The batches that will give some slots, if nothing is forgotten: each once."""
-        return {slot // self.batch_size for slot in slots if slot not in self.memory}
+        return [(swap.old, swap.new) for swap in self.cases[case].exchanges(row)]
 
     def _slots_of(self, number: int) -> list[int]:
         slots = range(number * self.batch_size, min((number + 1) * self.batch_size, len(self.slots)))
         return [slot for slot in slots if self.slots[slot, 0] >= 0]
 
-    def _run_batch(self, number: int) -> Iterator[tuple[int, torch.Tensor]]:
+    def _run_batch(self, number: int) -> Iterator[tuple[int, Row]]:
         """Run a batch; its slots, each with what the target needs of the output."""
-        for slot, output in self._forward(number):
-            case, _, patch = self.slots[slot]
-            if patch in self.cases[case].trims:
-                yield slot, self._trim(slot, output)
+        slots = self._slots_of(number)
+        outputs = self._forward(number)
+        cases, patches = self.slots[slots][:, [0, 2]].T.tolist()
+        for case in dict.fromkeys(cases):
+            read = [place for place in range(len(slots)) if cases[place] == case]
+            read = [place for place in read if patches[place] in self.cases[case].trims]
+            if read:  # side by side, but where a patch is run again that the target does not read
+                here = outputs[read[0] : read[-1] + 1] if len(read) == read[-1] + 1 - read[0] else outputs[read]
+                block = self.cases[case].trim([patches[place] for place in read], here)
+                yield from ((slots[place], Row(block, row)) for row, place in enumerate(read))
 
-    def _trim(self, slot: int, output: torch.Tensor) -> torch.Tensor:
-        case, _, patch = self.slots[slot]
-        return self.cases[case].trim(patch, output, self.grid.boxes[patch])
+    def _trim(self, slot: int, row: Row) -> Row:
+        """What the target needs of an output."""
+        case, _, patch = self.slots[slot].tolist()
+        whole = self.cases[case].needs_all(row.block)
+        return row if whole else Row(self.cases[case].trim([patch], row.values[None]), 0)
 
-    def _forward(self, number: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Run a batch; its slots, each with its weighted output ``(C, *box)``."""
+    def _forward(self, number: int) -> torch.Tensor:
+        """Run a batch; the weighted outputs ``(n, C, *box)`` of its slots."""
         slots = self._slots_of(number)
         with stage("perturb"):
-            for place, slot in enumerate(slots):
-                self._perturb(slot, self.batch[place])
             # Rows that are left over show unperturbed patches again, the same ones whenever the batch is run.
             places = range(len(slots), self.batch_size)
             left = list(zip(places, itertools.chain(self.fillers, itertools.repeat(self.fillers[0])), strict=False))
-            for place, slot in left:
-                self._perturb(slot, self.batch[place])
+            self._perturb([*slots, *(slot for _, slot in left)], self.batch)
         self._is_seen = bool(left)
         version = tensor_version(self.batch)
         with stage("forward"):
@@ -374,13 +375,13 @@ class RememberedPatches(Scoring):
             self.states[self.slots[slot, 0]].forwards_here += 1
         self.done += len(slots)
         self._advance(len(slots))
-        for place, slot in enumerate(slots):
-            # Weighted in the output's own precision, as MONAI does it.
-            yield slot, (output[place] * self.weights).to(output.dtype)[everywhere(self.grid.crop)]
+        # Weighted in the output's own precision, as MONAI does it.
+        weighted = (output[: len(slots)] * self.weights).to(output.dtype)[everywhere(everywhere(self.grid.crop))]
         for slot, beside in chosen:
             self.reference.check_perturbed(int(self.slots[slot, 0]), slot, beside, self._alone)
         for slot, beside in again:
             self.reference.check_again(slot, beside, self._alone)
+        return weighted
 
     def _most_hidden(self, slots: Sequence[int]) -> list[int]:
         """The places in a batch of the perturbed patches to compare: of each case of which none was compared yet, the
@@ -395,17 +396,26 @@ class RememberedPatches(Scoring):
                 changes.setdefault(case, {})[place] = float(gap.abs().sum())
         return [max(each, key=each.__getitem__) for each in changes.values() if any(each.values())]
 
-    def _perturb(self, slot: int, out: torch.Tensor) -> None:
-        case, row, patch = self.slots[slot]
-        box = self.grid.boxes[patch]
-        part = out[everywhere(self.grid.crop)]
-        self.states[case].perturb(row, row + 1, out=part[None], box=box)
+    def _perturb(self, slots: Sequence[int], out: torch.Tensor) -> None:
+        """Write the patches of some slots ``(n, C, *roi_size)``."""
+        parts = out[everywhere(everywhere(self.grid.crop))]
+        cases, rows, patches = self.slots[list(slots)].T.tolist()
+        boxes = [self.grid.boxes[patch] for patch in patches]
+        # Slots of one case, whose perturbed patches are behind its unperturbed ones, stand side by side.
+        first = 0
+        while first < len(slots):
+            stop = first + 1
+            while stop < len(slots) and (cases[stop], rows[stop] > 0) == (cases[first], rows[first] > 0):
+                stop += 1
+            here = slice(first, stop)
+            self.states[cases[first]].perturb_each(rows[here], boxes[here], out=parts[here])
+            first = stop
         if any(self.grid.pad):
-            out[:] = self._padded(part)
+            out[:] = self._padded(parts)
 
-    def _padded(self, part: torch.Tensor) -> torch.Tensor:
-        """What lies inside the image of a patch ``(C, *box)``, padded to a patch ``(C, *roi_size)``."""
-        return F.pad(part[None], self.grid.pad, **self.padding)[0] if any(self.grid.pad) else part
+    def _padded(self, parts: torch.Tensor) -> torch.Tensor:
+        """What lies inside the image of patches ``(n, C, *box)``, padded to patches ``(n, C, *roi_size)``."""
+        return F.pad(parts, self.grid.pad, **self.padding) if any(self.grid.pad) else parts
 
     def _check(self, output: Any, count: int) -> torch.Tensor:
         """The part of the network's output that is explained, one tensor ``(n, C, *roi_size)``."""
@@ -425,12 +435,6 @@ class RememberedPatches(Scoring):
         if not output.is_floating_point():
             raise _NotExact(f"the network gives {output.dtype}, which cannot be blended")
         return output
-
-
-def _middle(grid: PatchGrid) -> int:
-    """The patch nearest to the middle of the image, where its content is, rather than background."""
-    middles = np.array([[side.start + side.stop for side in box] for box in grid.boxes])
-    return int(np.abs(middles - (middles.min(0) + middles.max(0)) / 2).sum(1).argmin())
 
 
 def _stitching_device(inferer: SlidingWindowInferer, image: torch.Tensor) -> torch.device:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
-from monai_saliency.utils.tensors import blend
+from monai_saliency.utils.tensors import blend, cut, to_device
 
 __all__ = ["BoundMasks", "Masks"]
 
@@ -258,6 +258,51 @@ class BoundMasks(ABC):
             box: where the masks were rendered; the whole image by default.
         """
         blend(fill, image, rendered, is_finite, out=out)
+
+    def render_each(
+        self, indices: Sequence[int], boxes: Sequence[Box], device: torch.device | str | None = None
+    ) -> torch.Tensor:
+        """Render a part of each mask, inside a box that is its own. Override this where that takes few operations.
+
+        Args:
+            indices: the indices of n masks, at least one.
+            boxes: n boxes of one size.
+            device: as for :meth:`render`.
+
+        Returns:
+            ``(n, 1 or C, *size)``, as :meth:`render` gives each with its box.
+        """
+        each = [self.render([index], device, box) for index, box in zip(indices, boxes, strict=True)]
+        return torch.cat(each)
+
+    def perturb_each(
+        self,
+        indices: Sequence[int],
+        image: torch.Tensor,
+        fill: torch.Tensor,
+        boxes: Sequence[Box],
+        is_finite: bool,
+        out: torch.Tensor,
+    ) -> None:
+        """Write parts of perturbed images to ``out``, ``(n, C, *size)``, each inside a box that is its own.
+
+        Args:
+            indices: the indices of n masks, at least one.
+            image: ``(C, *spatial)``.
+            fill: the case's fill, of the image's shape.
+            boxes: n boxes of one size.
+            is_finite: as for :meth:`perturb`.
+            out: where to write.
+        """
+        if type(self).perturb is not BoundMasks.perturb:
+            for index, box, row in zip(indices, boxes, out.split(1), strict=True):
+                here = everywhere(box)
+                self.perturb(image[here], fill[here], self.render([index], box=box).to(out.dtype), is_finite, row, box)
+            return
+        size = [side.stop - side.start for side in boxes[0]]
+        corners = to_device(np.array([[side.start for side in box] for box in boxes]), image.device).unbind(1)
+        masks = self.render_each(indices, boxes).to(out.dtype)
+        blend(cut(fill, corners, size), cut(image, corners, size), masks, is_finite, out=out)
 
     def stream(self, indices: Sequence[int], max_elements: int = 2**23) -> Iterator[tuple[slice, torch.Tensor]]:
         """Render many masks, a few at a time.

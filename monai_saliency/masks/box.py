@@ -99,6 +99,17 @@ class BoundBoxMasks(BoundMasks):
             masks = torch.maximum(masks, line.view(len(line), 1, *(-1 if a == axis else 1 for a in range(len(box)))))
         return masks
 
+    def render_each(
+        self, indices: Sequence[int], boxes: Sequence[Box], device: torch.device | str | None = None
+    ) -> torch.Tensor:
+        if self.smooth:  # where an edge is depends on the image's border
+            return super().render_each(indices, boxes, device)
+        place = torch.device(device) if device is not None else self.device
+        corners = np.array([[side.start for side in box] for box in boxes])
+        codes = {name: ends - corners for name, ends in self.codes(indices).items() if name in ("first", "stop")}
+        size = tuple(slice(0, side.stop - side.start) for side in boxes[0])
+        return self._render_box(codes, size, place)
+
     def _render_smooth(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         first, stop = (to_device(ends, device, self.dtype) for ends in self._edges(codes))
         hidden = torch.ones((), dtype=self.dtype, device=device)

@@ -12,7 +12,7 @@ from monai.inferers import SlidingWindowInferer
 from monai_saliency.masks.base import BoundMasks, Masks, Regions
 from monai_saliency.masks.coalition_draw import Drawn, draw_pairs
 from monai_saliency.masks.patch_cells import Hidden, Meeting, affordable_meetings, meetings, players_that_meet
-from monai_saliency.masks.region import find_regions, reads_labels
+from monai_saliency.masks.region import find_regions, kept_inside, reads_labels
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
@@ -230,6 +230,13 @@ class BoundCoalitionMasks(BoundMasks):
         kept = torch.cat([kept.new_ones(*kept.shape[:2], 1), kept], dim=2)
         index = self._regions.index[box].to(device)
         return kept.index_select(2, index.flatten()).reshape(*kept.shape[:2], *index.shape)
+
+    def render_each(
+        self, indices: Sequence[int], boxes: Sequence[Box], device: torch.device | str | None = None
+    ) -> torch.Tensor:
+        place = torch.device(device) if device is not None else self.device
+        kept = self.codes(indices)["coalition"].reshape(len(indices), -1, self.channels or 1).swapaxes(1, 2)
+        return kept_inside(kept, self._regions.index, boxes, place, self.dtype)
 
     def paint(self, values: torch.Tensor) -> torch.Tensor:
         """Give each voxel the value of its player; 0 where it has none.

@@ -13,9 +13,9 @@ from monai_saliency.masks.base import BoundMasks, Masks, Regions, random_rows
 from monai_saliency.masks.smooth import averaged, check_smooth, grown, widths_of
 from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.tensors import check_labels, plain, to_device
+from monai_saliency.utils.tensors import check_labels, cut, plain, to_device
 
-__all__ = ["BoundRegionMasks", "RegionMasks", "find_regions", "reads_labels"]
+__all__ = ["BoundRegionMasks", "RegionMasks", "find_regions", "kept_inside", "reads_labels"]
 
 
 class RegionMasks(Masks):
@@ -200,8 +200,39 @@ class BoundRegionMasks(BoundMasks):
             return 1 - averaged(hidden, box, self.smooth, self.spatial_shape)
         return self._crisp(codes, box, device)
 
+    def render_each(
+        self, indices: Sequence[int], boxes: Sequence[Box], device: torch.device | str | None = None
+    ) -> torch.Tensor:
+        if self.smooth:
+            return super().render_each(indices, boxes, device)
+        place = torch.device(device) if device is not None else self.device
+        return kept_inside(self.codes(indices)["coalition"][:, None], self.index, boxes, place, self.dtype)
+
     def _crisp(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         coalition = to_device(codes["coalition"], device, self.dtype)
         kept = torch.cat([coalition.new_ones(len(coalition), 1), coalition], dim=1)
         index = self.index[box].to(device)
         return kept.index_select(1, index.flatten()).reshape(len(coalition), 1, *index.shape)
+
+
+def kept_inside(
+    kept: np.ndarray, index: torch.Tensor, boxes: Sequence[Box], device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """Masks that keep and hide regions as a whole, each inside a box that is its own.
+
+    Args:
+        kept: ``(n, C, regions)``, how much of each region is kept.
+        index: see :class:`~monai_saliency.masks.base.Regions`. Voxels of no region are kept.
+        boxes: n boxes of one size.
+        device: where to render.
+        dtype: of the masks.
+
+    Returns:
+        ``(n, C, *size)``.
+    """
+    size = [side.stop - side.start for side in boxes[0]]
+    corners = to_device(np.array([[side.start for side in box] for box in boxes]), index.device).unbind(1)
+    found = cut(index[None], corners, size).to(device).flatten(2).long()
+    every = np.concatenate([np.ones_like(kept[:, :, :1]), kept], axis=2)
+    table = to_device(every, device, dtype)
+    return table.gather(2, found.expand(-1, table.shape[1], -1)).unflatten(2, size)

@@ -199,6 +199,14 @@ class _BoundUntilMasks(BoundMasks):
         part: dict[str, Any] = {} if box is None else {"box": box}
         return self.base.render(indices, device, **part)
 
+    def render_each(
+        self, indices: Sequence[int], boxes: Sequence[Box], device: torch.device | str | None = None
+    ) -> torch.Tensor:
+        return self.base.render_each(indices, boxes, device)
+
+    def perturb_each(self, *args: Any, **kwargs: Any) -> None:
+        self.base.perturb_each(*args, **kwargs)
+
     def perturb(self, *args: Any, **kwargs: Any) -> None:
         self.base.perturb(*args, **kwargs)
 

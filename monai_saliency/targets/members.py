@@ -71,6 +71,13 @@ class _BoundMemberTarget(BoundTarget):
         parts = output.chunk(self.members, dim=1)
         return torch.cat([self.bound_to_mean.contribution(each, box) for each in parts], dim=1)
 
+    def shares(self, box: Box) -> torch.Tensor | None:
+        shares = self.bound_to_mean.shares(box)
+        return None if shares is None else shares.repeat(self.members, *[1] * (shares.ndim - 1))
+
+    def at_voxels(self, output: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.bound_to_mean.at_voxels(each) for each in output.chunk(self.members, dim=1)], dim=1)
+
     def describe(self) -> dict[str, Any]:
         return self.bound_to_mean.describe()
 

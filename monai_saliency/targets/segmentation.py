@@ -309,6 +309,22 @@ class _BoundRegionScore(BoundTarget):
             found.append((box, region))
         return found
 
+    def shares(self, box: Box) -> torch.Tensor | None:
+        each = []
+        for voxels in self.voxels:
+            whole = self.reference.new_zeros(self.shape.numel())
+            whole[slice(None) if voxels is None else voxels] = 1 / (len(whole) if voxels is None else len(voxels))
+            each.append(whole.view(self.shape)[box].clone())
+        return torch.stack(each)
+
+    def at_voxels(self, output: torch.Tensor) -> torch.Tensor:
+        values = ACTIVATIONS[self.activation](to_float(output))
+        read = self.channels_read
+        places = self.channels if read is None else [read.index(channel) for channel in self.channels]
+        if places == list(range(places[0], places[0] + len(places))):
+            return values[:, places[0] : places[0] + len(places)]
+        return torch.stack([values[:, place] for place in places], dim=1)
+
     def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
         values = to_float(output)
         scores = []

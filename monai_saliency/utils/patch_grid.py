@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
 
+import numpy as np
 from monai.data.utils import dense_patch_slices
 from monai.inferers import SliceInferer, SlidingWindowInferer
 from monai.utils import ensure_tuple_rep, fall_back_tuple
@@ -96,6 +97,12 @@ class PatchGrid:
             )
             for patch in self.cuts
         ]
+
+    @property
+    def middle(self) -> int:
+        """The patch nearest to the middle of the image, where its content is, rather than background."""
+        middles = np.array([[side.start + side.stop for side in box] for box in self.boxes])
+        return int(np.abs(middles - (middles.min(0) + middles.max(0)) / 2).sum(1).argmin())
 
     def window(self, divide: int = 1, times: int = 1) -> list[int]:
         """The edges in voxels of a window that is some steps from patch to patch long, divided; at most the image."""

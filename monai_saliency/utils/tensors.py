@@ -15,11 +15,13 @@ __all__ = [
     "blend",
     "check_labels",
     "columns",
+    "cut",
     "finite_between",
     "new_buffer",
     "plain",
     "to_device",
     "to_host",
+    "windows",
     "with_meta_of",
 ]
 
@@ -117,6 +119,43 @@ def to_device(values: np.ndarray, device: torch.device, dtype: torch.dtype | Non
     if device.type == "cuda":  # only pinned memory is copied while the host goes on
         host = host.pin_memory()
     return host.to(device, non_blocking=device.type != "mps")
+
+
+def windows(values: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """A view of each window of one size: ``(..., *spatial)`` becomes ``(..., *corners, *size)``.
+
+    Args:
+        values: the last axes are spatial.
+        size: of a window in voxels, for each spatial axis.
+
+    Example::
+
+        >>> windows(torch.arange(4), [2]).tolist()
+        [[0, 1], [1, 2], [2, 3]]
+    """
+    first = values.ndim - len(size)
+    for axis, length in enumerate(size, first):
+        values = values.unfold(axis, length, 1)
+    return values
+
+
+def cut(values: torch.Tensor, corners: Sequence[torch.Tensor], size: Sequence[int]) -> torch.Tensor:
+    """Copy many windows of one size, in one operation.
+
+    Args:
+        values: ``(C, *spatial)``.
+        corners: for each spatial axis the first voxels of k windows, int64 ``(k,)``, on the values' device.
+        size: of a window in voxels, for each spatial axis.
+
+    Returns:
+        ``(k, C, *size)``.
+
+    Example::
+
+        >>> cut(torch.arange(5)[None], [torch.tensor([3, 0])], [2]).tolist()
+        [[[3, 4]], [[0, 1]]]
+    """
+    return windows(values, size).movedim(0, len(size))[tuple(corners)]
 
 
 def columns(values: torch.Tensor, places: Sequence[int]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from monai.inferers import SlidingWindowInferer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monai_saliency as ms
@@ -16,6 +17,8 @@ import monai_saliency as ms
 IMAGES = {"2D": torch.rand(1, 3, 32, 24), "3D": torch.rand(1, 1, 16, 12, 20)}
 #: RISE in 3D needs 14, windows 10
 AT_MOST = 15
+#: remembered patches need 8 for a batch of patches in 3D, and 16 more to exchange those of a batch of masks
+AT_MOST_OF_PATCHES = 25
 
 
 class Counted(TorchDispatchMode):
@@ -76,3 +79,48 @@ def test_operations_of_a_batch(method: str, dims: str) -> None:
     assert any("lerp" in name for name in few)  # the work itself is seen
     assert few == many
     assert len(few) <= AT_MOST, few
+
+
+class Segmenter(Network):
+    """A segmentation of two classes."""
+
+    def __init__(self, image: torch.Tensor, mode: Counted) -> None:
+        super().__init__(image, mode)
+        conv = torch.nn.Conv2d if image.ndim == 4 else torch.nn.Conv3d
+        self.inner = conv(image.shape[1], 2, 3, padding=1)
+
+
+def of_patches(image: torch.Tensor, target: Any, batch_size: int, patches: int) -> list[list[str]]:
+    """The operations between forwards of patches, from the first batches, some of which are compared with the same
+    alone, to the last two, which are looked at again.
+    """
+    window = 8 if image.ndim == 4 else 6
+    inferer = SlidingWindowInferer(8, patches, overlap=0.5)
+    stride = 3 if batch_size * patches > 16 else 6
+    explain = ms.sliding_window(window, stride, target=target, inferer=inferer, mask_batch_size=batch_size)
+    mode = Counted()
+    network = Segmenter(image, mode).eval()
+    sizes: list[int] = []
+    network.register_forward_hook(lambda module, given, output: sizes.append(len(output)))
+    explain(image, network)
+    mode.stretches = [[]]
+    sizes.clear()
+    with mode:
+        explain(image, network)
+    alone = max(place for place, size in enumerate(sizes[:-1]) if size == 1)
+    return mode.stretches[alone + 3 : -3]
+
+
+@pytest.mark.parametrize("dims", IMAGES)
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_operations_of_remembered_patches(activation: str, dims: str) -> None:
+    target = ms.RegionScore([0, 1] if activation == "softmax" else 1, activation, "all")
+    longest = []
+    for batch_size, patches in ((4, 4), (16, 4), (16, 16)):
+        stretches = of_patches(IMAGES[dims], target, batch_size, patches)
+        scored = [stretch for stretch in stretches if any("stack" in name for name in stretch)]
+        assert len(stretches) > len(scored) > 2
+        assert all(any("lerp" in name for name in stretch) for stretch in stretches)  # the work itself is seen
+        longest.append(max(map(len, stretches)))
+    assert len(set(longest)) == 1  # whatever the number of masks and of patches
+    assert longest[0] <= AT_MOST_OF_PATCHES, longest

@@ -1,0 +1,112 @@
+"""nnU-Net's patches weigh next to nothing in an image's outermost corners, where its sums in float16 lose logits."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import monai_saliency as ms
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.inferers import nnunet
+from monai_saliency.inferers.nnunet import NNUNetInferer
+
+SIZE, SHAPE = (8, 16, 16), (16, 32, 32)
+
+
+def gaussian(size: tuple[int, ...], value_scaling_factor: int, dtype: torch.dtype, device: torch.device) -> Any:
+    """As nnU-Net makes them: an eighth of a patch wide, and no weight is 0."""
+    weights = torch.ones(())
+    for edge in size:
+        along = torch.exp(-0.5 * ((torch.arange(edge) - edge // 2) / (edge / 8)) ** 2)
+        weights = weights[..., None] * along
+    weights = (weights * value_scaling_factor).to(dtype)
+    weights[weights == 0] = weights[weights > 0].min()
+    return weights
+
+
+def steps(shape: tuple[int, ...], size: tuple[int, ...], step: float) -> list[list[int]]:
+    counts = [int(np.ceil((edge - patch) / (patch * step))) + 1 for edge, patch in zip(shape, size, strict=True)]
+    return [
+        [round((edge - patch) / max(count - 1, 1) * i) for i in range(count)]
+        for edge, patch, count in zip(shape, size, counts, strict=True)
+    ]
+
+
+@pytest.fixture
+def inferer(monkeypatch: pytest.MonkeyPatch) -> NNUNetInferer:
+    """Without nnU-Net, which need not be installed."""
+    own = SimpleNamespace(compute_gaussian=gaussian, compute_steps_for_sliding_window=steps)
+    monkeypatch.setattr(nnunet, "require", lambda *args, **kwargs: own)
+    return NNUNetInferer(SIZE)
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    first, last = (torch.nn.Conv3d(*channels, 3, padding=1) for channels in ((1, 4), (4, 2)))
+    with torch.no_grad():
+        last.weight *= 8
+    return torch.nn.Sequential(first, torch.nn.InstanceNorm3d(4), torch.nn.LeakyReLU(), last).eval()
+
+
+def image() -> torch.Tensor:
+    return torch.randn(1, 1, *SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+def explained(inferer: NNUNetInferer, prediction: torch.Tensor | None) -> Any:
+    target = ms.RegionScore(1, "softmax", "all")
+    explain = ms.sliding_window(SIZE, SIZE, target=target, inferer=inferer)
+    return explain.explain(image(), model(), cases=[Case("ct_7", prediction=prediction)])[0]
+
+
+def test_patches_are_remembered_beside_nnunets_own_prediction(
+    inferer: NNUNetInferer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with torch.no_grad():
+        prediction = inferer(image(), model())
+    found = explained(inferer, prediction)
+    assert not caplog.text  # images do not go one by one
+    without = explained(inferer, None)
+    assert found.num_forwards == without.num_forwards
+    assert torch.equal(found.scores, without.scores)
+
+
+def slow_logits(inferer: NNUNetInferer, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The stitched logits, patch by patch, with sums of a type."""
+    total, sums = torch.zeros(SHAPE, dtype=dtype), torch.zeros(2, *SHAPE, dtype=dtype)
+    for corner in product(*steps(SHAPE, SIZE, 0.5)):
+        box = tuple(slice(start, start + edge) for start, edge in zip(corner, SIZE, strict=True))
+        with torch.no_grad():
+            logits = model()(image()[:, :, box[0], box[1], box[2]])[0]
+        total[box] += weights.to(dtype)
+        sums[:, box[0], box[1], box[2]] += logits.to(dtype) * weights.to(dtype)
+    return (sums / total).double()
+
+
+def test_what_is_lost_bounds_the_difference(inferer: NNUNetInferer) -> None:
+    """Against sums in float64; beyond the bound there is only rounding of the logits themselves."""
+    weights = inferer.roi_weight_map
+    exact = slow_logits(inferer, weights, torch.float64)
+    gaps = (slow_logits(inferer, weights, torch.float16) - exact).abs().amax(dim=0)
+    largest, lost = exact.abs().max(), inferer.lost(SHAPE).double()
+    assert gaps.max() > 2e-2 * largest  # more than rounding of float16 explains
+    assert (gaps - lost).max() < 5e-3 * largest
+    assert (lost < 1e-3).double().mean() > 0.9  # in most of the image next to nothing is lost
+    assert lost[tuple(edge // 2 for edge in SHAPE)] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("place", "gap"), [((8, 16, 16), 0.5), ((0, 16, 16), 0.5), ((0, 0, 0), 3.0), ((15, 31, 31), -3.0)]
+)
+def test_another_prediction_is_refused(inferer: NNUNetInferer, place: tuple[int, ...], gap: float) -> None:
+    """In a single voxel, of a corner too, where as little as nnU-Net loses is allowed."""
+    with torch.no_grad():
+        prediction = inferer(image(), model())
+    prediction[(0, 1, *place)] += gap
+    with pytest.raises(CaseError, match="not what was predicted"):
+        explained(inferer, prediction)
