@@ -166,6 +166,15 @@ class GrowingBatches:
         single = scoring.reference.found is not None or holds_compiled(scoring.forward.network)
         return None if single else cls(scoring, first)
 
+    def score(self, spans: Sequence[tuple[int, int]], advance: Callable[..., Any]) -> None:
+        """Score a round.
+
+        Args:
+            spans: for each case the rows [start, stop).
+            advance: as for :meth:`~monai_saliency.inferers.whole_images.Scoring.score`.
+        """
+        self.scoring.score(self.batches(spans), self.parts(advance))
+
     def batches(self, spans: Sequence[tuple[int, int]]) -> Iterator[list[Rows]]:
         """The batches of a round, each to be run before the next one is asked for.
 

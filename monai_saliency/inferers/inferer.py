@@ -363,7 +363,7 @@ class PerturbationInferer(Inferer):
                 if growing is None:
                     scoring.score(batches, advance)
                 else:
-                    scoring.score(growing.batches(spans), growing.parts(advance))
+                    growing.score(spans, advance)
             for state in states:
                 state.end_round(look_for_others=meet is None and part.count > 1)
             if meet is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -123,7 +123,7 @@ class WholeImages(Scoring):
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
         return Plan(sum(stop - start for batch in batches for _, start, stop in batch), price=self._price(batches))
 
-    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
+    def score(self, batches: Iterable[Sequence[Rows]], advance: Callable[..., Any]) -> None:
         for batch in batches:
             ran = not all(self.states[index].has(start, stop) for index, start, stop in batch)
             if ran:
