@@ -46,7 +46,8 @@ class AttachSettings:
             elsewhere with random masks there (:class:`~monai_saliency.bundle.chosen_method.MethodChoice`).
         fill: what hides a voxel: a number, or a fill.
         fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
-        mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large.
+        mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large. ``"auto"``
+            finds what pays while batches run.
         amp: explain in half precision, ``"bf16"`` or ``"fp16"`` (:func:`~monai_saliency.networks.accelerated`); False
             explains in the evaluator's precision. Predictions stay what they are.
         channels_last: explain with images whose channels come last in memory, which convolutions may run faster.
@@ -92,7 +93,7 @@ class AttachSettings:
         method: str | Callable[..., PerturbationInferer] = AUTO,
         fill: float | Callable[[torch.Tensor], torch.Tensor] = 0.0,
         fill_unit: str = "network",
-        mask_batch_size: int | None = None,
+        mask_batch_size: int | str | None = None,
         amp: str | bool | None = False,
         channels_last: bool = False,
         compile: bool | str | Mapping[str, Any] | None = False,

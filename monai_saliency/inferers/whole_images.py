@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -100,15 +100,30 @@ class WholeImages(Scoring):
         self._unseen: int | None = None
         self._compared, self._looks_on = 0, False
         self.reference = ReferenceCheck(forward, states, split, output, batch_size, found)
-        image = states[0].case.image
+        self.runs = 0  # batches that the network ran
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, but for the unperturbed image in the last, and only its output is read.
-        self.batch = new_buffer(image, batch_size, len(image) + split.held_images.shape[1], *image.shape[1:])
+        self.batch = self._buffer(batch_size)
+
+    def _buffer(self, size: int) -> torch.Tensor:
+        image = self.states[0].case.image
+        return new_buffer(image, size, len(image) + self.split.held_images.shape[1], *image.shape[1:])
+
+    def resize(self, size: int) -> None:
+        """Run the next batch with another number of rows, all of which it must fill.
+
+        Args:
+            size: perturbed images in a batch.
+        """
+        if size != len(self.batch):
+            self.batch = torch.empty(0)  # so that there are never two
+            self.batch = self._buffer(size)
+            self.reference.batch_size = size
 
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
         return Plan(sum(stop - start for batch in batches for _, start, stop in batch), price=self._price(batches))
 
-    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
+    def score(self, batches: Iterable[Sequence[Rows]], advance: Callable[..., Any]) -> None:
         for batch in batches:
             ran = not all(self.states[index].has(start, stop) for index, start, stop in batch)
             if ran:
@@ -129,6 +144,7 @@ class WholeImages(Scoring):
     def _run(self, batch: Sequence[Rows]) -> None:
         """Make, run and read one batch."""
         count = len(self.batch)
+        self.runs += 1
         first = [index for index, start, _ in batch if start == 0]
         for index in first:
             self.reference.expect(index)
