@@ -26,7 +26,7 @@ from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
 from monai_saliency.inferers.price import Pace
 from monai_saliency.inferers.settings import check_cases, check_settings
-from monai_saliency.inferers.whole_images import Rows, Scoring, WholeImages
+from monai_saliency.inferers.whole_images import Rows, Scoring, WholeImages, even_size
 from monai_saliency.masks.base import Masks
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
@@ -273,7 +273,7 @@ class PerturbationInferer(Inferer):
             shared = meet is not None or (part is not None and part.count > 1)
             is_part = shared and meet is None
             states, split = self._begin(forward, shared, is_part, inputs, cases, stored)
-            size = min(self.mask_batch_size, sum(len(state.masks) + 1 for state in states))
+            size = even_size(self.mask_batch_size, states, network)
             try:
                 scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
                 if scoring is None:
