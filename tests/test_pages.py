@@ -136,6 +136,18 @@ def check_contributing(made: dict[str, Any], folder: Path) -> None:
 
 
 GIVEN["CONTRIBUTING"] = (lambda folder: {}, check_contributing)
+
+
+def check_cost(made: dict[str, Any], folder: Path) -> None:
+    """The map of the faster network is that of the network itself, up to half precision."""
+    assert ms.networks.runtime_settings(ms.networks.accelerated(made["network"], amp="bf16")) == {"amp": "bf16"}
+    expected = made["explain"](torch.ones(1, 1, 16, 16), made["network"])
+    found = made["explain"](torch.ones(1, 1, 16, 16), ms.networks.accelerated(made["network"], amp="bf16"))
+    assert made["maps"].shape == expected.shape
+    assert float((found - expected).abs().max()) < 0.1 * float(expected.abs().max())
+
+
+GIVEN["cost"] = (lambda folder: {}, check_cost)
 GIVEN["README"] = (lambda folder: volumes(), check_readme)
 GIVEN["python"] = (in_python, check_python)
 GIVEN["xaitk"] = (with_xaitk, check_xaitk)

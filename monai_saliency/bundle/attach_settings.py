@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from monai_saliency.errors import repeat_cause_last
 from monai_saliency.fills.unit import fill_in_unit
 from monai_saliency.handlers.trust import Trust
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.networks.runtime import accelerated, check_runtime
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
@@ -45,6 +46,11 @@ class AttachSettings:
         fill: what hides a voxel: a number, or a fill.
         fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
         mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large.
+        amp: explain in half precision, ``"bf16"`` or ``"fp16"`` (:func:`~monai_saliency.networks.accelerated`); False
+            explains in the evaluator's precision. Predictions stay what they are.
+        channels_last: explain with images whose channels come last in memory, which convolutions may run faster.
+        compile: explain with the network compiled by ``torch.compile``: True, a mode such as ``"reduce-overhead"``, or
+            a dictionary of its arguments.
         picture: whether to draw pictures.
         picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
             where it is known (:class:`~monai_saliency.transforms.SaveSaliencyd`).
@@ -84,6 +90,9 @@ class AttachSettings:
         fill: float | Callable[[torch.Tensor], torch.Tensor] = 0.0,
         fill_unit: str = "network",
         mask_batch_size: int | None = None,
+        amp: str | bool | None = False,
+        channels_last: bool = False,
+        compile: bool | str | Mapping[str, Any] | None = False,
         picture: bool = True,
         picture_scale: float | None = None,
         report: bool = True,
@@ -116,6 +125,7 @@ class AttachSettings:
         self.fill = fill
         self.fill_unit = fill_unit
         self.mask_batch_size = mask_batch_size
+        self.runtime = check_runtime(amp, channels_last, compile, prefix)
         self.picture = picture
         if picture_scale is not None:
             positive_numbers(f"{prefix}picture_scale", picture_scale)
@@ -156,6 +166,10 @@ class AttachSettings:
             meter=getattr(evaluator, "meter", None),
             autocast=dict(evaluator.amp_kwargs) if evaluator.amp else None,
         )
+
+    def network(self, network: Any) -> Any:
+        """The network that explains, of the one that predicts: the same one, run as fast as the settings say."""
+        return accelerated(network, **self.runtime, prefix=self.prefix)
 
     def store(self, folder: Path) -> ScoreStore | None:
         """The scores that are kept, for maps in a folder."""

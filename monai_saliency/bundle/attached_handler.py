@@ -67,7 +67,7 @@ class AttachedHandler(SaliencyHandler):
         self._predicting = predicting(evaluator)
         super().__init__(
             settings.inferer(self._predicting, postprocessing),
-            self._predicting.network,
+            settings.network(self._predicting.network),
             self._place,
             summary=Summary(folder / "summary.csv"),
             failures=Failures(folder / "failures.csv", settings.strict, shared=settings.engine is not None),

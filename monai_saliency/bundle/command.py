@@ -24,12 +24,12 @@ from monai_saliency.bundle.overlay import Overlay
 __all__ = ["HOW", "MACHINERY", "WHAT", "BundleRun", "from_environment", "scratch"]
 
 # Ids that are also environment variables of the job script, in capitals, besides the settings of methods.
-HOW = ("fill", "fill_unit", "classes", "activation", "mask_batch_size", "network_id")
+HOW = ("fill", "fill_unit", "classes", "activation", "mask_batch_size", "amp", "channels_last", "compile", "network_id")
 WHAT = ("dataset_dir", "section", "checkpoint", "pixdim", "spatial_dims", "spatial_size", "channels", "batch_size")
 # Those that change no map, and so do not name the folder.
 MACHINERY = (
-    *("cache", "cache_dir", "cache_checksum", "num_workers", "processes"),
-    *("picture", "picture_scale", "report", "standard_error", "trust", "trust_steps", "strict", "store_dir", "device"),
+    *("cache", "cache_dir", "cache_checksum", "num_workers", "processes", "device"),
+    *("picture", "picture_scale", "dicom", "report", "standard_error", "trust", "trust_steps", "strict", "store_dir"),
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from monai_saliency.data.case_ids import CaseIds
 from monai_saliency.data.listings import LISTS, Listed, read_list
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
+from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
 from monai_saliency.storage.formats import NIFTI, check_readers, format_of
 from monai_saliency.utils.arguments import a_path, instance
 from monai_saliency.utils.monai_private import ItemDataset
@@ -38,7 +39,8 @@ def find_cases(
             - a list, ``*.json`` or ``*.csv`` (:func:`monai_saliency.data.listings.read_list`);
             - any other folder with scans in it or below it: NIfTI, NRRD and MetaImage (``.nii``, ``.nii.gz``,
               ``.nrrd``, ``.nhdr``, ``.mha``, ``.mhd``), and for 2D also photographs (``.png``, ``.jpg``, ``.jpeg``,
-              ``.tif``, ``.tiff``). Segmentations that are called ``*.seg.nrrd`` are left out. Links to folders are
+              ``.tif``, ``.tiff``), and for 3D also DICOM series, each of which is a case, under whatever names their
+              files have. Segmentations that are called ``*.seg.nrrd`` are left out. Links to folders are
               followed. A link to a file that does not exist, as git-annex makes them, is a missing scan. Hidden files
               are left out.
         section: the section of the list. Default: the first of ``"test"``, ``"training"`` and ``"validation"`` that
@@ -51,8 +53,9 @@ def find_cases(
         one dictionary for each case, sorted by ``case``:
 
         - ``case``: the path of the scan below the folder without its suffix; with it where two scans differ in nothing
-          else;
-        - ``image``: the path of the scan, or a list of paths for a scan whose channels are files;
+          else. Of a DICOM series :func:`~monai_saliency.storage.dicom.series_id` alone, since folders of DICOM are
+          often called after patients;
+        - ``image``: the path of the scan, or a list of paths for a scan whose channels are files and for a series;
         - ``label``: the path of its label map, or ``""``;
         - ``channels``: the number of channels of the scan.
 
@@ -81,20 +84,20 @@ def find_cases(
             "Medical Segmentation Decathlon folder, or a list of scans (*.csv or *.json)"
         )
     if listing.is_file():
-        found = read_list(listing, section, channels)
+        found = [series for each in read_list(listing, section, channels) for series in _series_of(each)]
     else:
-        found = [Listed((path,), None, channels) for path in _scans_below(root, exclude, spatial_dims)]
+        found = _scans_below(root, exclude, spatial_dims, channels)
     where = f"section {section!r} of {listing}" if section and listing.is_file() else place
     if not found:
         raise ValueError(f"no scan found in {where}: {_wanted(root, listing.is_file(), spatial_dims)}")
     if not any(os.path.exists(each.images[0]) for each in found):
         raise FileNotFoundError(f"none of the {len(found)} scans of {where} exists: {_missing(found[0].images[0])}")
     check_readers(path for each in found for path in (*each.images, *filter(None, [each.label])))
-    ids = CaseIds(root, [each.images[0] for each in found])
+    ids = CaseIds(root, [each.images[0] for each in found if not each.name])
     cases = [
         {
-            "case": ids(each.images[0]),
-            "image": str(each.images[0]) if len(each.images) == 1 else [*map(str, each.images)],
+            "case": each.name or ids(each.images[0]),
+            "image": str(each.images[0]) if len(each.images) == 1 and not each.name else [*map(str, each.images)],
             "label": str(each.label or ""),
             "channels": each.channels,
         }
@@ -108,7 +111,7 @@ def find_cases(
     return sorted(cases, key=lambda case: str(case["case"]))
 
 
-def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int) -> list[Path]:
+def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int, channels: int) -> list[Listed]:
     """The scans below a folder."""
     skipped = Path(exclude).resolve() if exclude is not None else None
     if skipped is not None and skipped in (root.resolve(), *root.resolve().parents):
@@ -117,11 +120,27 @@ def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int) -> l
             f"the output folder {exclude} {word} `dataset_dir` {root}, so "
             "scans cannot be told from maps: choose an `output_dir` beside or below `dataset_dir`"
         )
-    return [
+    files = [
         path
         for path in map(Path, _files_below(str(root)))
-        if _is_scan(path, spatial_dims) and (skipped is None or skipped not in Path(os.path.realpath(path)).parents)
+        if skipped is None or skipped not in Path(os.path.realpath(path)).parents
     ]
+    scans = [Listed((path,), None, channels) for path in files if _is_scan(path, spatial_dims)]
+    # Radiographs in DICOM are no volumes.
+    others = [path for path in files if format_of(path) is None] if spatial_dims == 3 else []
+    return scans + [
+        Listed(tuple(slices), None, channels, series_id(uid)) for uid, slices in group_series(others).items()
+    ]
+
+
+def _series_of(listed: Listed) -> list[Listed]:
+    """The DICOM series of an entry of a list that names a folder or a slice of one; other entries as they are."""
+    path = listed.images[0]
+    if len(listed.images) > 1 or format_of(path) is not None or not holds_series(path):
+        return [listed]
+    found = group_series(series_files(path))
+    label = listed.label if len(found) == 1 else None
+    return [Listed(tuple(each), label, listed.channels, series_id(uid)) for uid, each in found.items()] or [listed]
 
 
 def _is_scan(path: Path, spatial_dims: int) -> bool:
@@ -217,6 +236,9 @@ class CohortDataset(ItemDataset):
             name = str(case.get("case", index))
             image = case.get("image")
             files = image if isinstance(image, list) else [image]
+            if isinstance(image, list) and format_of(image[0]) is None:  # whose paths may name a patient
+                words = f"its {len(image)} DICOM files could not be loaded: "
+                raise as_case_error(error, name, words, ". Copy them again, or convert the series to NIfTI") from error
             for file in files:
                 if isinstance(file, str | Path) and not os.path.exists(file):
                     raise CaseError(name, _missing(file)) from error

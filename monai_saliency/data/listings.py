@@ -26,14 +26,16 @@ class Listed:
     """One entry of a list.
 
     Attributes:
-        images: the scan's file, or a file for each of its channels.
+        images: the scan's file, a file for each of its channels, or the files of a DICOM series.
         label: its label map; None where the list has none, or a class instead.
         channels: how many channels the scan has.
+        name: of a DICOM series, what its case is called; empty where the path of the file says that.
     """
 
     images: tuple[Path, ...]
     label: Path | None = None
     channels: int = 1
+    name: str = ""
 
 
 def read_list(path: Path, section: str | None = None, channels: int = 1) -> list[Listed]:

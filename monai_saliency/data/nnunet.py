@@ -62,7 +62,9 @@ def find_nnunet_cases(
     cases: dict[str, dict[str, Any]] = {}
     files: dict[str, dict[int, str]] = {}
     for each in found:
-        number = None if listed else re.search(r"_(\d{4})$", scan_stem(each["image"]))
+        # A DICOM series has a list of files.
+        is_file = not listed and isinstance(each["image"], str)
+        number = re.search(r"_(\d{4})$", scan_stem(each["image"])) if is_file else None
         if number is None:
             cases[each["case"]] = each
             continue

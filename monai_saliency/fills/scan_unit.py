@@ -25,6 +25,7 @@ from monai_saliency.errors import AdviceError, root_cause
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.fills.value_after_step import LOADERS, fits, value_after_step
+from monai_saliency.storage.dicom import holds_series
 from monai_saliency.utils.arguments import finite_numbers, instance
 from monai_saliency.utils.tensors import plain
 
@@ -98,6 +99,8 @@ class ScanUnitFill(CaseFill):
                 "a fill in the scan's own units needs the scan's file, which is unknown: explain a MetaTensor from "
                 "LoadImaged, give `sources`, or give the fill in the network's input space (ConstantFill)"
             )
+        # Names of DICOM files may be a patient's.
+        words = "its DICOM series" if holds_series(case.file) else case.file
         pipeline = self.transform if isinstance(self.transform, Compose) else Compose(self.transform)
         item: dict[Hashable, Any] = {self.key: case.file}
         values: dict[Hashable, torch.Tensor] = {}  # of each image that is made of the scan
@@ -116,21 +119,20 @@ class ScanUnitFill(CaseFill):
             except Exception as error:
                 cause = root_cause(error)
                 raise AdviceError(
-                    f"{case.file} could not be preprocessed again from its file alone, as a fill in the scan's own "
+                    f"{words} could not be preprocessed again from its file alone, as a fill in the scan's own "
                     f"units needs: {type(step).__name__} failed ({type(cause).__name__}: {cause}); give the fill in "
                     "the network's input space (ConstantFill)"
                 ) from error
-            values = self._follow_all(step, keys, item, after, values, case.file)
+            values = self._follow_all(step, keys, item, after, values, words)
             item = after
         image = apply_pending_transforms(item, None, pipeline.overrides).get(self.key)
         if not _is_array(image):
             raise ValueError(
-                f"`transform` does not load {case.file} under {self.key!r}: give a dictionary pipeline with LoadImaged"
+                f"`transform` does not load {words} under {self.key!r}: give a dictionary pipeline with LoadImaged"
             )
         if not _same(torch.as_tensor(image).to(case.image), case.image):
             raise ValueError(
-                f"`transform` of {case.file} does not give the image that is explained: give the preprocessing that "
-                "made it"
+                f"`transform` of {words} does not give the image that is explained: give the preprocessing that made it"
             )
         self._check_count(values[self.key], len(case.image))
         return ConstantFill(values[self.key].expand(len(case.image)).tolist())

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from hashlib import sha256
 from typing import Any
@@ -15,9 +16,12 @@ import numpy as np
 import torch
 from monai.transforms import Compose
 from monai.transforms.traits import RandomizableTrait
+from monai.utils import OptionalImportError
 
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.identity import NetworkParts, network_fingerprint, own_attributes
+from monai_saliency.networks.runtime import plain_network, runtime_settings
+from monai_saliency.storage.dicom import is_dicom, series_files
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.storage.input_files import input_files
@@ -55,6 +59,8 @@ def described(
     for name in ("masks", "fill", "target", "estimator", "inferer", "inputs", "output", "autocast"):
         _describe(getattr(inferer, name), name, found)
     known, steady = (before or NetworkBefore(network, network_id)).state()
+    found |= {f"network.{name}": str(value) for name, value in runtime_settings(network).items()}
+    network = plain_network(network)
     found |= {"network": type(network).__name__, "weights": known[:8] if known else "unknown"}
     found |= _network_words(network, steady)
     _describe(_preprocessing(loader), "preprocessing", found)
@@ -70,6 +76,7 @@ class NetworkBefore:
     """
 
     def __init__(self, network: Callable[..., Any], network_id: str | None = None) -> None:
+        network = plain_network(network)  # how it is run has its own words
         self._network = network, network_id
         self._weights = self._weights_now()
         self._parts = NetworkParts(network, network_id)
@@ -248,8 +255,12 @@ def scan_mark(file: str | None) -> str:
     """Eight hexadecimal digits of what a scan's files hold, wherever they lie; empty where none is known.
 
     Args:
-        file: the path of the scan: a file, or a folder of DICOM slices.
+        file: the path of the scan: a file, any slice of a DICOM series, or a folder of slices.
     """
+    if file and is_dicom(file):
+        with suppress(OptionalImportError):  # a bundle may read it with another package
+            contents = [content for _, content in input_files([*map(str, series_files(file))])]
+            return sha256("".join(sorted(contents)).encode()).hexdigest()[:8]
     contents = [content for _, content in input_files(file)] if file else []
     return sha256("".join(contents).encode()).hexdigest()[:8] if any(contents) else ""
 

@@ -24,6 +24,7 @@ from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.outputs import check_rows, rows
+from monai_saliency.networks.runtime import same_network
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.fingerprint import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
@@ -233,9 +234,8 @@ class SaliencyHandler:
     def _predictions(self, engine: Engine, count: int) -> Sequence[Any] | None:
         """What the evaluator's network gave for each image; None where it is another network, or not known."""
         output = engine.state.output
-        if getattr(engine, "network", None) is not self.explainer.network or not isinstance(output, Mapping):
-            return None
-        if getattr(engine, "output_changed", False):
+        is_same = same_network(getattr(engine, "network", None), self.explainer.network)
+        if not is_same or not isinstance(output, Mapping) or getattr(engine, "output_changed", False):
             return None
         return predictions_of(output.get(CommonKeys.PRED), count)
 

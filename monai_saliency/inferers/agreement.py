@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from monai_saliency.networks.identity import NetworkParts, network_fingerprint
+from monai_saliency.networks.runtime import runtime_settings
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.utils.precision import chosen_arithmetic
 
@@ -53,7 +54,7 @@ class Origin:
         self._deciding: Mapping[str, Any] | None = deciding
         self._network = network
         self._parts = NetworkParts(network, by_code=by_code) if is_shared else None
-        self._arithmetic = chosen_arithmetic()
+        self._arithmetic = [*chosen_arithmetic(), *sorted(map(str, runtime_settings(network).items()))]
         self._prints: dict[str, str | None] = {}
         self._by_code = by_code
         self._token = uuid4().hex
@@ -102,7 +103,7 @@ class Origin:
     @property
     def tolerance(self) -> float:
         """How much reference scores may differ, relative to the largest."""
-        autocast = any("float16" in each for each in self._arithmetic)
+        autocast = any("float16" in each or "'amp'" in each for each in self._arithmetic)
         return _HALF_TOLERANCE if autocast else _TOLERANCE
 
 

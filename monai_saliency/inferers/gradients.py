@@ -35,6 +35,7 @@ from monai_saliency.inferers.reference import ReferenceCheck
 from monai_saliency.inferers.whole_method import WholeMethodInferer, finish
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import check_rows, read, rows
+from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.precision import accumulation_dtype
@@ -117,7 +118,12 @@ class _Run:
         self.method, self.target, self.output, self.size = inferer.method, inferer.target, inferer.output, size
         self.forward, self.split, self.index, self.state = forward, split, index, states[index]
         self.reference = ReferenceCheck(forward, states, split, inferer.output, 1)
-        self.calls = NetworkCalls(self.method, forward.network, type(inferer.inferer) is not SimpleInferer)
+        # Its layers are watched by their own names, uncompiled.
+        self.calls = NetworkCalls(
+            self.method, plain_network(forward.network), type(inferer.inferer) is not SimpleInferer
+        )
+        if runtime_settings(forward.network).get("amp") == "fp16":
+            raise self.refused("float16 rounds small derivatives to zero, so switch `amp` off or use bf16")
         self.tracing = forward.of(_Traced(inferer.inferer, self.calls), forward.args, forward.kwargs)
 
     def explain(self) -> None:

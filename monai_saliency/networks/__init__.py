@@ -8,7 +8,9 @@ module           what it holds
 ``adapters``     networks of other libraries with the interface of MONAI's networks
 ``nnunet``       a trained nnU-Net v2 model, and its folds and mirrored copies as one network
 ``ensemble``     several networks of one architecture as one, which run together
+``runtime``      how fast a network runs: half precision, channels last in memory, compiled
 ``checkpoints``  loading weights
+``exported``     networks that ``torch.export`` has written, whatever batch sizes they take
 ``identity``     a network's fingerprint, which decides whether its stored scores may be used again
 ===============  ==============================================================================================
 """
@@ -16,8 +18,10 @@ module           what it holds
 from monai_saliency.networks.adapters import OnImageGrid
 from monai_saliency.networks.checkpoints import load_checkpoint
 from monai_saliency.networks.ensemble import Ensemble, ensemble_of
+from monai_saliency.networks.exported import exported_network, network_of
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.inputs import ArgumentInputs, DictInput, InputAdapter, ListInput, TensorInput
+from monai_saliency.networks.runtime import accelerated, runtime_settings
 
 __all__ = [
     "ArgumentInputs",
@@ -27,7 +31,11 @@ __all__ = [
     "ListInput",
     "OnImageGrid",
     "TensorInput",
+    "accelerated",
     "ensemble_of",
+    "exported_network",
     "load_checkpoint",
     "network_fingerprint",
+    "network_of",
+    "runtime_settings",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from monai_saliency.networks.ensemble import Ensemble
+from monai_saliency.networks.exported import InBatchesOf, is_exported
 
 __all__ = ["load_checkpoint"]
 
@@ -23,7 +24,8 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
         network: the module, on any device. It holds a part of the weights if loading fails.
         path: a file made by ``torch.save`` with a state dictionary, or with a dictionary that holds one under a usual
             key (``"state_dict"``, ``"model"``, ...). The prefix ``module.`` of data-parallel training is removed from
-            the names. None or ``""`` loads nothing. A list of files for an :class:`~monai_saliency.networks.Ensemble`,
+            the names. None or ``""`` loads nothing, nor does a network that ``torch.export`` has written (``.pt2``),
+            which has its weights. A list of files for an :class:`~monai_saliency.networks.Ensemble`,
             one for each member.
 
     Returns:
@@ -47,6 +49,13 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
     """
     if not path:
         return network
+    if is_exported(path):
+        if isinstance(network, (InBatchesOf, torch.fx.GraphModule)):
+            return network
+        raise ValueError(
+            f"checkpoint {path} is an exported network, whose weights fit no {type(network).__name__}: take the "
+            "network from it too, by monai_saliency.networks.network_of(network, checkpoint)"
+        )
     if isinstance(path, Sequence) and not isinstance(path, str):
         members = network.members.networks if isinstance(network, Ensemble) else [network]
         if len(members) != len(path):
@@ -63,9 +72,8 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
         raise ValueError(
             f"checkpoint {path} is not a file of weights that can be read without running code in it "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): save it again with "
-            "torch.save(network.state_dict(), path); for a TorchScript file set network_def to "
-            "$torch.jit.load(path), for an export (.pt2) to $torch.export.load(path).module(), and checkpoint to '' "
-            "(empty)"
+            "torch.save(network.state_dict(), path), or export it by torch.export to a file that ends in .pt2; for a "
+            "TorchScript file set network_def to $torch.jit.load(path), and checkpoint to '' (empty)"
         ) from error
     weights = _state_dict(content)
     if weights is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -64,10 +64,22 @@ class Ensemble(torch.nn.Module):
             problem = _different(networks[0], each)
             if problem:
                 raise ValueError(f"`networks` must be of one architecture: network {number} {problem}")
-        self.members = Members(networks, whole_number("together_up_to", together_up_to, 0))
+        self.members: Any = Members(networks, whole_number("together_up_to", together_up_to, 0))
+        self.count = len(networks)
 
     def __len__(self) -> int:
-        return len(self.members.networks)
+        return self.count
+
+    def around(self, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> Ensemble:
+        """The same members, run in another way.
+
+        Args:
+            wrap: gives a module that calls the one it is given, and gives outputs of the same shape.
+        """
+        other = Ensemble.__new__(Ensemble)
+        torch.nn.Module.__init__(other)
+        other.members, other.count, other.training = wrap(self.members), self.count, self.training
+        return other
 
     def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
         """The mean output ``(B, C, ...)`` of the members."""
@@ -105,7 +117,9 @@ class Members(torch.nn.Module):
         expected = self._one_by_one(inputs, named)
         try:
             found = _run(stacked, inputs, named)
-            tolerance = rounding_of(self, found.device)(found.dtype) * float(expected.abs().max())
+            kind = found.device.type
+            cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            tolerance = rounding_of(self, found.device, cast)(found.dtype) * float(expected.abs().max())
             if not torch.allclose(found, expected, rtol=0, atol=tolerance):
                 raise ValueError(
                     f"together they give other outputs, by up to {float((found - expected).abs().max()):.3g}: what is "

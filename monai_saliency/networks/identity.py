@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from monai_saliency.cases import Case
+from monai_saliency.networks.runtime import runtime_settings
 from monai_saliency.storage.fingerprint import (
     Unfingerprintable,
     fingerprint,
@@ -75,7 +76,7 @@ def network_fingerprint(network: Any, network_id: str | None = None) -> str | No
         True
     """
     if network_id:
-        return fingerprint(network_id)
+        return fingerprint(_named(network, network_id))
     if not isinstance(network, torch.nn.Module):
         return None
     parts = {name: module_settings(part) for name, part in network.named_modules()}
@@ -111,7 +112,7 @@ def strict_network_fingerprint(network: Any, network_id: str | None = None) -> s
             function, or an object of an extension module.
     """
     if network_id:
-        return fingerprint([fingerprint(network_id), []])
+        return fingerprint([fingerprint(_named(network, network_id)), []])
     if not isinstance(network, torch.nn.Module):
         return None
     found = outline([network, global_hooks()])
@@ -196,6 +197,12 @@ def network_parts(network: Any, by_code: bool = False) -> dict[str, str | None]:
     ]
     code = print_of([global_hooks(), shells]) or print_of([*map(print_of, shells)])
     return {"code": code} | {name: print_of(value) for name, value in own_attributes(network).items()}
+
+
+def _named(network: Any, network_id: str) -> Any:
+    """What a name stands for: the network, run as it is. Its precision is no part of the name."""
+    settings = runtime_settings(network)
+    return [network_id, settings] if settings else network_id
 
 
 def _print_of(value: Any, by_code: bool = False) -> str | None:

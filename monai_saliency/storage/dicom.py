@@ -3,12 +3,15 @@
 MONAI's ``PydicomReader`` sorts slices by ``InstanceNumber``, skips those without one, only warns where slices differ in
 spacing or shape, and does not see gaps. So a series is checked and sorted by position before it reads the voxels.
 
-Errors name no patient and no file, whose name may be a patient's: they name the series by :func:`series_id`.
+Errors name no patient and no file, whose name may be a patient's: they name the series by :func:`series_id`. A series
+is the files of one UID in one folder, so that one of its files leads to all of them.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -20,10 +23,28 @@ from monai.data import MetaTensor, PydicomReader
 from monai_saliency.errors import AdviceError
 from monai_saliency.utils.optional_imports import require
 
-__all__ = ["find_series", "read_series", "series_id", "sorted_series"]
+__all__ = [
+    "find_series",
+    "group_series",
+    "holds_series",
+    "is_dicom",
+    "read_series",
+    "series_files",
+    "series_id",
+    "series_uid",
+    "sorted_series",
+]
+
+# What pydicom warns of quotes values of headers, such as a birth date that is written in another way, to the log.
+warnings.filterwarnings("ignore", module=r"pydicom\.")
+logging.getLogger("pydicom").setLevel(logging.ERROR)
 
 _CLOSE = 1e-2  # of the distance between slices, and mm within a slice
 _SAME = 1e-4  # of direction cosines and pixel spacings
+
+_SUFFIXES = (".dcm", ".dicom", ".ima")
+_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"  # and its kinds below it: pictures of screens
+_DERIVED = {_CAPTURE, "1.2.840.10008.5.1.4.1.1.30", "1.2.840.10008.5.1.4.1.1.66.4"}  # parametric maps, segmentations
 
 
 def series_id(uid: str) -> str:
@@ -53,16 +74,79 @@ def find_series(folder: str | Path) -> dict[str, list[Path]]:
         >>> [(len(files), tuple(read_series(files).shape)) for files in find_series(scans).values()]
         [(5, (16, 16, 5))]
     """
-    pydicom = require("pydicom", "dicom")
+    return group_series(Path(below, name) for below, _, names in os.walk(folder) for name in names)
+
+
+def group_series(files: Iterable[str | Path]) -> dict[str, list[Path]]:
+    """The DICOM files among some files, by their series UID. Other files are left out, and so are files that hold no
+    scan: reports, plans, segmentations, parametric maps and secondary captures.
+
+    A file whose header cannot be read is a series of its own, under its path: it may be a slice of any.
+
+    Returns:
+        as :func:`find_series`.
+
+    Raises:
+        OptionalImportError: when there is a DICOM file, and pydicom is not installed. It gives the pip command.
+    """
     found: dict[str, list[Path]] = {}
-    for below, _, names in os.walk(folder):
-        for path in (Path(below, name) for name in names):
-            if not path.is_file() or not pydicom.misc.is_dicom(path):
-                continue
-            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["SeriesInstanceUID"])
-            if uid := header.get("SeriesInstanceUID"):  # a DICOMDIR has none
-                found.setdefault(str(uid), []).append(path)
+    for path in filter(is_dicom, map(Path, files)):
+        pydicom = require("pydicom", "dicom")
+        try:
+            tags = ["SOPClassUID", "SeriesInstanceUID", "Rows"]
+            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags)
+            uid, kind = str(header.get("SeriesInstanceUID", "")), str(header.get("SOPClassUID", ""))
+            holds_scan = "Rows" in header and kind not in _DERIVED and not kind.startswith(f"{_CAPTURE}.")
+        except Exception:  # whatever pydicom raises on a file that is cut, or was never DICOM
+            uid, holds_scan = str(path), True
+        if uid and holds_scan:  # a DICOMDIR has none
+            found.setdefault(uid, []).append(path)
     return {uid: sorted(found[uid]) for uid in sorted(found)}
+
+
+def is_dicom(path: str | Path) -> bool:
+    """Whether a file is DICOM: by how it begins, or by its suffix, which a file that was cut or is empty keeps.
+
+    Needs no extra.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            begins = file.read(132)[128:] == b"DICM"
+    except OSError:
+        begins = False
+    return begins or (path.suffix.lower() in _SUFFIXES and not path.is_dir())
+
+
+def holds_series(path: str | Path) -> bool:
+    """Whether a path is a DICOM file, or a folder with one in it or below it. Needs no extra."""
+    if os.path.isdir(path):
+        return any(is_dicom(Path(below, name)) for below, _, names in os.walk(path) for name in names)
+    return is_dicom(path)
+
+
+def series_files(path: str | Path) -> list[Path]:
+    """The files of a series, sorted: of the series that a file is of, in its folder; or all in a folder or below it.
+
+    Args:
+        path: a file of the series, or a folder, whose files may be of several series.
+
+    Raises:
+        OptionalImportError: when pydicom is not installed. It gives the pip command.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return [file for files in find_series(path).values() for file in files]
+    return next((files for files in group_series(path.parent.iterdir()).values() if path in files), [path])
+
+
+def series_uid(path: str | Path) -> str:
+    """The UID of the series that a file is of; "" where it cannot be read.
+
+    Raises:
+        OptionalImportError: when pydicom is not installed. It gives the pip command.
+    """
+    return next((uid for uid in group_series([path]) if uid != str(path)), "")
 
 
 def read_series(files: Sequence[str | Path]) -> MetaTensor:
@@ -112,7 +196,7 @@ def sorted_series(files: Sequence[str | Path]) -> list[Any]:
         except (OSError, EOFError, pydicom.errors.InvalidDicomError) as error:
             raise AdviceError(
                 f"file {number} of {len(files)} of a DICOM series is unreadable ({type(error).__name__}): copy it again"
-            ) from error
+            ) from None  # whose words are the file's path, in the log
     uids = sorted({str(each.get("SeriesInstanceUID", "")) for each in slices})
     if len(uids) > 1:
         raise AdviceError(f"the files are of {len(uids)} series, 1 is expected: {', '.join(map(series_id, uids))}")

@@ -17,11 +17,12 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
-from monai.data import ImageReader, ITKReader, PILReader
+from monai.data import ImageReader, ITKReader, MetaTensor, PILReader
 from monai.transforms import LoadImage, LoadImaged
-from monai.utils import MetaKeys, OptionalImportError, ensure_tuple
+from monai.utils import MetaKeys, OptionalImportError, SpaceKeys, ensure_tuple
 
 from monai_saliency.errors import AdviceError
+from monai_saliency.storage.dicom import holds_series, read_series, series_files
 from monai_saliency.storage.files import load_scan
 from monai_saliency.utils.optional_imports import require
 
@@ -106,6 +107,9 @@ def _missing(file_format: Format) -> str:
 class ScanReader(ImageReader):
     """Reads NRRD and MetaImage scans with MONAI's ``ITKReader``, photographs with its ``PILReader``.
 
+    DICOM series are read by :func:`~monai_saliency.storage.dicom.read_series`: all files that are given, those of a
+    folder, or of the series that a single file is of. Nothing is kept of them but voxels and where they lie.
+
     As MONAI has it, the first axis of a photograph counts the columns. 16 bits stay 16 bits.
 
     Args:
@@ -115,7 +119,7 @@ class ScanReader(ImageReader):
     Raises:
         OptionalImportError: when called, if the package that reads the file is not installed. It gives the pip command.
         ValueError: when called, for a file of several pictures, for 16-bit colours, which Pillow cuts to 8, and for
-            TIFFs whose numbers Pillow takes for others.
+            TIFFs whose numbers Pillow takes for others; and for DICOM series that are not one whole volume.
 
     Example::
 
@@ -129,15 +133,19 @@ class ScanReader(ImageReader):
 
     def verify_suffix(self, filename: Sequence[Any] | Any) -> bool:
         """Whether all of these files are of a format that is read here."""
-        return all(format_of(name) not in (None, NIFTI) for name in ensure_tuple(filename))
+        names = ensure_tuple(filename)
+        return all(format_of(name) not in (None, NIFTI) for name in names) or _is_series(names)
 
     def read(self, data: Sequence[Any] | Any, **kwargs: Any) -> tuple[ImageReader, Any]:
         """Read files.
 
         Returns:
-            MONAI's reader of their format, and what it has read.
+            MONAI's reader of their format, and what it has read; this reader and the volume for a DICOM series.
         """
-        found = format_of(ensure_tuple(data)[0])
+        names = ensure_tuple(data)
+        if _is_series(names):
+            return self, read_series(_one_folder(names if len(names) > 1 else series_files(names[0])))
+        found = format_of(names[0])
         if found is None:
             raise ValueError(f"{data} is none of {', '.join(each.name for each in FORMATS[1:])}")
         require(found.module, found.extra)
@@ -147,6 +155,15 @@ class ScanReader(ImageReader):
     def get_data(self, img: tuple[ImageReader, Any]) -> tuple[np.ndarray, dict]:
         """The voxels ``(*spatial)`` or ``(*spatial, channels)``, and the meta data, of what :meth:`read` gave."""
         reader, content = img
+        if isinstance(content, MetaTensor):
+            affine = content.affine.numpy()
+            return content.numpy(), {
+                MetaKeys.SPACE: SpaceKeys.RAS,
+                MetaKeys.AFFINE: affine,
+                MetaKeys.ORIGINAL_AFFINE: affine.copy(),
+                MetaKeys.SPATIAL_SHAPE: np.array(content.shape),
+                MetaKeys.ORIGINAL_CHANNEL_DIM: float("nan"),
+            }
         data, meta = reader.get_data(content)
         if isinstance(reader, PILReader) and self.channels == 3 and data.ndim == 2:  # which Pillow would cut to 8 bits
             data = np.stack([data] * 3, axis=-1)
@@ -171,6 +188,21 @@ class ScanReader(ImageReader):
         if image.mode in ("1", "LA", "La"):
             return image.convert("L")
         return image.convert("RGB" if self.channels == 3 else "L")
+
+
+def _is_series(names: Sequence[Any]) -> bool:
+    return bool(names) and format_of(names[0]) is None and holds_series(names[0])
+
+
+def _one_folder(files: Sequence[Any]) -> Sequence[Any]:
+    """Files of a series, whose first one alone is known later on."""
+    folders = {Path(file).parent for file in files}
+    if len(folders) > 1:
+        raise AdviceError(
+            f"the files of the DICOM series lie in {len(folders)} folders, 1 is expected: put them into one, or remove "
+            "the copies"
+        )
+    return files
 
 
 def _misread(image: Any) -> str:

@@ -9,6 +9,8 @@ module          transforms
 ``saliency``    :class:`Saliency`, :class:`Saliencyd`: explain an image
 ``nnunet``      :class:`NNUNetPreprocessd`: nnU-Net's own preprocessing, with the way back
 ``save``        :class:`SaveSaliencyd`: write maps on the scan's own grid
+``save_dicom``  :class:`SaveDicomd`: write the maps of DICOM series as DICOM, with
+                :func:`save_secondary_capture`, pictures for archives
 ==============  ===================================================================================
 """
 
@@ -18,6 +20,8 @@ from .label_maps import LoadRegionsD, LoadRegionsd, LoadRegionsDict, SaveRegions
 from .nnunet import NNUNetPreprocessD, NNUNetPreprocessd, NNUNetPreprocessDict
 from .saliency import Saliency, SaliencyD, Saliencyd, SaliencyDict
 from .save import SaveSaliencyD, SaveSaliencyd, SaveSaliencyDict
+from .save_dicom import SaveDicomD, SaveDicomd, SaveDicomDict
+from .secondary_capture import save_secondary_capture
 
 __all__ = [
     "CheckScanD",
@@ -33,6 +37,9 @@ __all__ = [
     "SaliencyD",
     "SaliencyDict",
     "Saliencyd",
+    "SaveDicomD",
+    "SaveDicomDict",
+    "SaveDicomd",
     "SaveRegionsD",
     "SaveRegionsDict",
     "SaveRegionsd",
@@ -40,4 +47,5 @@ __all__ = [
     "SaveSaliencyDict",
     "SaveSaliencyd",
     "save_parametric_map",
+    "save_secondary_capture",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from monai_saliency.storage.files import atomic_path
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.version import __version__
 
-__all__ = ["save_parametric_map"]
+__all__ = ["OnSeries", "fix_dates", "save_parametric_map"]
 
 _NAME = "monai-saliency"
 _SERIES_NUMBER = 9100
@@ -58,31 +59,11 @@ def save_parametric_map(
         'tumour'
     """
     hd, codes, pydicom = (require(name, "dicom") for name in ("highdicom", "pydicom.sr.coding", "pydicom"))
-    volume = read_series(files)
-    values = saliency.detach().cpu().numpy()
-    values = values if values.dtype == np.float64 else values.astype(np.float32)
-    if values.shape != (1, *volume.shape):
-        raise AdviceError(f"the map must have the series' shape {(1, *volume.shape)}, got {values.shape}")
-    corners = np.array([[i, j, k, 1] for i in (0, 1) for j in (0, 1) for k in (0, 1)], float)
-    corners[:, :3] *= np.array(volume.shape) - 1
-    apart = np.abs(corners @ (saliency.affine.cpu().numpy() - volume.affine.cpu().numpy()).T).max()
-    if not apart <= 1e-3:
-        raise AdviceError(f"the map lies up to {apart:.4g} mm off the series' grid, 1e-3 is allowed: invert it first")
-    if not np.isfinite(values).all():
-        raise AdviceError("the map has NaN or infinite values, which a Parametric Map cannot show")
-    slices = sorted_series(files)
-    frames = np.ascontiguousarray(values[0].transpose(2, 1, 0))  # slices, rows, columns
+    found = OnSeries.of(saliency, files)
+    slices, frames = found.slices, found.frames
 
     def uid(what: str) -> str:
-        made_of = [
-            what,
-            label,
-            unit,
-            __version__,
-            sha256(frames.tobytes()).hexdigest(),
-            *(str(each.SOPInstanceUID) for each in slices),
-        ]
-        return str(pydicom.uid.generate_uid(entropy_srcs=made_of))
+        return found.uid(what, label, unit)
 
     code = codes.Code(unit, "UCUM", "no units" if unit == "1" else unit)
     low, high = float(frames.min()), float(frames.max())
@@ -95,21 +76,74 @@ def save_parametric_map(
         content_description=label,
         voi_lut_transformations=[window],
     )
-    _fix(made, slices[0], uid("dimensions"))
+    fix_dates(made, slices[0])
+    for each in (*made.DimensionOrganizationSequence, *made.DimensionIndexSequence):
+        each.DimensionOrganizationUID = uid("dimensions")  # a random one otherwise
     with atomic_path(path) as temporary:
         made.save_as(temporary)
         _check(pydicom.dcmread(temporary), frames, slices)
 
 
-def _fix(made: Any, source: Any, uid: str) -> None:
-    """Replace what differs between two runs: dates of now, and a random UID."""
-    for date, time in (("ContentDate", "ContentTime"), ("InstanceCreationDate", "InstanceCreationTime")):
-        setattr(made, date, source.get("ContentDate") or source.get("StudyDate") or "19000101")
-        setattr(made, time, source.get("ContentTime") or source.get("StudyTime") or "000000")
+@dataclass(frozen=True)
+class OnSeries:
+    """A map on the grid of the series that was explained.
+
+    Attributes:
+        slices: the series' slices as pydicom has them, in order.
+        scan: the series ``(slices, rows, columns)``, in the modality's unit.
+        frames: the map ``(slices, rows, columns)``, float32 or float64.
+    """
+
+    slices: Sequence[Any]
+    scan: np.ndarray
+    frames: np.ndarray
+
+    @staticmethod
+    def of(saliency: MetaTensor, files: Sequence[str | Path]) -> OnSeries:
+        """The map ``(1, columns, rows, slices)`` on the series of these files.
+
+        Raises:
+            AdviceError: when the series is refused, when the map does not lie on its grid to 1e-3 mm, or has NaN or
+                infinite values.
+        """
+        volume = read_series(files)
+        values = saliency.detach().cpu().numpy()
+        values = values if values.dtype == np.float64 else values.astype(np.float32)
+        if values.shape != (1, *volume.shape):
+            raise AdviceError(f"the map must have the series' shape {(1, *volume.shape)}, got {values.shape}")
+        corners = np.array([[i, j, k, 1] for i in (0, 1) for j in (0, 1) for k in (0, 1)], float)
+        corners[:, :3] *= np.array(volume.shape) - 1
+        apart = np.abs(corners @ (saliency.affine.cpu().numpy() - volume.affine.cpu().numpy()).T).max()
+        if not apart <= 1e-3:
+            raise AdviceError(
+                f"the map lies up to {apart:.4g} mm off the series' grid, 1e-3 is allowed: invert it first"
+            )
+        if not np.isfinite(values).all():
+            raise AdviceError("the map has NaN or infinite values, which a Parametric Map cannot show")
+        scan, frames = (np.ascontiguousarray(each.transpose(2, 1, 0)) for each in (volume.numpy(), values[0]))
+        return OnSeries(sorted_series(files), scan, frames)
+
+    def uid(self, *made_of: str) -> str:
+        """A UID that is the same for the same map, series and words."""
+        pydicom = require("pydicom", "dicom")
+        of = [*made_of, __version__, sha256(self.frames.tobytes()).hexdigest()]
+        return str(pydicom.uid.generate_uid(entropy_srcs=[*of, *(str(each.SOPInstanceUID) for each in self.slices)]))
+
+
+def fix_dates(made: Any, source: Any) -> None:
+    """Replace the dates of now by those of the scan, so that two runs give the same bytes.
+
+    Args:
+        made: a dataset that was made of a scan.
+        source: a slice of the scan.
+    """
+    date = source.get("ContentDate") or source.get("StudyDate") or "19000101"
+    time = source.get("ContentTime") or source.get("StudyTime") or "000000"
+    for word in ("Content", "InstanceCreation"):
+        setattr(made, f"{word}Date", date)
+        setattr(made, f"{word}Time", time)
     for each in made.get("ContributingEquipmentSequence", ()):
-        each.ContributionDateTime = f"{made.ContentDate}{made.ContentTime}"
-    for each in (*made.DimensionOrganizationSequence, *made.DimensionIndexSequence):
-        each.DimensionOrganizationUID = uid
+        each.ContributionDateTime = f"{date}{time}"
 
 
 def _check(image: Any, frames: np.ndarray, slices: Sequence[Any]) -> None:

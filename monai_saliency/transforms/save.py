@@ -24,7 +24,7 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.files import atomic_path, load_scan
 from monai_saliency.storage.formats import load_image, load_label
 from monai_saliency.utils.arguments import a_path, flag, positive_numbers
-from monai_saliency.visualize.legend import Legend, default_legends
+from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import plot_saliency
 from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
 
@@ -234,7 +234,7 @@ class SaveSaliencyd(MapTransform):
             maps = saliency.detach().cpu().numpy().astype(np.float32)
             path, picture = self._files(case, key)
             with atomic_path(path) as temporary:
-                nib.save(_on_grid(grid, maps, str(key), self._legends(d.get("explanation"), maps)), temporary)
+                nib.save(_on_grid(grid, maps, str(key), legends_of(d.get("explanation"), maps, self.scale)), temporary)
             if self.picture:
                 with atomic_path(picture) as temporary:
                     self._figure(d, key, maps, grid).savefig(temporary, dpi=100)
@@ -259,7 +259,7 @@ class SaveSaliencyd(MapTransform):
             labels=_labels(explanation),
             standard_error=None if error is None else error.numpy(force=True),
             label=self._label(data, grid, maps),
-            legends=self._legends(explanation, maps),
+            legends=legends_of(explanation, maps, self.scale),
         )
 
     def _keep(self, data: Mapping[Hashable, Any], key: Hashable, maps: np.ndarray, grid: _Grid) -> None:
@@ -273,7 +273,7 @@ class SaveSaliencyd(MapTransform):
                 voxels if is_colour else _gray(voxels, dims, grid.header is None),
                 maps,
                 grid.affine,
-                self._legends(data.get("explanation"), maps),
+                legends_of(data.get("explanation"), maps, self.scale),
                 self._label(data, grid, maps),
                 key=str(key),
                 layers=len(maps) * (2 if error_key(str(key)) in data else 1),
@@ -283,11 +283,6 @@ class SaveSaliencyd(MapTransform):
             raise
         except Exception as error:
             logger.warning("case %s: what its report shows of the scan cannot be kept: %s", case, error)
-
-    def _legends(self, explanation: Explanation | None, maps: np.ndarray) -> list[Legend]:
-        """What the colours of each map mean."""
-        legends = default_legends(maps, self.scale) if explanation is None else Legend.of(explanation, self.scale)
-        return legends if len(legends) == len(maps) else default_legends(maps, self.scale)
 
     def _label(self, data: Mapping[Hashable, Any], grid: _Grid, maps: np.ndarray) -> np.ndarray | None:
         """A case's label on the grid of its maps ``(K, *spatial)``; None where there is none."""

@@ -34,6 +34,7 @@ __all__ = [
     "BatchMetric",
     "ItemDataset",
     "IterationEvaluator",
+    "cpu_has_float16",
     "event_handlers",
     "postprocessing_of",
     "global_hooks",
@@ -121,8 +122,16 @@ def is_compiled(module: torch.nn.Module) -> bool:
 
 
 def holds_compiled(network: Any) -> bool:
-    """Whether a part of a network is compiled by ``torch.compile``."""
-    return isinstance(network, torch.nn.Module) and any(map(is_compiled, network.modules()))
+    """Whether a part of a network is compiled by ``torch.compile``, or will be at its first call."""
+    if not isinstance(network, torch.nn.Module):
+        return False
+    return any(is_compiled(part) or getattr(part, "compiles", False) is True for part in network.modules())
+
+
+def cpu_has_float16() -> bool:
+    """Whether this CPU computes convolutions in float16. Without it torch fails, or takes minutes."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
+    return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
 
 
 def global_hooks() -> list[Callable[..., Any]]:

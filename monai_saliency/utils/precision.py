@@ -174,9 +174,11 @@ def score_precision(network: Any, *dtypes: torch.dtype | None) -> float:
 
 
 def _types_in(network: Any, *dtypes: torch.dtype | None) -> set[torch.dtype]:
-    """The floating-point types of a module's parameters, and others."""
+    """The floating-point types of a module's parameters, the one it is cast to, and others."""
     parameters = network.parameters() if isinstance(network, torch.nn.Module) else ()
-    found = {each.dtype for each in parameters} | {each for each in dtypes if each is not None}
+    own = getattr(network, "computes_in", None)
+    chosen = {own} if isinstance(own, torch.dtype) else set()
+    found = {each.dtype for each in parameters} | {each for each in dtypes if each is not None} | chosen
     return {each for each in found if each.is_floating_point}
 
 

@@ -13,7 +13,7 @@ from monai_saliency.estimators.base import Meaning
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.utils.arguments import positive_numbers
 
-__all__ = ["TINY", "TIMES_ERROR", "Legend"]
+__all__ = ["TINY", "TIMES_ERROR", "Legend", "legends_of"]
 
 #: the share of the score's range below which a change is nothing
 TINY = 0.01
@@ -122,6 +122,25 @@ class Legend:
                 cls(scale or own, span, words, change, in_unit, meaning.signed, note=note, noise=noise),
             )
         return found
+
+
+def legends_of(
+    explanation: Explanation | None, maps: Sequence[np.ndarray] | np.ndarray, scale: float | None = None
+) -> list[Legend]:
+    """The legend of each map of a case, by its explanation where it has one, else by the maps alone.
+
+    Args:
+        explanation: the explanation; None where it is not known.
+        maps: K maps ``(*spatial)``.
+        scale: as for :meth:`Legend.of`.
+
+    Example::
+
+        >>> [legend.scale for legend in legends_of(None, np.array([[-2.0, 1.0]]))]
+        [2.0]
+    """
+    legends = default_legends(maps, scale) if explanation is None else Legend.of(explanation, scale)
+    return legends if len(legends) == len(maps) else default_legends(maps, scale)
 
 
 def _figures(explanation: Explanation) -> list[list[float]]:

@@ -18,7 +18,7 @@ from monai_saliency.visualize.legend import TIMES_ERROR, Legend, default_legends
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_saliency"]
+__all__ = ["coloured_voxels", "gray_window", "plot_saliency"]
 
 _PLANES = (("sagittal", 0), ("coronal", 1), ("axial", 2))
 _AXES = (("L", "R"), ("P", "A"), ("I", "S"))
@@ -121,7 +121,7 @@ def plot_saliency(
     figure_type = require("matplotlib.figure", extra="bundle").Figure
     legends = legends or default_legends(maps, scale, labels)
     errors = _errors(standard_error, maps)
-    coloured = [_coloured(*each) for each in zip(maps, errors, legends, strict=True)]
+    coloured = [coloured_voxels(*each) for each in zip(maps, errors, legends, strict=True)]
     views = [_planes(scan, *each, label, affine) for each in zip(maps, coloured, strict=True)]
     width = 3.2 * len(views[0]) + 1.2
     figure = figure_type(figsize=(width, 3.4 * len(views) + 0.5), layout="constrained", facecolor="white")
@@ -131,7 +131,7 @@ def plot_saliency(
     figure.suptitle(text, fontsize=10, parse_math=False)
     widths = [plane.extent[1] for plane in views[0]]
     axes = figure.subplots(len(views), len(views[0]), squeeze=False, width_ratios=widths)
-    window = _window(scan)
+    window = gray_window(scan)
     for row, (planes, legend) in enumerate(zip(views, legends, strict=True)):
         for ax, plane in zip(axes[row], planes, strict=True):
             drawn = _draw(ax, plane, window, legend, marked=bool(coloured[row].any()))
@@ -154,8 +154,19 @@ def _errors(standard_error: np.ndarray | None, maps: np.ndarray) -> Sequence[np.
     return list(standard_error)
 
 
-def _coloured(saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> np.ndarray:
-    """Which voxels ``(*spatial)`` of a map are coloured."""
+def coloured_voxels(saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> np.ndarray:
+    """Which voxels ``(*spatial)`` of a map are coloured, as :func:`plot_saliency` says.
+
+    Args:
+        saliency: the map ``(*spatial)``.
+        error: its standard error ``(*spatial)``; None where there is none.
+        legend: what its colours mean.
+
+    Example::
+
+        >>> coloured_voxels(np.array([0.5, 0.001, -0.5]), None, Legend(scale=1)).tolist()
+        [True, False, True]
+    """
     if not legend.in_score_unit and legend.is_nothing(saliency):
         return np.zeros(saliency.shape, bool)
     size = np.abs(saliency)
@@ -168,8 +179,15 @@ def _wrapped(words: Sequence[str], width: int) -> str:
     return "\n".join("\n".join(textwrap.wrap(line, width) or [""]) for each in words for line in each.split("\n"))
 
 
-def _window(scan: np.ndarray) -> tuple[float, float]:
-    """The scan's values that are drawn black and white."""
+def gray_window(scan: np.ndarray) -> tuple[float, float]:
+    """The scan's values that are drawn black and white.
+
+    Example::
+
+        >>> low, high = gray_window(np.arange(1001.0))
+        >>> print(f"{low:.1f} to {high:.1f}")
+        5.0 to 999.9
+    """
     finite = np.isfinite(scan)
     if not finite.all():
         scan = scan[finite] if finite.any() else np.zeros(1)

@@ -90,6 +90,23 @@ def test_ten_lines(tmp_path: Path) -> None:
     assert set(maps(tmp_path / "maps")) == {"s0_saliency.nii.gz", "s1_saliency.nii.gz"}
 
 
+def test_in_half_precision(tmp_path: Path) -> None:
+    """The evaluator predicts as before, and its prediction is what the network in half precision must give."""
+    network = torch.nn.Sequential(torch.nn.Conv3d(1, 3, 3), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()).eval()
+    settings: dict[str, Any] = {"method": "sliding_window", "window_size": 4, "stride": 4, "activation": "none"}
+    found = {}
+    for name, how in (("plain", {}), ("quick", {"amp": "bf16", "channels_last": True})):
+        run = evaluator(tmp_path, network=network)
+        handler = ms.attach(run, tmp_path / name, **settings, **how)
+        run.run()
+        assert handler.explained == ["s0", "s1"]
+        assert run.network is network
+        found[name] = nib.load(tmp_path / name / "s0_saliency.nii.gz").get_fdata()
+    assert 0 < np.abs(found["quick"] - found["plain"]).max() < 0.1 * np.abs(found["plain"]).max()
+    with pytest.raises(ValueError, match="`amp` must be false, bf16 or fp16"):
+        ms.attach(evaluator(tmp_path, network=network), tmp_path / "no", amp="half")
+
+
 def test_where_the_evaluator_has_taken_its_output_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At ITERATION_COMPLETED its output is a list, and maybe postprocessed."""
     found = {}

@@ -35,7 +35,7 @@ def test_variables_are_ids_of_the_configs() -> None:
     ids = set(yaml.safe_load((BUNDLE / "configs" / "inference.yaml").read_text()))
     assert {*HOW, *WHAT, *MACHINERY} <= ids
     assert set(HOW) <= set(Overlay.ids())
-    listed = set(re.findall(r"[A-Z_]{4,}", SCRIPT.read_text().partition("\n# And: OUTPUT_DIR")[0]))
+    listed = set(re.findall(r"[A-Z_]{3,}", SCRIPT.read_text().partition("\n# And: OUTPUT_DIR")[0]))
     assert {name.upper() for name in (*HOW, *WHAT, *MACHINERY)} <= listed
 
 

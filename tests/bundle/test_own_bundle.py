@@ -106,6 +106,28 @@ def test_batches_of_cases_give_the_maps_of_one_by_one(cohort: Path, checkpoint: 
         np.testing.assert_allclose(one, two, atol=1e-5 * np.abs(one).max())
 
 
+def test_half_precision_explains_and_leaves_predictions(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """The same folder again: stored scores of another precision are not taken for these."""
+    plain = run(cohort, tmp_path / "out", checkpoint)
+    before = nib.load(tmp_path / "out" / "a_saliency.nii.gz").get_fdata()
+    quick = run(cohort, tmp_path / "out", checkpoint, amp="bf16", channels_last=True)
+    after = nib.load(tmp_path / "out" / "a_saliency.nii.gz").get_fdata()
+    assert 0 < np.abs(after - before).max() < 0.1 * np.abs(before).max()
+    assert [row["forwards"] for row in quick] == [row["forwards"] for row in plain]
+    assert [row["prediction"] for row in quick] == [row["prediction"] for row in plain]
+    known = json.loads((tmp_path / "out" / "summary.settings.json").read_text())
+    assert {row["settings"] for row in quick} != {row["settings"] for row in plain}
+    assert known[quick[0]["settings"]] == known[plain[0]["settings"]] | {
+        "network.amp": "bf16",
+        "network.channels_last": "True",
+    }
+    run(cohort, tmp_path / "new", checkpoint, amp="bf16", channels_last=True)
+    np.testing.assert_array_equal(after, nib.load(tmp_path / "new" / "a_saliency.nii.gz").get_fdata())
+    with pytest.raises(RuntimeError) as caught:
+        run(cohort, tmp_path / "no", checkpoint, amp="half")
+    assert str(root_cause(caught.value)) == "`amp` must be false, bf16 or fp16, got 'half'"
+
+
 def test_decathlon_folder_with_labels_and_modalities(tmp_path: Path) -> None:
     folder = tmp_path / "Task99"
     for index in range(2):
@@ -448,6 +470,7 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
         "module": {"checkpoint": str(BUNDLE / "models" / "model.pt")},
         "export": {"checkpoint": "", "network_def": f"$torch.jit.load({str(exported)!r})"},
         "pt2": {"checkpoint": "", "network_def": f"$torch.export.load({str(program)!r}).module()"},
+        "checkpoint": {"checkpoint": str(program)},
     }.items():
         monai.bundle.run(
             bundle_root=str(BUNDLE),
@@ -464,7 +487,7 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
         )
         maps[name] = np.asarray(nib.load(tmp_path / name / "scan_saliency.nii.gz").dataobj)
     assert np.ptp(maps["module"]) > 0.1
-    for name in ("export", "pt2"):
+    for name in ("export", "pt2", "checkpoint"):
         np.testing.assert_allclose(maps[name], maps["module"], rtol=1e-5, atol=1e-5)
 
 

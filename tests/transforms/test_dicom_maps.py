@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.dicom_series import COLUMNS, CORNER, PATIENT, ROWS, SLICES, expected_affine, made_slice, stored, write
 from monai.data import MetaTensor
 
 from monai_saliency.errors import AdviceError
@@ -18,65 +19,6 @@ from monai_saliency.transforms import save_parametric_map
 pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
 hd = pytest.importorskip("highdicom", reason="needs the dicom extra")
 nicom = pytest.importorskip("nibabel.nicom.dicomwrappers")
-
-ROWS, COLUMNS, SLICES = 5, 6, 4
-STEP = 2.5  # mm
-SPACING = (0.7, 0.9)  # between rows, between columns, mm
-CORNER = np.array([-31.0, 12.5, 40.25])
-PATIENT = "Doe^Jane"
-
-
-def turned() -> np.ndarray:
-    """Three unit vectors at right angles: along a row, down a column, from slice to slice."""
-    a, b = 0.4, 0.3
-    about_z = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]])
-    about_x = np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])
-    return (about_z @ about_x).T
-
-
-def stored() -> np.ndarray:
-    return np.arange(SLICES * ROWS * COLUMNS, dtype=np.int16).reshape(SLICES, ROWS, COLUMNS)
-
-
-def made_slice(number: int, series: str) -> Any:
-    along, down, normal = turned()
-    made = pydicom.Dataset()
-    made.file_meta = pydicom.dataset.FileMetaDataset()
-    made.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-    made.SOPClassUID = made.file_meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
-    made.SOPInstanceUID = made.file_meta.MediaStorageSOPInstanceUID = f"{series}.{number + 1}"
-    made.PatientName, made.PatientID, made.PatientBirthDate, made.PatientSex = PATIENT, "42", "", ""
-    made.StudyInstanceUID, made.SeriesInstanceUID, made.FrameOfReferenceUID = "1.2.1", series, "1.2.9"
-    made.StudyDate, made.StudyTime, made.AccessionNumber, made.StudyID = "20200102", "030405", "", ""
-    made.ReferringPhysicianName, made.PositionReferenceIndicator, made.SeriesNumber = "", "", 1
-    made.Modality, made.ImageType, made.Manufacturer = "CT", ["ORIGINAL", "PRIMARY", "AXIAL"], "made"
-    made.InstanceNumber = 1 + (number * 3) % 7  # not in the order of the positions
-    made.ImageOrientationPatient = [f"{each:.10f}" for each in (*along, *down)]
-    made.ImagePositionPatient = [f"{each:.8f}" for each in CORNER + STEP * number * normal]
-    made.PixelSpacing, made.SliceThickness = list(SPACING), STEP
-    made.RescaleSlope, made.RescaleIntercept = 2, -1024
-    made.Rows, made.Columns, made.SamplesPerPixel, made.PhotometricInterpretation = ROWS, COLUMNS, 1, "MONOCHROME2"
-    made.BitsAllocated = made.BitsStored = 16
-    made.HighBit, made.PixelRepresentation = 15, 1
-    made.PixelData = stored()[number].tobytes()
-    return made
-
-
-def write(folder: Path, series: str = "1.2.3", change: Callable[[int, Any], Any] | None = None) -> list[Path]:
-    for number in range(SLICES):
-        made = made_slice(number, series)
-        made = change(number, made) if change else made
-        if made is not None:
-            made.save_as(folder / f"{series}-{(number * 5) % 7}.dcm", enforce_file_format=True)
-    return find_series(folder)[series]
-
-
-def expected_affine() -> np.ndarray:
-    """From (column, row, slice) to scanner mm, RAS."""
-    along, down, normal = turned()
-    affine = np.eye(4)
-    affine[:3] = np.column_stack([along * SPACING[1], down * SPACING[0], normal * STEP, CORNER])
-    return np.diag([-1.0, -1, 1, 1]) @ affine
 
 
 def test_an_oblique_series_in_any_order_lies_where_its_headers_say(tmp_path: Path) -> None:

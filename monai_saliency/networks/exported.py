@@ -1,0 +1,192 @@
+"""Networks that were exported by ``torch.export`` to a ``.pt2`` file, in the place of a module and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monai_saliency.networks.ensemble import Ensemble, ensemble_of
+from monai_saliency.networks.outputs import joined, rows
+from monai_saliency.utils.arguments import whole_number
+from monai_saliency.utils.monai_private import tree_leaves, tree_map
+
+__all__ = ["InBatchesOf", "exported_network", "is_exported", "network_of"]
+
+
+def is_exported(path: Any) -> bool:
+    """Whether a path is that of an exported network.
+
+    Args:
+        path: a path, or anything else that a checkpoint may be.
+    """
+    return isinstance(path, (str, Path)) and str(path).endswith(".pt2")
+
+
+def network_of(network: torch.nn.Module, checkpoint: str | Path | Sequence[str | Path] | None) -> torch.nn.Module:
+    """The network for a checkpoint.
+
+    Args:
+        network: the network for files of weights.
+        checkpoint: a file of weights, a list of such files for an :class:`~monai_saliency.networks.Ensemble`, or a
+            network that ``torch.export`` has written (``.pt2``), which has its weights and replaces ``network``.
+
+    Returns:
+        the network, without weights where the checkpoint holds nothing else:
+        :func:`~monai_saliency.networks.load_checkpoint` loads them.
+
+    Raises:
+        FileNotFoundError: when an exported network does not exist.
+        ValueError: when it cannot be read, or is one of a list.
+
+    Example::
+
+        >>> import torch
+        >>> network = torch.nn.Linear(2, 1)
+        >>> network_of(network, "weights.pt") is network
+        True
+    """
+    if isinstance(checkpoint, (str, Path)) and is_exported(checkpoint):
+        return exported_network(checkpoint)
+    if isinstance(checkpoint, Sequence) and not isinstance(checkpoint, str) and any(map(is_exported, checkpoint)):
+        raise ValueError(
+            "checkpoint lists an exported network (.pt2): an ensemble needs files of weights, since its members are "
+            "stacked. Give one file, or the weights of each"
+        )
+    found: torch.nn.Module | Ensemble = ensemble_of(network, checkpoint)
+    return found
+
+
+def exported_network(path: str | Path) -> torch.nn.Module:
+    """A network that ``torch.export.save`` has written.
+
+    Args:
+        path: the file, ``.pt2``.
+
+    Returns:
+        a module on the device of the export. A program that takes one batch size only, or no more images than so many,
+        gets batches of any size in parts of that (:class:`InBatchesOf`).
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: when it is not an exported network, or when this release of torch cannot read it.
+
+    Example::
+
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "network.pt2"
+        ...     torch.export.save(torch.export.export(network, (torch.rand(3, 1, 2, 2),)), path)
+        ...     exported_network(path)(torch.rand(8, 1, 2, 2)).shape
+        torch.Size([8, 2])
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"exported network {path} does not exist: pass --checkpoint with its path")
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # whatever a broken archive, or one of another release, raises
+        raise ValueError(
+            f"{path} cannot be read as an exported network ({type(error).__name__}: {error}): write it with "
+            "torch.export.save(torch.export.export(network, images, dynamic_shapes=...), path) by a release of torch "
+            f"that is not newer than this one ({torch.__version__})"
+        ) from error
+    least, most = _batch_sizes(program)
+    module = program.module()
+    return module if least <= 1 and most is None else InBatchesOf(module, most, least)
+
+
+class InBatchesOf(torch.nn.Module):
+    """A network that takes a certain number of images at a time: other batches go through it in parts.
+
+    Args:
+        network: a module on batches ``(B, C, *spatial)``, and on other inputs with the same first axis.
+        most: the most images that it takes at a time; None for any number.
+        least: the fewest. Smaller parts are filled up with copies of their last image, whose outputs are left out.
+
+    Raises:
+        ValueError: when a number is less than 1, or ``most`` less than ``least``.
+
+    Example::
+
+        >>> import torch
+        >>> sizes = []
+        >>> inner = torch.nn.Flatten()
+        >>> _ = inner.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+        >>> InBatchesOf(inner, 2, 2)(torch.rand(5, 1, 2, 2)).shape, sizes
+        (torch.Size([5, 4]), [2, 2, 2])
+    """
+
+    def __init__(self, network: torch.nn.Module, most: int | None, least: int = 1) -> None:
+        super().__init__()
+        self.network = network
+        self.least = whole_number("least", least, 1)
+        self.most = None if most is None else whole_number("most", most, self.least)
+        self.training = network.training
+
+    def extra_repr(self) -> str:
+        """The settings, for printing."""
+        return f"most={self.most}, least={self.least}"
+
+    def train(self, mode: bool = True) -> InBatchesOf:
+        """The mode of what it holds.
+
+        Raises:
+            NotImplementedError: for an exported network, whose mode was fixed when it was exported.
+        """
+        self.network.train(mode)
+        self.training = mode
+        return self
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The outputs of all images, as one batch."""
+        count = next(len(each) for each in tree_leaves((inputs, named)) if isinstance(each, torch.Tensor))
+        most = self.most or max(count, self.least)
+        if self.least <= count <= most:
+            return self.network(*inputs, **named)
+        outputs, counts = [], []
+        for start in range(0, count, most):
+            number = min(most, count - start)
+            size = max(number, self.least)
+            positional, by_name = tree_map(_cut(start, number, size, count), (inputs, named))
+            outputs.append(rows(self.network(*positional, **by_name), 0, number, size))
+            counts.append(number)
+        return joined(outputs, counts)
+
+
+def _cut(start: int, number: int, size: int, count: int) -> Callable[[Any], Any]:
+    """Takes rows of inputs, and repeats the last one until there are enough."""
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != count:
+            return value
+        part = value[start : start + number]
+        if number == size:
+            return part
+        return torch.cat([part, part[-1:].expand(size - number, *part.shape[1:])])
+
+    return cut
+
+
+def _batch_sizes(program: torch.export.ExportedProgram) -> tuple[int, int | None]:
+    """The fewest and the most images that a program takes at a time; None for any number."""
+    names = program.graph_signature.user_inputs
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    values = [node.meta.get("val") for node in nodes]
+    image = next((value for value in values if isinstance(value, torch.Tensor) and value.ndim > 1), None)
+    if image is None:
+        return 1, None
+    count = image.shape[0]
+    if isinstance(count, int):
+        return count, count
+    limits = program.range_constraints.get(count.node.expr)
+    if limits is None:
+        return 1, None
+    # What torch writes for "any number" is infinite, or larger than any batch.
+    most = int(limits.upper) if limits.upper.is_finite and limits.upper < 2**31 else None
+    return max(1, int(limits.lower)), most

@@ -1,0 +1,283 @@
+"""How fast a network runs: in half precision, in the memory layout that fits convolutions, compiled.
+
+Each of these changes a score by rounding, so that each is off unless it is asked for, and counts as a part of the
+network: scores and maps made with another setting are computed again. Everything around the network stays in float32:
+masks, perturbed images, scores and maps.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from monai_saliency.networks.ensemble import Ensemble
+from monai_saliency.utils.arguments import check_option, flag, instance
+from monai_saliency.utils.monai_private import cpu_has_float16, tree_leaves, tree_map
+
+__all__ = ["Accelerated", "accelerated", "check_runtime", "plain_network", "runtime_settings", "same_network"]
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+#: modes under which torch records CUDA graphs, whose outputs the next call overwrites
+_GRAPHS = ("reduce-overhead", "max-autotune")
+_COMPILERS = ("g++", "clang++", "c++", "cl")
+
+#: by network: what ``torch.compile`` made of it. No attribute, which would count as a part of the network
+_compiled: WeakKeyDictionary[Accelerated, Callable[..., Any]] = WeakKeyDictionary()
+
+
+def check_runtime(
+    amp: str | bool | None = False,
+    channels_last: bool = False,
+    compile: bool | str | Mapping[str, Any] | None = False,
+    prefix: str = "",
+) -> dict[str, Any]:
+    """Check the settings of :func:`accelerated`.
+
+    Args:
+        amp: as for :func:`accelerated`.
+        channels_last: as for :func:`accelerated`.
+        compile: as for :func:`accelerated`.
+        prefix: what precedes the settings' names, for errors.
+
+    Returns:
+        those that are switched on; empty where none is.
+
+    Raises:
+        ValueError: when a setting is something else.
+    """
+    found: dict[str, Any] = {}
+    if amp not in (None, False):
+        words = "false, bf16 or fp16"
+        if not isinstance(amp, str) or amp not in _TYPES:
+            raise ValueError(f"`{prefix}amp` must be {words}, got {amp!r}")
+        found["amp"] = amp
+    if flag(f"{prefix}channels_last", channels_last):
+        found["channels_last"] = True
+    if isinstance(compile, Mapping):
+        found["compile"] = dict(compile)
+    elif isinstance(compile, str):
+        found["compile"] = {"mode": check_option(f"{prefix}compile", compile, _MODES)}
+    elif compile is not None and flag(f"{prefix}compile", compile):
+        found["compile"] = {}
+    return found
+
+
+def accelerated(
+    network: Any,
+    amp: str | bool | None = False,
+    channels_last: bool = False,
+    compile: bool | str | Mapping[str, Any] | None = False,
+    prefix: str = "",
+) -> Any:
+    """A network that runs faster, for the inferer that explains. The network itself is left as it is.
+
+    Args:
+        network: a module. Of an :class:`~monai_saliency.networks.Ensemble` all members run this way.
+        amp: ``"bf16"`` or ``"fp16"``: under ``torch.autocast`` in this type, on the device of the images. Its outputs
+            are converted to float32. False or None: as it is.
+        channels_last: give it images in the memory format ``torch.channels_last``, or ``channels_last_3d`` for
+            volumes. Its convolutions then run in this format; its parameters are not touched.
+        compile: True compiles it by ``torch.compile`` for each shape of batch, a text is the mode
+            (``"reduce-overhead"`` records CUDA graphs), a dictionary holds arguments of ``torch.compile``. Where a
+            derivative is asked for, as by white-box methods, the network runs uncompiled.
+        prefix: what precedes the settings' names, for errors.
+
+    Returns:
+        the network itself where nothing is switched on; an :class:`Accelerated` around it; for an ensemble, an ensemble
+        whose members run this way.
+
+    Raises:
+        ValueError: when a setting is something else, or when network or device cannot be run so.
+
+    Example::
+
+        >>> import torch
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> accelerated(network, amp="bf16")(torch.rand(1, 1, 2, 2)).dtype
+        torch.float32
+        >>> accelerated(network) is network
+        True
+    """
+    found = check_runtime(amp, channels_last, compile, prefix)
+    if not found:
+        return network
+    if isinstance(network, Ensemble):
+        if "compile" in found:
+            raise ValueError(
+                f"`{prefix}compile` is not for an ensemble, whose members run as one by torch.vmap: switch it off, or "
+                "explain the members one by one"
+            )
+        return network.around(lambda members: Accelerated(members, **found))
+    words = f"a torch module for {' and '.join(prefix + name for name in found)}, which cannot look into anything else"
+    instance("network", network, torch.nn.Module, words)
+    return Accelerated(network, **found)
+
+
+class Accelerated(torch.nn.Module):
+    """A network that runs faster; :func:`accelerated` makes it.
+
+    Args:
+        network: a module.
+        amp: ``"bf16"``, ``"fp16"`` or None.
+        channels_last: whether images are given in this memory format.
+        compile: arguments of ``torch.compile``, by name; None compiles nothing.
+
+    Attributes:
+        network: the network itself.
+
+    Raises:
+        ValueError: when the network's device, or this machine, cannot run it so.
+
+    Example::
+
+        >>> import torch
+        >>> Accelerated(torch.nn.Identity(), "bf16").settings
+        {'amp': 'bf16'}
+    """
+
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        amp: str | None = None,
+        channels_last: bool = False,
+        compile: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.amp = amp
+        self.channels_last = channels_last
+        self.compiled_with = None if compile is None else dict(compile)
+        self.training = network.training
+        weights = next((each for each in network.parameters()), torch.empty(0))
+        self._check(weights.device.type)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is switched on, by the names of the arguments."""
+        found = {"amp": self.amp, "channels_last": self.channels_last or None, "compile": self.compiled_with}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def computes_in(self) -> torch.dtype | None:
+        """The type in which it computes where that is a coarser one than its parameters'."""
+        return None if self.amp is None else _TYPES[self.amp]
+
+    @property
+    def compiles(self) -> bool:
+        """Whether another shape of batch costs a compilation."""
+        return self.compiled_with is not None
+
+    def extra_repr(self) -> str:
+        """The settings, for printing and for :func:`~monai_saliency.networks.identity.network_fingerprint`."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The network's output, in float32 where it computes in half precision."""
+        leaves = [each for each in tree_leaves((inputs, named)) if isinstance(each, torch.Tensor)]
+        kind = leaves[0].device.type if leaves else "cpu"
+        self._check(kind)
+        if self.channels_last:
+            inputs, named = tree_map(_channels_last, (inputs, named))
+        with self._autocast(kind):
+            output = self._network()(*inputs, **named)
+        return tree_map(self._plain, output)
+
+    def _network(self) -> Callable[..., Any]:
+        if self.compiled_with is None or torch.is_grad_enabled():
+            return self.network
+        found = _compiled.get(self)
+        if found is None:
+            # One shape is what is run. Were sizes variables, code would be slower and compiled twice.
+            found = _compiled[self] = torch.compile(self.network, **{"dynamic": False, **self.compiled_with})
+        if self._records_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        return found
+
+    @property
+    def _records_graphs(self) -> bool:
+        return (self.compiled_with or {}).get("mode") in _GRAPHS
+
+    def _autocast(self, kind: str) -> AbstractContextManager[Any]:
+        return nullcontext() if self.amp is None else torch.autocast(kind, _TYPES[self.amp])
+
+    def _plain(self, value: Any) -> Any:
+        """A part of the output as the network alone would give it."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        if self.amp is not None and value.dtype in (torch.float16, torch.bfloat16):
+            value = value.float()
+        elif self._records_graphs and self.compiles and not torch.is_grad_enabled():
+            value = value.clone()  # of memory that the next call overwrites
+        return value.contiguous() if self.channels_last else value
+
+    def _check(self, kind: str) -> None:
+        """Refuse a kind of device that cannot run it."""
+        if self.amp is not None and not torch.amp.is_autocast_available(kind):
+            raise ValueError(f"`amp` {self.amp} cannot be run on a device of kind {kind}: leave it out")
+        if self.amp == "fp16" and kind == "cpu" and not cpu_has_float16():
+            raise ValueError("`amp` fp16 cannot be run on this CPU, which does not compute in float16: use bf16")
+        inductor = self.compiles and (self.compiled_with or {}).get("backend", "inductor") == "inductor"
+        if inductor and kind == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", ""), *_COMPILERS))):
+            raise ValueError(
+                "`compile` needs a C++ compiler for a network on the CPU, and there is none: install g++, or switch "
+                "`compile` off"
+            )
+
+
+def plain_network(network: Any) -> Any:
+    """The network itself, where it is run faster by :func:`accelerated`.
+
+    Args:
+        network: any callable.
+
+    Returns:
+        the network; any other, and an ensemble, as it is.
+    """
+    return network.network if isinstance(network, Accelerated) else network
+
+
+def same_network(one: Any, other: Any) -> bool:
+    """Whether two networks are one, however fast each runs.
+
+    Args:
+        one: any callable.
+        other: any callable.
+    """
+    first, second = (each.members if isinstance(each, Ensemble) else each for each in (one, other))
+    return plain_network(first) is plain_network(second)
+
+
+def runtime_settings(network: Any) -> dict[str, Any]:
+    """What :func:`accelerated` switched on for a network, by name; empty for any other.
+
+    Args:
+        network: any callable.
+
+    Example::
+
+        >>> import torch
+        >>> runtime_settings(accelerated(torch.nn.Identity(), amp="bf16", channels_last=True))
+        {'amp': 'bf16', 'channels_last': True}
+    """
+    if isinstance(network, Ensemble):
+        network = network.members
+    return network.settings if isinstance(network, Accelerated) else {}
+
+
+def _channels_last(value: Any) -> Any:
+    """An image ``(B, C, *spatial)`` in 2D or 3D with its channels last in memory; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.ndim not in (4, 5):
+        return value
+    if value.shape[1] > 1:
+        return value.contiguous(memory_format=torch.channels_last if value.ndim == 4 else torch.channels_last_3d)
+    # Of one channel both formats are the same memory, and torch takes it for the usual one unless the strides say so.
+    strides = list(value.contiguous().stride())
+    strides[1] = 1
+    return value.contiguous().as_strided(value.shape, strides)

@@ -1,0 +1,128 @@
+"""DICOM series as cases of a cohort."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.dicom_series import PATIENT, SLICES, expected_affine, stored, write
+from monai.data import MetaTensor
+from monai.utils import OptionalImportError
+
+from monai_saliency.data import CohortDataset, find_cases
+from monai_saliency.errors import CaseError
+from monai_saliency.handlers.made_by import scan_mark
+from monai_saliency.storage import dicom
+from monai_saliency.storage.dicom import group_series, is_dicom, series_files, series_id, series_uid
+from monai_saliency.storage.formats import scan_loader
+
+pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
+
+FOLDER = "Doe_Jane"
+
+
+def cohort(root: Path) -> Path:
+    """A scan, two series in one folder, a series with a gap, an empty file, and a report."""
+    root.mkdir()
+    nib.save(nib.Nifti1Image(np.zeros((4, 5, 6), np.float32), np.eye(4)), root / "scan.nii.gz")
+    write(root / FOLDER, "1.2.3")
+    write(root / FOLDER, "1.2.4")
+    write(root / FOLDER / "gap", "1.2.5", lambda number, made: None if number == 2 else made)
+    (root / FOLDER / "empty.dcm").touch()
+    (root / FOLDER / "readme.txt").write_text("no scan")
+
+    def report(number: int, made: pydicom.Dataset) -> pydicom.Dataset | None:
+        made.SOPClassUID = made.file_meta.MediaStorageSOPClassUID = pydicom.uid.BasicTextSRStorage
+        del made.PixelData, made.Rows
+        return made if number == 0 else None
+
+    write_only(root / FOLDER / "report", report)
+    return root
+
+
+def write_only(folder: Path, change: object) -> None:
+    with pytest.raises(KeyError):  # it is written, and not found
+        write(folder, "1.2.6", change)  # type: ignore[arg-type]
+
+
+def test_each_series_is_a_case_that_names_no_folder(tmp_path: Path) -> None:
+    cases = find_cases(cohort(tmp_path / "in"))
+    empty = series_id(str(tmp_path / "in" / FOLDER / "empty.dcm"))
+    assert {case["case"] for case in cases} == {"scan", empty, *map(series_id, ("1.2.3", "1.2.4", "1.2.5"))}
+    by_name = {case["case"]: case["image"] for case in cases}
+    assert by_name["scan"] == str(tmp_path / "in" / "scan.nii.gz")
+    assert [len(by_name[series_id(uid)]) for uid in ("1.2.3", "1.2.4", "1.2.5")] == [SLICES, SLICES, SLICES - 1]
+    assert [case["case"] for case in find_cases(tmp_path / "in", spatial_dims=2)] == ["scan"]
+
+
+def test_a_series_is_loaded_with_nothing_but_voxels_and_place(tmp_path: Path) -> None:
+    root = cohort(tmp_path / "in")
+    dataset = CohortDataset(find_cases(root), scan_loader("image", dtype="float32"))
+    loaded, problems = {}, {}
+    for i, case in enumerate(dataset.data):
+        try:
+            loaded[case["case"]] = dataset[i]["image"]
+        except CaseError as error:
+            problems[case["case"]] = str(error)
+    assert set(loaded) == {"scan", series_id("1.2.3"), series_id("1.2.4")}
+    assert "a gap of 5 mm" in problems[series_id("1.2.5")]
+    assert "unreadable" in problems.pop(series_id(str(root / FOLDER / "empty.dcm")))
+    assert FOLDER not in str(problems)
+    assert PATIENT not in str(problems)
+    image: MetaTensor = loaded[series_id("1.2.4")]
+    assert np.array_equal(image.numpy(), stored().transpose(2, 1, 0) * 2.0 - 1024)
+    assert np.allclose(image.affine, expected_affine(), atol=1e-6)
+    assert np.allclose(image.meta["original_affine"], expected_affine(), atol=1e-6)
+    assert PATIENT not in str(image.meta)
+
+
+def test_a_slice_leads_to_its_series(tmp_path: Path) -> None:
+    root = cohort(tmp_path / "in")
+    (files,) = [each["image"] for each in find_cases(root) if each["case"] == series_id("1.2.3")]
+    for file in files:
+        assert [*map(str, series_files(file))] == files
+        assert series_uid(file) == "1.2.3"
+    by_one = scan_loader("image")({"image": files[2]})["image"]
+    assert np.array_equal(by_one, scan_loader("image")({"image": files})["image"])
+    before = scan_mark(files[0])
+    with open(files[-1], "ab") as last:
+        last.write(b"\0\0")
+    assert scan_mark(files[0]) != before
+
+
+def test_a_list_may_name_a_folder_of_a_series(tmp_path: Path) -> None:
+    write(tmp_path / "ct", "1.2.3")
+    (tmp_path / "list.csv").write_text("image\nct\n")
+    (case,) = find_cases(tmp_path / "list.csv")
+    assert (case["case"], len(case["image"])) == (series_id("1.2.3"), SLICES)
+
+
+def test_a_series_in_two_folders_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a", "1.2.3")
+    (tmp_path / "in" / "b").mkdir()
+    file = min((tmp_path / "in" / "a").iterdir())
+    file.rename(tmp_path / "in" / "b" / file.name)
+    dataset = CohortDataset(find_cases(tmp_path / "in"), scan_loader("image"))
+    with pytest.raises(CaseError, match=f"case {series_id('1.2.3')}: the files of the DICOM series lie in 2 folders"):
+        dataset[0]
+
+
+def test_without_pydicom_the_pip_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "in", "1.2.3")
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(OptionalImportError, match=r'pip install "monai-saliency\[dicom\]"'):
+        find_cases(tmp_path / "in")
+
+
+def test_files_are_known_by_how_they_begin(tmp_path: Path) -> None:
+    (file, *_) = write(tmp_path, "1.2.3")
+    bare = file.rename(tmp_path / "IM0001")
+    assert is_dicom(bare)
+    assert not is_dicom(tmp_path)
+    (tmp_path / "text").write_text("DICM")
+    assert not is_dicom(tmp_path / "text")
+    assert dicom.holds_series(tmp_path)
+    assert bare in group_series(tmp_path.iterdir())["1.2.3"]

@@ -1,0 +1,125 @@
+"""Exported networks: the map of the module that was exported, whatever batch sizes the program takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from monai.inferers import SlidingWindowInferer
+from torch.export import Dim
+
+import monai_saliency as ms
+from monai_saliency.networks import accelerated, exported_network, load_checkpoint, network_fingerprint, network_of
+from monai_saliency.networks.exported import InBatchesOf
+
+TARGET = ms.ClassScore([1], "softmax")
+IMAGE = torch.rand(1, 1, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+def network() -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        convolution = [torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU()]
+        return torch.nn.Sequential(*convolution, torch.nn.Flatten(), torch.nn.Linear(4 * 144, 3)).eval()
+
+
+def export(path: Path, inner: torch.nn.Module, count: int, sizes: Any = None, size: int = 12) -> Path:
+    shapes = None if sizes is None else ({0: sizes},)
+    program = torch.export.export(inner, (torch.rand(count, 1, size, size),), dynamic_shapes=shapes)
+    torch.export.save(program, path)
+    return path
+
+
+SIZES = {
+    "one": (1, None),
+    "four": (4, None),
+    "seven at most": (3, Dim("batch", min=1, max=7)),
+    "three or more": (4, Dim("batch", min=3, max=64)),
+    "any": (3, Dim.DYNAMIC),
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_map_of_the_module(sizes: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    inner = network()
+    program = exported_network(export(tmp_path / "network.pt2", inner, *SIZES[sizes]))
+    explain = ms.rise(21, 3, target=TARGET, mask_batch_size=10)
+    torch.testing.assert_close(explain(IMAGE, program), explain(IMAGE, inner), rtol=1e-4, atol=1e-6)
+    assert "one at a time" not in caplog.text
+    assert network_fingerprint(program) is not None
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 8, 11])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_batches_of_any_size(sizes: str, count: int, tmp_path: Path) -> None:
+    inner, batch = network(), torch.rand(count, 1, 12, 12)
+    program = exported_network(export(tmp_path / "network.pt2", inner, *SIZES[sizes]))
+    with torch.no_grad():
+        torch.testing.assert_close(program(batch), inner(batch), rtol=1e-5, atol=1e-6)
+
+
+def test_patches(tmp_path: Path) -> None:
+    """Under a sliding window a program gets patches, here three at a time where the window gives two."""
+    inner = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 1)).eval()
+    program = exported_network(export(tmp_path / "network.pt2", inner, 3, size=8))
+    target = ms.RegionScore([1], "softmax", region="all")
+    explain = ms.sliding_window(4, 4, target=target, inferer=SlidingWindowInferer(8, 2, overlap=0.5))
+    torch.testing.assert_close(explain(IMAGE, program), explain(IMAGE, inner), rtol=1e-4, atol=1e-6)
+
+
+def test_a_program_is_compiled_once(tmp_path: Path) -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    inner = network()
+    program = exported_network(export(tmp_path / "network.pt2", inner, 3, Dim.DYNAMIC))
+    quick = accelerated(program, compile={"backend": backend})
+    explain = ms.rise(21, 3, target=TARGET, mask_batch_size=10)
+    torch.testing.assert_close(explain(IMAGE, quick), explain(IMAGE, inner), rtol=1e-4, atol=1e-6)
+    assert len(graphs) == 1
+    explain(IMAGE, quick)
+    assert len(graphs) == 1
+    torch._dynamo.reset()
+
+
+def test_inputs_of_one_batch_are_cut_together() -> None:
+    """Held inputs and structured outputs too; what has no row for each image stays whole."""
+    seen = []
+
+    class Adding(torch.nn.Module):
+        def forward(self, images: torch.Tensor, *, more: torch.Tensor, factor: torch.Tensor) -> Any:
+            seen.append(len(images))
+            return {"sum": factor * (images + more), "parts": [images, more]}
+
+    images, more = torch.arange(5.0)[:, None], 10 * torch.arange(5.0)[:, None]
+    found = InBatchesOf(Adding(), 4, 3)(images, more=more, factor=torch.tensor(2.0))
+    assert seen == [4, 3]
+    assert found["sum"].flatten().tolist() == [0.0, 22.0, 44.0, 66.0, 88.0]
+    assert [each.flatten().tolist() for each in found["parts"]] == [images.flatten().tolist(), more.flatten().tolist()]
+
+
+def test_what_cannot_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"exported network .*missing\.pt2 does not exist"):
+        network_of(network(), tmp_path / "missing.pt2")
+    broken = tmp_path / "broken.pt2"
+    broken.write_bytes(b"no archive")
+    with pytest.raises(ValueError, match="cannot be read as an exported network"):
+        network_of(network(), broken)
+    with pytest.raises(ValueError, match="an ensemble needs files of weights"):
+        network_of(network(), [broken, broken])
+    with pytest.raises(ValueError, match="whose weights fit no Sequential"):
+        load_checkpoint(network(), broken)
+
+
+def test_a_checkpoint_that_is_a_network(tmp_path: Path) -> None:
+    inner = network()
+    path = export(tmp_path / "network.pt2", inner, 2)
+    program = network_of(torch.nn.Identity(), path)
+    assert load_checkpoint(program, path) is program
+    assert network_of(inner, tmp_path / "weights.pt") is inner

@@ -1,0 +1,349 @@
+"""Networks in half precision, with channels last and compiled: the same maps up to rounding, and never another's."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from monai.inferers import SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.cases import Case
+from monai_saliency.errors import CaseError
+from monai_saliency.handlers.made_by import described
+from monai_saliency.inferers.case_explainer import CaseExplainer
+from monai_saliency.networks import Ensemble, accelerated, network_fingerprint, runtime_settings
+from monai_saliency.networks.identity import strict_network_fingerprint
+from monai_saliency.networks.runtime import same_network
+from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.utils.monai_private import holds_compiled
+from monai_saliency.utils.precision import rounding_of
+
+TARGET = ms.ClassScore([1], "softmax")
+EAGER = {"backend": "eager"}
+
+
+class Noting(torch.nn.Module):
+    """Notes the type and the memory of what goes through it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[torch.dtype, bool]] = []
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        last = torch.channels_last if values.ndim == 4 else torch.channels_last_3d
+        self.seen.append((values.dtype, values.is_contiguous(memory_format=last) and not values.is_contiguous()))
+        return values
+
+
+def network(dims: int = 2, channels: int = 1, seed: int = 0) -> torch.nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        conv = (torch.nn.Conv2d, torch.nn.Conv3d)[dims - 2]
+        pool = (torch.nn.AdaptiveAvgPool2d, torch.nn.AdaptiveAvgPool3d)[dims - 2](2)
+        layers = [conv(channels, 4, 3, padding=1), Noting(), torch.nn.ReLU(), pool, torch.nn.Flatten()]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(4 * 2**dims, 3)).eval()
+
+
+def image(dims: int = 2, channels: int = 1, size: int = 12) -> torch.Tensor:
+    return torch.rand(1, channels, *[size] * dims, generator=torch.Generator().manual_seed(1))
+
+
+def test_nothing_asked_for_is_the_network_itself() -> None:
+    inner = network()
+    assert accelerated(inner) is inner
+    assert accelerated(inner, amp=None, channels_last=False, compile=None) is inner
+    assert runtime_settings(inner) == {}
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_bf16_runs_in_it_and_gives_float32(dims: int) -> None:
+    inner, batch = network(dims), image(dims)
+    with torch.no_grad():
+        found = accelerated(inner, amp="bf16")(batch)
+    assert found.dtype == torch.float32
+    assert inner[1].seen == [(torch.bfloat16, False)]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(found, inner(batch).float())
+    assert next(inner.parameters()).dtype == torch.float32
+
+
+def test_float64_is_computed_in_float64() -> None:
+    inner, batch = network().double(), image().double()
+    with torch.no_grad():
+        assert torch.equal(accelerated(inner, amp="bf16")(batch), inner(batch))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_convolutions_see_channels_last(dims: int, channels: int) -> None:
+    """With one channel too, where both memory formats hold the same bytes."""
+    inner = network(dims, channels)
+    batch = torch.cat([image(dims, channels)] * 4)  # torch runs a single volume in its own way
+    before = {name: each.stride() for name, each in inner.named_parameters()}
+    with torch.no_grad():
+        found = accelerated(inner, channels_last=True)(batch)
+        assert inner[1].seen == [(torch.float32, True)]
+        torch.testing.assert_close(found, inner(batch), rtol=1e-5, atol=1e-6)
+    assert {name: each.stride() for name, each in inner.named_parameters()} == before
+
+
+def test_outputs_have_the_usual_memory() -> None:
+    """Whoever reads an output may look at it by `view`."""
+    inner = torch.nn.Conv2d(1, 4, 3)
+    with torch.no_grad():
+        assert accelerated(inner, channels_last=True)(image()).is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"amp": "bfloat16"}, "`amp` must be false, bf16 or fp16, got 'bfloat16'"),
+        ({"amp": True}, "`amp` must be false, bf16 or fp16, got True"),
+        ({"channels_last": "yes"}, "`channels_last` must be"),
+        ({"compile": "fastest"}, "`compile` must be one of"),
+        ({"compile": 3}, "`compile` must be"),
+    ],
+)
+def test_settings_that_are_something_else(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        accelerated(network(), **settings)
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(ValueError, match="a torch module for amp and channels_last"):
+        accelerated(lambda images: images, amp="bf16", channels_last=True)
+
+
+def test_a_cpu_without_float16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monai_saliency.networks.runtime.cpu_has_float16", lambda: False)
+    with pytest.raises(ValueError, match="`amp` fp16 cannot be run on this CPU"):
+        accelerated(network(), amp="fp16")
+    monkeypatch.setattr("monai_saliency.networks.runtime.cpu_has_float16", lambda: True)
+    assert runtime_settings(accelerated(network(), amp="fp16")) == {"amp": "fp16"}
+
+
+def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monai_saliency.networks.runtime.shutil.which", lambda name: None)
+    with pytest.raises(ValueError, match="`compile` needs a C\\+\\+ compiler"):
+        accelerated(network(), compile=True)
+    assert accelerated(network(), compile=EAGER)(image()).shape == (1, 3)
+
+
+@pytest.mark.parametrize("settings", [{"amp": "bf16"}, {"channels_last": True}, {"compile": EAGER}])
+@pytest.mark.parametrize("fingerprint", [network_fingerprint, strict_network_fingerprint])
+def test_each_setting_is_a_part_of_the_network(settings: dict[str, Any], fingerprint: Any) -> None:
+    inner = torch.nn.Linear(4, 2)
+    quick = accelerated(inner, **settings)
+    assert fingerprint(quick) not in (None, fingerprint(inner))
+    assert fingerprint(quick) == fingerprint(accelerated(torch.nn.Sequential(inner)[0], **settings))
+    with torch.no_grad():
+        before = fingerprint(quick)
+        quick(torch.rand(1, 4))
+    assert fingerprint(quick) == before
+    # A name stands for the network, not for its precision.
+    assert fingerprint(quick, "name") not in (fingerprint(inner, "name"), fingerprint(quick, "other"))
+
+
+def test_the_summary_names_the_settings_and_the_network() -> None:
+    inner, explain = torch.nn.Linear(4, 2), ms.sliding_window(2, target=TARGET)
+    plain, quick = (described(explain, each) for each in (inner, accelerated(inner, amp="bf16")))
+    assert quick == plain | {"network.amp": "bf16"}
+
+
+def test_stored_scores_of_another_precision_are_not_used(tmp_path: Path) -> None:
+    inner = small()
+
+    def stored(quick: torch.nn.Module) -> int:
+        explainer = CaseExplainer(ms.rise(40, 3, target=TARGET, mask_batch_size=8), quick, ScoreStore(tmp_path))
+        explainer.explain(image(), [Case("a")], lambda explained: explainer.written("a"))
+        return len([*tmp_path.rglob("reference.npy")])
+
+    assert [stored(inner), stored(inner)] == [1, 1]
+    assert [stored(accelerated(inner, amp="bf16")), stored(accelerated(inner, amp="bf16"))] == [2, 2]
+    assert [stored(accelerated(inner, compile=EAGER)), stored(inner)] == [3, 3]
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize(
+    ("settings", "tolerance"), [({"amp": "bf16"}, 0.05), ({"channels_last": True}, 1e-5), ({"compile": EAGER}, 1e-5)]
+)
+@pytest.mark.parametrize("inferer", [None, SlidingWindowInferer(8, 4, overlap=0.5)])
+def test_the_map_up_to_rounding(dims: int, settings: dict[str, Any], tolerance: float, inferer: Any) -> None:
+    """Of whole images, and of remembered patches."""
+    torch._dynamo.reset()
+    inner, batch = network(dims), image(dims)
+    target = TARGET
+    if inferer is not None:
+        conv = (torch.nn.Conv2d, torch.nn.Conv3d)[dims - 2]
+        inner = torch.nn.Sequential(inner[0], Noting(), torch.nn.ReLU(), conv(4, 2, 1)).eval()
+        target = ms.RegionScore([1], "softmax", region="all")
+    explain = ms.sliding_window(4, 4, target=target, inferer=inferer, mask_batch_size=4)
+    expected, found = explain(batch, inner), explain(batch, accelerated(inner, **settings))
+    assert found.dtype == torch.float32
+    largest = float(expected.abs().max())
+    assert largest > 1e-4
+    assert float((found - expected).abs().max()) < tolerance * largest + 1e-6  # of a probability
+
+
+def test_rounding_is_that_of_the_type() -> None:
+    inner, cpu = network(), torch.device("cpu")
+    assert rounding_of(accelerated(inner, amp="bf16"), cpu)(torch.float32) == 5e-2
+    assert rounding_of(accelerated(inner, channels_last=True), cpu)(torch.float32) == 1e-4
+
+
+class Counting:
+    """A backend that counts what it compiles."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> torch.fx.GraphModule:
+        self.graphs += 1
+        return graph
+
+
+@pytest.fixture
+def backend() -> Iterator[Counting]:
+    torch._dynamo.reset()
+    yield Counting()
+    torch._dynamo.reset()
+
+
+def small() -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(200, 3)).eval()
+
+
+def test_it_is_compiled_once(backend: Counting) -> None:
+    inner = small()
+    quick = accelerated(inner, amp="bf16", channels_last=True, compile={"backend": backend})
+    assert holds_compiled(quick)
+    explain = ms.rise(17, 3, target=TARGET, mask_batch_size=4)
+    first = explain(image(), quick)
+    assert backend.graphs == 1
+    assert torch.equal(explain(image(), quick), first)
+    assert backend.graphs == 1
+
+
+def test_a_copy_is_compiled_anew(backend: Counting) -> None:
+    """What torch made of a network cannot be copied or sent, so that copies for other devices make their own."""
+    quick = accelerated(small(), compile={"backend": "eager"})
+    with torch.no_grad():
+        expected = quick(image())
+        for other in (copy.deepcopy(quick), pickle.loads(pickle.dumps(quick))):
+            assert torch.equal(other(image()), expected)
+
+
+def test_integrated_gradients(backend: Counting) -> None:
+    """Derivatives are of the uncompiled network, under the same autocast, and their sum is still the score's change."""
+    inner = small()
+    explain = ms.integrated_gradients(16, target=TARGET)
+    expected = explain(image(), inner)
+    compiled = explain(image(), accelerated(inner, compile={"backend": backend}))
+    torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-6)
+    for settings, tolerance in (({"amp": "bf16"}, 0.1), ({"channels_last": True}, 1e-4)):
+        found = explain(image(), accelerated(inner, **settings))
+        assert float((found - expected).abs().max()) < tolerance * float(expected.abs().max())
+
+
+def test_grad_cam_names_layers_as_the_network_does(backend: Counting) -> None:
+    inner = small()
+    explain = ms.grad_cam("0", target=TARGET)
+    quick = accelerated(inner, channels_last=True, compile={"backend": backend})
+    torch.testing.assert_close(explain(image(), quick), explain(image(), inner), rtol=1e-4, atol=1e-6)
+
+
+def test_derivatives_in_float16_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monai_saliency.networks.runtime.cpu_has_float16", lambda: True)
+    with pytest.raises(CaseError, match="float16 rounds small derivatives to zero, so switch `amp` off or use bf16"):
+        ms.integrated_gradients(4, target=TARGET)(image(), accelerated(small(), amp="fp16"))
+
+
+@pytest.mark.parametrize(("settings", "tolerance"), [({"amp": "bf16"}, 0.1), ({"channels_last": True}, 1e-4)])
+def test_ensembles(settings: dict[str, Any], tolerance: float) -> None:
+    folds = Ensemble([torch.nn.Sequential(*(network(seed=i)[k] for k in (0, 2, 3, 4, 5))) for i in range(3)]).eval()
+    quick = accelerated(folds, **settings)
+    assert isinstance(quick, Ensemble)
+    assert runtime_settings(quick) == settings
+    assert same_network(quick, folds)
+    explain = ms.sliding_window(4, 4, target=TARGET, mask_batch_size=4)
+    (expected,), (found,) = (explain.explain(image(), each) for each in (folds, quick))
+    assert float((found.saliency - expected.saliency).abs().max()) < tolerance * float(expected.saliency.abs().max())
+    assert found.disagreement is not None
+    assert network_fingerprint(quick) != network_fingerprint(folds)
+
+
+def test_a_compiled_ensemble_is_refused() -> None:
+    with pytest.raises(ValueError, match="`compile` is not for an ensemble"):
+        accelerated(Ensemble([small(), small()]), compile=True)
+
+
+def test_the_same_network_however_fast() -> None:
+    inner = small()
+    assert same_network(inner, accelerated(inner, amp="bf16"))
+    assert not same_network(small(), accelerated(inner, amp="bf16"))
+
+
+def test_a_network_that_is_another_in_half_precision_is_refused() -> None:
+    """What is explained is what was predicted."""
+
+    class Fine(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1, 1))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            mean = torch.nn.functional.linear(images.flatten(1).mean(1, keepdim=True), self.weight)
+            return (mean - 100.0) * 50
+
+    batch, inner = 100 + image() * 0.5, Fine().eval()
+    with torch.no_grad():
+        prediction = inner(batch)
+    explain = ms.sliding_window(4, 4, target=ms.ClassScore([0], "none"), mask_batch_size=4)
+    cases = [Case("a", prediction=prediction)]
+    explain.explain(batch, inner, cases=cases)
+    with pytest.raises(CaseError, match="what is explained is not what was predicted"):
+        explain.explain(batch, accelerated(inner, amp="bf16"), cases=cases)
+
+
+class Close(torch.nn.Module):
+    """Gives two classes that float32 tells apart, and bfloat16 does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([[1.0], [1.0 + 1e-4]]))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(images.flatten(1).mean(1, keepdim=True), self.weight)
+
+
+def test_a_class_that_only_float32_predicts_is_not_swapped_for_another() -> None:
+    batch, inner = image(), Close().eval()
+    with torch.no_grad():
+        prediction = inner(batch)
+    assert int(prediction.argmax()) == 1
+    explain = ms.sliding_window(4, 4, target=ms.ClassScore("predicted", "none"), mask_batch_size=4)
+    cases = [Case("a", prediction=prediction)]
+    (found,) = explain.explain(batch, inner, cases=cases)
+    assert list(found.target.labels) == [1]
+    with pytest.raises(CaseError, match="what is explained is not what was predicted"):
+        explain.explain(batch, accelerated(inner, amp="bf16"), cases=cases)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler")
+def test_inductor() -> None:
+    torch._dynamo.reset()
+    inner = small()
+    explain = ms.rise(17, 3, target=TARGET, mask_batch_size=4)
+    found = explain(image(), accelerated(inner, compile=True))
+    torch.testing.assert_close(found, explain(image(), inner), rtol=1e-4, atol=1e-5)
+    torch._dynamo.reset()

@@ -1,0 +1,117 @@
+"""Maps of DICOM series as DICOM: what is written, in which colours, and what is removed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.dicom_series import COLUMNS, ROWS, SLICES, stored, write
+from monai.data import MetaTensor
+from monai.utils import OptionalImportError
+
+from monai_saliency.errors import CaseError
+from monai_saliency.storage.formats import load_image
+from monai_saliency.transforms import SaveDicomd, save_secondary_capture
+from monai_saliency.visualize.colours import blended
+from monai_saliency.visualize.legend import Legend
+
+pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
+hd = pytest.importorskip("highdicom", reason="needs the dicom extra")
+
+
+def on_series(folder: Path, maps: int = 1) -> tuple[list[Path], MetaTensor]:
+    files = write(folder, "1.2.3")
+    image = load_image(image_only=True, ensure_channel_first=True)(str(files[0]))
+    generator = torch.Generator().manual_seed(0)
+    return files, MetaTensor(torch.randn(maps, *image.shape[1:], generator=generator), meta=image.meta)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_each_map_has_its_files_and_others_are_removed(tmp_path: Path) -> None:
+    _, saliency = on_series(tmp_path / "in", 2)
+    out = tmp_path / "out"
+    save = SaveDicomd("saliency", out)
+    save({"saliency": saliency, "case": "a"})
+    assert names(out) == ["a_saliency_1.dcm", "a_saliency_1_colour", "a_saliency_2.dcm", "a_saliency_2_colour"]
+    for number in (1, 2):
+        frames = np.frombuffer(pydicom.dcmread(out / f"a_saliency_{number}.dcm").FloatPixelData, "<f4")
+        assert sorted(frames) == sorted(saliency[number - 1].flatten().tolist())
+    save({"saliency": saliency[:1], "case": "a"})
+    save({"saliency": saliency[:1], "case": "b"})
+    assert names(out) == ["a_saliency.dcm", "a_saliency_colour", "b_saliency.dcm", "b_saliency_colour"]
+    save.withdraw("a")
+    SaveDicomd("saliency", out, dicom=False)({"saliency": saliency, "case": "none"})
+    assert names(out) == ["b_saliency.dcm", "b_saliency_colour"]
+    SaveDicomd("saliency", out, dicom=False)({"saliency": saliency, "case": "b"})
+    assert names(out) == []
+
+
+def test_other_scans_and_maps_off_the_grid(tmp_path: Path) -> None:
+    nib.save(nib.Nifti1Image(np.zeros((4, 5, 6)), np.eye(4)), tmp_path / "scan.nii.gz")
+    image = load_image(image_only=True, ensure_channel_first=True)(tmp_path / "scan.nii.gz")
+    save = SaveDicomd("saliency", tmp_path / "out")
+    save({"saliency": image, "case": "scan"})
+    assert not (tmp_path / "out").exists()
+    _, saliency = on_series(tmp_path / "in")
+    with pytest.raises(CaseError, match="case a: the map must have the series' shape"):
+        save({"saliency": saliency[..., 1:], "case": "a"})
+    with pytest.raises(KeyError):
+        save({"case": "a"})
+    assert names(tmp_path / "out") == []
+
+
+def test_captures_are_the_scan_with_the_map_over_it(tmp_path: Path) -> None:
+    """By the formula of the pictures, slice by slice; what is below a hundredth of the scale or 2 errors is gray."""
+    files, saliency = on_series(tmp_path / "in")
+    error = np.full(saliency.shape, 0.3, np.float32)
+    legend = Legend(scale=2.0)
+    paths = save_secondary_capture(tmp_path / "out", saliency, files, "tumour", legend, error)
+    assert [path.name for path in paths] == [f"{number:04d}.dcm" for number in range(1, SLICES + 1)]
+    scan = stored() * 2.0 - 1024
+    low, high = np.percentile(scan, [0.5, 99.99])
+    for number, path in enumerate(paths):
+        made = pydicom.dcmread(path)
+        values = saliency[0, :, :, number].numpy().T
+        assert values.shape == (ROWS, COLUMNS)
+        coloured = np.abs(values) >= 0.6
+        gray = np.clip((scan[number] - low) / (high - low), 0, 1)
+        assert np.array_equal(made.pixel_array, blended(gray, values, coloured, 2.0))
+        channels = np.sort(made.pixel_array, axis=-1)
+        assert np.array_equal(channels[..., 0] != channels[..., 2], coloured)
+        assert np.array_equal(hd.imread(path).get_raw_frame(1), made.PixelData)
+        assert (made.SeriesDescription, made.InstanceNumber, made.StudyInstanceUID) == ("tumour", number + 1, "1.2.1")
+        assert list(made.PatientOrientation) == ["L", "P"]
+    assert len({pydicom.dcmread(path).SeriesInstanceUID for path in paths}) == 1
+    assert len({pydicom.dcmread(path).SOPInstanceUID for path in paths}) == SLICES
+
+
+def test_captures_use_the_window_of_a_ct_and_leave_no_other_slice(tmp_path: Path) -> None:
+    def windowed(number: int, made: Any) -> Any:
+        made.WindowCenter, made.WindowWidth = [-900, 40], [200, 400]
+        return made
+
+    files = write(tmp_path / "in", "1.2.3", windowed)
+    image = load_image(image_only=True)(str(files[0]))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "0009.dcm").touch()
+    paths = save_secondary_capture(tmp_path / "out", image[None] * 0, files)
+    assert sorted((tmp_path / "out").iterdir()) == paths
+    scan = stored() * 2.0 - 1024
+    for number, path in enumerate(paths):
+        gray = np.rint(255 * np.clip((scan[number] + 1000) / 200, 0, 1))
+        assert np.array_equal(pydicom.dcmread(path).pixel_array[..., 0], gray)
+
+
+def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highdicom", None)
+    with pytest.raises(OptionalImportError, match=r'pip install "monai-saliency\[dicom\]"'):
+        SaveDicomd("saliency", tmp_path)
+    SaveDicomd("saliency", tmp_path, dicom=False)
