@@ -27,7 +27,7 @@ from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
 from monai_saliency.inferers.price import Pace
 from monai_saliency.inferers.settings import check_cases, check_settings
-from monai_saliency.inferers.whole_images import Scoring, WholeImages
+from monai_saliency.inferers.whole_images import Scoring, WholeImages, even_size
 from monai_saliency.masks.base import Masks
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
@@ -275,7 +275,7 @@ class PerturbationInferer(Inferer):
             is_part = shared and meet is None
             states, split = self._begin(forward, shared, is_part, inputs, cases, stored)
             most = first_size(self.mask_batch_size, states[0].case.image)
-            size = min(most, sum(len(state.masks) + 1 for state in states))
+            size = even_size(most, states, network)
             try:
                 scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
                 if scoring is None:

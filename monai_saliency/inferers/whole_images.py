@@ -18,11 +18,11 @@ from monai_saliency.inferers.price import Batches, Price
 from monai_saliency.inferers.reference import ReferenceCheck
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
-from monai_saliency.utils.monai_private import tensor_version
+from monai_saliency.utils.monai_private import holds_compiled, tensor_version
 from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import new_buffer
 
-__all__ = ["Plan", "Rows", "Scoring", "WholeImages"]
+__all__ = ["Plan", "Rows", "Scoring", "WholeImages", "even_size"]
 
 # Perturbed images whose boxes are compared with those of the image alone, once a detector.
 _ENOUGH = 7
@@ -261,6 +261,26 @@ class WholeImages(Scoring):
                 self.reference.expect_alone(index)
             self.reference.check(index, rows(output, offset, offset + 1, count))
         return output
+
+
+def even_size(most: int, states: Sequence[CaseState], network: Any) -> int:
+    """Rows in a batch, so that as few batches as ``most`` rows allow are as full as can be: 17 rows are two batches of
+    9, not two of 16 of which the second is nearly empty.
+
+    Cut alike whatever is stored, and by every worker. A network that may take one batch size only gets that: one that
+    is compiled or exported, or is anything but a module.
+
+    Args:
+        most: rows that a batch may have.
+        states: the cases.
+        network: what is explained.
+    """
+    total = sum(len(state.masks) + 1 for state in states)
+    is_free = type(network).__call__ is torch.nn.Module.__call__ and not isinstance(network, torch.jit.ScriptModule)
+    is_known = not any(state.masks.in_rounds for state in states)
+    if is_free and is_known and not holds_compiled(network) and not has_no_mode(network):
+        return -(-total // -(-total // most))
+    return min(most, total)
 
 
 def _unperturbed(batch: Sequence[Rows]) -> Iterator[tuple[int, int]]:
