@@ -21,6 +21,7 @@ from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
 from monai_saliency.targets.postprocessing import read_postprocessing
+from monai_saliency.transforms.save_dicom import can_write_dicom
 from monai_saliency.utils.arguments import flag, positive_numbers
 
 __all__ = ["REGIONS", "AttachSettings"]
@@ -45,7 +46,8 @@ class AttachSettings:
             elsewhere with random masks there (:class:`~monai_saliency.bundle.chosen_method.MethodChoice`).
         fill: what hides a voxel: a number, or a fill.
         fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
-        mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large.
+        mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large. ``"auto"``
+            finds what pays while batches run.
         amp: explain in half precision, ``"bf16"`` or ``"fp16"`` (:func:`~monai_saliency.networks.accelerated`); False
             explains in the evaluator's precision. Predictions stay what they are.
         channels_last: explain with images whose channels come last in memory, which convolutions may run faster.
@@ -54,6 +56,8 @@ class AttachSettings:
         picture: whether to draw pictures.
         picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
             where it is known (:class:`~monai_saliency.transforms.SaveSaliencyd`).
+        dicom: whether to write the maps of DICOM series as DICOM too
+            (:class:`~monai_saliency.transforms.SaveDicomd`).
         report: whether to make a report of the cohort at the end, ``report/index.html`` in the output folder
             (:func:`~monai_saliency.visualize.report.write_report`), and to keep in ``views/`` what it shows of the
             scans.
@@ -89,12 +93,13 @@ class AttachSettings:
         method: str | Callable[..., PerturbationInferer] = AUTO,
         fill: float | Callable[[torch.Tensor], torch.Tensor] = 0.0,
         fill_unit: str = "network",
-        mask_batch_size: int | None = None,
+        mask_batch_size: int | str | None = None,
         amp: str | bool | None = False,
         channels_last: bool = False,
         compile: bool | str | Mapping[str, Any] | None = False,
         picture: bool = True,
         picture_scale: float | None = None,
+        dicom: bool = False,
         report: bool = True,
         standard_error: bool = True,
         trust: bool = False,
@@ -118,18 +123,17 @@ class AttachSettings:
         self.image_key = image_key
         self.key = key or "saliency"
         self.label_key = label_key
-        self.target = target
-        self.output = output
+        self.target, self.output = target, output
         self.classes = classes
         self.activation = activation
-        self.fill = fill
-        self.fill_unit = fill_unit
+        self.fill, self.fill_unit = fill, fill_unit
         self.mask_batch_size = mask_batch_size
         self.runtime = check_runtime(amp, channels_last, compile, prefix)
         self.picture = picture
         if picture_scale is not None:
             positive_numbers(f"{prefix}picture_scale", picture_scale)
         self.picture_scale = picture_scale
+        self.dicom = can_write_dicom(dicom)  # before the first forward
         self.report = flag("report", report)
         self.standard_error = flag("standard_error", standard_error)
         self.trust = Trust.when(trust, trust_steps)

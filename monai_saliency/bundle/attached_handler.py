@@ -28,7 +28,7 @@ from monai_saliency.networks.inputs import ListInput, TensorInput
 from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.failures import Failures
 from monai_saliency.targets.auto import AutoTarget, finds_nothing
-from monai_saliency.transforms import SaveSaliencyd
+from monai_saliency.transforms import SaveDicomd, SaveSaliencyd
 from monai_saliency.transforms.save import error_key
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.tensors import plain
@@ -151,6 +151,7 @@ class AttachedHandler(SaliencyHandler):
         """Remove the row, map and picture of a case that has failed now."""
         super().withdraw(case)
         SaveSaliencyd([self.saliency_key, error_key(self.saliency_key)], self.folder).withdraw(case)
+        SaveDicomd(self.saliency_key, self.folder, dicom=False).withdraw(case)
 
     def __call__(self, engine: Engine) -> None:
         with randomness_untouched():
@@ -224,6 +225,7 @@ class AttachedHandler(SaliencyHandler):
             standard_error_key=self.standard_error_key,
             picture_scale=self.settings.picture_scale,
             report=self.settings.report,
+            dicom=self.settings.dicom,
         )
         if isinstance(self._predicting, WrappedNNUNet):
             placement.begin_from(self._predicting.transform(self.image_key))

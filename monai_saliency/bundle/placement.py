@@ -6,6 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import numpy as np
 import torch
 from monai.data import MetaTensor
 from monai.transforms import Compose, Invertd, InvertibleTransform
-from monai.utils import ImageMetaKey, WSIPatchKeys
+from monai.utils import ImageMetaKey, OptionalImportError, WSIPatchKeys
 
 from monai_saliency.bundle.inversion import inverted_by_steps, source_key, unrecorded_steps
 from monai_saliency.data.case_ids import CaseIds
 from monai_saliency.errors import root_cause
-from monai_saliency.transforms import SaveSaliencyd
+from monai_saliency.storage.dicom import holds_series, is_dicom, order_problem, series_files, series_id, series_uid
+from monai_saliency.transforms import SaveDicomd, SaveSaliencyd
 from monai_saliency.transforms.check import header_problem
 from monai_saliency.transforms.save import error_key
 
@@ -51,6 +53,7 @@ class Placement:
         saliency_key: where a case holds its map.
         picture: whether to draw pictures.
         picture_scale, report: as for :class:`~monai_saliency.transforms.SaveSaliencyd`.
+        dicom: as for :class:`~monai_saliency.transforms.SaveDicomd`, for maps that get back to their series.
         nearest: whether maps are resampled by nearest neighbour, for maps that are flat in regions; linearly by
             default.
         standard_error_key: where a case holds the map's standard error, which is saved beside the map; None for none.
@@ -67,6 +70,7 @@ class Placement:
         standard_error_key: str | None = None,
         picture_scale: float | None = None,
         report: bool = False,
+        dicom: bool = False,
     ) -> None:
         self.image_key = image_key
         self.nearest = nearest
@@ -75,6 +79,7 @@ class Placement:
         drawn: dict[str, Any] = {"picture": picture, "scale": picture_scale, "report": report}
         self.on_scan = SaveSaliencyd(saliency_key, output_dir, **drawn)
         self.on_input = SaveSaliencyd(saliency_key, output_dir, grid_key=image_key, **drawn)
+        self.as_dicom = SaveDicomd(saliency_key, output_dir, dicom, scale=picture_scale)
         self.standard_error_key = standard_error_key
         # Files that an earlier run has written of another map are removed where there is no error or disagreement.
         beside: dict[str, Any] = {"picture": False, "allow_missing_keys": True}
@@ -86,7 +91,7 @@ class Placement:
         self._root = None if self._files is None else _common_folder(self._files)
         listed = Counter(map(os.path.abspath, self._files or []))
         self._twice = {file for file, count in listed.items() if count > 1}
-        self._name = CaseIds(self._root, self._files or [])
+        self._ids = CaseIds(self._root, self._files or [])
         self._met: dict[str, str] = {}
         # The batches of a loader whose dataset gives each file once; further ones are pieces that a loader cuts.
         count = len(self._files or [])
@@ -135,10 +140,27 @@ class Placement:
         """Whether a named case was met in an earlier batch: a loader that ends early begins anew."""
         return case["case"] in self._again
 
+    def _name(self, file: Path) -> str:
+        """What a file's case is called. Names of DICOM files and folders may be a patient's."""
+        name = self._ids(file)
+        if not holds_series(file):
+            return name
+        first = next((each for each in sorted(file.rglob("*")) if is_dicom(each)), file) if file.is_dir() else file
+        with suppress(OptionalImportError):  # the bundle may read it with another package
+            return series_id(f"{series_uid(first)} {name}")
+        return series_id(name)
+
     def problem(self, case: dict[Hashable, Any]) -> str | None:
         """Why a case's map can lie nowhere, by its file's header; None where it can."""
         image = case[self.image_key]
-        return None if input_file(image) is None else header_problem(image, image.ndim - 1)
+        file = input_file(image)
+        if file is None:
+            return None
+        # A folder is read as one volume, by a reader that may not see gaps.
+        if image.ndim == 4 and (file.is_dir() or self.as_dicom.dicom) and holds_series(file):
+            with suppress(OptionalImportError):
+                return order_problem(series_files(file)) or header_problem(image, image.ndim - 1)
+        return header_problem(image, image.ndim - 1)
 
     def names(self, case: dict[Hashable, Any]) -> list[str] | None:
         """What all cases are called, if they are like this one; None where the dataset does not tell."""
@@ -162,7 +184,7 @@ class Placement:
         placed = {**case, self.saliency_key: back}
         for key in {self.standard_error_key or "disagreement", "disagreement"} & case.keys():
             placed[key] = self._back(case, key)[0]  # the way of the map
-        return self.error_on_scan(self.on_scan(placed))
+        return self.error_on_scan(self.as_dicom(self.on_scan(placed)))
 
     def _back(self, case: dict[Hashable, Any], key: str) -> tuple[torch.Tensor | None, str]:
         """A case's map, or its error, on its scan, by whichever way leads there; None where none does, and why."""
@@ -208,6 +230,7 @@ class Placement:
         if reason not in self._said:
             self._said.add(reason)
             logger.warning("maps lie on the grid of the network's input, with its affine, since %s", reason)
+        self.as_dicom.withdraw(str(case["case"]))
         return self.error_on_input(self.on_input(case))
 
 

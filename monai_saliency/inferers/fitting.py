@@ -48,6 +48,10 @@ class Fitting:
         except TypeError:  # it cannot be referred to weakly
             self._known = {}
 
+    def fits(self, batch: torch.Tensor) -> int:
+        """How many images of a batch ``(n, ...)`` fit, as far as that is known."""
+        return min(len(batch), self._known.get((tuple(batch.shape[1:]), str(batch.device)), len(batch)))
+
     def run(
         self,
         batch: torch.Tensor,
@@ -66,7 +70,7 @@ class Fitting:
                 before its memory ran out, so that it cannot be run again. Other libraries' errors likewise.
         """
         key = (tuple(batch.shape[1:]), str(batch.device))
-        size = min(len(batch), self._known.get(key, len(batch)))
+        size = self.fits(batch)
         version = tensor_version(batch)
         while True:
             try:

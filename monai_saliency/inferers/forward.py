@@ -99,6 +99,10 @@ class Forward:
 
         return self._fitting.run(batch, call)
 
+    def was_halved(self, batch: torch.Tensor) -> bool:
+        """Whether a batch of this shape went through the network in parts, since the memory was too small for it."""
+        return self._fitting.fits(batch) < len(batch)
+
     def autocast_dtype(self, image: torch.Tensor) -> torch.dtype | None:
         """The type of ``torch.autocast`` around the network for images like this one; None where nothing is cast."""
         if self.autocast is None or not image.is_cuda:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.inferers.agreement import Origin
+from monai_saliency.inferers.batches import GrowingBatches, batch_size, cut, first_size, of_part
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.expected import RowsDepend
 from monai_saliency.inferers.explanation import Explanation
@@ -26,7 +27,7 @@ from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
 from monai_saliency.inferers.price import Pace
 from monai_saliency.inferers.settings import check_cases, check_settings
-from monai_saliency.inferers.whole_images import Rows, Scoring, WholeImages
+from monai_saliency.inferers.whole_images import Scoring, WholeImages, even_size
 from monai_saliency.masks.base import Masks
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
@@ -35,7 +36,7 @@ from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
 from monai_saliency.targets.members import MemberTarget
-from monai_saliency.utils.arguments import callable_network, flag, instance, whole_number
+from monai_saliency.utils.arguments import callable_network, flag, instance
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.tensors import plain
@@ -60,7 +61,7 @@ class PerturbationInferer(Inferer):
         estimator: how scores become a map.
         fill: what replaces hidden voxels; zeros by default.
         inferer: runs the network on a batch, any MONAI inferer; ``SimpleInferer`` by default.
-        mask_batch_size: perturbed images in one network batch, at the most.
+        mask_batch_size: perturbed images in one network batch, at the most; ``"auto"`` finds it while batches run.
         progress: shows a progress bar that counts network forwards.
         output: the part of the network's output that the target reads, where the output is a dictionary, a tuple or a
             list: a key, an index, several such as ``("pred", 0)``, or a callable that takes it; all by default.
@@ -92,7 +93,7 @@ class PerturbationInferer(Inferer):
         estimator: Estimator,
         fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
         inferer: Inferer | None = None,
-        mask_batch_size: int = 16,
+        mask_batch_size: int | str = 16,
         progress: bool = False,
         output: OutputPath | None = None,
         inputs: InputAdapter | None = None,
@@ -103,7 +104,7 @@ class PerturbationInferer(Inferer):
     ) -> None:
         super().__init__()
         check_settings(locals())
-        self.mask_batch_size = whole_number("mask_batch_size", mask_batch_size, 1)
+        self.mask_batch_size = batch_size(mask_batch_size)
         self.sharing = instance("sharing", sharing, Sharing, "MasksOverRanks() or another Sharing", none=True)
         self.masks = masks
         self.target = target
@@ -273,7 +274,8 @@ class PerturbationInferer(Inferer):
             shared = meet is not None or (part is not None and part.count > 1)
             is_part = shared and meet is None
             states, split = self._begin(forward, shared, is_part, inputs, cases, stored)
-            size = min(self.mask_batch_size, sum(len(state.masks) + 1 for state in states))
+            most = first_size(self.mask_batch_size, states[0].case.image)
+            size = even_size(most, states, network)
             try:
                 scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
                 if scoring is None:
@@ -351,12 +353,17 @@ class PerturbationInferer(Inferer):
     ) -> None:
         """Score round after round of masks, until no case has another."""
         spans = [(0, state.num_rows) for state in states]
+        alone = meet is None and part.count == 1  # others must cut the same batches
+        growing = GrowingBatches.of(scoring, self.mask_batch_size, size) if alone else None
         while any(start < stop for start, stop in spans):
-            batches = _of_part(list(_cut(spans, size)), part)
+            batches = of_part(list(cut(spans, size)), part)
             plan = scoring.plan(spans, batches)
             pace.begin(plan.price, plan.note, states, self.masks)
             with pace.bar(plan.total, plan.done) as advance:
-                scoring.score(batches, advance)
+                if growing is None:
+                    scoring.score(batches, advance)
+                else:
+                    growing.score(spans, advance)
             for state in states:
                 state.end_round(look_for_others=meet is None and part.count > 1)
             if meet is not None:
@@ -424,27 +431,3 @@ def _meet_all(meet: Meet, states: Sequence[CaseState]) -> None:
         except RowsDepend:
             if not states[0].one_by_one:
                 raise
-
-
-def _cut(spans: Sequence[tuple[int, int]], size: int) -> Iterator[list[Rows]]:
-    """Cut runs of rows, laid end to end, into batches of ``size``."""
-    batch: list[Rows] = []
-    room = size
-    for index, (start, end) in enumerate(spans):
-        while start < end:
-            stop = min(end, start + room)
-            batch.append((index, start, stop))
-            room -= stop - start
-            start = stop
-            if room == 0:
-                yield batch
-                batch, room = [], size
-    if batch:
-        yield batch
-
-
-def _of_part(batches: list[list[Rows]], part: Part) -> list[list[Rows]]:
-    """The batches that a part runs: its share, and all that hold an unperturbed image."""
-    shared = [number for number, rows in enumerate(batches) if all(start > 0 for _, start, _ in rows)]
-    others = set(shared) - {shared[i] for i in part.of(len(shared))}
-    return [rows for number, rows in enumerate(batches) if number not in others]

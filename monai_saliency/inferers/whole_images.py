@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,11 +18,11 @@ from monai_saliency.inferers.price import Batches, Price
 from monai_saliency.inferers.reference import ReferenceCheck
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
-from monai_saliency.utils.monai_private import tensor_version
+from monai_saliency.utils.monai_private import holds_compiled, tensor_version
 from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import new_buffer
 
-__all__ = ["Plan", "Rows", "Scoring", "WholeImages"]
+__all__ = ["Plan", "Rows", "Scoring", "WholeImages", "even_size"]
 
 # Perturbed images whose boxes are compared with those of the image alone, once a detector.
 _ENOUGH = 7
@@ -100,15 +100,30 @@ class WholeImages(Scoring):
         self._unseen: int | None = None
         self._compared, self._looks_on = 0, False
         self.reference = ReferenceCheck(forward, states, split, output, batch_size, found)
-        image = states[0].case.image
+        self.runs = 0  # batches that the network ran
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, but for the unperturbed image in the last, and only its output is read.
-        self.batch = new_buffer(image, batch_size, len(image) + split.held_images.shape[1], *image.shape[1:])
+        self.batch = self._buffer(batch_size)
+
+    def _buffer(self, size: int) -> torch.Tensor:
+        image = self.states[0].case.image
+        return new_buffer(image, size, len(image) + self.split.held_images.shape[1], *image.shape[1:])
+
+    def resize(self, size: int) -> None:
+        """Run the next batch with another number of rows, all of which it must fill.
+
+        Args:
+            size: perturbed images in a batch.
+        """
+        if size != len(self.batch):
+            self.batch = torch.empty(0)  # so that there are never two
+            self.batch = self._buffer(size)
+            self.reference.batch_size = size
 
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
         return Plan(sum(stop - start for batch in batches for _, start, stop in batch), price=self._price(batches))
 
-    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
+    def score(self, batches: Iterable[Sequence[Rows]], advance: Callable[..., Any]) -> None:
         for batch in batches:
             ran = not all(self.states[index].has(start, stop) for index, start, stop in batch)
             if ran:
@@ -129,6 +144,7 @@ class WholeImages(Scoring):
     def _run(self, batch: Sequence[Rows]) -> None:
         """Make, run and read one batch."""
         count = len(self.batch)
+        self.runs += 1
         first = [index for index, start, _ in batch if start == 0]
         for index in first:
             self.reference.expect(index)
@@ -245,6 +261,26 @@ class WholeImages(Scoring):
                 self.reference.expect_alone(index)
             self.reference.check(index, rows(output, offset, offset + 1, count))
         return output
+
+
+def even_size(most: int, states: Sequence[CaseState], network: Any) -> int:
+    """Rows in a batch, so that as few batches as ``most`` rows allow are as full as can be: 17 rows are two batches of
+    9, not two of 16 of which the second is nearly empty.
+
+    Cut alike whatever is stored, and by every worker. A network that may take one batch size only gets that: one that
+    is compiled or exported, or is anything but a module.
+
+    Args:
+        most: rows that a batch may have.
+        states: the cases.
+        network: what is explained.
+    """
+    total = sum(len(state.masks) + 1 for state in states)
+    is_free = type(network).__call__ is torch.nn.Module.__call__ and not isinstance(network, torch.jit.ScriptModule)
+    is_known = not any(state.masks.in_rounds for state in states)
+    if is_free and is_known and not holds_compiled(network) and not has_no_mode(network):
+        return -(-total // -(-total // most))
+    return min(most, total)
 
 
 def _unperturbed(batch: Sequence[Rows]) -> Iterator[tuple[int, int]]:

@@ -19,6 +19,8 @@ _LARGER = 1.5
 _CONCENTRATED = 0.5
 # A box is not larger than this share of the image.
 _SMALL = 1 / 8
+# The inner part of a box, of its cells along each axis: what is found lies about its middle.
+_INNER = 0.6
 
 
 class EvidenceBoxes:
@@ -30,7 +32,9 @@ class EvidenceBoxes:
         further: the shape of one more size of box, which is not searched for evidence.
 
     Attributes:
-        shapes: of each size of box, ``further`` last.
+        shapes: of each size of box: those that are searched for evidence, ``further``, and the inner parts of the
+            first ones.
+        further: which of them ``further`` is.
     """
 
     def __init__(self, windows: BoundHierarchicalMasks, cells: int, further: Sequence[int]) -> None:
@@ -38,7 +42,11 @@ class EvidenceBoxes:
         edges = [[int(axis[1]) for axis in level] for level in reversed(windows.bounds)]
         found = [tuple(min(cells * e, n) for e, n in zip(each, self.spatial_shape, strict=True)) for each in edges]
         most = _SMALL * np.prod(self.spatial_shape)
-        self.shapes = [*(shape for shape in dict.fromkeys(found) if np.prod(shape) <= most), tuple(further)]
+        searched = [shape for shape in dict.fromkeys(found) if np.prod(shape) <= most]
+        share = np.ceil(_INNER * cells) / cells
+        inner = [tuple(int(np.ceil(share * edge)) for edge in shape) for shape in searched]
+        self.further = len(searched)
+        self.shapes = [*searched, tuple(further), *inner]
         self._steps = edges[0]
         self._corners = [-(-n // step) for n, step in zip(self.spatial_shape, self._steps, strict=True)]
         self._of_a_size = int(np.prod(self._corners))
@@ -64,6 +72,14 @@ class EvidenceBoxes:
         places = [int(np.clip(round((c - edge / 2) / step), 0, count - 1)) for c, step, count, edge in sides]
         return size * self._of_a_size + int(np.ravel_multi_index(places, self._corners))
 
+    def inner(self, number: int) -> int:
+        """The number of the inner part of a box; the box itself where it is one of ``further``."""
+        size = self.size(number)
+        if size >= self.further:
+            return number
+        middle = [(side.start + side.stop) / 2 for side in self.box(number)]
+        return self.about(middle, self.further + 1 + size)
+
     def find(self, evidence: np.ndarray, most: int) -> list[int]:
         """Each box with evidence, the strongest first; none where nothing stands out.
 
@@ -74,8 +90,8 @@ class EvidenceBoxes:
         left = evidence.clip(min=0)
         least, total = 0.0, left.sum()
         found: list[int] = []
-        while left.sum() > 0 and len(self.shapes) > 1:
-            number, mass = self._strongest(left)
+        while left.sum() > 0 and self.further:
+            number, mass = self.strongest(left)
             if mass < least:
                 break
             if len(found) == most:  # and as much elsewhere
@@ -92,10 +108,14 @@ class EvidenceBoxes:
             left = left * (1 - self._share_inside(self.box(number)))
         return float((evidence * left).sum())
 
-    def _strongest(self, left: np.ndarray) -> tuple[int, float]:
-        """The box that holds most, and what it holds; a larger one where that holds much more."""
+    def strongest(self, left: np.ndarray) -> tuple[int, float]:
+        """The box that holds most evidence, and how much; a larger one where that holds much more.
+
+        Args:
+            left: evidence, above 0 somewhere, for each window of the last level.
+        """
         best: tuple[int, float] | None = None
-        for size, shape in enumerate(self.shapes[:-1]):
+        for size, shape in enumerate(self.shapes[: self.further]):
             centre = self._best_window(left, shape)
             for _ in range(3):
                 centre = self._centre(left * self._share_inside(self._around(centre, shape)))

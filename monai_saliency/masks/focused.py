@@ -20,8 +20,13 @@ from monai_saliency.utils.boxes import Box, everywhere, within
 
 __all__ = ["BoundFocusedMasks", "FocusedMasks", "Focus"]
 
-# So much less is kept of a place while others are hidden: hiding nearly all of it is what changes the score.
-_REDUNDANT_KEPT = 0.7
+# While others are hidden, cells of a place are kept with p1 times one of these: a place may be enough with nearly all
+# of it hidden. Some masks of the second one tell which is used.
+_KEPT = (1.0, 0.7, 0.4)
+_ALL, _USUAL, _LESS = range(len(_KEPT))
+_TRIED = 8
+# It stays where what these masks leave of what the image adds is between these shares, on average.
+_MIDDLE = (0.2, 0.6)
 # What is left with all boxes hidden is said from this share on.
 _SAID = 0.25
 
@@ -81,7 +86,8 @@ class FocusedMasks(Masks):
         window_size: as for :class:`~monai_saliency.HierarchicalMasks`.
         levels: as for :class:`~monai_saliency.HierarchicalMasks`.
         keep: as for :class:`~monai_saliency.HierarchicalMasks`.
-        p1: probability in (0, 1) that a cell is kept; where the other places are hidden meanwhile, 0.7 of it.
+        p1: probability in (0, 1) that a cell is kept. Where the other places are hidden meanwhile, eight masks with 0.7
+            of it tell whether 0.4 of it, 0.7 of it or p1 itself is used: that which keeps about half of the score.
         seed: of the random masks.
         max_foci: boxes for each explained score, at the most.
         unit: as for :class:`~monai_saliency.HierarchicalMasks`.
@@ -159,7 +165,7 @@ class BoundFocusedMasks(BoundMasks):
         self.num_masks, self.cells = masks.num_masks, masks.grid_size
         self.window_voxels = float(np.prod([int(axis[1]) for axis in windows.bounds[-1]]))
         self.boxes = EvidenceBoxes(windows, masks.grid_size, self.alone.edges)
-        self.looks = LookMasks(windows, self.alone, self.boxes, self.num_masks, masks.max_foci)
+        self.looks = LookMasks(windows, self.alone, self.boxes, len(_KEPT) * self.num_masks, masks.max_foci)
         shapes = [*self.boxes.shapes, self.spatial_shape]
         self._random = [
             [
@@ -168,13 +174,13 @@ class BoundFocusedMasks(BoundMasks):
                 )
                 for each in shapes
             ]
-            for p1 in (masks.p1, _REDUNDANT_KEPT * masks.p1)
+            for p1 in (kept * masks.p1 for kept in _KEPT)
         ]
         self.key = ("FocusedMasks", masks.max_foci, windows.key, self._random[0][-1].key, tuple(self.boxes.shapes))
 
     def __len__(self) -> int:
         most = self.looks.most
-        return len(self.looks) + (len(self.boxes) + 1) ** most * most * self.num_masks
+        return len(self.looks) + (len(self.boxes) + 1) ** most * most * len(_KEPT) * self.num_masks
 
     @property
     def at_most(self) -> int:
@@ -187,7 +193,8 @@ class BoundFocusedMasks(BoundMasks):
 
     @property
     def _further_look(self) -> int:
-        return self.windows.at_most + 1
+        """At the most: windows, the boxes hidden, their inner parts, and then each inner part of two in turn."""
+        return self.windows.at_most + 5
 
     @property
     def _least(self) -> int:
@@ -203,45 +210,77 @@ class BoundFocusedMasks(BoundMasks):
     ) -> Sequence[int] | None:
         if not len(indices):
             return [*self.windows.levels[0], self.looks.whole]
-        if indices[-1] >= len(self.looks):
-            return None
         if all(index <= self.looks.whole for index in indices):
             windows = [row for row, index in enumerate(indices) if index < len(self.windows)]
             finer = self.windows.next_round([indices[row] for row in windows], scores[windows], reference_scores)
             if finer is not None:
                 return finer
-        found = [self._look(indices, *column) for column in zip(scores.T, reference_scores, strict=True)]
-        wanted = [index for each in found for index in each.wanted]
-        if not wanted:
-            wanted = [index for each in found for index in self._random_masks(each)]
-        return list(dict.fromkeys(wanted))
+        done = set(map(int, indices))
+        rounds: list[list[int]] = [[], [], []]
+        for score, reference in zip(scores.T, reference_scores, strict=True):
+            found = self._look(indices, score, reference)
+            rounds[0] += found.wanted
+            if not found.wanted:
+                rounds[1] += self._tried(found)
+                rounds[2] += self._random_masks(found, indices, score)
+        missing = ([index for index in dict.fromkeys(wanted) if index not in done] for wanted in rounds)
+        return next(filter(None, missing), None)
 
     def _look(self, indices: Sequence[int], scores: torch.Tensor, reference_score: torch.Tensor) -> Found:
         own = [row for row, index in enumerate(indices) if index < len(self.looks)]
-        return look(self.looks, [indices[row] for row in own], scores[own], reference_score, self._num_looks)
+        affordable = self.at_most - self._first_look - self.num_masks // 2
+        return look(
+            self.looks, [indices[row] for row in own], scores[own], reference_score, self._num_looks, affordable
+        )
 
-    def _random_masks(self, found: Found) -> list[int]:
-        """The random masks of one score."""
+    def _num_random(self, found: Found) -> int:
+        """How many random masks each place of one score has."""
         most = self.num_masks
         if found.spent:
             most = min(most, max(self._least, self.at_most - self._first_look - found.spent))
-        places = self._places(found)[:most]
-        each = max(1, most // len(places))
-        firsts = [len(self.looks) + place * self.num_masks for place in places]
-        return [index for first in firsts for index in range(first, first + each)]
+        return max(1, most // max(1, len(found.boxes)))
 
-    def _places(self, found: Found) -> list[int]:
+    def _random_masks(self, found: Found, indices: Sequence[int], scores: torch.Tensor) -> list[int]:
+        """The random masks of one score, without those that were tried and left."""
+        tried, count = set(self._tried(found)), self._num_random(found)
+        places = self._places(found, indices, scores)[: self.num_masks]
+        firsts = [len(self.looks) + place * self.num_masks for place in places]
+        left = [max(1, count - _TRIED) if tried and first not in tried else count for first in firsts]
+        return [index for first, each in zip(firsts, left, strict=True) for index in range(first, first + each)]
+
+    def _tried(self, found: Found) -> list[int]:
+        """The masks that tell how much is to be kept of each place of one score."""
+        if not found.redundant or len(found.boxes) < 2:
+            return []
+        firsts = [
+            len(self.looks) + self._place_of(found, before, _USUAL) * self.num_masks
+            for before in range(len(found.boxes))
+        ]
+        return [index for first in firsts for index in range(first, first + min(_TRIED, self._num_random(found)))]
+
+    def _place_of(self, found: Found, before: int, kept: int) -> int:
+        """The number of a box with the others that are hidden, and with how much of it is kept."""
+        code = 0
+        if found.redundant:
+            for other in reversed([*found.hides[:before], *found.hides[before + 1 :]]):
+                code = code * (len(self.boxes) + 1) + other + 1
+            code = (code * self.looks.most + before) * len(_KEPT) + kept
+        return code * (len(self.boxes) + 1) + found.boxes[before]
+
+    def _places(self, found: Found, indices: Sequence[int], scores: torch.Tensor) -> list[int]:
         """The places of one score: each box with the others that are hidden, or the whole image."""
         if not found.boxes:
             return [len(self.boxes)]
-        if not found.redundant:
-            return found.boxes
+        tried = self._tried(found)
+        if not tried:
+            return [self._place_of(found, before, _ALL) for before in range(len(found.boxes))]
+        rows = {int(index): row for row, index in enumerate(indices)}
         places = []
-        for before, own in enumerate(found.boxes):
-            code = 0
-            for other in reversed([other for other in found.boxes if other != own]):
-                code = code * (len(self.boxes) + 1) + other + 1
-            places.append((code * self.looks.most + before) * (len(self.boxes) + 1) + own)
+        for before, own in enumerate(np.split(np.array(tried), len(found.boxes))):
+            of = [rows[index] for index in own.tolist() if index in rows]
+            share = (float(scores[of].double().mean()) - found.fill) / found.adds if of else sum(_MIDDLE) / 2
+            kept = _ALL if share < _MIDDLE[0] else _LESS if share > _MIDDLE[1] else _USUAL
+            places.append(self._place_of(found, before, kept))
         return places
 
     def asked_for(self, indices: Sequence[int], scores: torch.Tensor, reference_score: torch.Tensor) -> list[int]:
@@ -252,11 +291,13 @@ class BoundFocusedMasks(BoundMasks):
             scores: ``(n,)``, one score of each mask.
             reference_score: of the unperturbed image.
         """
-        return self._places(self._look(indices, scores, reference_score))
+        return self._places(self._look(indices, scores, reference_score), indices, scores)
 
     def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        found = [self._look(indices, *column) for column in zip(scores.T, reference_scores, strict=True)]
-        places = {place: len(each.boxes) for each in found for place in self._places(each) if each.boxes}
+        columns = list(zip(scores.T, reference_scores, strict=True))
+        found = [self._look(indices, *column) for column in columns]
+        asked = [self._places(each, indices, score) for each, (score, _) in zip(found, columns, strict=True)]
+        places = {place for each, own in zip(found, asked, strict=True) for place in own if each.boxes}
         if not places:
             return "nothing stood out: random masks over the whole image were the last"
         words = f"random masks in {len(places)} place{'s' * (len(places) > 1)} with evidence were the last"
@@ -271,6 +312,7 @@ class BoundFocusedMasks(BoundMasks):
     def _place(self, place: int) -> tuple[Box, BoundMasks, list[Box], list[Box]]:
         """The box of a place, its random masks, the boxes that are hidden with it, and those of them found before."""
         code, own = divmod(place, len(self.boxes) + 1)
+        code, kept = divmod(code, len(_KEPT))
         code, before = divmod(code, self.looks.most)
         if own == len(self.boxes):
             return tuple(slice(0, n) for n in self.spatial_shape), self._random[0][-1], [], []
@@ -278,7 +320,7 @@ class BoundFocusedMasks(BoundMasks):
         while code:
             code, other = divmod(code, len(self.boxes) + 1)
             hidden.append(self.boxes.box(other - 1))
-        return self.boxes.box(own), self._random[bool(hidden)][self.boxes.size(own)], hidden, hidden[:before]
+        return self.boxes.box(own), self._random[kept][self.boxes.size(own)], hidden, hidden[:before]
 
     def foci(self, indices: Sequence[int]) -> list[Focus]:
         """The boxes of random masks, in the order in which they were asked for; masks of looks are left out.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from monai_saliency.masks.alone import BoundAloneMasks
@@ -19,6 +20,11 @@ _LEFT = 0.15
 _REDUNDANT = 0.1
 # More places than this do not stand out where windows take so little: chance takes as much.
 _TINY_FOCI = 2
+# In a further look the strongest box stands out with this share of the evidence, or where a window takes this share of
+# what is left of the score, whatever others take.
+_MUCH, _MOST = 1 / 3, 0.5
+# The inner part of a box is hidden in its place where that takes less by at most this share of what the image adds.
+_AS_MUCH = 0.1
 
 
 @dataclass
@@ -27,18 +33,24 @@ class Found:
 
     Attributes:
         boxes: with evidence, the first found first.
+        hides: what of each of them is hidden while another is looked at: the box, or its inner part, by its number.
         redundant: whether one gives what another gives, so that the others are hidden while one is perturbed.
         wanted: the masks that the next round needs; none where all looks are done.
         spent: how many masks the looks took that only some images need.
         left: which share of what the image adds to the score is there with all boxes hidden; None where that was not
             asked.
+        fill: the score with the whole image hidden.
+        adds: what the image adds to that.
     """
 
     boxes: list[int] = field(default_factory=list)
+    hides: list[int] = field(default_factory=list)
     redundant: bool = False
     wanted: list[int] = field(default_factory=list)
     spent: int = 0
     left: float | None = None
+    fill: float = 0.0
+    adds: float = 0.0
 
 
 class LookMasks:
@@ -92,13 +104,20 @@ class LookMasks:
 
 
 def look(
-    masks: LookMasks, indices: Sequence[int], scores: torch.Tensor, reference_score: torch.Tensor, looks: int
+    masks: LookMasks,
+    indices: Sequence[int],
+    scores: torch.Tensor,
+    reference_score: torch.Tensor,
+    looks: int,
+    affordable: int,
 ) -> Found:
     """Read what one score's looks have found.
 
     1. The windows of the first look hide parts of the image. Boxes are laid where what they took lies.
     2. All boxes are hidden together. Where the score stays though the windows found nothing more, the evidence is there
-       more than once: of two lesions, either is enough. Then the windows look again, with these boxes hidden.
+       more than once: of two lesions, either is enough. Then the windows look again, with these boxes hidden, and the
+       strongest box is laid. Of a box its inner part is hidden: a whole box may reach into the next place. Which boxes
+       must be hidden whole, so that nothing of their evidence is left, is asked when all are found.
     3. Where the first look found nothing that stands out, and hiding any window takes next to nothing, parts of the
        image are shown alone.
 
@@ -108,60 +127,108 @@ def look(
         scores: ``(n,)``.
         reference_score: of the unperturbed image.
         looks: how many there may be.
+        affordable: how many masks further looks may take with windows of the last level; they do without these where
+            that is not enough.
     """
-    rows = {int(index): row for row, index in enumerate(indices)}
-    found, level = Found(), reference_score.double()
-    fill = scores[rows[masks.whole]].double()
-    adds = float(level - fill)
+    scored = dict(zip(map(int, indices), scores.double().tolist(), strict=True))
+    found, level = Found(fill=scored[masks.whole]), float(reference_score)
+    adds = found.adds = level - found.fill
     for number in range(looks):
-        base = masks.index(0, found.boxes)
-        inner = [index - base for index in rows if base <= index < base + len(masks.windows)]
-        own = scores[[rows[base + index] for index in inner]].double()
+        taken = _taken(masks, scored, level, affordable, found)
+        if taken is None:
+            return found
+        evidence, largest = taken
         if number:
-            finer = masks.windows.next_round(inner, own[:, None], level[None])
-            found.wanted = [base + index for index in finer or () if base + index not in rows]
-            if found.wanted:
-                return found
-            found.spent += len(inner)
-        evidence = masks.windows.spread(inner, level - own).clip(min=0)
-        tiny = not number and evidence.sum() < _REDUNDANT * adds
-        most = min(_TINY_FOCI, masks.max_foci) if tiny else masks.most if number else masks.max_foci
-        more = masks.boxes.find(evidence, most - len(found.boxes))
-        found.boxes += more
+            more = _strongest(masks, evidence, largest > _MOST * (level - found.fill) > 0)
+        else:
+            tiny = evidence.sum() < _REDUNDANT * adds
+            more = masks.boxes.find(evidence, min(_TINY_FOCI, masks.max_foci) if tiny else masks.max_foci)
+        before, found.boxes = found.hides, found.boxes + more
+        found.hides = before + [masks.boxes.inner(each) for each in more]
         if not more or len(found.boxes) > masks.most:
             break
-        check = masks.index(masks.nothing, found.boxes)
-        if check not in rows:
-            found.wanted = [check]
+        whole = masks.index(masks.nothing, [*before, *more])
+        if not _asked([whole], scored, found):
             return found
         found.spent += number > 0
-        after = scores[rows[check]].double()
-        elsewhere = masks.boxes.outside(evidence, more)
-        found.left = float(after - fill) / adds if adds else None
+        after, elsewhere = scored[whole], masks.boxes.outside(evidence, more)
+        found.left = (after - found.fill) / adds if adds else None
         # Together the boxes take more than their windows did one by one.
-        together = float(level - after) - (float(evidence.sum()) - elsewhere)
+        together = level - after - (float(evidence.sum()) - elsewhere)
         found.redundant = found.redundant or number > 0 or together > _LEFT * adds > 0
-        level = after
-        if not float(after - fill) - elsewhere > _LEFT * adds > 0 or len(found.boxes) >= masks.most:
+        if not after - found.fill - elsewhere > _LEFT * adds > 0 or len(found.boxes) >= masks.most:
             break
+        inner = masks.index(masks.nothing, found.hides)
+        if not _asked([inner], scored, found):
+            return found
+        found.spent += 1
+        level = scored[inner]
     if not found.boxes and evidence.sum() < _REDUNDANT * adds:
-        _look_alone(masks, rows, scores, (fill, adds), found)
+        _look_alone(masks, scored, found)
+    elif found.redundant and 1 < len(found.boxes) <= masks.most:
+        _hide_whole(masks, scored, found)
     return found
 
 
-def _look_alone(
-    masks: LookMasks, rows: dict[int, int], scores: torch.Tensor, fill: tuple[torch.Tensor, float], found: Found
-) -> None:
+def _taken(
+    masks: LookMasks, scored: dict[int, float], level: float, affordable: int, found: Found
+) -> tuple[np.ndarray, float] | None:
+    """What windows of a look took: for each window of the last level, and the most that one took; None where some are
+    wanted.
+    """
+    base, further = masks.index(0, found.hides), bool(found.boxes)
+    inner = [index - base for index in scored if base <= index < base + len(masks.windows)]
+    own = torch.tensor([scored[base + index] for index in inner], dtype=torch.float64)
+    if further:
+        finer = masks.windows.next_round(inner, own[:, None], torch.tensor([level])) or ()
+        if finer and inner and finer[-1] in masks.windows.levels[-1]:
+            finer = finer if found.spent + len(inner) + len(finer) <= affordable else ()
+        if not _asked([base + index for index in finer], scored, found):
+            return None
+        found.spent += len(inner)
+    evidence = masks.windows.spread(inner, level - own).clip(min=0)
+    return evidence, float((level - own).max())
+
+
+def _strongest(masks: LookMasks, evidence: np.ndarray, takes_most: bool) -> list[int]:
+    """The box that stands out in a further look: it holds much evidence, or one window takes most of the score."""
+    total = float(evidence.sum())
+    if not total or not masks.boxes.further:
+        return []
+    number, held = masks.boxes.strongest(evidence)
+    return [number] if takes_most or held >= _MUCH * total else []
+
+
+def _asked(wanted: Sequence[int], scored: dict[int, float], found: Found) -> bool:
+    """Whether masks are scored. Those that are not are wanted."""
+    found.wanted = [index for index in wanted if index not in scored]
+    return not found.wanted
+
+
+def _hide_whole(masks: LookMasks, scored: dict[int, float], found: Found) -> None:
+    """Hide boxes whole whose inner part takes less, while the others are hidden."""
+    boxes = found.boxes
+    inner = [[masks.boxes.inner(each) if each == own else each for each in boxes] for own in boxes]
+    checks = [masks.index(masks.nothing, hidden) for hidden in (boxes, *inner)]
+    if _asked(checks, scored, found):
+        found.spent += len(checks)
+        whole, *each = (scored[check] for check in checks)
+        found.hides = [
+            box if score - whole > _AS_MUCH * found.adds else masks.boxes.inner(box)
+            for box, score in zip(boxes, each, strict=True)
+        ]
+
+
+def _look_alone(masks: LookMasks, scored: dict[int, float], found: Found) -> None:
     """Put the places that are each enough alone into what was found."""
-    if not all(part in rows for part in masks.parts):
-        found.wanted = list(masks.parts)
+    if not _asked(list(masks.parts), scored, found):
         return
     found.spent += len(masks.parts)
-    gains = (scores[[rows[part] for part in masks.parts]].double() - fill[0]) / fill[1]
-    places = masks.alone.enough(gains.cpu().numpy())
+    gains = [(scored[part] - found.fill) / found.adds for part in masks.parts]
+    places = masks.alone.enough(np.array(gains))
     if len(places) <= masks.most:
-        size = len(masks.boxes.shapes) - 1
-        found.boxes = list(dict.fromkeys(masks.boxes.about(place, size) for place in places))
+        found.boxes = list(dict.fromkeys(masks.boxes.about(place, masks.boxes.further) for place in places))
+        found.hides = list(found.boxes)
         found.redundant = len(found.boxes) > 1
 
 

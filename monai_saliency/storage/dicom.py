@@ -28,6 +28,7 @@ __all__ = [
     "group_series",
     "holds_series",
     "is_dicom",
+    "order_problem",
     "read_series",
     "series_files",
     "series_id",
@@ -208,6 +209,30 @@ def sorted_series(files: Sequence[str | Path]) -> list[Any]:
     slices.sort(key=lambda each: float(normal @ np.array(each.ImagePositionPatient, float)))
     _refuse(name, _misplaced(np.array([each.ImagePositionPatient for each in slices], float), normal))
     return slices
+
+
+def order_problem(files: Sequence[str | Path]) -> str:
+    """Why a series that another reader reads may not be one whole volume in our order of slices, in words; or nothing.
+
+    Readers sort slices by position or by ``InstanceNumber``. So both must give one order, or its reverse.
+
+    Args:
+        files: of one series, in any order.
+
+    Raises:
+        OptionalImportError: when pydicom is not installed. It gives the pip command.
+    """
+    try:
+        slices = sorted_series(files)
+    except AdviceError as error:
+        return str(error)
+    numbers = [int(each.get("InstanceNumber") or 0) for each in slices]
+    if numbers in (sorted(set(numbers)), sorted(set(numbers), reverse=True)):
+        return ""
+    return (
+        f"DICOM {series_id(str(slices[0].SeriesInstanceUID))}: its instance numbers do not follow its positions, so "
+        "other readers may have another order of slices: renumber them, or convert the series to NIfTI"
+    )
 
 
 def _refuse(name: str, problem: str) -> None:

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 from monai.data import MetaTensor
 
@@ -92,15 +93,19 @@ class OnSeries:
         slices: the series' slices as pydicom has them, in order.
         scan: the series ``(slices, rows, columns)``, in the modality's unit.
         frames: the map ``(slices, rows, columns)``, float32 or float64.
+        turn: how the map's axes were turned to the series' own, as nibabel says it.
     """
 
     slices: Sequence[Any]
     scan: np.ndarray
     frames: np.ndarray
+    turn: np.ndarray
 
     @staticmethod
     def of(saliency: MetaTensor, files: Sequence[str | Path]) -> OnSeries:
         """The map ``(1, columns, rows, slices)`` on the series of these files.
+
+        A map whose axes are turned or swapped, as other readers of the series have them, is turned back.
 
         Raises:
             AdviceError: when the series is refused, when the map does not lie on its grid to 1e-3 mm, or has NaN or
@@ -109,11 +114,16 @@ class OnSeries:
         volume = read_series(files)
         values = saliency.detach().cpu().numpy()
         values = values if values.dtype == np.float64 else values.astype(np.float32)
+        affine, turn = saliency.affine.cpu().numpy(), np.array([[0, 1], [1, 1], [2, 1]])
+        if values.ndim == 4 and affine.shape == (4, 4):
+            turn = nib.io_orientation(np.linalg.inv(volume.affine.numpy()) @ affine)
+            affine = affine @ nib.orientations.inv_ornt_aff(turn, values.shape[1:])
+            values = nib.apply_orientation(values[0], turn)[None]
         if values.shape != (1, *volume.shape):
             raise AdviceError(f"the map must have the series' shape {(1, *volume.shape)}, got {values.shape}")
         corners = np.array([[i, j, k, 1] for i in (0, 1) for j in (0, 1) for k in (0, 1)], float)
         corners[:, :3] *= np.array(volume.shape) - 1
-        apart = np.abs(corners @ (saliency.affine.cpu().numpy() - volume.affine.cpu().numpy()).T).max()
+        apart = np.abs(corners @ (affine - volume.affine.cpu().numpy()).T).max()
         if not apart <= 1e-3:
             raise AdviceError(
                 f"the map lies up to {apart:.4g} mm off the series' grid, 1e-3 is allowed: invert it first"
@@ -121,7 +131,11 @@ class OnSeries:
         if not np.isfinite(values).all():
             raise AdviceError("the map has NaN or infinite values, which a Parametric Map cannot show")
         scan, frames = (np.ascontiguousarray(each.transpose(2, 1, 0)) for each in (volume.numpy(), values[0]))
-        return OnSeries(sorted_series(files), scan, frames)
+        return OnSeries(sorted_series(files), scan, frames, turn)
+
+    def as_frames(self, values: np.ndarray) -> np.ndarray:
+        """What lies where the map did ``(1, *spatial)``, such as its standard error, as the map's frames lie."""
+        return np.ascontiguousarray(nib.apply_orientation(values[0], self.turn).transpose(2, 1, 0))
 
     def uid(self, *made_of: str) -> str:
         """A UID that is the same for the same map, series and words."""

@@ -99,18 +99,23 @@ def _loaded_grid(saliency: torch.Tensor, path: str) -> _Grid:
     """The grid that MONAI gives a file that nibabel cannot read, such as a photograph or a DICOM series."""
     meta = saliency.meta if isinstance(saliency, MetaTensor) else {}
     known = MetaKeys.ORIGINAL_AFFINE in meta
+    affine = np.asarray(meta[MetaKeys.ORIGINAL_AFFINE], dtype=np.float64) if known else np.eye(4)
 
     def voxels() -> np.ndarray:
         try:
             image = load_image(3, image_only=True, ensure_channel_first=True)(path)
         except Exception:  # it was loaded in another way, and a map must not be lost for its picture
             image = LoadImage(image_only=True, ensure_channel_first=True)(path)
-        return np.moveaxis(image.numpy(), 0, -1)
+        found, own = np.moveaxis(image.numpy(), 0, -1), image.affine.numpy()
+        if not known or image.ndim != 4 or np.allclose(affine, own):
+            return found
+        # Another reader of a DICOM series may have turned and swapped its axes.
+        return nib.apply_orientation(found, nib.io_orientation(np.linalg.inv(affine) @ own))
 
     return _Grid(
         "the image's grid as MONAI reads it",
         tuple(np.asarray(meta.get(MetaKeys.SPATIAL_SHAPE, ())).astype(int).tolist()),
-        np.asarray(meta[MetaKeys.ORIGINAL_AFFINE], dtype=np.float64) if known else np.eye(4),
+        affine,
         voxels,
         drawn=None if known else np.diag([1.0, -1.0, 1.0, 1.0]),
     )

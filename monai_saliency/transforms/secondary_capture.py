@@ -70,7 +70,7 @@ def save_secondary_capture(
     hd, pydicom = (require(name, "dicom") for name in ("highdicom", "pydicom"))
     found = OnSeries.of(saliency, files)
     legend = legend or default_legends([found.frames])[0]
-    error = None if standard_error is None else np.asarray(standard_error)[0].transpose(2, 1, 0)
+    error = None if standard_error is None else found.as_frames(np.asarray(standard_error))
     coloured = coloured_voxels(found.frames, error, legend)
     low, high = _window(found)
     series, place = found.uid("captures", label, repr(legend)), Path(folder)

@@ -13,6 +13,7 @@ from monai.data import MetaTensor
 from monai.utils import OptionalImportError
 
 from monai_saliency.data import CohortDataset, find_cases
+from monai_saliency.data.cached_dataset import cohort_dataset
 from monai_saliency.errors import CaseError
 from monai_saliency.handlers.made_by import scan_mark
 from monai_saliency.storage import dicom
@@ -126,3 +127,29 @@ def test_files_are_known_by_how_they_begin(tmp_path: Path) -> None:
     assert not is_dicom(tmp_path / "text")
     assert dicom.holds_series(tmp_path)
     assert bare in group_series(tmp_path.iterdir())["1.2.3"]
+
+
+def test_a_changed_slice_is_preprocessed_again(tmp_path: Path) -> None:
+    """Whichever slice it is; and a cache keeps no patient."""
+    write(tmp_path / FOLDER, "1.2.3")
+
+    def read() -> np.ndarray:
+        dataset = cohort_dataset(find_cases(tmp_path / FOLDER), [scan_loader("image")], "disk", tmp_path / "cache")
+        return np.asarray(dataset[0]["image"])
+
+    first = read()
+    assert np.array_equal(read(), first)
+
+    def brighter(number: int, made: pydicom.Dataset) -> pydicom.Dataset:
+        made.RescaleIntercept = -1024 + 100 * (number == SLICES - 1)
+        return made
+
+    write(tmp_path / FOLDER, "1.2.3", brighter)
+    changed = read()
+    assert np.array_equal(changed[..., :-1], first[..., :-1])
+    assert np.array_equal(changed[..., -1], first[..., -1] + 100)
+    entries = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert len(entries) >= 2
+    for entry in entries:
+        assert PATIENT.encode() not in entry.read_bytes()
+        assert FOLDER.encode() not in entry.read_bytes()

@@ -647,3 +647,49 @@ def test_settings_never_change() -> None:
     assert changed.masks is explain.masks
     with pytest.raises(TypeError, match="nothing"):
         explain.replace(nothing=1)
+
+
+class Sized(torch.nn.Module):
+    """Notes how many images each forward is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(64, 2)
+        self.sizes: list[int] = []
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(len(batch))
+        return self.inner(batch.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("num_masks", "images", "expected"),
+    [(16, 1, [9, 9]), (31, 1, [16, 16]), (32, 1, [11, 11, 11]), (3, 1, [4]), (16, 3, [13] * 4)],
+)
+def test_batches_are_cut_evenly(num_masks: int, images: int, expected: list[int]) -> None:
+    """As few batches as the size allows, with as few rows to spare as can be."""
+    network, image = Sized().eval(), torch.rand(images, 1, 8, 8)
+    explain = rise(num_masks, 3, target=ClassScore([1], "none"), mask_batch_size=16)
+    explain(image, network)  # a batch of faded images is run once a network
+    network.sizes.clear()
+    maps = explain(image, network)
+    assert [size for size in network.sizes if size > 1] == expected
+    # Anything else than a module may take one batch size only.
+    sizes: list[int] = []
+
+    def one_size(batch: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(batch))
+        return network(batch)
+
+    torch.testing.assert_close(explain(image, one_size), maps, rtol=0, atol=1e-6)
+    assert {size for size in sizes if size > 1} == {min(16, images * (num_masks + 1))}
+
+
+def test_a_small_run_costs_little_more_than_its_masks() -> None:
+    """Images that go through for 16 masks, of which the unperturbed one, and two that are run alone."""
+    network, image = Sized().eval(), torch.rand(1, 1, 8, 8)
+    explain = rise(16, 3, target=ClassScore([1], "none"), mask_batch_size=16)
+    explain(image, network)
+    network.sizes.clear()
+    explain(image, network)
+    assert sum(network.sizes) <= 1.25 * 16

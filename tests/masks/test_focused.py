@@ -31,6 +31,13 @@ def explain(network: Any, shape: tuple[int, ...], target: ms.Target = LOGIT, **s
     return ms.focused_rise(target=target, **settings).explain(torch.ones(1, 1, *shape).double(), network)[0]
 
 
+def asked(found: Any) -> list[Any]:
+    """The places that the map is made of, without those whose masks told that less or more is to be kept."""
+    bound = found.masks
+    places = bound.asked_for(found.indices, found.scores[:, 0], found.reference_scores[0])
+    return sorted((f for f in bound.foci(found.indices) if f.place in places), key=lambda f: places.index(f.place))
+
+
 def holds(box: tuple[slice, ...], region: tuple[slice, ...]) -> bool:
     return all(a.start <= b.start and b.stop <= a.stop for a, b in zip(box, region, strict=True))
 
@@ -214,8 +221,14 @@ def test_boxes() -> None:
     """By hand: boxes of 4 x 4 and 8 x 8 voxels begin on even ones, or end with the image."""
     bound = ms.FocusedMasks(5, 2, 4, 2).bind(torch.zeros(1, 31, 32))
     boxes = bound.boxes
-    assert boxes.shapes == [(4, 4), (8, 8), bound.alone.edges]
-    assert len(boxes) == 3 * 16 * 16
+    assert boxes.shapes == [(4, 4), (8, 8), bound.alone.edges, (4, 4), (8, 8)]  # of two cells, both are the inner part
+    assert len(boxes) == 5 * 16 * 16
+    larger = ms.FocusedMasks(5, 5, 4, 2).bind(torch.zeros(1, 64, 64)).boxes
+    middle = larger.about((31, 21), 0)
+    assert larger.box(middle) == (slice(26, 36), slice(16, 26))
+    assert larger.box(larger.inner(middle)) == (slice(28, 34), slice(18, 24))  # three of five cells
+    part = larger.about((31, 21), larger.further)
+    assert larger.inner(part) == part
     assert boxes.box(boxes.about((8.9, 9.1), 0)) == (slice(6, 10), slice(8, 12))
     assert boxes.box(boxes.about((31, 0), 1)) == (slice(23, 31), slice(0, 8))
     assert [boxes.size(boxes.about((5, 5), size)) for size in range(3)] == [0, 1, 2]
@@ -249,7 +262,7 @@ def either(*boxes: tuple[slice, ...], shape: tuple[int, ...]) -> Callable[[torch
 def test_each_of_several_places_is_enough(shape: tuple[int, ...], regions: list[tuple[slice, ...]]) -> None:
     """Hiding one of them changes nothing. All are found, and each peak lies inside its region."""
     found = explain(either(*regions, shape=shape), shape, num_masks=600, grid_size=4)
-    foci = found.masks.foci(found.indices)
+    foci = asked(found)
     assert f"one of {len(regions)} gives what another gives" in found.stopped
     assert len(foci) == len(regions)
     assert len(found.indices) <= found.masks.at_most
@@ -270,15 +283,18 @@ def test_masks_of_one_of_several_places() -> None:
     shape, regions = (48, 56), [(slice(6, 10), slice(7, 11)), (slice(37, 41), slice(42, 46))]
     found = explain(either(*regions, shape=shape), shape, num_masks=90, grid_size=4)
     bound, indices = found.masks, list(found.indices)
-    first, second = bound.foci(indices)
     masks = bound.render(indices)
-    random = ms.RISEMasks(90, 4, 0.35, 0)
-    random = random.bind(torch.zeros(1, *(side.stop - side.start for side in first.box)).double())
-    for focus, other in ((first, second), (second, first)):
-        assert focus.hidden == [other.box]
+    assert [len(focus.rows) for focus in asked(found)] == [26, 18]  # eight more of each were tried; 26 and left
+    boxes = [focus.box for focus in asked(found)]
+    for focus in bound.foci(indices):  # those that were tried and left have masks as well
+        kept = 0.5 * (1.0, 0.7, 0.4)[focus.place // (len(bound.boxes) + 1) % 3]
+        random = ms.RISEMasks(90, 4, kept, 0)
+        random = random.bind(torch.zeros(1, *(side.stop - side.start for side in focus.box)).double())
+        (other,) = (box for box in boxes if box != focus.box)
+        assert focus.hidden == [other]
         for row, number in zip(focus.rows, focus.indices, strict=True):
             expected = torch.ones(1, *shape, dtype=torch.float64)
-            expected[0][other.box] = 0
+            expected[0][other] = 0
             expected[0][focus.box] = random.render([number])[0, 0]
             assert torch.equal(masks[row], expected)
     shown = range(len(bound.windows), len(bound.windows) + len(bound.alone))
@@ -306,7 +322,7 @@ def test_too_many_places_are_enough() -> None:
     regions = [(slice(y, y + 4), slice(x, x + 4)) for y, x in ((2, 2), (2, 42), (38, 2), (38, 42), (20, 26))]
     found = explain(either(*regions, shape=shape), shape, num_masks=50)
     assert not any(focus.hidden for focus in found.masks.foci(found.indices))
-    assert sum(len(focus.rows) for focus in found.masks.foci(found.indices)) == 35
+    assert sum(len(focus.rows) for focus in found.masks.foci(found.indices)) == 39
     assert len(found.indices) <= found.masks.at_most
 
 
@@ -355,7 +371,7 @@ def test_the_windows_look_again(
     """The probability hides all but one region; with what was found hidden, the next one stands out."""
     network = Saturated(regions, shape, weights)
     found = explain(network, shape, ms.ClassScore([0], "none"), num_masks=num_masks, grid_size=4)
-    foci = found.masks.foci(found.indices)
+    foci = asked(found)
     assert f"one of {len(regions)} gives what another gives, so the others were hidden meanwhile" in found.stopped
     assert len(found.indices) <= found.masks.at_most
     assert len(foci) == len(regions)
@@ -375,22 +391,34 @@ def test_masks_of_the_second_look() -> None:
     shape, regions = (48, 56), [(slice(6, 10), slice(7, 11)), (slice(37, 41), slice(42, 46))]
     found = explain(Saturated(regions, shape, [9.0, 8.0]), shape, num_masks=90, grid_size=4)
     bound, indices = found.masks, list(found.indices)
-    (first, second), masks = bound.foci(indices), bound.render(indices)
-    one, both = [indices.index(bound.looks.index(bound.looks.nothing, hidden)) for hidden in (
-        [bound.boxes.about([(side.start + side.stop) / 2 for side in first.box], 0)],
-        [bound.boxes.about([(side.start + side.stop) / 2 for side in each.box], 0) for each in (first, second)],
-    )]  # fmt: skip
+    (first, second), masks = asked(found), bound.render(indices)
+    numbers = [bound.boxes.about([(s.start + s.stop) / 2 for s in focus.box], 0) for focus in (first, second)]
+    inner = [bound.boxes.inner(number) for number in numbers]
+    one, part, both, *parts = [
+        indices.index(bound.looks.index(bound.looks.nothing, hidden))
+        for hidden in (
+            numbers[:1],
+            inner[:1],
+            [inner[0], numbers[1]],
+            numbers,
+            [inner[0], numbers[1]],
+            [numbers[0], inner[1]],
+        )
+    ]
+    for row, hides in ((one, [first.box]), (part, [bound.boxes.box(inner[0])]), (parts[0], [first.box, second.box])):
+        hidden = torch.ones(1, *shape, dtype=torch.float64)
+        for box in hides:
+            hidden[0][box] = 0
+        assert torch.equal(masks[row], hidden)
     hidden = torch.ones(1, *shape, dtype=torch.float64)
-    hidden[0][first.box] = 0
-    assert torch.equal(masks[one], hidden)
-    for row in range(one + 1, both):
+    hidden[0][bound.boxes.box(inner[0])] = 0
+    looked = [row for row in range(part + 1, both) if bound.looks.split(indices[row])[0] < len(bound.windows)]
+    for row in looked:
         own, boxes = bound.looks.split(indices[row])
-        assert [bound.boxes.box(each) for each in boxes] == [first.box]
+        assert boxes == inner[:1]
         assert torch.equal(masks[row], hidden * bound.windows.render([own])[0])
-    assert sorted({bound.looks.split(indices[row])[0] for row in range(one + 1, both)})[:42] == [*range(42)]
-    hidden[0][second.box] = 0
-    assert torch.equal(masks[both], hidden)
-    assert indices[both + 1] >= len(bound.looks)
+    assert [bound.looks.split(indices[row])[0] for row in looked][:42] == [*range(42)]
+    assert all(index >= len(bound.looks) for index in indices[max(parts) + 1 :])
     every = [*indices[:both:7], *indices[both - 20 :]]
     full = bound.render(every)
     for box in ((slice(0, 16), slice(0, 16)), (slice(16, 40), slice(8, 30)), (slice(34, 44), slice(40, 56))):
@@ -407,7 +435,8 @@ def test_boxes_that_overlap() -> None:
     """What the first box holds is hidden in the second one too, and not the other way round."""
     bound = ms.FocusedMasks(6, 4, 8, 3).bind(torch.zeros(1, 48, 56))
     first, second = (bound.boxes.about(middle, 0) for middle in ((12, 12), (16, 12)))
-    one, other = bound._places(Found([first, second], redundant=True))
+    found = Found([first, second], [first, second], redundant=True)
+    one, other = (bound._place_of(found, before, 0) for before in range(2))
     random = bound.render([len(bound.looks) + place * 6 + 1 for place in (one, other)])[:, 0]
     assert not random[1][bound.boxes.box(first)].any()
     assert random[0][bound.boxes.box(first)].any()
@@ -443,9 +472,12 @@ def test_two_places_that_one_look_finds() -> None:
     """Each takes little, and both together all: the others are hidden, without a further look."""
     shape, regions = (48, 56), [(slice(8, 12), slice(8, 12)), (slice(32, 36), slice(40, 44))]
     found = explain(Saturated(regions, shape, [8.0, 8.0]), shape, num_masks=100, grid_size=4)
-    foci = found.masks.foci(found.indices)
+    foci = asked(found)
     assert [len(focus.hidden) for focus in foci] == [1, 1]
-    assert [len(focus.rows) for focus in foci] == [50, 50]
+    assert [len(focus.rows) for focus in foci] == [
+        48 - 8,
+        48 - 8,
+    ]  # of 100 without three checks; eight told how much to keep
     assert "one of 2 gives" in found.stopped
 
 

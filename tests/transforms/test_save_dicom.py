@@ -93,6 +93,26 @@ def test_captures_are_the_scan_with_the_map_over_it(tmp_path: Path) -> None:
     assert len({pydicom.dcmread(path).SOPInstanceUID for path in paths}) == SLICES
 
 
+def test_a_map_that_another_reader_has_turned_is_turned_back(tmp_path: Path) -> None:
+    """With its standard error, which decides what is coloured."""
+    files, saliency = on_series(tmp_path / "in")
+    error = torch.rand(saliency.shape, generator=torch.Generator().manual_seed(1))
+    turned_affine = np.asarray(saliency.affine) @ np.array(
+        [[0, -1, 0, COLUMNS - 1], [1, 0, 0, 0], [0, 0, -1, SLICES - 1], [0, 0, 0, 1]]
+    )  # rows first, columns from the end, slices from the end
+
+    def turn(image: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(image.numpy()).flip(1, 3).transpose(1, 2).contiguous()
+
+    turned = MetaTensor(turn(saliency), affine=turned_affine, meta={"filename_or_obj": str(files[0])})
+    found = []
+    for name, image, its_error in (("own", saliency, error), ("turned", turned, turn(error))):
+        SaveDicomd("saliency", tmp_path / name)({"saliency": image, "standard_error": its_error, "case": "a"})
+        found.append([path.read_bytes() for path in sorted((tmp_path / name).rglob("*.dcm"))])
+    assert len(found[0]) == SLICES + 1
+    assert found[0] == found[1]
+
+
 def test_captures_use_the_window_of_a_ct_and_leave_no_other_slice(tmp_path: Path) -> None:
     def windowed(number: int, made: Any) -> Any:
         made.WindowCenter, made.WindowWidth = [-900, 40], [200, 400]
@@ -114,4 +134,7 @@ def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "highdicom", None)
     with pytest.raises(OptionalImportError, match=r'pip install "monai-saliency\[dicom\]"'):
         SaveDicomd("saliency", tmp_path)
-    SaveDicomd("saliency", tmp_path, dicom=False)
+    assert SaveDicomd("saliency", tmp_path, dicom=False).dicom is False
+    assert SaveDicomd("saliency", tmp_path, dicom="false").dicom is False  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`dicom` must be True or False, got 'yes'"):
+        SaveDicomd("saliency", tmp_path, dicom="yes")  # type: ignore[arg-type]
