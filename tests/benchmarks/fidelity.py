@@ -237,19 +237,20 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     found = list(means(rows))
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharex=True)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharex=True)
     for axis, name, title in zip(axes, ("auprc", "pointing"), ("AUPRC", "peak strictly inside"), strict=True):
-        for method in dict.fromkeys(group[1] for group, _, _ in found if group[0] == "trained"):
+        for place, method in enumerate(dict.fromkeys(group[1] for group, _, _ in found if group[0] == "trained")):
             points = sorted((row["forwards"], row[name]) for group, _, row in found if group[:2] == ("trained", method))
-            axis.plot(*zip(*points, strict=True), marker=".", label=method)
+            style = {"color": f"C{place % 10}", "linestyle": "--" if place >= 10 else "-"}
+            axis.plot(*zip(*points, strict=True), marker=".", label=method, **style)
         for place, (group, _, row) in enumerate(each for each in found if each[0][0] == "none"):
             axis.axhline(row[name], color="gray", linestyle=(0, (1, 1 + place)), label=f"control: {group[1]}")
-        axis.set(xscale="log", xlabel="predictions of the scan", title=title, ylim=(-0.03, 1.03))
+        axis.set(xscale="log", xlabel="forwards, in predictions of the scan", title=title, ylim=(-0.03, 1.03))
         axis.xaxis.set_major_formatter(ScalarFormatter())
         axis.xaxis.set_minor_formatter(NullFormatter())
-    axes[1].legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[1].legend(fontsize=7, handlelength=3, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=90)
 
 
 def main() -> None:

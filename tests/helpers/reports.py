@@ -98,9 +98,12 @@ def write_case(
     label: np.ndarray | None = None,
     scale: float = 1.0,
     rows_down: bool = False,
+    mark: str | None = None,
     **values: Any,
 ) -> None:
-    """Write what a run writes of a case with maps ``(K, *spatial)``."""
+    """Write what a run writes of a case with maps ``(K, *spatial)``; ``mark`` tells which scan it is of."""
+    if mark is not None:
+        values["scan"] = mark
     for name, volumes in (("saliency", maps), ("standard_error", errors)):
         if volumes is not None:
             path = folder / f"{case}_{name}.nii.gz"

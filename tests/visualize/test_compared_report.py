@@ -34,6 +34,8 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     write_case(b, "cut", scan[1:], MAPS[:1, 1:], LPS)
     write_case(a, "unit", scan, MAPS[:1], LPS)
     write_case(b, "unit", scan, MAPS[:1], LPS, quantity="logit", unit="network output")
+    write_case(a, "other scan", scan, MAPS[:1], LPS, mark="0123abcd")
+    write_case(b, "other scan", scan, MAPS[:1], LPS, mark="ffff0000")
     write_case(a, "failed", scan, MAPS[:1], LPS)
     write_failure(b, "failed", "5 < 6")
     return a, b
@@ -100,6 +102,7 @@ def test_what_is_not_compared_says_why(runs: tuple[Path, Path], tmp_path: Path) 
     assert problems["failed"] == ["failed in b: 5 < 6"]
     assert "the affines differ" in problems["moved"][0]
     assert "the grids differ: (26, 30, 22) voxels in a, (25, 30, 22) in b" in problems["cut"][0]
+    assert "of different scans of this name: `scan` is 0123abcd in a, ffff0000 in b" in problems["other scan"][0]
     assert "a explains the quantity 'softmax probability', b 'logit'" in problems["unit"][0]
     page = Page(index)
     for each in problems.values():

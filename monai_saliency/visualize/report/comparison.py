@@ -97,7 +97,7 @@ class Runs:
             if isinstance(first, str) or isinstance(other, str):
                 problem = "; ".join(each for each in (first, other) if isinstance(each, str))
                 lines.append(Compared("", run, problem=problem))
-            elif reason := first.other_grid(other):
+            elif reason := first.other_scan(other):
                 lines.append(Compared("", run, problem=reason))
             else:
                 beside.append(other)
@@ -140,8 +140,15 @@ class _Maps:
     legends: Sequence[Legend]
     scales: Mapping[str, float]
 
-    def other_grid(self, other: _Maps) -> str:
-        """Why the voxels of two runs are not the same places; empty where they are."""
+    def other_scan(self, other: _Maps) -> str:
+        """Why the voxels of two runs are not the same places of one scan; empty where they are."""
+        ours, theirs = ({row["scan"] for row in each.case.rows if row.get("scan")} for each in (self, other))
+        if ours and theirs and ours != theirs:
+            return (
+                f"the maps are of different scans of this name: `scan` is {', '.join(sorted(map(str, ours)))} in "
+                f"{self.run}, {', '.join(sorted(map(str, theirs)))} in {other.run}. Explain the same files (images "
+                "without a file must be preprocessed alike)"
+            )
         if self.file.shape != other.file.shape:
             return (
                 f"the grids differ: {self.file.shape} voxels in {self.run}, {other.file.shape} in {other.run}. Explain "
