@@ -134,7 +134,7 @@ def test_patches_of_a_layer_do_not_overlap(shape: tuple[int, ...], overlap: floa
         CoalitionMasks(per_channel=True),
         ChannelMasks(SlidingWindowMasks(4, 3)),
     ],
-    ids=str,
+    ids=lambda masks: type(masks).__name__,
 )
 def test_each_mask_in_a_box_that_is_its_own(masks: Masks) -> None:
     """Rendered and perturbed, against one after the other; a voxel that is NaN is hidden where its mask is 0."""
