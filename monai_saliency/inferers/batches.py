@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from monai_saliency.inferers.whole_images import Rows, WholeImages
+from monai_saliency.inferers.whole_images import Rows, WholeImages, evenly
 from monai_saliency.sharding import Part
 from monai_saliency.utils.arguments import whole_number
 from monai_saliency.utils.monai_private import holds_compiled
@@ -193,7 +193,7 @@ class GrowingBatches:
                 chosen = min(self.size, left)
             else:
                 # As many batches as that size needs, all alike, so that the last one is not padded by much.
-                chosen = even = even or -(-left // -(-left // self._settled))
+                chosen = even = even or evenly(left, self._settled)
             self.scoring.resize(chosen)
             return chosen
 

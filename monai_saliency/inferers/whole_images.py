@@ -22,7 +22,7 @@ from monai_saliency.utils.monai_private import holds_compiled, tensor_version
 from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import new_buffer
 
-__all__ = ["Plan", "Rows", "Scoring", "WholeImages", "even_size"]
+__all__ = ["Plan", "Rows", "Scoring", "WholeImages", "even_size", "evenly"]
 
 # Perturbed images whose boxes are compared with those of the image alone, once a detector.
 _ENOUGH = 7
@@ -263,6 +263,21 @@ class WholeImages(Scoring):
         return output
 
 
+def evenly(total: int, most: int) -> int:
+    """Rows in each of as few batches as ``most`` rows allow, all but the last alike.
+
+    Args:
+        total: rows in all, at least 1.
+        most: rows that a batch may have.
+
+    Example::
+
+        >>> evenly(17, 16), evenly(16, 16), evenly(33, 16)
+        (9, 16, 11)
+    """
+    return -(-total // -(-total // most))
+
+
 def even_size(most: int, states: Sequence[CaseState], network: Any) -> int:
     """Rows in a batch, so that as few batches as ``most`` rows allow are as full as can be: 17 rows are two batches of
     9, not two of 16 of which the second is nearly empty.
@@ -279,7 +294,7 @@ def even_size(most: int, states: Sequence[CaseState], network: Any) -> int:
     is_free = type(network).__call__ is torch.nn.Module.__call__ and not isinstance(network, torch.jit.ScriptModule)
     is_known = not any(state.masks.in_rounds for state in states)
     if is_free and is_known and not holds_compiled(network) and not has_no_mode(network):
-        return -(-total // -(-total // most))
+        return evenly(total, most)
     return min(most, total)
 
 

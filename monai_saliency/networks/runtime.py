@@ -213,7 +213,7 @@ class Accelerated(torch.nn.Module):
             return value
         if self.amp is not None and value.dtype in (torch.float16, torch.bfloat16):
             value = value.float()
-        elif self._records_graphs and self.compiles and not torch.is_grad_enabled():
+        elif self._records_graphs and not torch.is_grad_enabled():
             value = value.clone()  # of memory that the next call overwrites
         return value.contiguous() if self.channels_last else value
 

@@ -34,6 +34,7 @@ __all__ = [
     "series_id",
     "series_uid",
     "sorted_series",
+    "volume_of",
 ]
 
 # What pydicom warns of quotes values of headers, such as a birth date that is written in another way, to the log.
@@ -163,8 +164,20 @@ def read_series(files: Sequence[str | Path]) -> MetaTensor:
         AdviceError: as for :func:`sorted_series`.
         OptionalImportError: when pydicom is not installed. It gives the pip command.
     """
-    slices = sorted_series(files)
+    return volume_of(sorted_series(files))
+
+
+def volume_of(slices: Sequence[Any]) -> MetaTensor:
+    """The volume of a series whose slices are read already, which are left as they are.
+
+    Args:
+        slices: as :func:`sorted_series` gives them.
+
+    Returns:
+        as :func:`read_series`.
+    """
     spacing = [float(each) for each in slices[0].PixelSpacing]
+    numbers = [each.get("InstanceNumber") for each in slices]
     for number, each in enumerate(slices, 1):
         each.InstanceNumber = number  # by which MONAI sorts
     reader = PydicomReader()
@@ -172,6 +185,11 @@ def read_series(files: Sequence[str | Path]) -> MetaTensor:
     reader.filenames = [[""] * len(slices)]  # type: ignore[list-item]
     voxels, meta = reader.get_data(slices)
     slices[0].PixelSpacing = spacing  # to which MONAI appends
+    for own, each in zip(numbers, slices, strict=True):
+        if own is None:
+            del each.InstanceNumber
+        else:
+            each.InstanceNumber = own
     return MetaTensor(voxels, affine=meta["affine"])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from monai.data import MetaTensor
 
 from monai_saliency.errors import AdviceError
-from monai_saliency.storage.dicom import read_series, sorted_series
+from monai_saliency.storage.dicom import sorted_series, volume_of
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.version import __version__
@@ -49,7 +49,7 @@ def save_parametric_map(
 
         >>> import tempfile
         >>> import pydicom
-        >>> from monai_saliency.storage.dicom import find_series
+        >>> from monai_saliency.storage.dicom import find_series, read_series
         >>> scans = Path(pydicom.__file__).parent / "data/test_files/dicomdirtests/98892001/CT5N"  # comes with pydicom
         >>> (files,) = find_series(scans).values()
         >>> scan = read_series(files)
@@ -111,7 +111,8 @@ class OnSeries:
             AdviceError: when the series is refused, when the map does not lie on its grid to 1e-3 mm, or has NaN or
                 infinite values.
         """
-        volume = read_series(files)
+        slices = sorted_series(files)
+        volume = volume_of(slices)
         values = saliency.detach().cpu().numpy()
         values = values if values.dtype == np.float64 else values.astype(np.float32)
         affine, turn = saliency.affine.cpu().numpy(), np.array([[0, 1], [1, 1], [2, 1]])
@@ -131,7 +132,7 @@ class OnSeries:
         if not np.isfinite(values).all():
             raise AdviceError("the map has NaN or infinite values, which a Parametric Map cannot show")
         scan, frames = (np.ascontiguousarray(each.transpose(2, 1, 0)) for each in (volume.numpy(), values[0]))
-        return OnSeries(sorted_series(files), scan, frames, turn)
+        return OnSeries(slices, scan, frames, turn)
 
     def as_frames(self, values: np.ndarray) -> np.ndarray:
         """What lies where the map did ``(1, *spatial)``, such as its standard error, as the map's frames lie."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
 import subprocess
@@ -354,9 +355,14 @@ def table(rows: list[Row]) -> str:
 
 def machine(device: str) -> dict[str, Any]:
     """What the figures were measured on."""
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    known = platform.processor() or platform.machine()
+    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), known)
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else cpu
     versions = {module.__name__: module.__version__ for module in (torch, captum, np)}
-    return {"device": name, "threads": torch.get_num_threads(), "python": platform.python_version(), **versions}
+    used = {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    return {"device": name, **used, "python": platform.python_version(), **versions}
 
 
 def plot(rows: list[Row], path: Path) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -120,14 +119,6 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def described(device: str) -> dict[str, Any]:
-    """What the figures were measured on, with the processor's model and cores."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    return {**machine(device), "cpu": model, "cores": os.cpu_count()}
-
-
 def main() -> None:
     """Print a table, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -142,9 +133,9 @@ def main() -> None:
     for name, (network, image, batch) in networks(args.size, args.light).items():
         on_device = network.to(args.device), image.to(args.device)
         rows += measure(name, *on_device, batch, args.num_masks, args.rounds)
-    print(f"{args.num_masks} masks, {args.rounds} rounds, {described(args.device)}\n\n{table(rows)}")
+    print(f"{args.num_masks} masks, {args.rounds} rounds, {machine(args.device)}\n\n{table(rows)}")
     if args.json is not None:
-        made = {"machine": described(args.device), "num_masks": args.num_masks, "rounds": args.rounds}
+        made = {"machine": machine(args.device), "num_masks": args.num_masks, "rounds": args.rounds}
         args.json.write_text(json.dumps({**made, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
