@@ -292,7 +292,7 @@ class SaliencyHandler:
         mark = self.trust.mark(trusted)
         rows = [row for row in self.summary.read() if row["case"] == case.name and row.get("trust_of", "") == mark]
         if mark and len(rows) == len(explained.explanation.saliency) and not any(row["trust_problem"] for row in rows):
-            return [{name: row[name] for name in TRUST_COLUMNS} for row in rows]
+            return [{name: row.get(name, "") for name in TRUST_COLUMNS} for row in rows]
         return self.trust.figures(trusted, mark)
 
     def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:

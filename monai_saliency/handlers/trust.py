@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ from monai_saliency.metrics.repeatability import RankAgreement, Repeatability
 from monai_saliency.networks.identity import network_fingerprint, network_parts, scores_key
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
 from monai_saliency.storage.formats import load_image
-from monai_saliency.storage.tables import TRUST_COLUMNS
+from monai_saliency.storage.tables import LONGEST_CELL, TRUST_COLUMNS
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import flag, whole_number
 from monai_saliency.utils.profiling import stage
@@ -154,7 +155,10 @@ class Trust:
               and ``_randomised`` the same figure of the controls and of the randomised network's map;
             - ``trust_insertion``, ``trust_deletion``: areas under the curves, in the score's unit, and the controls';
             - ``trust_randomised``: the rank correlation with the map of the network at random weights;
-            - ``trust_problem``: what could not be measured, and why.
+            - ``trust_problem``: what could not be measured, and why;
+            - ``trust_curves``: JSON of the curves of insertion and deletion, of the map (empty name) and its controls:
+              ``{"insertion": {"": [shares of voxels, scores], "random": ...}, "deletion": ...}``; without the controls,
+              or empty, where many steps make it longer than a cell of a table may be.
         """
         with torch.no_grad(), stage("trust"):
             found = _Figures(case, self)
@@ -209,6 +213,7 @@ class _Figures:
         self.found: dict[str, Sequence[Any]] = {}
         self.problems: list[str] = []
         self._beside: dict[str, torch.Tensor] = {}
+        self._drawn: list[dict[str, dict[str, list[list[float]]]]] = [{} for _ in self.maps[0]]
 
     def measure(self) -> None:
         """Measure all of it, each figure by itself: one that fails leaves the others."""
@@ -228,6 +233,7 @@ class _Figures:
         rows = []
         for number in range(self.maps.shape[1]):
             own = {f"trust_{name}": _cell(values[number]) for name, values in self.found.items()}
+            own |= {"trust_curves": _as_text(self._drawn[number])} if self._drawn[number] else {}
             found = of_case | own
             rows.append({name: found[name] for name in TRUST_COLUMNS if name in found})
         return rows
@@ -284,7 +290,11 @@ class _Figures:
         curve = metric(self.inferer, self.network, self.trust.steps)
         try:
             for beside, maps in {"": self.maps, **self._beside}.items():
-                self.found[name + beside] = _values(curve.compute(maps, self.image, [self.case]))
+                (curves,) = curve.curves(maps, self.image, [self.case])
+                self.found[name + beside] = [float(each.auc) for each in curves]
+                for drawn, each in zip(self._drawn, curves, strict=True):
+                    line = [each.fractions.tolist(), each.scores.tolist()]
+                    drawn.setdefault(name, {})[beside.removeprefix("_")] = line
         finally:
             self.forwards += curve.num_forwards
 
@@ -299,6 +309,23 @@ class _Figures:
         for name, metric in metrics.items():
             for beside, maps in {"": self.maps, **self._beside}.items():
                 self.found[name + beside] = _values(metric.compute(maps, label))
+
+
+def _as_text(curves: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> str:
+    """Curves as JSON with four digits a number, no longer than a cell may be."""
+    for names in (None, {""}):
+        kept = {
+            kind: {
+                name: [[float(f"{value:.4g}") for value in values] for values in line]
+                for name, line in lines.items()
+                if names is None or name in names
+            }
+            for kind, lines in curves.items()
+        }
+        text = json.dumps(kept, separators=(",", ":"))
+        if len(text) <= LONGEST_CELL:
+            return text
+    return ""
 
 
 def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch.Tensor] | None:

@@ -12,7 +12,7 @@ from typing import IO, Any
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.utils.arguments import a_path
 
-__all__ = ["REGION_COLUMNS", "SUMMARY_COLUMNS", "TRUST_COLUMNS", "CaseTable", "cell"]
+__all__ = ["LONGEST_CELL", "REGION_COLUMNS", "SUMMARY_COLUMNS", "TRUST_COLUMNS", "CaseTable", "cell"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +56,13 @@ TRUST_COLUMNS = (
     *(f"trust_{name}{beside}" for name in ("insertion", "deletion") for beside in ("", *(f"_{map}" for map in _MAPS))),
     "trust_randomised",
     "trust_problem",
+    "trust_curves",
 )
 #: the columns of ``regions.csv``, see :func:`monai_saliency.transforms.label_maps.region_rows`
 REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
 
-_LONGEST_CELL = 32_000  # characters; a spreadsheet takes 32,767, and Python's reader 131,072
+#: characters; a spreadsheet takes 32,767, and Python's reader 131,072
+LONGEST_CELL = 32_000
 # What spreadsheets take for a formula, behind the apostrophes that make it text.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _STARTS = {"'", "=", "+", "-", "@", "\t", "\r", "\n"}
@@ -195,14 +197,14 @@ def cell(value: Any) -> Any:
 
 def _is_simple(text: str) -> bool:
     """Whether a text stands in a file as it is, as almost all do: a table is written anew for each case."""
-    return text.isascii() and len(text) <= _LONGEST_CELL and text[:1] not in _STARTS and "\0" not in text
+    return text.isascii() and len(text) <= LONGEST_CELL and text[:1] not in _STARTS and "\0" not in text
 
 
 def _kept(text: str) -> str:
     """What a table keeps of a text: all but what its file cannot hold."""
     text = _UNENCODABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).replace("\0", "\\x00")
-    if len(text) > _LONGEST_CELL + 50:  # what was cut before is not cut again
-        text = f"{text[:_LONGEST_CELL]} ... ({len(text):,} characters)"
+    if len(text) > LONGEST_CELL + 50:  # what was cut before is not cut again
+        text = f"{text[:LONGEST_CELL]} ... ({len(text):,} characters)"
     return text
 
 

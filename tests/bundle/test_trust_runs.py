@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from helpers.brightness import Brightness
 from helpers.files import maps, rows_of
 from helpers.layouts import Bundle
 from helpers.own_bundle import BATCH, forwards, launch, rank, settings
+from helpers.reports import page_of
 from helpers.scans import LPS, OBLIQUE, write_scan
 
 from monai_saliency.handlers.trust import Trust, Trusted
@@ -21,7 +23,9 @@ from monai_saliency.handlers.trust_page import trust_page
 from monai_saliency.storage.tables import SUMMARY_COLUMNS, TRUST_COLUMNS, CaseTable
 
 TRUST = {"trust": True, "trust_steps": 3}
-FIGURES = [name for name in TRUST_COLUMNS if name not in ("trust_of", "trust_problem", "trust_forwards")]
+FIGURES = [
+    name for name in TRUST_COLUMNS if name not in ("trust_of", "trust_problem", "trust_forwards", "trust_curves")
+]
 
 
 @pytest.fixture
@@ -70,6 +74,8 @@ def test_figures_and_page(cohort: Path) -> None:
         assert row["trust_insertion"]
         assert row["trust_randomised"]
         assert row["trust_auprc"] == ""
+    assert {*json.loads(a["trust_curves"])} == {"insertion", "deletion"}
+    assert "Insertion (higher is better)" in page_of(cohort / "out", "imagesTs/a").read_text()
     page = (cohort / "out" / "trust.md").read_text()
     assert page == trust_page(CaseTable(cohort / "out" / "summary.csv").read())
     assert [line for line in page.splitlines() if line.startswith("## ")] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,14 @@ def test_figures_are_those_of_the_metrics(dims: int) -> None:
     assert column(rows, "problem") == ["", ""]
     assert column(rows, "of") == ["m", "m"]
     for row in rows:
+        curves = json.loads(row["trust_curves"])
+        assert {kind: {*lines} for kind, lines in curves.items()} == {key: {"", *CONTROLS} for key in curves}
+        for kind in ("insertion", "deletion"):
+            for name, (shares, scores) in curves[kind].items():
+                area = row[f"trust_{kind}_{name}".rstrip("_")]
+                assert float(torch.trapezoid(torch.tensor(scores), torch.tensor(shares))) == pytest.approx(
+                    area, abs=2e-3
+                )
         assert tuple(row) == tuple(name for name in TRUST_COLUMNS if name in row)
         assert set(row) == set(TRUST_COLUMNS)
     assert rows[0] != rows[1]

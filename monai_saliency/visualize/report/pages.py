@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, class_words
+from monai_saliency.visualize.report.curves import curve_figures
 from monai_saliency.visualize.report.markup import Markup, element, number, page, table
 
 __all__ = ["Neighbours", "case_page", "cohort_page"]
@@ -216,7 +217,8 @@ def case_page(
         if each is not None:
             links.append(element("a", words, href=f"{each.id}.html", title=each.case, class_=words))
     head = element("header", element("nav", *links), element("h1", case.case), element("p", _said(case)), class_="case")
-    facts = element("section", *further, *(_facts(row) for row in case.rows), *_bars(case.regions), class_="facts")
+    known = [*(_facts(row) for row in case.rows), *curve_figures(case.rows), *_bars(case.regions)]
+    facts = element("section", *further, *known, class_="facts")
     scripts: tuple[str, ...] = ()
     viewer = element("p", f"Nothing can be shown of this case: {problem}", class_="error")
     if data is not None:
