@@ -636,6 +636,11 @@ PIPELINES: list[Row] = [
         r"`picture` must be True or False, got 'no'",
     ),
     (
+        "picture of a format",
+        lambda: transforms.SaveSaliencyd("saliency", "out", picture_format="jpg"),
+        r"`picture_format` must be one of \['png', 'svg'\], got 'jpg'",
+    ),
+    (
         "check of a word",
         lambda: transforms.CheckScand("image", "3"),
         r"`spatial_dims` must be a whole number .*, got '3'",

@@ -22,7 +22,8 @@ from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
 from monai_saliency.targets.postprocessing import read_postprocessing
 from monai_saliency.transforms.save_dicom import can_write_dicom
-from monai_saliency.utils.arguments import flag, positive_numbers
+from monai_saliency.utils.arguments import check_option, flag, positive_or_none
+from monai_saliency.visualize.pictures import PICTURE_FORMATS
 
 __all__ = ["REGIONS", "AttachSettings"]
 
@@ -54,6 +55,7 @@ class AttachSettings:
         compile: explain with the network compiled by ``torch.compile``: True, a mode such as ``"reduce-overhead"``, or
             a dictionary of its arguments.
         picture: whether to draw pictures.
+        picture_format: of these, ``"png"`` or ``"svg"``.
         picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
             where it is known (:class:`~monai_saliency.transforms.SaveSaliencyd`).
         dicom: whether to write the maps of DICOM series as DICOM too
@@ -98,6 +100,7 @@ class AttachSettings:
         channels_last: bool = False,
         compile: bool | str | Mapping[str, Any] | None = False,
         picture: bool = True,
+        picture_format: str = "png",
         picture_scale: float | None = None,
         dicom: bool = False,
         report: bool = True,
@@ -130,9 +133,8 @@ class AttachSettings:
         self.mask_batch_size = mask_batch_size
         self.runtime = check_runtime(amp, channels_last, compile, prefix)
         self.picture = picture
-        if picture_scale is not None:
-            positive_numbers(f"{prefix}picture_scale", picture_scale)
-        self.picture_scale = picture_scale
+        self.picture_format = check_option(f"{prefix}picture_format", picture_format, PICTURE_FORMATS)
+        self.picture_scale = positive_or_none(f"{prefix}picture_scale", picture_scale)
         self.dicom = can_write_dicom(dicom)  # before the first forward
         self.report = flag("report", report)
         self.standard_error = flag("standard_error", standard_error)

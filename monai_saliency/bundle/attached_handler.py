@@ -226,6 +226,7 @@ class AttachedHandler(SaliencyHandler):
             picture_scale=self.settings.picture_scale,
             report=self.settings.report,
             dicom=self.settings.dicom,
+            picture_format=self.settings.picture_format,
         )
         if isinstance(self._predicting, WrappedNNUNet):
             placement.begin_from(self._predicting.transform(self.image_key))

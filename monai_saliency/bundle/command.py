@@ -29,7 +29,8 @@ WHAT = ("dataset_dir", "section", "checkpoint", "pixdim", "spatial_dims", "spati
 # Those that change no map, and so do not name the folder.
 MACHINERY = (
     *("cache", "cache_dir", "cache_checksum", "num_workers", "processes", "device"),
-    *("picture", "picture_scale", "dicom", "report", "standard_error", "trust", "trust_steps", "strict", "store_dir"),
+    *("picture", "picture_format", "picture_scale", "dicom", "report", "standard_error", "trust", "trust_steps"),
+    *("strict", "store_dir"),
 )
 
 

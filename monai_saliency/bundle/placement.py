@@ -52,7 +52,7 @@ class Placement:
         image_key: where a case holds the network's input.
         saliency_key: where a case holds its map.
         picture: whether to draw pictures.
-        picture_scale, report: as for :class:`~monai_saliency.transforms.SaveSaliencyd`.
+        picture_scale, report, picture_format: as for :class:`~monai_saliency.transforms.SaveSaliencyd`.
         dicom: as for :class:`~monai_saliency.transforms.SaveDicomd`, for maps that get back to their series.
         nearest: whether maps are resampled by nearest neighbour, for maps that are flat in regions; linearly by
             default.
@@ -71,12 +71,14 @@ class Placement:
         picture_scale: float | None = None,
         report: bool = False,
         dicom: bool = False,
+        picture_format: str = "png",
     ) -> None:
         self.image_key = image_key
         self.nearest = nearest
         self.saliency_key = saliency_key
         self.dataset, self.transform = _preprocessing(loader, image_key)
         drawn: dict[str, Any] = {"picture": picture, "scale": picture_scale, "report": report}
+        drawn["picture_format"] = picture_format
         self.on_scan = SaveSaliencyd(saliency_key, output_dir, **drawn)
         self.on_input = SaveSaliencyd(saliency_key, output_dir, grid_key=image_key, **drawn)
         self.as_dicom = SaveDicomd(saliency_key, output_dir, dicom, scale=picture_scale)

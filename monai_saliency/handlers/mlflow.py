@@ -23,6 +23,7 @@ from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import atomic_path, is_running, locked, this_process
 from monai_saliency.utils.monai_private import set_experiment
 from monai_saliency.utils.optional_imports import require
+from monai_saliency.visualize.pictures import PICTURE_FORMATS
 
 __all__ = ["Tracker", "check"]
 
@@ -223,9 +224,10 @@ class Tracker:
             table = {name: [row[name] if name == "case" else _typed(row[name]) for row in rows] for name in rows[0]}
             client.log_table(run_id, table, "summary.json")
         for case in dict.fromkeys(row["case"] for row in rows if self.picture):
-            picture = self.output_dir / f"{case}_{self.saliency_key}.png"
-            if picture.is_file():
-                client.log_artifact(run_id, str(picture), (Path("pictures") / case).parent.as_posix())
+            for kind in PICTURE_FORMATS:
+                picture = self.output_dir / f"{case}_{self.saliency_key}.{kind}"
+                if picture.is_file():
+                    client.log_artifact(run_id, str(picture), (Path("pictures") / case).parent.as_posix())
 
 
 def _typed(text: str) -> str | bool | float | None:

@@ -23,9 +23,9 @@ from monai_saliency.errors import CaseError, OutputError
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.files import atomic_path, load_scan
 from monai_saliency.storage.formats import load_image, load_label
-from monai_saliency.utils.arguments import a_path, flag, positive_numbers
+from monai_saliency.utils.arguments import a_path, check_option, flag, positive_or_none
 from monai_saliency.visualize.legend import Legend, legends_of
-from monai_saliency.visualize.pictures import plot_saliency
+from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
 from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
 
 if TYPE_CHECKING:
@@ -134,12 +134,12 @@ def _image_grid(image: torch.Tensor) -> _Grid:
 class SaveSaliencyd(MapTransform):
     """Writes maps as NIfTI files on the scan's own grid, and a picture of each.
 
-    For a case ``folder/stem`` the files are ``<output_dir>/folder/stem_<key>.nii.gz`` and ``.png``. The NIfTI file is
-    float32, ``(*spatial)`` or ``(*spatial, K)`` for several maps, with the scan's own header (affine, sform and qform
-    codes, units). Its intent is ``estimate`` under the key's name, its description what the values are, and ``cal_min``
-    and ``cal_max`` end at the largest absolute value, which is the window that viewers that read them, such as FSLeyes,
-    show at first: give it a diverging colour map there. Each file is written completely or not at all. The item gets
-    the key ``<key>_path`` with the path of the NIfTI file.
+    For a case ``folder/stem`` the files are ``<output_dir>/folder/stem_<key>.nii.gz`` and ``.png`` (or ``.svg``). The
+    NIfTI file is float32, ``(*spatial)`` or ``(*spatial, K)`` for several maps, with the scan's own header (affine,
+    sform and qform codes, units). Its intent is ``estimate`` under the key's name, its description what the values are,
+    and ``cal_min`` and ``cal_max`` end at the largest absolute value, which is the window that viewers that read them,
+    such as FSLeyes, show at first: give it a diverging colour map there. Each file is written completely or not at all.
+    The item gets the key ``<key>_path`` with the path of the NIfTI file.
 
     Where keys may be missing, the files that an earlier run has written of a missing key are removed: they belong to
     another map.
@@ -174,9 +174,11 @@ class SaveSaliencyd(MapTransform):
         label_key: the key of a label map's file, on any grid, which the picture outlines where there is one.
         report: whether to keep, in ``views/`` below the output folder, what a report shows under the maps
             (:class:`~monai_saliency.visualize.report.KeptScan`).
+        picture_format: of the pictures, ``"png"`` or ``"svg"``; one that an earlier run has drawn in the other format
+            is removed.
 
     Raises:
-        ValueError: when ``scale`` is not a number above 0.
+        ValueError: when ``scale`` is not a number above 0, or ``picture_format`` is another one.
         CaseError: when called, if a map's shape or affine differs from the grid's, or if the scan's file is unknown.
 
     Example::
@@ -206,16 +208,16 @@ class SaveSaliencyd(MapTransform):
         scale: float | None = None,
         label_key: str = "label",
         report: bool = False,
+        picture_format: str = "png",
     ) -> None:
         super().__init__(keys, allow_missing_keys)
         self.report = flag("report", report)
-        if scale is not None:
-            positive_numbers("scale", scale)
-        self.scale = scale
+        self.scale = positive_or_none("scale", scale)
         self.label_key = label_key
         self.grid_key = grid_key
         self.output_dir = a_path("output_dir", output_dir)
         self.picture = flag("picture", picture)
+        self.picture_format = check_option("picture_format", picture_format, PICTURE_FORMATS)
         self.case_key = case_key
         self.title_key = title_key
 
@@ -237,14 +239,15 @@ class SaveSaliencyd(MapTransform):
                     "nearest_interp=False) first",
                 )
             maps = saliency.detach().cpu().numpy().astype(np.float32)
-            path, picture = self._files(case, key)
+            path, *pictures = self._files(case, key)
             with atomic_path(path) as temporary:
                 nib.save(_on_grid(grid, maps, str(key), legends_of(d.get("explanation"), maps, self.scale)), temporary)
-            if self.picture:
-                with atomic_path(picture) as temporary:
-                    self._figure(d, key, maps, grid).savefig(temporary, dpi=100)
-            else:
-                picture.unlink(missing_ok=True)  # an earlier map's
+            for picture in pictures:
+                if self.picture and picture.suffix == f".{self.picture_format}":
+                    with atomic_path(picture) as temporary:
+                        save_picture(self._figure(d, key, maps, grid), temporary, self.picture_format)
+                else:
+                    picture.unlink(missing_ok=True)  # an earlier map's
             if self.report:
                 self._keep(d, key, maps, grid)
             d[f"{key}_path"] = str(path)
@@ -311,10 +314,10 @@ class SaveSaliencyd(MapTransform):
             except OSError as error:
                 logger.warning("case %s: %s is of an earlier run and cannot be removed: %s", case, path, error)
 
-    def _files(self, case: str, key: Hashable) -> tuple[Path, Path]:
-        """The map and the picture."""
+    def _files(self, case: str, key: Hashable) -> list[Path]:
+        """The map, and the picture in each format."""
         path = self.output_dir / f"{case}_{key}.nii.gz"
-        return path, path.with_name(f"{Path(case).name}_{key}.png")
+        return [path, *(path.with_name(f"{Path(case).name}_{key}.{each}") for each in PICTURE_FORMATS)]
 
     def lies_on_scan(self, saliency: torch.Tensor) -> bool:
         """Whether a map ``(K, *spatial)`` lies on the grid of the scan's file in its meta data."""

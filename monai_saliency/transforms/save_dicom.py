@@ -21,7 +21,7 @@ from monai_saliency.targets.base import label_name
 from monai_saliency.transforms.dicom import save_parametric_map
 from monai_saliency.transforms.save import error_key
 from monai_saliency.transforms.secondary_capture import save_secondary_capture
-from monai_saliency.utils.arguments import a_path, flag, positive_numbers
+from monai_saliency.utils.arguments import a_path, flag, positive_or_none
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.visualize.legend import legends_of
 
@@ -102,9 +102,7 @@ class SaveDicomd(MapTransform):
         super().__init__(keys, allow_missing_keys)
         self.output_dir = a_path("output_dir", output_dir)
         self.dicom = can_write_dicom(dicom)
-        if scale is not None:
-            positive_numbers("scale", scale)
-        self.scale = scale
+        self.scale = positive_or_none("scale", scale)
         self.case_key = case_key
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:

@@ -23,6 +23,7 @@ __all__ = [
     "number",
     "per_axis",
     "positive_numbers",
+    "positive_or_none",
     "probability",
     "torch_device",
     "voxels_of_mm",
@@ -109,6 +110,22 @@ def positive_numbers(name: str, value: Any) -> None:
     numbers = _numbers(value)
     if numbers is None or not bool((numbers > 0).all()):
         raise ValueError(f"`{name}` must be a number above 0, got {value!r}")
+
+
+def positive_or_none(name: str, value: float | None) -> float | None:
+    """A number above 0, or None for what is found otherwise.
+
+    Raises:
+        ValueError: when it is neither. It names the parameter.
+
+    Example::
+
+        >>> positive_or_none("scale", 0.5), positive_or_none("scale", None)
+        (0.5, None)
+    """
+    if value is not None:
+        positive_numbers(name, value)
+    return value
 
 
 def finite_numbers(name: str, value: Any) -> None:

@@ -365,3 +365,12 @@ def test_other_images_of_equal_names_are_reported(tmp_path: Path, caplog: pytest
         ms.attach(run, tmp_path / "maps", method="sliding_window", window_size=6, stride=6, activation="none")
         run.run()
         assert ("was made of another scan" in caplog.text) == (seed == 1)
+
+
+def test_pictures_for_a_paper(tmp_path: Path) -> None:
+    run = in_memory([{"image": torch.rand(1, 8, 8, 8)}], Classify())
+    ms.attach(run, tmp_path / "maps", picture_format="svg", report=False, **WINDOWS)
+    run.run()
+    assert [path.name for path in (tmp_path / "maps").glob("*.[ps][nv]g")] == ["case-0_saliency.svg"]
+    with pytest.raises(ValueError, match=r"`saliency_picture_format` must be one of \['png', 'svg'\], got 'pdf'"):
+        ms.attach(run, tmp_path / "maps", picture_format="pdf", prefix="saliency_")

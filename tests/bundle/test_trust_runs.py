@@ -64,7 +64,7 @@ def without_costs(rows: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def test_figures_and_page(cohort: Path) -> None:
-    explain(cohort, **TRUST)
+    explain(cohort, **TRUST, report=True)
     a, b, c = table(cohort / "out")
     assert [row["case"] for row in (a, b, c)] == ["imagesTs/a", "imagesTs/b", "imagesTs/c"]
     assert all(a[name] for name in FIGURES)

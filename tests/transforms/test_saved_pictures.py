@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import logging
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import nibabel as nib
 import numpy as np
@@ -22,6 +26,8 @@ from monai_saliency.transforms import SaveSaliencyd, save
 SHAPE = (12, 10, 8)
 AFFINE = np.diag([-1.0, 1.5, 2.0, 1.0])
 AFFINE[:3, 3] = [10, -7, 3]
+#: where an SVG holds an image's bytes
+HREF = "{http://www.w3.org/1999/xlink}href"
 #: the label's box, in voxels of the scan
 BOX = np.s_[3:7, 2:6, 4:6]
 
@@ -181,3 +187,34 @@ def test_the_label_of_a_photograph(tmp_path: Path, drawn: list[Any]) -> None:
     (outline,) = [each for each in figure.axes[0].collections if isinstance(each, ContourSet)]
     (path,) = outline.get_paths()
     assert path.get_extents().extents.tolist() == [2, 4, 5, 6]  # drawn from below
+
+
+def test_a_picture_as_svg(tmp_path: Path) -> None:
+    """Its words are letters, its voxels the picture's in PNG, its bytes the same each time; and one picture is left."""
+    out = tmp_path / "out"
+    item = a_case(tmp_path) | {"title": "a lesion of $5"}
+    SaveSaliencyd("saliency", out)(item)
+    SaveSaliencyd("saliency", out, picture_format="svg")(item)
+    assert {path.name for path in out.iterdir()} == {"ct_7_saliency.nii.gz", "ct_7_saliency.svg"}
+    drawn = (out / "ct_7_saliency.svg").read_bytes()
+    SaveSaliencyd("saliency", out, picture_format="svg")(item)
+    assert (out / "ct_7_saliency.svg").read_bytes() == drawn
+    assert not re.search(rb"20\d\d-\d\d-\d\d", drawn)
+    root = ElementTree.fromstring(drawn)
+    words = {"".join(each.itertext()) for each in root.iter() if each.tag.endswith("}text")}
+    assert {"a lesion of $5", "L-R", "I-S"} <= words
+    images = [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(each.get(HREF, "").partition(",")[2]))), dtype=float)
+        for each in root.iter()
+        if each.tag.endswith("}image")
+    ]
+    planes = images[:3]  # each a scan with its map, and then the colour bar
+    # Red is the box, of which each plane shows its share, and the rest is a gray scan.
+    red = [float((each[..., 0] - each[..., 2] > 30).mean()) for each in planes]
+    assert red == pytest.approx([4 * 2 / 80, 4 * 2 / 96, 4 * 4 / 120], abs=0.05)
+
+    SaveSaliencyd("saliency", out, picture=False)(item)
+    assert {path.name for path in out.iterdir()} == {"ct_7_saliency.nii.gz"}
+    SaveSaliencyd("saliency", out, picture_format="svg")(item)
+    SaveSaliencyd("saliency", out).withdraw("ct_7")
+    assert not [*out.iterdir()]

@@ -14,7 +14,8 @@ import pytest
 from helpers.reports import blobs, head, page_of, write_case, write_failure
 from helpers.scans import OBLIQUE
 
-from monai_saliency.visualize.report import write_report
+from monai_saliency.metrics import map_agreement
+from monai_saliency.visualize.report import write_comparison, write_report
 
 CHROMIUM = shutil.which("chromium")
 try:
@@ -59,9 +60,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_page(folder: Path) -> Iterator[Open]:
-    """Opens a page of the report. At the end no error and no request to a network has been seen."""
+def open_page() -> Iterator[Open]:
+    """Opens a page of a report. At the end no error and no request to a network has been seen."""
     seen: list[str] = []
+    reports = set()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*ARGUMENTS, "--no-sandbox"])
 
@@ -71,6 +73,7 @@ def open_page(folder: Path) -> Iterator[Open]:
             page.on("console", lambda message: seen.append(f"{message.type}: {message.text}"))
             page.on("pageerror", lambda error: seen.append(f"error: {error}"))
             page.on("request", lambda request: seen.append(f"request: {request.url[:200]}"))
+            reports.add((path.parent.parent if path.parent.name == "cases" else path.parent).as_uri())
             page.goto(path.as_uri())
             if path.parent.name == "cases":
                 ready(page)
@@ -78,10 +81,8 @@ def open_page(folder: Path) -> Iterator[Open]:
 
         yield open_
         browser.close()
-    report = (folder / "report").as_uri()
-    outside = [
-        each for each in seen if not each.startswith((f"request: {report}/", "request: data:", "request: blob:"))
-    ]
+    known = *(f"request: {report}/" for report in reports), "request: data:", "request: blob:"
+    outside = [each for each in seen if not each.startswith(known)]
     assert not outside
     assert any(each.endswith(("case.js", "cohort.js")) for each in seen)
 
@@ -221,3 +222,61 @@ def test_a_photograph_is_a_picture(open_page: Open, folder: Path) -> None:
     assert shown["pixel"] == [10, 2]
     assert shown["map"] == pytest.approx([whole[10, 2]], abs=1e-3)
     assert len(shown["scan"]) == 3
+
+
+@pytest.fixture(scope="module")
+def compared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The other run, which explains one scan otherwise and one not at all, and the report of both."""
+    other = tmp_path_factory.mktemp("compared") / "other"
+    scan = np.asarray(nib.load(folder / "scan.nii.gz").dataobj)
+    maps = np.stack([blobs(SHAPE, ((0.5, 0.6, 0.5), 0.4)), blobs(SHAPE, ((0.55, 0.35, 0.6), -0.2))])
+    write_case(other, "ct/one", scan, maps, OBLIQUE, score=0.5)
+    write_case(other, "c", head(SHAPE, 0, 1), maps[1:], OBLIQUE, score=0.3)
+    write_failure(other, "b", "its file is empty")
+    both = other.parent / "both"
+    write_comparison([folder, other], both)
+    return other, both
+
+
+@pytest.mark.parametrize("size", [FEW, MANY], ids=["laptop", "desktop"])
+def test_two_runs_beside_each_other(
+    size: tuple[int, int], open_page: Open, folder: Path, compared: tuple[Path, Path], tmp_path: Path
+) -> None:
+    other, both = compared
+    page = open_page(both / "report" / "index.html", size)
+    pictures = page.locator("#cases img")
+    assert pictures.count() == 2 * 3 + 3  # of each pair both, and their difference
+    for picture in pictures.all():
+        picture.scroll_into_view_if_needed()
+        picture.evaluate("each => each.decode()")  # fails where it is no picture
+    page.screenshot(path=tmp_path / "compared.png", full_page=True)
+    page.locator("#kind").select_option("compared")
+    names = [each.inner_text() for each in page.locator("#cases tbody tr:visible td:nth-child(2)").all()]
+    assert names == ["c", "ct/one", "ct/one"]
+    # The table says what Python computes of the files.
+    maps = [np.asarray(nib.load(each / "ct/one_saliency.nii.gz").dataobj) for each in (folder, other)]
+    for number in (0, 1):
+        found = map_agreement(maps[0][..., number], maps[1][..., number], OBLIQUE)
+        cells = page.locator("#cases tbody tr:visible").nth(1 + number).locator("td.number").all_inner_texts()
+        shown = [float("nan") if each == "-" else float(each) for each in cells[-5:]]
+        expected = [found.pearson, found.spearman, found.overlap, found.peak_distance, found.difference]
+        assert shown == pytest.approx(expected, rel=2e-2, abs=5e-3, nan_ok=True)
+    page.locator("#kind").select_option("refused")
+    expect(page.locator("#cases tbody tr:visible").first).to_contain_text("its file is empty")
+    page.locator("#kind").select_option("")
+    page.get_by_role("link", name="ct/one", exact=True).first.click()
+    ready(page)
+    expect(page.locator("table.agreement")).to_contain_text("Pearson")
+    page.screenshot(path=tmp_path / "pair.png", full_page=True)
+    # The maps of both, and their difference: each is another picture, and says the value that its file has there.
+    stage, seen = page.locator("#stage"), set()
+    for choice, whole in (("0", maps[0]), ("2", maps[1]), ("4", maps[1] - maps[0])):
+        change(page, "map", choice)
+        seen.add(stage.screenshot())
+        shown = read(page)
+        value = whole[..., 0][tuple(map(int, shown["voxel"]))]
+        assert shown["map"] == pytest.approx([value], abs=1.1e-3 * float(np.abs(whole[..., 0]).max()))
+    assert len(seen) == 3
+    before = stage.screenshot()
+    change(page, "z", 25)
+    assert stage.screenshot() != before

@@ -39,7 +39,7 @@ def compared_page(runs: Runs, lines: Sequence[Markup], title: str) -> str:
         ("peak", "Peak", "the map's highest value, in the score's unit"),
     ) for i, run in enumerate((first, second))]  # fmt: skip
     heads += list(_FIGURES)
-    heading = [element("th", element("span", f"{first} · {second}", class_="quiet"), class_="picture")]
+    heading = [element("th", element("span", f"{first} · {second} · difference", class_="quiet"), class_="picture")]
     heading += [
         element("th", element("button", words, title=tip or None, type="button"), aria_sort="none", data_column=name)
         for name, words, tip in heads

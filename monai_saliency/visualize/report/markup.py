@@ -91,11 +91,11 @@ def number(text: Any, digits: int = 3) -> str:
 
     Example::
 
-        >>> number("0.97354239"), number("-0.0000123"), number("12345.6"), number("True")
-        ('0.974', '-1.23e-05', '12346', 'True')
+        >>> number("0.97354239"), number("-0.0000123"), number("12345.6"), number("-0.0"), number("True")
+        ('0.974', '-1.23e-05', '12346', '0', 'True')
     """
     try:
-        value = float(text)
+        value = float(text) + 0.0  # no minus before zero
     except ValueError:
         return str(text)
     if abs(value) >= 10**digits and abs(value) < 1e9:
