@@ -53,8 +53,9 @@ class PerturbationInferer(Inferer):
     """Explains images by perturbing them: images and network in, saliency maps out.
 
     For each image and mask it makes ``perturbed = mask * image + (1 - mask) * fill(image)``, batch by batch on the
-    image's device, and the inner inferer runs the network on it, as it does to predict. Batches of a round have one shape. One
-    holds masks of several images where these are given together. The unperturbed image stands before its first mask.
+    image's device, and the inner inferer runs the network on it, as it does to predict. The batches of a round have one
+    shape. One holds masks of several images where these are given together. The unperturbed image stands before its
+    first mask.
 
     Args:
         masks: where images are perturbed.
