@@ -256,13 +256,16 @@ def test_colours_of_a_photograph(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (40, 30, 3)).astype(np.float32)
     saliency = blobs((40, 30), ((0.5, 0.2), 0.5))
-    write_case(tmp_path, "photo", pixels, saliency[None], np.eye(4), rows_down=True)
+    peak = {"peak_x_mm": "12.0", "peak_y_mm": "5.0", "peak_z_mm": "0.0"}
+    write_case(tmp_path, "photo", pixels, saliency[None], np.eye(4), rows_down=True, **peak)
     write_report(tmp_path)
     page = Page(page_of(tmp_path, "photo"))
     assert np.array_equal(volume_of(page.data["scan"]).get_fdata(), pixels)
     assert [each.get("src") for each in page.all("script")][1:] == ["../assets/picture.js", "../assets/case.js"]
     assert page.data["rowsDown"] is True
     assert np.abs(volume_of(page.data["maps"][0]["volume"]).get_fdata() - saliency).max() <= 5e-4
+    assert "Peak at pixel12, 5" in page.text  # it lies in no scanner
+    assert "(mm)" not in page.text
 
 
 def test_only_what_changed_is_made_anew(folder: Path) -> None:

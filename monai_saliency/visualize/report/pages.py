@@ -35,7 +35,7 @@ _COLUMNS = (
     _Column("score", "Score", "of the unperturbed image; the case's page says what it is"),
     _Column("peak_saliency", "Peak", "the map's highest value, in the score's unit"),
     _Column("lowest_saliency", "Lowest", "the map's lowest value, in the score's unit"),
-    _Column("place", "Peak at (mm)", "scanner coordinates: right, anterior, superior are positive"),
+    _Column("place", "Peak at (mm)", "right, anterior, superior are positive; of a photograph its pixel"),
     _Column("peak_in_label", "Peak in label", "whether the peak lies in the label map"),
     _Column("forwards", "Forwards", "images that the network saw for this case", 6),
     _Column("predictions", "Predictions", "the same work in predictions of the whole image", 4),
@@ -217,7 +217,8 @@ def case_page(
         if each is not None:
             links.append(element("a", words, href=f"{each.id}.html", title=each.case, class_=words))
     head = element("header", element("nav", *links), element("h1", case.case), element("p", _said(case)), class_="case")
-    known = [*(_facts(row) for row in case.rows), *curve_figures(case.rows), *_bars(case.regions)]
+    is_photograph = data is not None and bool(data["rowsDown"])
+    known = [*(_facts(row, is_photograph) for row in case.rows), *curve_figures(case.rows), *_bars(case.regions)]
     facts = element("section", *further, *known, class_="facts")
     scripts: tuple[str, ...] = ()
     viewer = element("p", f"Nothing can be shown of this case: {problem}", class_="error")
@@ -311,8 +312,11 @@ def _small_print(data: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def _facts(row: Row) -> Markup:
+def _facts(row: Row, is_photograph: bool) -> Markup:
     known = [(f"{each.heading}", number(_cell(row, each.name), max(each.digits, 4))) for each in _COLUMNS]
+    if is_photograph:  # it lies in no scanner
+        pixel = ", ".join(number(row.get(f"peak_{axis}_mm", ""), 6) for axis in "xy")
+        known = [("Peak at pixel", pixel) if "(mm)" in name and value else (name, value) for name, value in known]
     facts = [(name, value) for name, value in known if value]
     facts[3:3] = [("Score is", row.get("quantity", "")), ("Unit", row.get("unit", ""))]
     facts += [("Noise", number(row.get("noise", ""))), ("Stopped", row.get("stopped", ""))]
