@@ -40,10 +40,11 @@ def _own_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_faded_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that count all that a network is given: without the batch that shows, once a network, whether its rows
-    depend on each other. ``tests/inferers/test_reference.py`` counts it.
+    """For tests that count all that a network is given: without the batches that show, once a network and batch size,
+    whether its rows depend on each other. ``tests/inferers/test_reference.py`` and ``test_round_sizes.py`` count them.
     """
     monkeypatch.setattr(ReferenceCheck, "check_faded", lambda self, index, batch: None)
+    monkeypatch.setattr(ReferenceCheck, "check_order", lambda self, *given: None)
     monkeypatch.setattr(PatchCheck, "check_faded", lambda self, index, patches, run: None)
 
 

@@ -123,6 +123,8 @@ def _check_same(ranks: Sequence[Sequence[tuple[np.ndarray, WorkerScores]]]) -> N
                     f"0 has {our_scores.name}, rank {rank} another {scores.name}. Leave out the sampler that shares "
                     "images (DistributedSampler; in Lightning, Trainer(use_distributed_sampler=False))"
                 )
+        if any(ours.one_by_one != each.one_by_one for (_, ours), (_, each) in zip(ranks[0], theirs, strict=False)):
+            continue  # maybe in another round: some begin anew, see `take_scores`
         known = [[(len(case.seen), *case.scores.shape) for _, case in cases] for cases in (ranks[0], theirs)]
         if known[0] != known[1]:
             raise ValueError(

@@ -9,12 +9,24 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from monai_saliency.inferers.whole_images import Rows, WholeImages, evenly
+from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.forward import has_no_mode
+from monai_saliency.inferers.whole_images import Rows, WholeImages
 from monai_saliency.sharding import Part
 from monai_saliency.utils.arguments import whole_number
 from monai_saliency.utils.monai_private import holds_compiled
 
-__all__ = ["AUTO_SIZE", "AutoSize", "GrowingBatches", "batch_size", "cut", "first_size", "of_part"]
+__all__ = [
+    "AUTO_SIZE",
+    "AutoSize",
+    "GrowingBatches",
+    "RoundSizes",
+    "batch_size",
+    "cut",
+    "evenly",
+    "first_size",
+    "of_part",
+]
 
 #: values in a batch of perturbed images, 64 MB in float32
 _BATCH_VALUES = 2**24
@@ -120,6 +132,71 @@ def of_part(batches: list[list[Rows]], part: Part) -> list[list[Rows]]:
     return [rows for number, rows in enumerate(batches) if number not in others]
 
 
+def evenly(total: int, most: int) -> int:
+    """Rows in each of as few batches as ``most`` rows allow, all but the last alike.
+
+    Args:
+        total: rows in all, at least 1.
+        most: rows that a batch may have.
+
+    Example::
+
+        >>> evenly(17, 16), evenly(16, 16), evenly(33, 16)
+        (9, 16, 11)
+    """
+    return -(-total // -(-total // most))
+
+
+class RoundSizes:
+    """Rows in a batch of each round, so that as few batches as ``most`` rows allow are as full as can be: 17 rows are
+    two batches of 9, not two of 16 of which the second is nearly empty.
+
+    Cut alike whatever is stored, and by every worker. A network that may take one batch size only gets that: one that
+    is compiled or exported, or is anything but a module.
+
+    - The first round's batches, which are checked for each case, have at least half as many rows as any later one.
+    - No later one has a single row: networks may give that without its batch axis. Its second row is the unperturbed
+      image, which is looked at again.
+    - The first batch of a new size is checked once a network, see :mod:`monai_saliency.inferers.reference`.
+
+    Args:
+        most: rows that a batch may have.
+        states: the cases.
+        network: what is explained.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> explain = ms.hierarchical_occlusion(4, 2, target=ms.ClassScore("all"))
+        >>> states, _ = explain.start(torch.zeros(1, 1, 16, 16))
+        >>> sizes = RoundSizes(12, states, torch.nn.Flatten())  # 16 windows and the unperturbed image
+        >>> sizes.first, sizes.of([(17, 21)]), sizes.of([(21, 22)])
+        (9, 4, 2)
+        >>> RoundSizes(12, states, torch.sum).of([(17, 21)])  # it may take one batch size only
+        12
+    """
+
+    def __init__(self, most: int, states: Sequence[CaseState], network: Any) -> None:
+        self.most = min(most, sum(len(state.masks) + 1 for state in states))
+        is_module = type(network).__call__ is torch.nn.Module.__call__ and not isinstance(
+            network, torch.jit.ScriptModule
+        )
+        self._is_free = is_module and not holds_compiled(network) and not has_no_mode(network)
+        self.first = self.of([state.rows_of_round(0) for state in states])
+
+    def of(self, spans: Sequence[tuple[int, int]]) -> int:
+        """Rows in each batch of a round.
+
+        Args:
+            spans: for each case the rows [start, stop), at least one in all.
+        """
+        if not self._is_free:
+            return self.most
+        least = -(-self.most // 2) if any(start == 0 for start, _ in spans) else 2
+        return min(self.most, max(least, evenly(sum(stop - start for start, stop in spans), self.most)))
+
+
 class GrowingBatches:
     """Batches of masks whose size doubles, or halves, as long as that pays. What was timed are batches of the round
     itself, whose scores count.
@@ -194,7 +271,7 @@ class GrowingBatches:
             else:
                 # As many batches as that size needs, all alike, so that the last one is not padded by much.
                 chosen = even = even or evenly(left, self._settled)
-            self.scoring.resize(chosen)
+            self.scoring.resize(chosen, check=False)
             return chosen
 
         for batch in cut(spans, size):
@@ -205,7 +282,7 @@ class GrowingBatches:
             is_timed = count == len(self.scoring.batch) and all(start > 0 for _, start, _ in batch)
             if self._settled is None and is_timed and self.scoring.runs == runs + 1:
                 self._note((self._time() - begun) / count, left)
-        self.scoring.resize(self.first)
+        self.scoring.resize(self.first, check=False)
 
     def parts(self, advance: Callable[..., Any]) -> Callable[..., None]:
         """What to call after each batch, such that a pace that counts batches of the first size counts as many."""

@@ -86,6 +86,7 @@ class CaseState:
         self._estimator = estimator
         self._first_round = first_round(masks)
         self._ended = False
+        self._round_ends = [len(self._first_round) + 1]
 
     @property
     def num_forwards(self) -> int:
@@ -100,6 +101,15 @@ class CaseState:
     @property
     def _indices(self) -> Sequence[int]:
         return self.state.indices if self.is_bound else self._first_round
+
+    def rows_of_round(self, number: int) -> tuple[int, int]:
+        """The rows [start, stop) of a round, from 0; none where that round has not begun.
+
+        Rounds whose scores are on disk are rounds too, so that a resumed run cuts the same batches.
+        """
+        ends = [0, *self._round_ends]
+        start, stop = (ends[min(place, len(self._round_ends))] for place in (number, number + 1))
+        return start, stop
 
     def masks_of(self, start: int, stop: int) -> Sequence[int]:
         """The masks of rows [start, stop), all behind row 0."""
@@ -218,13 +228,13 @@ class CaseState:
         gaps = (self.state.scores[self.state.seen] - self.state.reference_scores).abs()
         return gaps.amax(dim=0) if len(gaps) else gaps.new_zeros(gaps.shape[1:])
 
-    def most_changed(self, stop: int) -> int | None:
-        """The row below ``stop`` whose scores differ most from the unperturbed image's, of those that have scores;
-        None where none differs.
+    def most_changed(self, stop: int, start: int = 1) -> int | None:
+        """The row of [start, stop), all of masks, whose scores differ most from the unperturbed image's, of those that
+        have scores; None where none differs.
         """
-        gaps = (self.state.scores[: stop - 1] - self.state.reference_scores).abs().sum(dim=1).nan_to_num()
-        gaps *= self.state.seen[: stop - 1].to(gaps)
-        return int(gaps.argmax()) + 1 if bool((gaps > 0).any()) else None
+        gaps = (self.state.scores[start - 1 : stop - 1] - self.state.reference_scores).abs().sum(dim=1).nan_to_num()
+        gaps *= self.state.seen[start - 1 : stop - 1].to(gaps)
+        return int(gaps.argmax()) + start if bool((gaps > 0).any()) else None
 
     def scored(self, start: int, stop: int) -> bool:
         """Whether rows [start, stop) have scores, as far as that is known: before :meth:`bind` none has."""
@@ -271,6 +281,8 @@ class CaseState:
         if self.masks.in_rounds:
             self.check()  # scores decide what is asked next
         self._ended = not self.state.next_round()
+        if not self._ended:
+            self._round_ends.append(self.num_rows)
         return not self._ended
 
     @property

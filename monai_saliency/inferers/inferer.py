@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.inferers.agreement import Origin
-from monai_saliency.inferers.batches import GrowingBatches, batch_size, cut, first_size, of_part
+from monai_saliency.inferers.batches import GrowingBatches, RoundSizes, batch_size, cut, first_size, of_part
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.expected import RowsDepend
 from monai_saliency.inferers.explanation import Explanation
@@ -27,7 +28,7 @@ from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
 from monai_saliency.inferers.price import Pace
 from monai_saliency.inferers.settings import check_cases, check_settings
-from monai_saliency.inferers.whole_images import Scoring, WholeImages, even_size
+from monai_saliency.inferers.whole_images import Scoring, WholeImages
 from monai_saliency.masks.base import Masks
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
@@ -52,8 +53,9 @@ class PerturbationInferer(Inferer):
     """Explains images by perturbing them: images and network in, saliency maps out.
 
     For each image and mask it makes ``perturbed = mask * image + (1 - mask) * fill(image)``, batch by batch on the
-    image's device, and the inner inferer runs the network on it, as it does to predict. All batches have one shape. One
-    holds masks of several images where these are given together. The unperturbed image stands before its first mask.
+    image's device, and the inner inferer runs the network on it, as it does to predict. The batches of a round have one
+    shape. One holds masks of several images where these are given together. The unperturbed image stands before its
+    first mask.
 
     Args:
         masks: where images are perturbed.
@@ -275,12 +277,12 @@ class PerturbationInferer(Inferer):
             is_part = shared and meet is None
             states, split = self._begin(forward, shared, is_part, inputs, cases, stored)
             most = first_size(self.mask_batch_size, states[0].case.image)
-            size = even_size(most, states, network)
+            sizes = RoundSizes(most, states, network)
             try:
                 scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
                 if scoring is None:
-                    scoring = WholeImages(forward, states, split, self.output, size)
-                self._score_rounds(scoring, states, size, pace, part or Part(), meet)
+                    scoring = WholeImages(forward, states, split, self.output, sizes.first)
+                self._score_rounds(scoring, states, sizes, pace, part or Part(), meet)
                 return states
             except RowsDepend as error:
                 found, scoring = error.with_traceback(None), None  # its frames and this one hold a batch
@@ -289,7 +291,7 @@ class PerturbationInferer(Inferer):
             alone = stored and [each.one_by_one() for each in stored]
             states, split = self._begin(forward, shared, is_part, inputs, cases, alone, one_by_one=True)
             scoring = WholeImages(forward, states, split, self.output, 1, found)
-            self._score_rounds(scoring, states, 1, pace, part or Part(), meet)
+            self._score_rounds(scoring, states, RoundSizes(1, states, network), pace, part or Part(), meet)
         return states
 
     def _begin(
@@ -349,13 +351,23 @@ class PerturbationInferer(Inferer):
         return CaseState(case, masks, fill[0].to(case.image), held, self.target, self.estimator, stored)
 
     def _score_rounds(
-        self, scoring: Scoring, states: Sequence[CaseState], size: int, pace: Pace, part: Part, meet: Meet | None
+        self,
+        scoring: Scoring,
+        states: Sequence[CaseState],
+        sizes: RoundSizes,
+        pace: Pace,
+        part: Part,
+        meet: Meet | None,
     ) -> None:
         """Score round after round of masks, until no case has another."""
-        spans = [(0, state.num_rows) for state in states]
         alone = meet is None and part.count == 1  # others must cut the same batches
-        growing = GrowingBatches.of(scoring, self.mask_batch_size, size) if alone else None
-        while any(start < stop for start, stop in spans):
+        growing = GrowingBatches.of(scoring, self.mask_batch_size, sizes.first) if alone else None
+        for number in count():
+            spans = [state.rows_of_round(number) for state in states]
+            if all(start == stop for start, stop in spans):
+                return
+            size = sizes.of(spans) if growing is None else sizes.first
+            scoring.resize(size)
             batches = of_part(list(cut(spans, size)), part)
             plan = scoring.plan(spans, batches)
             pace.begin(plan.price, plan.note, states, self.masks)
@@ -372,7 +384,6 @@ class PerturbationInferer(Inferer):
                 part = Part()  # later rounds are done by whoever has all scores of the first
             for state in states:
                 state.begin_round()
-            spans = [(stop, state.num_rows) for (_, stop), state in zip(spans, states, strict=True)]
 
 
 class Sharing(ABC):

@@ -67,10 +67,11 @@ class PatchCase:
         self.sums = owned(sums[self.channels][everywhere(self.box)])
         self.weight_sum = owned(weight_sum[self.box])
         # A copy, since the target may hold on to what it was bound to.
-        self.volume = None if self.target.additive else volume.clone()
+        self.volume = None if self.target.additive or self.target.summed else volume.clone()
+        self.reference_sums = self.target.sums(volume)[0] if self.target.summed else self.reference_scores
         self.exchange = Exchange(
             self.target,
-            self.reference_scores,
+            self.reference_sums,
             self.sums,
             self.weight_sum,
             self.box,
@@ -166,7 +167,8 @@ class PatchCase:
             part += take(new).values.to(values.device)
         values /= self.weight_sum[here]
         if self.volume is None:
-            return self.reference_scores + (self.target.contribution(values[None], box)[0] - self._reference(box))
+            sums = self.reference_sums + (self.target.contribution(values[None], box)[0] - self._reference(box))
+            return self.target.of_sums(sums[None])[0] if self.target.summed else sums
         place = (0, self.channels, *box)
         kept = self.volume[place].clone()
         self.volume[place] = values
@@ -175,7 +177,7 @@ class PatchCase:
         return scores
 
     def _reference(self, box: Box) -> torch.Tensor:
-        """What a box of the unperturbed output adds to the scores; masks that change the same patches share it."""
+        """What a box of the unperturbed output adds to the sums; masks that change the same patches share it."""
         key = tuple((side.start, side.stop) for side in box)
         if key not in self._contributions:
             here = within(box, self.box)

@@ -53,11 +53,11 @@ class Exchange:
 
     Args:
         target: the case's target.
-        reference_scores: ``(K,)``.
+        reference_sums: the unperturbed image's scores ``(K,)``, or the sums ``(J,)`` of a ``summed`` target.
         sums: ``(C, *box)``, the weighted outputs of its unperturbed patches, summed, of the channels that are read.
         weight_sum: ``(*box)``, their weights, summed.
         box: where in the volume these lie.
-        volume: ``(1, C, *spatial)``, the unperturbed output; None for an ``additive`` target.
+        volume: ``(1, C, *spatial)``, the unperturbed output; None for scores, or their sums, that are sums.
         channels: the channels of ``volume`` that are read.
         trims: by patch, the box that is exchanged, all of one size.
         layers: by patch, its layer.
@@ -66,7 +66,7 @@ class Exchange:
     def __init__(
         self,
         target: BoundTarget,
-        reference_scores: torch.Tensor,
+        reference_sums: torch.Tensor,
         sums: torch.Tensor,
         weight_sum: torch.Tensor,
         box: Box,
@@ -76,7 +76,7 @@ class Exchange:
         layers: np.ndarray,
     ) -> None:
         self.target = target
-        self.reference_scores = reference_scores
+        self.reference_sums = reference_sums
         self.box = box
         self.volume = volume
         self.channels = channels
@@ -95,12 +95,12 @@ class Exchange:
         self.planes = torch.cat(planes) if self.is_able else None
 
     def _shares(self) -> torch.Tensor | None:
-        """``(K, *box)``, how much each voxel counts in each score."""
+        """``(J, *box)``, how much each voxel counts in each sum."""
         voxels = int(np.prod([side.stop - side.start for side in self.box]))
-        if len(self.target.labels) * voxels > 8 * MOST:
+        if len(self.reference_sums) * voxels > 8 * MOST:
             return None
         shares = self.target.shares(self.box)
-        return None if shares is None else shares.to(self.reference_scores)
+        return None if shares is None else shares.to(self.reference_sums)
 
     def groups(self, swaps: Sequence[Sequence[Swap]]) -> Iterator[tuple[int, int, bool]]:
         """Cut masks into runs ``[start, stop)``, in order, each with whether :meth:`scores` takes it.
@@ -128,7 +128,7 @@ class Exchange:
 
     def _cost(self, masks: int, layers: int, size: np.ndarray) -> int:
         """The numbers that the exchange of some masks holds at a time, in boxes of a size."""
-        each = (layers + 4) * (self.count + len(self.target.labels)) * int(np.prod(size))
+        each = (layers + 4) * (self.count + len(self.reference_sums)) * int(np.prod(size))
         return masks * (each if self.volume is None else each + 3 * self.volume.numel())
 
     def _ends(self, swaps: Sequence[Swap]) -> tuple[np.ndarray, np.ndarray]:
@@ -158,7 +158,7 @@ class Exchange:
         layer = np.unique(self.layers[patches], return_inverse=True)[1].ravel()
         inside = np.array([self.corners[patch] for patch in patches]) - corners[mask]
         # One copy to the device: where each change goes, and where each box lies in the planes and in the volume. A
-        # score that is a sum is the difference of two sums, so each box is taken twice.
+        # score, or sum, is the difference of two sums, so each box is taken twice.
         copies = 1 if self.volume is not None else 2
         table = np.concatenate([np.stack([mask, layer], axis=1), inside], axis=1)
         origin = np.tile(corners - [side.start for side in self.box], (copies, 1))
@@ -177,7 +177,10 @@ class Exchange:
         values.div_(weights)
         if self.volume is None:
             before, after = self.target.at_voxels(values).chunk(2)
-            return (after - before).mul_(shares[: len(swaps)]).flatten(2).sum(dim=2) + self.reference_scores
+            change = after - before
+            kinds = shares[: len(swaps)].unflatten(1, (-1, change.shape[1])).mul_(change[:, None])
+            sums = kinds.flatten(1, 2).flatten(2).sum(dim=2) + self.reference_sums
+            return self.target.of_sums(sums) if self.target.summed else sums
         volumes = self.volume.repeat(len(swaps), *[1] * (self.volume.ndim - 1))
         row, *corner = firsts.view(first.shape).unbind(1)
         place = (row, slice(None), *corner)

@@ -23,7 +23,8 @@ batch is then that of the image nearly everywhere, but in the batch whose window
 run of the image faded more and more (``lerp(fill, image, w)`` with w from 1 to 0.5), and a second one of the same
 images in other rows, with the one that is faded most in two of them. Each image must give the same in both, this one
 the same as alone, and the one that is not faded the same as in the first batch: two batches and one image more. This
-shows thresholds on the whole batch, and what counts equal images.
+shows thresholds on the whole batch, and what counts equal images. Where later rounds have batches of another size, one
+is run again with its images in other rows, and the one whose scores changed most alone, once a network and size.
 
 A network may give something else later: one that counts its calls, or warms up. So at the end of a call the unperturbed
 image is looked at once more, in a row of the last batch that is left over, or else alone; where its scores are others,
@@ -48,7 +49,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -279,6 +280,29 @@ class ReferenceCheck:
             gap = difference(alone.excerpt, here.excerpt, self._tolerance, self._unperturbed.get(index))
             self._refuse(index, f"a perturbed image (row {row})", alone, here, gap)
 
+    def check_order(
+        self, places: Sequence[int], output: Any, batch: torch.Tensor, values: Mapping[Any, torch.Tensor]
+    ) -> None:
+        """Compare the rows of a batch with the same images in other rows.
+
+        Args:
+            places: the case of each row that counts.
+            output: the network's output of the batch, which no later call overwrites.
+            batch: ``(batch_size, C, *spatial)``.
+            values: held values ``(batch_size, ...)`` by name.
+
+        Raises:
+            RowsDepend, CaseError: as :meth:`check`.
+        """
+        moved, count = {name: value.roll(1, 0) for name, value in values.items()}, len(batch)
+        again = self.forward.images(batch.roll(1, 0), self.split, moved)
+        for row, index in enumerate(places):
+            to = (row + 1) % count
+            one = self._seen(index, output, count, f"in row {row} of {count}", row, keep=False)
+            other = self._read(index, again, count, f"in row {to}", to, keep=False)
+            gap = difference(one.excerpt, other.excerpt, self._tolerance, self._unperturbed.get(index))
+            self._refuse(index, "a perturbed image", replace(one, alone=True), other, gap)
+
     def check_scores(self, index: int, row: Any) -> None:
         """Compare the scores of the unperturbed image with those of what it must give, once its batch is scored.
 
@@ -416,6 +440,9 @@ class ReferenceCheck:
             check_rows(output, count)
         except ValueError as error:
             raise CaseError(self.states[index].case.name, str(error)) from error
+        return self._seen(index, output, count, words, row, keep)
+
+    def _seen(self, index: int, output: Any, count: int, words: str, row: int = 0, keep: bool = True) -> Expected:
         return Expected.of(rows(output, row, row + 1, count), words, self.states[index], keep, alone=count == 1)
 
 

@@ -11,18 +11,18 @@ import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import RowsDepend, are_detections, check_unchanged, copied
+from monai_saliency.inferers.expected import RowsDepend, are_detections, check_unchanged, copied, distrust
 from monai_saliency.inferers.forward import Cancelled, Forward, has_no_mode
 from monai_saliency.inferers.once import Passed
 from monai_saliency.inferers.price import Batches, Price
 from monai_saliency.inferers.reference import ReferenceCheck
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
-from monai_saliency.utils.monai_private import holds_compiled, tensor_version
+from monai_saliency.utils.monai_private import tensor_version
 from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import new_buffer
 
-__all__ = ["Plan", "Rows", "Scoring", "WholeImages", "even_size", "evenly"]
+__all__ = ["Plan", "Rows", "Scoring", "WholeImages"]
 
 # Perturbed images whose boxes are compared with those of the image alone, once a detector.
 _ENOUGH = 7
@@ -50,6 +50,14 @@ class Plan:
 
 class Scoring(ABC):
     """Scores the rows of some cases by forwards of the network."""
+
+    def resize(self, size: int) -> None:
+        """Take batches of another number of rows from now on.
+
+        Args:
+            size: rows in a batch, at the most.
+        """
+        return  # remembered patches have batches of their own
 
     @abstractmethod
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
@@ -99,6 +107,7 @@ class WholeImages(Scoring):
         # The last case of which masks were run since its unperturbed image was.
         self._unseen: int | None = None
         self._compared, self._looks_on = 0, False
+        self._sizes = {1}  # of batches whose rows are checked
         self.reference = ReferenceCheck(forward, states, split, output, batch_size, found)
         self.runs = 0  # batches that the network ran
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
@@ -109,12 +118,15 @@ class WholeImages(Scoring):
         image = self.states[0].case.image
         return new_buffer(image, size, len(image) + self.split.held_images.shape[1], *image.shape[1:])
 
-    def resize(self, size: int) -> None:
-        """Run the next batch with another number of rows, all of which it must fill.
+    def resize(self, size: int, check: bool = True) -> None:
+        """Run the next batches with another number of rows.
 
         Args:
             size: perturbed images in a batch.
+            check: compare the rows of a batch of a new size with the same in other rows, once a network.
         """
+        if not check:
+            self._sizes.add(size)
         if size != len(self.batch):
             self.batch = torch.empty(0)  # so that there are never two
             self.batch = self._buffer(size)
@@ -176,6 +188,8 @@ class WholeImages(Scoring):
                 self.states[index].read(start, stop, output, offset, count)
                 self.states[index].forwards_here += stop - start
                 offset += stop - start
+        if count not in self._sizes and not first:
+            output = self._check_size(batch, values, output)
         if again is not None:
             self._unseen = None
             self.reference.check_again(again, rows(output, count - 1, count, count))
@@ -211,10 +225,33 @@ class WholeImages(Scoring):
             chosen += [(index, row, rows(output, place, place + 1, count)) for row, place in places]
             offset += stop - start
         self.reference.check_perturbed(chosen)
+        self._sizes.add(count)
         self._compared += len(chosen)
         self._looks_on = every and self._compared < _ENOUGH
         if passed is not None and every and not self._looks_on:
             passed.note()
+
+    def _check_size(self, batch: Sequence[Rows], values: Mapping[Any, torch.Tensor], output: Any) -> Any:
+        """Check the rows of a batch of another size than the first, once a network and size; the output."""
+        count, (index, start, stop) = len(self.batch), batch[0]
+        state = self.states[index]
+        passed = Passed(self.forward, self.output, ["size", count], state.case.image, state.fill)
+        row = None if passed else state.most_changed(stop, start)
+        if row is not None:
+            output = copied(output)  # which the next forward may overwrite
+            changed = index, row, rows(output, row - start, row - start + 1, count)
+            places = [index for index, start, stop in batch for _ in range(start, stop)]
+            try:
+                self.reference.check_order(places, output, self.batch, values)
+                self.reference.check_perturbed([changed])
+            except RowsDepend:
+                for each in self.states:  # this batch counts by now, and maybe some before it
+                    distrust(each)
+                raise
+            passed.note()
+        if passed or row is not None:
+            self._sizes.add(count)
+        return output
 
     def _doubt(self, index: int, stop: int) -> None:
         """Where scores on disk are in doubt, score the mask again that changed the scores most, and compare it: rows
@@ -261,41 +298,6 @@ class WholeImages(Scoring):
                 self.reference.expect_alone(index)
             self.reference.check(index, rows(output, offset, offset + 1, count))
         return output
-
-
-def evenly(total: int, most: int) -> int:
-    """Rows in each of as few batches as ``most`` rows allow, all but the last alike.
-
-    Args:
-        total: rows in all, at least 1.
-        most: rows that a batch may have.
-
-    Example::
-
-        >>> evenly(17, 16), evenly(16, 16), evenly(33, 16)
-        (9, 16, 11)
-    """
-    return -(-total // -(-total // most))
-
-
-def even_size(most: int, states: Sequence[CaseState], network: Any) -> int:
-    """Rows in a batch, so that as few batches as ``most`` rows allow are as full as can be: 17 rows are two batches of
-    9, not two of 16 of which the second is nearly empty.
-
-    Cut alike whatever is stored, and by every worker. A network that may take one batch size only gets that: one that
-    is compiled or exported, or is anything but a module.
-
-    Args:
-        most: rows that a batch may have.
-        states: the cases.
-        network: what is explained.
-    """
-    total = sum(len(state.masks) + 1 for state in states)
-    is_free = type(network).__call__ is torch.nn.Module.__call__ and not isinstance(network, torch.jit.ScriptModule)
-    is_known = not any(state.masks.in_rounds for state in states)
-    if is_free and is_known and not holds_compiled(network) and not has_no_mode(network):
-        return evenly(total, most)
-    return min(most, total)
 
 
 def _unperturbed(batch: Sequence[Rows]) -> Iterator[tuple[int, int]]:

@@ -79,12 +79,15 @@ class BoundTarget(ABC):
 
     A target that reads only a part of an output volume ``(B, C, *spatial)`` may say so, and
     :mod:`monai_saliency.inferers.patches` then skips the rest: ``channels_read``, :meth:`reach` and, for scores that
-    are sums over voxels, ``additive`` and :meth:`contribution`.
+    are sums over voxels, ``additive`` and :meth:`contribution`; for scores that are made of such sums, ``summed``,
+    :meth:`sums` and :meth:`of_sums` too.
 
     Attributes:
         labels: what each of the K scores is: the index of a class or channel, or a description.
         channels_read: the output channels that the scores depend on, ascending; None for all.
         additive: whether the scores are the sum of the :meth:`contribution` of boxes.
+        summed: whether :meth:`of_sums` makes the scores of J sums, to which boxes contribute. J is a multiple of K: K
+            sums of one kind, K of the next, ... Additive scores are their own sums.
         vouch: numbers ``(V,)`` of the output for the unperturbed image, by which stored scores are recognised; None
             where the scores of that image do this. A target whose own reference scores the same for every image
             sets it, by :func:`digits`.
@@ -107,6 +110,7 @@ class BoundTarget(ABC):
     labels: Sequence[int | str]
     channels_read: Sequence[int] | None = None
     additive: bool = False
+    summed: bool = False
     vouch: torch.Tensor | None = None
     members: int = 1
     bound_to_mean: BoundTarget
@@ -120,21 +124,29 @@ class BoundTarget(ABC):
         return None
 
     def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
-        """The part of the scores that comes from the voxels of a box, for ``additive`` targets.
+        """The part of the scores that comes from the voxels of a box, for ``additive`` targets, or of their sums.
 
-        The contributions of boxes that tile the volume sum to the scores.
+        The contributions of boxes that tile the volume sum to the scores, or to :meth:`sums` but for constants.
 
         Args:
             output: ``(B, C, *box)``, the network's output inside the box, with the channels ``channels_read`` only.
             box: one slice with start and stop for each spatial axis.
 
         Returns:
-            ``(B, K)``.
+            ``(B, K)``, or ``(B, J)`` where the target is ``summed``.
         """
         raise NotImplementedError(f"{type(self).__name__} is not additive")
 
+    def sums(self, output: torch.Tensor) -> torch.Tensor:
+        """The sums ``(B, J)`` of which a ``summed`` target makes its scores, of whole outputs ``(B, C, *spatial)``."""
+        raise NotImplementedError(f"{type(self).__name__} is not made of sums")
+
+    def of_sums(self, sums: torch.Tensor) -> torch.Tensor:
+        """The scores ``(B, K)`` of sums ``(B, J)``, for ``summed`` targets."""
+        raise NotImplementedError(f"{type(self).__name__} is not made of sums")
+
     def shares(self, box: Box) -> torch.Tensor | None:
-        """How much each voxel of a box counts, for scores that are sums over voxels with frozen weights.
+        """How much each voxel of a box counts, for scores, or sums, over voxels with frozen weights.
 
         Such a score is the sum of :meth:`at_voxels` times these. None, the default, where it is none: scores are then
         made mask by mask where patches are remembered.
@@ -143,7 +155,7 @@ class BoundTarget(ABC):
             box: as for :meth:`contribution`.
 
         Returns:
-            ``(K, *box)``.
+            ``(K, *box)``, or ``(J, *box)`` where the target is ``summed``.
         """
         return None
 

@@ -56,7 +56,7 @@ class _BoundMemberTarget(BoundTarget):
         self.bound_to_mean = bound
         self.members = count
         self.labels = list(bound.labels) * count
-        self.additive = bound.additive
+        self.additive, self.summed = bound.additive, bound.summed
         self.vouch = bound.vouch
         read = bound.channels_read
         self.channels_read = None if read is None else [m * channels + c for m in range(count) for c in read]
@@ -69,11 +69,23 @@ class _BoundMemberTarget(BoundTarget):
 
     def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
         parts = output.chunk(self.members, dim=1)
-        return torch.cat([self.bound_to_mean.contribution(each, box) for each in parts], dim=1)
+        return self._by_kind([self.bound_to_mean.contribution(each, box) for each in parts])
+
+    def sums(self, output: torch.Tensor) -> torch.Tensor:
+        return self._by_kind([self.bound_to_mean.sums(each) for each in output.chunk(self.members, dim=1)])
+
+    def of_sums(self, sums: torch.Tensor) -> torch.Tensor:
+        each = sums.unflatten(1, (-1, self.members, len(self.bound_to_mean.labels))).unbind(2)
+        return torch.cat([self.bound_to_mean.of_sums(one.flatten(1)) for one in each], dim=1)
+
+    def _by_kind(self, each: list[torch.Tensor]) -> torch.Tensor:
+        """The members' sums ``(B, J)``: all members' of one kind, then all of the next."""
+        kinds = [one.unflatten(1, (-1, len(self.bound_to_mean.labels))) for one in each]
+        return torch.cat(kinds, dim=2).flatten(1, 2)
 
     def shares(self, box: Box) -> torch.Tensor | None:
         shares = self.bound_to_mean.shares(box)
-        return None if shares is None else shares.repeat(self.members, *[1] * (shares.ndim - 1))
+        return None if shares is None else self._by_kind([shares[None]] * self.members)[0]
 
     def at_voxels(self, output: torch.Tensor) -> torch.Tensor:
         return torch.cat([self.bound_to_mean.at_voxels(each) for each in output.chunk(self.members, dim=1)], dim=1)

@@ -31,7 +31,7 @@ from monai_saliency.targets.regions import (
     label_region,
 )
 from monai_saliency.utils.arguments import check_option, indices, number, whole_number
-from monai_saliency.utils.boxes import Box, within
+from monai_saliency.utils.boxes import Box, everywhere, within
 
 __all__ = ["DiceScore", "PredictedRegionScore", "RegionScore"]
 
@@ -392,26 +392,58 @@ class DiceScore(_SegmentationTarget):
 
 
 class _BoundDiceScore(BoundTarget):
+    """Quotients of two sums, constants among them: ``(inside + smooth / 2) / (all / 2 + (voxels + smooth) / 2)``."""
+
     labels: list[int]
+    summed = True
 
     def __init__(
         self, parts: Sequence[_Part], activation: str, smooth: float, reference: torch.Tensor, where: str
     ) -> None:
         self.where = where
         self.labels = [part.channel for part in parts]
-        self.voxels = [part.voxels for part in parts if part.voxels is not None]
         self.activation = activation
-        self.smooth = smooth
+        voxels = [part.voxels for part in parts if part.voxels is not None]
+        self.outside = reference.new_ones(len(voxels), *reference.shape[2:], dtype=torch.bool)
+        for row, each in zip(self.outside.flatten(1), voxels, strict=True):
+            row[each] = False
+        constants = [smooth / 2] * len(voxels) + [(len(each) + smooth) / 2 for each in voxels]
+        weights = [1.0] * len(voxels) + [0.5] * len(voxels)
+        self.constants, self.weights = to_float(reference).new_tensor([constants, weights])
+        self.channels = torch.tensor(self.labels, device=reference.device)
         self.reference = self(reference)[0]
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        probabilities = ACTIVATIONS[self.activation](to_float(output)).flatten(2)
-        scores = []
-        for channel, voxels in zip(self.labels, self.voxels, strict=True):
-            inside = probabilities[:, channel, voxels].sum(dim=1)
-            total = probabilities[:, channel].sum(dim=1) + len(voxels)
-            scores.append((2 * inside + self.smooth) / (total + self.smooth))
-        return torch.stack(scores, dim=1)
+        return self.of_sums(self.sums(output))
+
+    def sums(self, output: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(self.constants, self._sums(output, self.outside), self.weights)
+
+    def of_sums(self, sums: torch.Tensor) -> torch.Tensor:
+        inside, half = sums.chunk(2, dim=1)
+        return inside / half
+
+    def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
+        return self._sums(output, self.outside[everywhere(box)]) * self.weights
+
+    def _sums(self, output: torch.Tensor, outside: torch.Tensor) -> torch.Tensor:
+        """``(B, 2 * K)``, the probabilities inside and all of them."""
+        values, outside = self.at_voxels(output).flatten(2), outside.flatten(1)
+        whole = values.sum(dim=2)
+        # The output itself is the network's. What the activation makes of it is not, and may be as large.
+        inside = values.masked_fill(outside, 0) if self.activation == "none" else values.masked_fill_(outside, 0)
+        return torch.cat([inside.sum(dim=2), whole], dim=1)
+
+    def at_voxels(self, output: torch.Tensor) -> torch.Tensor:
+        values = ACTIVATIONS[self.activation](to_float(output))
+        first, count = self.labels[0], len(self.labels)
+        if self.labels == list(range(first, first + count)):
+            return values[:, first : first + count]
+        return values.index_select(1, self.channels)
+
+    def shares(self, box: Box) -> torch.Tensor | None:
+        inside = (~self.outside[everywhere(box)]).to(self.reference)
+        return torch.cat([inside, torch.full_like(inside, 0.5)])
 
     def quantity(self) -> Quantity:
         return Quantity(f"Dice score of the {quantity_after(self.activation).words} with {self.where}", "0 to 1")

@@ -79,22 +79,26 @@ def test_many_masks_at_once_score_as_whole_images(target: str, shape: tuple[int,
         torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
-def test_networks_side_by_side(taken: list[int]) -> None:
-    target, network = MemberTarget(RegionScore([0, 2], "sigmoid", "all"), 2), Network(2, 6).double()
+@pytest.mark.parametrize("inner", [RegionScore([0, 2], "sigmoid", "all"), DiceScore([2, 0], "softmax")])
+def test_networks_side_by_side(inner: Target, taken: list[int]) -> None:
+    target, network = MemberTarget(inner, 2), Network(2, 6).double()
     found = scored(SlidingWindowMasks(3, 3), target, (17, 14), network)
     assert max(taken) > 1
     whole = scored(SlidingWindowMasks(3, 3), target, (17, 14), network, patch_memory=False)
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("target", [WHOLE, DiceScore([1, 2], "softmax"), DiceScore([0, 2], "none")])
 @pytest.mark.parametrize("most", [0, 10_000, 25_000])
-def test_what_an_exchange_may_hold_cuts_runs(most: int, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_exchange_may_hold_cuts_runs(
+    most: int, target: Target, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     masks, shape, network = SlidingWindowMasks(3, 3), (17, 14), Network(2).double()
-    expected = scored(masks, WHOLE, shape, network)
+    expected = scored(masks, target, shape, network)
     largest = max(taken)
     taken.clear()
     monkeypatch.setattr(patch_exchange, "MOST", most)
-    torch.testing.assert_close(scored(masks, WHOLE, shape, network), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(scored(masks, target, shape, network), expected, rtol=0, atol=1e-12)
     assert max(taken, default=0) < largest
     assert bool(taken) == (most > 0)
 

@@ -10,7 +10,22 @@ import torch
 from helpers.examples import target_examples
 
 from monai_saliency.cases import Case
-from monai_saliency.targets import RegionScore, Target
+from monai_saliency.targets import BoundTarget, RegionScore, Target
+
+PARTS = [(slice(0, 3), slice(0, 8)), (slice(3, 8), slice(0, 5)), (slice(3, 8), slice(5, 8))]
+
+
+def check_sums(bound: BoundTarget, reference: torch.Tensor) -> None:
+    """Scores are made of sums, and these of what boxes contribute, or voxels by their shares, but for constants."""
+    outputs = torch.randn(2, *reference.shape[1:], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sums = bound.sums(outputs)
+    torch.testing.assert_close(bound.of_sums(sums), bound(outputs))
+    parts = sum(bound.contribution(outputs[(..., *box)], box) for box in PARTS)
+    torch.testing.assert_close(parts[1] - parts[0], sums[1] - sums[0])
+    shares, values = bound.shares((slice(0, 8), slice(0, 8))), bound.at_voxels(outputs)
+    kinds = shares.unflatten(0, (-1, values.shape[1]))
+    voxels = (kinds * values[:, None]).flatten(1, 2).flatten(2).sum(2)
+    torch.testing.assert_close(voxels, parts)
 
 
 @pytest.mark.parametrize(("kind", "target", "output"), target_examples())
@@ -19,6 +34,8 @@ def test_it_holds_of_the_bound_target(kind: str, target: Target, output: Callabl
     reference = output(2)
     bound = target.bind(reference, Case("a", torch.zeros(1, 8, 8)))
     assert bound.additive == target.is_additive
+    if bound.summed:
+        check_sums(bound, reference)
     if not target.is_additive:
         assert not target.is_linear
         return
@@ -27,8 +44,7 @@ def test_it_holds_of_the_bound_target(kind: str, target: Target, output: Callabl
     middle = bound(0.3 * one + 0.7 * other)
     assert torch.allclose(middle, 0.3 * bound(one) + 0.7 * bound(other), rtol=1e-9) == target.is_linear
     read = slice(None) if bound.channels_read is None else list(bound.channels_read)
-    parts = [(slice(0, 3), slice(0, 8)), (slice(3, 8), slice(0, 5)), (slice(3, 8), slice(5, 8))]
-    sums = sum(bound.contribution(one[:, read][(..., *box)], box) for box in parts)
+    sums = sum(bound.contribution(one[:, read][(..., *box)], box) for box in PARTS)
     torch.testing.assert_close(sums, bound(one))
 
 
