@@ -302,9 +302,7 @@ def test_an_error_stops_all(images: torch.Tensor) -> None:
 
 def test_an_error_names_the_case(images: torch.Tensor) -> None:
     images[1] = float("nan")
-    with pytest.raises(
-        CaseError, match="case image 1 of the batch: the network's output of the unperturbed image is NaN"
-    ):
+    with pytest.raises(CaseError, match="case image 1 of the batch: the image that the network gets is NaN"):
         over_devices(rise(), CPUS)(images, Network())
     with pytest.raises(CaseError, match="case image 0 of the batch: "):
         over_devices(rise(), CPUS)(images, torch.nn.Flatten(0))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.targets import FLAT, LOGITS
 
+from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.targets import (
     ClassScore,
@@ -161,3 +162,13 @@ class TestPositiveClasses:
             ClassScore("positive", "sigmoid").bind(torch.tensor([[-3.0, -2.0]]), FLAT)
         with pytest.raises(CaseError, match=r"compares probabilities .* lie in \[-3, 2\]; use activation='sigmoid'"):
             ClassScore("positive", "none").bind(self.OUTPUT, FLAT)
+
+
+def test_an_image_with_nan_is_named_as_the_cause() -> None:
+    image = torch.zeros(1, 4, 5)
+    image[0, 1, 2], image[0, 3, 3] = float("nan"), float("inf")
+    output = torch.tensor([[0.0, float("nan")]])
+    with pytest.raises(CaseError, match="case ct_2: the image that the network gets is NaN or infinite in 2 of 20 val"):
+        ClassScore(0, "none").bind(output, Case("ct_2", image))
+    with pytest.raises(CaseError, match=r"case ct_2: .* check the network's weights"):
+        ClassScore(0, "none").bind(output, Case("ct_2", torch.zeros(1, 4, 5)))
