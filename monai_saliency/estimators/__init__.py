@@ -16,6 +16,7 @@ module                  map
 ``hierarchical``        the same drop summed over levels, for windows that are refined where they matter
 ``shapley``             what a region adds to the score, on average over all orders of regions
 ``odd_interactions``    which regions act together in threes, for estimates of Shapley values
+``sample_reuse``        what their regression misses, estimated from the same scores
 ``hsic``                how strongly the score depends on a cell, for random grids and regions
 ``sobol``               the share of the score's variance that a cell has a part in, for Sobol designs
 ``minimal``             1 inside the smallest set of windows that keeps the score

@@ -10,7 +10,7 @@ import torch
 from monai_saliency.estimators.base import Estimator, score_rounding
 from monai_saliency.estimators.regression import SmoothRegression
 from monai_saliency.masks.base import BoundMasks
-from monai_saliency.masks.focused import BoundFocusedMasks
+from monai_saliency.masks.focused import BoundFocusedMasks, Focus
 from monai_saliency.utils.arguments import instance
 
 __all__ = ["FocusedScoring"]
@@ -82,6 +82,19 @@ class FocusedScoring(Estimator):
         found = torch.zeros(scores.shape[1], *bound.spatial_shape, dtype=bound.dtype, device=bound.device)
         return self._fill(found, bound, indices, scores, reference_scores, SmoothRegression.standard_error)
 
+    def inside(self, masks: BoundMasks, focus: Focus, scores: torch.Tensor) -> torch.Tensor:
+        """The values of one box, by its random masks.
+
+        Args:
+            masks: the masks of the image.
+            focus: the box, with n random masks.
+            scores: ``(n, K)``, of these masks.
+
+        Returns:
+            ``(K, *box)``, float64 on the CPU, in the score's unit a voxel.
+        """
+        return _regression(_focused(masks), focus).effects(scores)
+
     def _fill(
         self,
         found: torch.Tensor,
@@ -97,11 +110,15 @@ class FocusedScoring(Estimator):
         for focus in reversed(foci):
             rows = [k for k, places in enumerate(wanted) if focus.place in places]
             if rows:
-                cell = [(side.stop - side.start) / bound.cells for side in focus.box]
-                inside = values(SmoothRegression(focus.masks, focus.indices, cell), scores[focus.rows][:, rows])
+                inside = values(_regression(bound, focus), scores[focus.rows][:, rows])
                 for k, each in zip(rows, inside, strict=True):
                     found[k][focus.box] = each.to(found) * bound.window_voxels
         return found
+
+
+def _regression(bound: BoundFocusedMasks, focus: Focus) -> SmoothRegression:
+    cell = [(side.stop - side.start) / bound.cells for side in focus.box]
+    return SmoothRegression(focus.masks, focus.indices, cell)
 
 
 def _focused(masks: BoundMasks) -> BoundFocusedMasks:

@@ -11,6 +11,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator, score_rounding
 from monai_saliency.estimators.odd_interactions import choose, triples
+from monai_saliency.estimators.sample_reuse import adjusted
 from monai_saliency.masks.base import BoundMasks
 from monai_saliency.masks.coalition import BoundCoalitionMasks
 from monai_saliency.masks.coalition_draw import inclusion
@@ -95,9 +96,9 @@ def shapley_values(explanation: Scored) -> ShapleyValues:
         >>> ms.shapley_values(found).table()  # the score is the sum of the image
         {0: 1.0, 1: 13.0, 2: 41.0}
     """
-    return ShapleyScoring().values(
-        explanation.masks, explanation.indices, explanation.scores, explanation.reference_scores
-    )
+    used = getattr(explanation, "estimator", None)
+    scoring = used if isinstance(used, ShapleyScoring) else ShapleyScoring()
+    return scoring.values(explanation.masks, explanation.indices, explanation.scores, explanation.reference_scores)
 
 
 class ShapleyScoring(Estimator):
@@ -131,9 +132,14 @@ class ShapleyScoring(Estimator):
             pairs (:mod:`monai_saliency.estimators.odd_interactions`): OddSHAP (Fumagalli et al., arXiv 2602.01399),
             where a greedy choice and cross-validation stand in for the paper's boosted trees. Not read where values are
             exact.
+        unbiased: whether what the regression misses is estimated from the same scores
+            (:mod:`monai_saliency.estimators.sample_reuse`): regression-adjusted MSR (Witter, Liu, Musco, arXiv
+            2506.11849). The mean over seeds is the exact value then, the spread between seeds mostly larger. Not
+            together with ``interactions``, and not read where values are exact.
 
     Raises:
-        ValueError: from :meth:`compute`, :meth:`noise` and :meth:`values`, for other masks, when scores are missing,
+        ValueError: for ``interactions`` and ``unbiased`` together; from :meth:`compute`, :meth:`noise` and
+            :meth:`values`, for other masks, when scores are missing,
             and when the score turns out not to be a sum over voxels of a sliding-window model's output.
 
     Example::
@@ -147,8 +153,13 @@ class ShapleyScoring(Estimator):
         [[[[0.0, 0.0], [10.0, 10.0]]]]
     """
 
-    def __init__(self, interactions: bool = False) -> None:
+    def __init__(self, interactions: bool = False, unbiased: bool = False) -> None:
         self.interactions = flag("interactions", interactions)
+        self.unbiased = flag("unbiased", unbiased)
+        if self.interactions and self.unbiased:
+            raise ValueError(
+                "`interactions` are chosen by the same scores, so that no estimate with them is `unbiased`: choose one"
+            )
 
     def compute(
         self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
@@ -162,7 +173,7 @@ class ShapleyScoring(Estimator):
         """The values of the players, from the arguments of :meth:`compute`."""
         coalitions = _checked(masks)
         drops = _drops(coalitions, indices, scores, reference_scores)
-        values, variance = _solve(coalitions, drops, self.interactions)
+        values, variance = _solve(coalitions, drops, self.interactions, self.unbiased)
         if coalitions.meetings is not None:
             largest = torch.cat([scores.cpu(), reference_scores[None].cpu()]).abs().amax(dim=0).double()
             _check_sum(values, drops, largest, scores.dtype)
@@ -221,7 +232,7 @@ def _drops(
 
 
 def _solve(
-    masks: BoundCoalitionMasks, drops: torch.Tensor, interactions: bool = False
+    masks: BoundCoalitionMasks, drops: torch.Tensor, interactions: bool = False, unbiased: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapley values ``(players, K)``, and their variances.
 
@@ -249,7 +260,7 @@ def _solve(
         half += (_sums_within(meeting, inner, first) - _sums_within(meeting, inner, second)) / 2
     chosen = list(random.players)
     found = (drops[random.pairs[:, 1]] - drops[random.pairs[:, 0]]) / 2  # the scores' difference: drops are negative
-    given = (first[:, chosen], found, drops[random.nobody], half, known[chosen], interactions)
+    given = (first[:, chosen], found, drops[random.nobody], half, known[chosen], interactions, unbiased)
     rests, variance[chosen] = _regression(*given)
     values[chosen] += rests - known[chosen]
     return values, variance
@@ -304,6 +315,7 @@ def _regression(
     known_half: torch.Tensor,
     known: torch.Tensor,
     interactions: bool,
+    unbiased: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapley values ``(players, K)`` of KernelSHAP's regression on pairs of complements, and their variances.
 
@@ -318,6 +330,7 @@ def _regression(
         known_half: ``(m, K)``, half the differences of a game whose values are known; 0 where there is none.
         known: ``(players, K)``, its values.
         interactions: whether interactions of three players are further columns, where they help.
+        unbiased: whether what the regression misses is estimated too.
     """
     count, players = first.shape
     sizes = first.sum(axis=1)
@@ -338,6 +351,11 @@ def _regression(
             chosen = choose(beside, columns, target)
             beside = torch.cat([beside, columns[:, chosen.places]], dim=1)
             least = chosen.missed.abs() if chosen.places else least
+        if unbiased:
+            rests, errors = adjusted(first, weight, beside, target, chance[:, 0])
+            values.append(rests)
+            variance.append(errors)
+            continue
         solve = torch.linalg.pinv(beside)
         rests = solve @ target
         # As if each pair in turn were predicted by the others, for pairs that need not have been drawn.

@@ -218,15 +218,16 @@ class BoundFocusedMasks(BoundMasks):
         done = set(map(int, indices))
         rounds: list[list[int]] = [[], [], []]
         for score, reference in zip(scores.T, reference_scores, strict=True):
-            found = self._look(indices, score, reference)
+            found = self.look(indices, score, reference)
             rounds[0] += found.wanted
             if not found.wanted:
                 rounds[1] += self._tried(found)
-                rounds[2] += self._random_masks(found, indices, score)
+                rounds[2] += self.random_masks(found, indices, score)
         missing = ([index for index in dict.fromkeys(wanted) if index not in done] for wanted in rounds)
         return next(filter(None, missing), None)
 
-    def _look(self, indices: Sequence[int], scores: torch.Tensor, reference_score: torch.Tensor) -> Found:
+    def look(self, indices: Sequence[int], scores: torch.Tensor, reference_score: torch.Tensor) -> Found:
+        """What the looks found for one score ``(n,)``, as far as they went."""
         own = [row for row, index in enumerate(indices) if index < len(self.looks)]
         affordable = self.at_most - self._first_look - self.num_masks // 2
         return look(
@@ -240,13 +241,23 @@ class BoundFocusedMasks(BoundMasks):
             most = min(most, max(self._least, self.at_most - self._first_look - found.spent))
         return max(1, most // max(1, len(found.boxes)))
 
-    def _random_masks(self, found: Found, indices: Sequence[int], scores: torch.Tensor) -> list[int]:
+    def random_masks(self, found: Found, indices: Sequence[int], scores: torch.Tensor) -> list[int]:
         """The random masks of one score, without those that were tried and left."""
+        return [index for each in self.shares(found, indices, scores) for index in each]
+
+    def shares(self, found: Found, indices: Sequence[int], scores: torch.Tensor) -> list[range]:
+        """The random masks of each place that one score asks for, without those that were tried and left.
+
+        Args:
+            found: what the looks found for this score.
+            indices: the masks that were scored.
+            scores: ``(n,)``, one score of each mask.
+        """
         tried, count = set(self._tried(found)), self._num_random(found)
         places = self._places(found, indices, scores)[: self.num_masks]
         firsts = [len(self.looks) + place * self.num_masks for place in places]
         left = [max(1, count - _TRIED) if tried and first not in tried else count for first in firsts]
-        return [index for first, each in zip(firsts, left, strict=True) for index in range(first, first + each)]
+        return [range(first, first + each) for first, each in zip(firsts, left, strict=True)]
 
     def _tried(self, found: Found) -> list[int]:
         """The masks that tell how much is to be kept of each place of one score."""
@@ -291,11 +302,11 @@ class BoundFocusedMasks(BoundMasks):
             scores: ``(n,)``, one score of each mask.
             reference_score: of the unperturbed image.
         """
-        return self._places(self._look(indices, scores, reference_score), indices, scores)
+        return self._places(self.look(indices, scores, reference_score), indices, scores)
 
     def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
         columns = list(zip(scores.T, reference_scores, strict=True))
-        found = [self._look(indices, *column) for column in columns]
+        found = [self.look(indices, *column) for column in columns]
         asked = [self._places(each, indices, score) for each, (score, _) in zip(found, columns, strict=True)]
         places = {place for each, own in zip(found, asked, strict=True) for place in own if each.boxes}
         if not places:

@@ -129,7 +129,7 @@ def random_grid(
 
 
 def focused_rise(
-    num_masks: int = 200,
+    num_masks: int | None = None,
     grid_size: int = 5,
     window_size: float | Sequence[float] | None = None,
     levels: int = 3,
@@ -138,6 +138,8 @@ def focused_rise(
     seed: int = 0,
     max_foci: int = 4,
     window_unit: str = "voxel",
+    until: float | None = None,
+    budget: int | None = None,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -151,7 +153,8 @@ def focused_rise(
     each place is perturbed with the others hidden.
 
     Args:
-        num_masks: random masks for each explained score; several places with evidence share them.
+        num_masks: random masks for each explained score, 200 by default; several places with evidence share them. With
+            ``until``, those of the first round, 100 by default.
         grid_size: cells of the random masks along each axis, each as large as a window of the last level.
         window_size: edge of a window of the first level, as for :func:`hierarchical_occlusion`.
         levels: how many sizes of windows, each half as long as the one before.
@@ -160,12 +163,14 @@ def focused_rise(
         seed: of the random masks.
         max_foci: places with evidence, at the most.
         window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
+        until: stop when the shape agrees so well with one of as many other masks, in each place, as for :func:`rise`.
+        budget: the largest number of random masks with ``until``, 4000 by default.
         target: which number is explained.
         estimator: ``FocusedScoring()`` by default.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
-        ValueError: when ``window_unit`` is another word.
+        ValueError: when ``window_unit`` is another word, or ``budget`` is given without ``until``.
 
     Example::
 
@@ -179,5 +184,8 @@ def focused_rise(
     """
     check_unit(window_unit)
     cuts = inside_of(settings.get("inferer"))
-    masks = FocusedMasks(num_masks, grid_size, window_size, levels, keep, p1, seed, max_foci, window_unit, cuts)
-    return PerturbationInferer(masks, target, estimator or FocusedScoring(), **settings)
+    most = most_masks(200 if num_masks is None else num_masks, until, budget)
+    focused = FocusedMasks(most, grid_size, window_size, levels, keep, p1, seed, max_foci, window_unit, cuts)
+    estimator = estimator or FocusedScoring()
+    masks = focused if until is None else UntilMasks(focused, estimator, until, num_masks)
+    return PerturbationInferer(masks, target, estimator, **settings)

@@ -13,6 +13,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ __all__ = [
     "sorted_series",
     "volume_of",
 ]
+
+logger = logging.getLogger(__name__)
 
 # What pydicom warns of quotes values of headers, such as a birth date that is written in another way, to the log.
 warnings.filterwarnings("ignore", module=r"pydicom\.")
@@ -83,7 +86,8 @@ def group_series(files: Iterable[str | Path]) -> dict[str, list[Path]]:
     """The DICOM files among some files, by their series UID. Other files are left out, and so are files that hold no
     scan: reports, plans, segmentations, parametric maps and secondary captures.
 
-    A file whose header cannot be read is a series of its own, under its path: it may be a slice of any.
+    A file whose header cannot be read is a series of its own, under its path: it may be a slice of any. A series with
+    localizers only is left out too where the files hold another series of its study, and the log says so.
 
     Returns:
         as :func:`find_series`.
@@ -92,18 +96,37 @@ def group_series(files: Iterable[str | Path]) -> dict[str, list[Path]]:
         OptionalImportError: when there is a DICOM file, and pydicom is not installed. It gives the pip command.
     """
     found: dict[str, list[Path]] = {}
+    studies: dict[str, str] = {}
+    scans: set[str] = set()
     for path in filter(is_dicom, map(Path, files)):
         pydicom = require("pydicom", "dicom")
         try:
-            tags = ["SOPClassUID", "SeriesInstanceUID", "Rows"]
+            tags = ["SOPClassUID", "SeriesInstanceUID", "Rows", "StudyInstanceUID", "ImageType"]
             header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags)
             uid, kind = str(header.get("SeriesInstanceUID", "")), str(header.get("SOPClassUID", ""))
             holds_scan = "Rows" in header and kind not in _DERIVED and not kind.startswith(f"{_CAPTURE}.")
+            study, is_scout = str(header.get("StudyInstanceUID", "")), _is_localizer(header)
         except Exception:  # whatever pydicom raises on a file that is cut, or was never DICOM
-            uid, holds_scan = str(path), True
+            uid, holds_scan, study, is_scout = str(path), True, "", False
         if uid and holds_scan:  # a DICOMDIR has none
             found.setdefault(uid, []).append(path)
-    return {uid: sorted(found[uid]) for uid in sorted(found)}
+            studies[uid] = study
+            scans.update([] if is_scout else [uid])
+    of_scans = {studies[uid] for uid in scans}
+    scouts = [uid for uid in sorted(found) if uid not in scans and studies[uid] in of_scans]
+    for uid in scouts:
+        _say_left_out(uid)
+    return {uid: sorted(found[uid]) for uid in sorted(found) if uid not in scouts}
+
+
+@cache
+def _say_left_out(uid: str) -> None:
+    """Once a process: a folder is looked through for each of its series."""
+    logger.warning("%s is left out, since it is a localizer of a study with other series", series_id(uid))
+
+
+def _is_localizer(header: Any) -> bool:
+    return "LOCALIZER" in (header.get("ImageType") or ())
 
 
 def is_dicom(path: str | Path) -> bool:
@@ -263,7 +286,7 @@ def _not_slices(slices: Sequence[Any]) -> str:
     objects = sum("PixelData" not in each for each in slices)
     if objects:
         return f"{objects} of its {len(slices)} files hold no image: take them out of the folder"
-    scouts = sum("LOCALIZER" in each.get("ImageType", ()) for each in slices)
+    scouts = sum(map(_is_localizer, slices))
     if scouts:
         return f"{scouts} of its {len(slices)} slices are localizers: leave them out of the cohort"
     if any(int(each.get("NumberOfFrames", 1) or 1) > 1 or each.get("SamplesPerPixel", 1) != 1 for each in slices):

@@ -153,3 +153,25 @@ def test_a_changed_slice_is_preprocessed_again(tmp_path: Path) -> None:
     for entry in entries:
         assert PATIENT.encode() not in entry.read_bytes()
         assert FOLDER.encode() not in entry.read_bytes()
+
+
+def test_localizers_of_a_study_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Alone, and among the slices of a volume, they are refused by name instead."""
+
+    def scout(number: int, made: pydicom.Dataset) -> pydicom.Dataset:
+        made.ImageType = ["ORIGINAL", "PRIMARY", "LOCALIZER"]
+        return made
+
+    write(tmp_path / "in" / "volume", "1.2.3")
+    write(tmp_path / "alone", "1.2.7", scout)
+    alone = CohortDataset(find_cases(tmp_path / "alone"), scan_loader("image"))
+    with pytest.raises(CaseError, match="are localizers"):
+        alone[0]
+    write(tmp_path / "in" / "scout", "1.2.7", scout)
+    write(tmp_path / "in" / "mixed", "1.2.8", lambda number, made: scout(number, made) if number == 1 else made)
+    cases = find_cases(tmp_path / "in")
+    assert {case["case"] for case in cases} == {series_id("1.2.3"), series_id("1.2.8")}
+    assert caplog.text.count(f"{series_id('1.2.7')} is left out, since it is a localizer") == 1
+    dataset = CohortDataset(cases, scan_loader("image"))
+    with pytest.raises(CaseError, match="1 of its 4 slices are localizers"):
+        dataset[[case["case"] for case in cases].index(series_id("1.2.8"))]
