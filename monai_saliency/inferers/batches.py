@@ -168,7 +168,7 @@ class RoundSizes:
 
         >>> import torch
         >>> import monai_saliency as ms
-        >>> explain = ms.hierarchical_occlusion(4, 2, target=ms.ClassScore("all"))
+        >>> explain = ms.hierarchical_occlusion(4, 2, target=ms.ClassScore("all", "softmax"))
         >>> states, _ = explain.start(torch.zeros(1, 1, 16, 16))
         >>> sizes = RoundSizes(12, states, torch.nn.Flatten())  # 16 windows and the unperturbed image
         >>> sizes.first, sizes.of([(17, 21)]), sizes.of([(21, 22)])
