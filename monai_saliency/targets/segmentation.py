@@ -430,9 +430,9 @@ class _BoundDiceScore(BoundTarget):
         """``(B, 2 * K)``, the probabilities inside and all of them."""
         values, outside = self.at_voxels(output).flatten(2), outside.flatten(1)
         whole = values.sum(dim=2)
-        # What the activation makes may be large, and is nobody else's, but where there is none, or for a derivative.
-        is_own = self.activation != "none" and not values.requires_grad
-        inside = values.masked_fill_(outside, 0) if is_own else values.masked_fill(outside, 0)
+        # The output itself is the network's. What the activation makes may be as large; derivatives need it as it was.
+        is_read = self.activation == "none" or values.requires_grad
+        inside = values.masked_fill(outside, 0) if is_read else values.masked_fill_(outside, 0)
         return torch.cat([inside.sum(dim=2), whole], dim=1)
 
     def at_voxels(self, output: torch.Tensor) -> torch.Tensor:
