@@ -244,7 +244,7 @@ class WholeImages(Scoring):
             try:
                 self.reference.check_order(places, output, self.batch, values)
                 self.reference.check_perturbed([changed])
-            except RowsDepend:
+            except CaseError:
                 for each in self.states:  # this batch counts by now, and maybe some before it
                     distrust(each)
                 raise

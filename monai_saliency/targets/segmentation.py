@@ -430,8 +430,7 @@ class _BoundDiceScore(BoundTarget):
         """``(B, 2 * K)``, the probabilities inside and all of them."""
         values, outside = self.at_voxels(output).flatten(2), outside.flatten(1)
         whole = values.sum(dim=2)
-        # The output itself is the network's. What the activation makes of it is not, and may be as large. Derivatives
-        # need it as it was.
+        # The output itself is the network's. What the activation makes may be as large; derivatives need it as it was.
         is_read = self.activation == "none" or values.requires_grad
         inside = values.masked_fill(outside, 0) if is_read else values.masked_fill_(outside, 0)
         return torch.cat([inside.sum(dim=2), whole], dim=1)

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/fidelity.py [--task demo] [--num_scans 6] [--seed 0] [--methods focused_rise rise ...]
         [--budgets 50 200 350 1000 4000] [--reference_scans 2] [--csv FILE] [--plot FILE.png]
+        [--json FILE] [--keep [LABEL]]
 
 Tasks (``fidelity_tasks.py``): ``demo``, the class "lesion" of the demo's classifier; ``segmentation``, a small UNet
 that segments thick bright lumps beside thin rods as bright (it is trained first, for a minute); ``patches``, the same
@@ -36,6 +37,7 @@ import numpy as np
 import torch
 from fidelity_methods import METHODS, full_occlusion
 from fidelity_tasks import TASKS, Scan, Task
+from record import add_options, keep
 
 import monai_saliency as ms
 from monai_saliency.metrics import AUPRC, Deletion, Insertion, Pointing, controls, rank_correlation
@@ -267,11 +269,13 @@ def main() -> None:
     parser.add_argument("--reference_dir", type=Path, default=Path("fidelity_reference"))
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--plot", type=Path)
+    add_options(parser)
     args = parser.parse_args()
     results = Results(args.csv)
     measure(args, results)
     rows = [row for row in results.rows if row["task"] == args.task]
     print(table(rows))
+    keep(args, "fidelity", rows, ["scipy"])
     if args.plot is not None:
         plot(rows, args.plot)
 

@@ -1,6 +1,7 @@
 """What an explanation costs beside its network: wall time over that of the same bare forwards, measured in one run.
 
     python tests/benchmarks/overhead.py [--rounds 3] [--num_masks 127] [--device cpu]
+        [--json FILE] [--keep [LABEL]]
 
 Bare forwards run the network on as many batches of the same sizes, and do nothing else. Rounds of both alternate, so
 that a machine's moods hit both; each ratio is of the sums over the rounds.
@@ -13,6 +14,7 @@ import time
 
 import torch
 from monai.networks.nets import DenseNet121, resnet18
+from record import add_options, keep
 
 import monai_saliency as ms
 
@@ -82,15 +84,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num_masks", type=int, default=127, help="with the unperturbed image, full batches")
     parser.add_argument("--device", default="cpu")
+    add_options(parser)
     args = parser.parse_args()
     print(f"{args.num_masks} masks, {args.rounds} rounds, {args.device}, {torch.get_num_threads()} threads")
+    rows = []
     for name, (network, image, batch_size) in settings().items():
         for method, explain in methods(args.num_masks, batch_size).items():
             explained, bare, forwards = measure(network.to(args.device), image.to(args.device), explain, args.rounds)
+            ratio = explained / bare
+            rows.append({"network": name, "method": method, "batch": batch_size, "forwards": forwards, "ratio": ratio})
             print(
-                f"{name:20s} {method:20s} batch {batch_size:3d}: {explained / bare:.3f} times {forwards} bare forwards",
+                f"{name:20s} {method:20s} batch {batch_size:3d}: {ratio:.3f} times {forwards} bare forwards",
                 flush=True,
             )
+    keep(args, "overhead", rows)
 
 
 if __name__ == "__main__":

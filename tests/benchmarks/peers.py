@@ -1,7 +1,7 @@
 """Ours against its peers and against bare forwards: same network, same masks, same batch size, interleaved in one run.
 
     python tests/benchmarks/peers.py [--network light] [--dims 2 3] [--tiles 4 8] [--sizes 32 64] [--rounds 3]
-        [--device cpu] [--batch_size 16] [--memory] [--json FILE] [--plot FILE.png]
+        [--device cpu] [--batch_size 16] [--memory] [--json FILE] [--keep [LABEL]] [--plot FILE.png]
 
 - ``occlusion``: windows side by side, ``tiles`` along each axis. Ours (``sliding_window``), captum's ``Occlusion`` and
   ``FeatureAblation``, MONAI's ``OcclusionSensitivity``, and in 2D xaitk-saliency's ``SlidingWindowStack``.
@@ -21,12 +21,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import resource
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +34,7 @@ import numpy as np
 import torch
 from monai.networks.nets import DenseNet, DenseNet121, resnet18
 from monai.visualize import OcclusionSensitivity
+from record import add_options, keep, now, resident_peak
 from smqtk_classifier.interfaces.classify_image import ClassifyImage
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.slidingwindow import SlidingWindowStack
@@ -259,13 +256,6 @@ class Row:
     memory: float | None = None
 
 
-def now(device: str) -> float:
-    """The clock, once the device is done."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def tools_of(question: str, setting: Setting) -> dict[str, Tool]:
     """The tools of a question that take images of so many axes."""
     return {name: tool for name, tool in TOOLS[question].items() if setting.dims == 2 or "xaitk" not in name}
@@ -326,15 +316,13 @@ def peak_here(question: str, tool: str, setting: Setting) -> float:
         torch.cuda.reset_peak_memory_stats()
 
     def most() -> float:
-        return (
-            torch.cuda.max_memory_allocated() if on_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        )
+        return torch.cuda.max_memory_allocated() / MIB if on_gpu else resident_peak()
 
     with torch.no_grad():
         network(image.repeat(setting.batch_size, *[1] * (image.ndim - 1)))
     before = most()
     TOOLS[question][tool](setting, network, image)
-    return (most() - before) / MIB
+    return most() - before
 
 
 def table(rows: list[Row]) -> str:
@@ -351,18 +339,6 @@ def table(rows: list[Row]) -> str:
             f"{row.milliseconds:8.3f} {row.forwards:8d} {memory:>7s} {row.difference:10.1e}"
         )
     return "\n".join(lines)
-
-
-def machine(device: str) -> dict[str, Any]:
-    """What the figures were measured on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    known = platform.processor() or platform.machine()
-    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), known)
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else cpu
-    versions = {module.__name__: module.__version__ for module in (torch, captum, np)}
-    used = {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-    return {"device": name, **used, "python": platform.python_version(), **versions}
 
 
 def plot(rows: list[Row], path: Path) -> None:
@@ -405,7 +381,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", action="store_true", help="measure peak memory too")
-    parser.add_argument("--json", type=Path)
+    add_options(parser)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -427,10 +403,7 @@ def main() -> None:
                         found = [replace(row, memory=peak(question, row.tool, setting)) for row in found]
                     rows += found
                     print(table(found), flush=True)
-    if args.json is not None:
-        args.json.write_text(
-            json.dumps({"machine": machine(args.device), "rows": [asdict(row) for row in rows]}, indent=1)
-        )
+    keep(args, "peers", [asdict(row) for row in rows], ["captum", "xaitk-saliency"])
     if args.plot is not None:
         plot(rows, args.plot)
 

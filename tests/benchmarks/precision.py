@@ -1,7 +1,7 @@
 """What half precision, channels last and compiling change and save: the same masks, interleaved in one run.
 
     python tests/benchmarks/precision.py [--rounds 3] [--num_masks 127] [--size 64] [--light] [--device cpu]
-        [--json FILE]
+        [--json FILE] [--keep [LABEL]]
 
 Each network is explained by RISE as it is, and by each way of running it faster
 (``monai_saliency.networks.accelerated``). Rounds of all ways alternate, so that a machine's moods hit all; the first
@@ -14,14 +14,12 @@ random weights, under which perturbing changes little beside the score itself, s
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from monai.networks.nets import DenseNet, DenseNet121, resnet18
-from peers import machine, now
+from record import add_options, keep, machine, now
 from scipy.stats import pearsonr, spearmanr
 
 import monai_saliency as ms
@@ -127,16 +125,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64, help="of the volume, along each axis")
     parser.add_argument("--light", action="store_true", help="small networks, which compile in seconds")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path)
+    add_options(parser)
     args = parser.parse_args()
     rows = []
     for name, (network, image, batch) in networks(args.size, args.light).items():
         on_device = network.to(args.device), image.to(args.device)
         rows += measure(name, *on_device, batch, args.num_masks, args.rounds)
     print(f"{args.num_masks} masks, {args.rounds} rounds, {machine(args.device)}\n\n{table(rows)}")
-    if args.json is not None:
-        made = {"machine": machine(args.device), "num_masks": args.num_masks, "rounds": args.rounds}
-        args.json.write_text(json.dumps({**made, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    keep(args, "precision", [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import monai_saliency as ms
 from monai_saliency.cases import Case
 from monai_saliency.distributed import MasksOverDevices
 from monai_saliency.distributed.process_group import MasksOverRanks
+from monai_saliency.errors import CaseError
 from monai_saliency.masks import BoundMasks, Masks
 from monai_saliency.storage.score_store import ScoreStore
 
@@ -170,6 +171,18 @@ def test_rows_that_depend_on_each_other_in_batches_of_a_later_size(wrong: str, t
         (found,) = run.explain(images(), Sized(WRONG[wrong]), cases=case, stored=stored)
         assert list(found.indices) == list(expected.indices)
         torch.testing.assert_close(found.scores, expected.scores, rtol=1e-5, atol=1e-6)
+
+
+def test_where_images_cannot_go_through_alone_the_case_fails(tmp_path: Path) -> None:
+    def wrong(batch: torch.Tensor) -> torch.Tensor:
+        if len(batch) == 1:
+            raise ValueError("takes no single image")
+        return WRONG["rows are exchanged in a small batch"](batch)
+
+    for _ in range(2):
+        stored = [ScoreStore(tmp_path).open("ct", "key")]
+        with pytest.raises(CaseError, match=r"rows depend on each other .*cannot go through one at a\s+time either"):
+            explain((7, 5, 16)).explain(images(), Sized(wrong), cases=[Case("ct")], stored=stored)
 
 
 def test_such_a_network_on_ranks_and_devices() -> None:

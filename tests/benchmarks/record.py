@@ -1,0 +1,130 @@
+"""Results of benchmarks, kept with what they were measured on: ``results/*.json`` beside this file.
+
+    python tests/benchmarks/doubling.py --keep             # results/doubling.json
+    python tests/benchmarks/precision.py --keep light      # results/precision_light.json
+    python tests/benchmarks/record.py [NAME ...]           # tables of what is kept, in Markdown
+
+Each file holds the benchmark's name, its settings, the machine (processor, cores, versions; no names of hosts or users)
+and the rows of figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["RESULTS", "add_options", "keep", "machine", "now", "resident_peak", "tables"]
+
+RESULTS = Path(__file__).parent / "results"
+
+_PACKAGES = ("torch", "monai", "numpy")
+
+
+def machine(device: str, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """What figures were measured on.
+
+    Args:
+        device: of the network, such as ``"cpu"`` or ``"cuda"``.
+        packages: installed packages whose versions count, besides torch, MONAI and NumPy.
+    """
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    known = platform.processor() or platform.machine()
+    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), known)
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else cpu
+    versions = {package: importlib.metadata.version(package) for package in (*_PACKAGES, *packages)}
+    used = {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    return {"device": name, **used, "python": platform.python_version(), **versions}
+
+
+def now(device: str) -> float:
+    """The clock in seconds, once the device is done."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def resident_peak() -> float:
+    """The largest resident memory of this program so far, in MiB.
+
+    ``ru_maxrss`` is that of the process, and counts what the process that started it held when it was forked.
+    """
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.is_file() else []
+    found = next((line.split()[1] for line in lines if line.startswith("VmHWM")), None)
+    return (int(found) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags ``--json FILE`` and ``--keep [LABEL]``."""
+    parser.add_argument("--json", type=Path, help="write settings, machine and figures to a file")
+    parser.add_argument(
+        "--keep", nargs="?", const="", metavar="LABEL", help=f"the same, to {RESULTS.name}/ beside this"
+    )
+
+
+def keep(args: argparse.Namespace, benchmark: str, rows: Sequence[Any], packages: Sequence[str] = ()) -> list[Path]:
+    """Write figures where the flags of :func:`add_options` ask for it; the files.
+
+    Args:
+        args: the parsed arguments. Those with a value are the settings, but for files.
+        benchmark: its name.
+        rows: dictionaries, one a line of the table.
+        packages: as for :func:`machine`.
+    """
+    settings = {name: value for name, value in vars(args).items() if name not in ("json", "keep", "inside")}
+    settings = {name: value for name, value in settings.items() if value is not None and not isinstance(value, Path)}
+    made = {"benchmark": benchmark, "settings": settings, "machine": machine(getattr(args, "device", "cpu"), packages)}
+    paths = [args.json] if args.json is not None else []
+    if args.keep is not None:
+        paths.append(RESULTS / f"{'_'.join(filter(None, [benchmark, args.keep]))}.json")
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**made, "rows": list(rows)}, indent=1) + "\n")
+    return paths
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_cell(each)}" for name, each in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def tables(names: Sequence[str] = (), folder: Path = RESULTS) -> str:
+    """What is kept, as Markdown: a heading, the settings, the machine, and a table for each file.
+
+    Args:
+        names: of the files, without their ending; all by default.
+        folder: where they lie.
+    """
+    parts = []
+    for path in [folder / f"{name}.json" for name in names] or sorted(folder.glob("*.json")):
+        found = json.loads(path.read_text())
+        rows = found["rows"]
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        lines += [f"| {' | '.join(_cell(row.get(name)) for name in columns)} |" for row in rows]
+        heads = [f"## {path.stem}", _cell(found["settings"]), _cell(found["machine"])]
+        parts.append("\n\n".join([*heads, "\n".join(lines)]))
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="such as doubling")
+    print(tables(parser.parse_args().names))
+
+
+if __name__ == "__main__":
+    main()
