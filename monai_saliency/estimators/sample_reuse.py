@@ -49,7 +49,7 @@ def adjusted(
     without = whole[:, None] - solve * left
     counts = _shares_of_pairs(first) / weight
     found, variance, further = torch.zeros(3, players, dtype=wanted.dtype)
-    unseen, partly = 1.0, torch.zeros(len(first), dtype=torch.bool)
+    unseen, is_partly = 1.0, False
     sizes = np.minimum(first.sum(axis=1), (~first).sum(axis=1))
     for size in np.unique(sizes).tolist():
         own = torch.from_numpy(sizes == size)
@@ -61,13 +61,13 @@ def adjusted(
             found += counts[own].T @ wanted[own]
             further += counts[own].T @ (columns[own, players:] @ whole[players:])
             continue
-        partly |= own
+        is_partly = True
         missed = counts[own].T @ (wanted[own] - columns[own] @ whole)
         moved = (counts[own].T @ columns[own]) @ (solve[:, own] * left[own]).mean(dim=1)
         single = counts[own] * left[own, None]
         found += share * without[:players, own].mean(dim=1) + missed + moved + (there - drawn) * single.mean(dim=0)
         variance += there * (there - drawn) / drawn * single.square().mean(dim=0)
-    if bool(partly.any()):
+    if is_partly:
         found -= further  # further columns have no value in all: what is exact of them, the other sizes take back
     if unseen > 1e-9:
         found += unseen * whole[:players]

@@ -218,7 +218,7 @@ class BoundFocusedMasks(BoundMasks):
         done = set(map(int, indices))
         rounds: list[list[int]] = [[], [], []]
         for score, reference in zip(scores.T, reference_scores, strict=True):
-            found = self.look(indices, score, reference)
+            found = self._look(indices, score, reference)
             rounds[0] += found.wanted
             if not found.wanted:
                 rounds[1] += self._tried(found)
@@ -226,7 +226,7 @@ class BoundFocusedMasks(BoundMasks):
         missing = ([index for index in dict.fromkeys(wanted) if index not in done] for wanted in rounds)
         return next(filter(None, missing), None)
 
-    def look(self, indices: Sequence[int], scores: torch.Tensor, reference_score: torch.Tensor) -> Found:
+    def _look(self, indices: Sequence[int], scores: torch.Tensor, reference_score: torch.Tensor) -> Found:
         """What the looks found for one score ``(n,)``, as far as they went."""
         own = [row for row, index in enumerate(indices) if index < len(self.looks)]
         affordable = self.at_most - self._first_look - self.num_masks // 2
@@ -302,11 +302,11 @@ class BoundFocusedMasks(BoundMasks):
             scores: ``(n,)``, one score of each mask.
             reference_score: of the unperturbed image.
         """
-        return self._places(self.look(indices, scores, reference_score), indices, scores)
+        return self._places(self._look(indices, scores, reference_score), indices, scores)
 
     def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
         columns = list(zip(scores.T, reference_scores, strict=True))
-        found = [self.look(indices, *column) for column in columns]
+        found = [self._look(indices, *column) for column in columns]
         asked = [self._places(each, indices, score) for each, (score, _) in zip(found, columns, strict=True)]
         places = {place for each, own in zip(found, asked, strict=True) for place in own if each.boxes}
         if not places:

@@ -246,7 +246,9 @@ class _BoundUntilFocusedMasks(BoundFocusedMasks):
         for share in shares:
             focus = places.get((share.start - len(self.looks)) // self.num_masks)
             done = 0 if focus is None else len(focus.rows)
-            if focus is not None and done >= first and self._agreement(focus, scores) >= self.until:
+            if done >= len(share) or (
+                focus is not None and done >= first and self._agreement(focus, scores) >= self.until
+            ):
                 continue
             wanted += share[: max(first, done + done // 2)]
         return wanted

@@ -464,7 +464,7 @@ def test_what_hiding_raises_is_not_said_to_be_left() -> None:
 
     found = explain(network, shape, num_masks=50, grid_size=4, keep=0.1)
     assert not found.masks.foci(found.indices)[0].everywhere
-    assert found.masks.look(found.indices, found.scores[:, 0], found.reference_scores[0]).left > 1
+    assert found.masks._look(found.indices, found.scores[:, 0], found.reference_scores[0]).left > 1
     assert found.stopped == "random masks in 1 place with evidence were the last"
 
 
