@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from monai_saliency.masks.base import BoundMasks, Masks, random_rows
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
+from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import to_device
 
@@ -70,6 +72,11 @@ class BoundRISEMasks(BoundMasks):
         shifts: int ``(num_masks, spatial_dims)``, where the image begins in each stretched grid.
     """
 
+    # Numbers in the factors of masks that are made at once, 4 MB in float32.
+    _numbers_ahead = 2**20
+    # The device and the indices of the masks that were made so, and their two factors.
+    _ahead: tuple[torch.device, range, torch.Tensor, torch.Tensor] | None = None
+
     def __init__(self, masks: RISEMasks, image: torch.Tensor) -> None:
         super().__init__(image)
         self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
@@ -91,8 +98,38 @@ class BoundRISEMasks(BoundMasks):
         grids = random_rows(self.seed, indices, int(np.prod(self.grid_shape))) < self.p1
         return {"grid": grids.reshape(-1, *self.grid_shape), "shift": self.shifts[np.asarray(indices, dtype=int)]}
 
+    def render(
+        self, indices: Sequence[int], device: torch.device | str | None = None, box: Box | None = None
+    ) -> torch.Tensor:
+        factors = self._drawn_ahead(indices, torch.device(device or self.device)) if box is None else None
+        if factors is None:
+            return super().render(indices, device, box)
+        with exact_arithmetic(factors[0].device):
+            return self._product(*factors)
+
+    def _drawn_ahead(self, indices: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The two factors of consecutive masks, of which many small ones are made at once; None where that is nothing
+        gained. Which are made together depends on no batch size.
+        """
+        numbers = self.grid_shape[-1] * (math.prod(self.spatial_shape[:-1]) + self.spatial_shape[-1])
+        size = self._numbers_ahead // numbers
+        if not isinstance(indices, range) or indices.step != 1 or not 2 <= 2 * len(indices) <= size:
+            return None
+        first = indices.start // size * size
+        made = range(first, min(first + size, len(self)))
+        if not 0 <= made.start <= indices.start < indices.stop <= made.stop:
+            return None
+        ahead = self._ahead
+        if ahead is None or ahead[:2] != (device, made):
+            with exact_arithmetic(device):
+                ahead = self._ahead = device, made, *self._all_but_last_axis(self.codes(made), device)
+        chunk = slice(indices.start - first, indices.stop - first)
+        return ahead[2][chunk], ahead[3][chunk]
+
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        stretched, last = self._all_but_last_axis(codes, device)
+        return self._product(*self._all_but_last_axis(codes, device))
+
+    def _product(self, stretched: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         # Stretching the last axis last makes the full-size masks contiguous without a copy.
         return torch.bmm(stretched.transpose(1, 2), last).view(-1, 1, *self.spatial_shape)
 

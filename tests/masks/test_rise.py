@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from skimage.transform import resize
 from xaitk_saliency.impls.perturb_image.rise import RISEGrid
 
+from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.rise import RISEMasks
 
 
@@ -86,6 +87,37 @@ class TestRISEMasks:
         """Mask 40 000 of a seed's stream is what a full draw gives."""
         code = bind(RISEMasks(40_001, (3, 2), 0.5, seed=5), 9, 8).codes([40_000])
         assert np.array_equal(code["grid"][0], (np.random.default_rng(5).random((40_001, 3, 2)) < 0.5)[-1])
+
+    @pytest.mark.parametrize("masks", [RISEMasks(6000, 7, 0.4, seed=3), RandomGridMasks(6000, 8, 0.4, seed=3)])
+    @pytest.mark.parametrize("shape", [(49, 37), (40, 33, 21)])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_drawn_ahead_or_one_at_a_time_to_the_bit(
+        self, masks: RISEMasks | RandomGridMasks, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        """Consecutive masks come from factors that many share, across their ends and behind them too."""
+        bound, alone = bind(masks, *shape, dtype=dtype), bind(masks, *shape, dtype=dtype)
+        numbers = bound.grid_shape[-1] * (int(np.prod(shape[:-1])) + shape[-1])
+        size = 2**20 // numbers
+        assert 16 <= size <= 2500
+        for start in (0, 5, size - 16, size - 15, size, 2 * size - 9, 5990):
+            together = bound.render(range(start, min(start + 16, 6000)))
+            assert torch.equal(together, torch.cat([alone.render([start + i]) for i in range(len(together))]))
+
+    def test_few_draws_for_many_batches(self) -> None:
+        bound = bind(RISEMasks(500, 4), 60, 50)
+        drawn: list[range] = []
+        codes = bound.codes
+        bound.codes = lambda indices: (drawn.append(indices), codes(indices))[1]
+        for start in range(0, 496, 16):
+            bound.render(range(start, start + 16))
+        assert drawn == [range(500)]
+
+    @pytest.mark.parametrize("wrong", [range(-3, 0), range(-1, 4), range(10, 13), range(13, 15)])
+    def test_no_mask_beside_those_there_are(self, wrong: range) -> None:
+        bound = bind(RISEMasks(12, 4), 20, 20)
+        bound.render(range(4))
+        with pytest.raises(IndexError, match=r"mask indices must be in \[0, 12\)"):
+            bound.render(wrong)
 
     def test_polarity_1_keeps(self) -> None:
         assert np.array_equal(everything(bind(RISEMasks(3, 4, p1=1.0), 13, 9, 7)), np.ones((3, 13, 9, 7)))
