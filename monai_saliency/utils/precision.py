@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition
 from typing import Any
 
@@ -27,16 +27,21 @@ _TF32 = 2e-2  # has the mantissa of float16
 _COARSEST = 1e-1  # any narrower type
 
 
-@contextmanager
-def exact_arithmetic(device: torch.device) -> Iterator[None]:
+def exact_arithmetic(device: torch.device) -> AbstractContextManager[Any]:
     """Switch autocast and TF32 off for the arithmetic inside. Never nest this with :func:`network_arithmetic`.
 
     Args:
         device: the device of the tensors.
     """
-    has_autocast = torch.amp.is_autocast_available(device.type)
+    # Made for each batch of masks: nothing is switched where nothing is on.
+    is_cast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return _exact_arithmetic(device, is_cast) if is_cast or device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _exact_arithmetic(device: torch.device, is_cast: bool) -> Iterator[None]:
     with (
-        torch.autocast(device.type, enabled=False) if has_autocast else nullcontext(),
+        torch.autocast(device.type, enabled=False) if is_cast else nullcontext(),
         _no_tf32 if device.type == "cuda" else nullcontext(),
     ):
         yield

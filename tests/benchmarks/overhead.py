@@ -1,100 +1,137 @@
 """What an explanation costs beside its network: wall time over that of the same bare forwards, measured in one run.
 
-    python tests/benchmarks/overhead.py [--rounds 3] [--num_masks 127] [--device cpu]
-        [--json FILE] [--keep [LABEL]]
+    python tests/benchmarks/overhead.py [--rounds 3] [--num_masks 63] [--networks DenseNet121 ResNet18 light]
+        [--device cpu] [--json FILE] [--keep [LABEL]]
 
-Bare forwards run the network on as many batches of the same sizes, and do nothing else. Rounds of both alternate, so
-that a machine's moods hit both; each ratio is of the sums over the rounds.
+Bare forwards run the network on batches of the same sizes, and do nothing else. On a CPU each of them follows the
+explanation's own forward of that batch, so that a machine's moods hit both, and its time is taken out of the
+explanation's. On a GPU, where that would make the explanation wait, rounds of both alternate. Printed is the median of
+the rounds' ratios, with the smallest and the largest. The light network is that of ``peers.py``; there are 1023 masks
+for it and 63 for the others, which are with the unperturbed image full batches.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
+import statistics
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from monai.networks.nets import DenseNet121, resnet18
-from record import add_options, keep
+from peers import Setting
+from record import add_options, keep, now
 
 import monai_saliency as ms
 
 
-def settings() -> dict[str, tuple[torch.nn.Module, torch.Tensor, int]]:
-    """Networks, one image for each, and the batch size."""
+@dataclass(frozen=True)
+class Question:
+    """What is explained, and by how much."""
+
+    network: torch.nn.Module
+    image: torch.Tensor
+    batch_size: int
+    num_masks: int
+
+    def methods(self) -> dict[str, ms.PerturbationInferer]:
+        """Windows, and RISE with the cheapest fill and with the dearest."""
+        window = self.image.shape[-1] // round((self.num_masks + 1) ** (1 / (self.image.ndim - 2)))
+        given: dict[str, Any] = {"target": ms.ClassScore([1], activation="softmax"), "mask_batch_size": self.batch_size}
+        return {
+            "windows": ms.sliding_window(window_size=window, stride=window, **given),
+            "rise": ms.rise(self.num_masks, seed=0, **given),
+            "rise, blurred fill": ms.rise(self.num_masks, fill=ms.BlurFill(5), **given),
+        }
+
+
+def questions(num_masks: int | None, device: str) -> dict[str, Question]:
+    """Networks, each with one image."""
     torch.manual_seed(0)
-    return {
-        "3D 64^3 DenseNet121": (
-            DenseNet121(spatial_dims=3, in_channels=1, out_channels=2).eval(),
-            torch.rand(1, 1, 64, 64, 64),
-            8,
-        ),
-        "2D 224^2 ResNet18": (
-            resnet18(spatial_dims=2, n_input_channels=3, num_classes=10).eval(),
-            torch.rand(1, 3, 224, 224),
-            16,
-        ),
+    heavy = {
+        "DenseNet121 3D 64^3": (DenseNet121(spatial_dims=3, in_channels=1, out_channels=2), (1, 64, 64, 64), 8),
+        "ResNet18 2D 224^2": (resnet18(spatial_dims=2, n_input_channels=3, num_classes=10), (3, 224, 224), 16),
     }
+    found = {
+        name: Question(network.eval().to(device), torch.rand(1, *shape).to(device), batch_size, num_masks or 63)
+        for name, (network, shape, batch_size) in heavy.items()
+    }
+    for dims, size in ((3, 64), (2, 224)):
+        light = Setting("light", dims, size, 1, 16, device)
+        name = f"light {dims}D {size}^{dims}"
+        found[name] = Question(light.made(), light.image(), light.batch_size, num_masks or 1023)
+    return found
 
 
-def methods(num_masks: int, batch_size: int) -> dict[str, ms.PerturbationInferer]:
-    """RISE, with the cheapest fill and with the dearest."""
-    target = ms.ClassScore([1], activation="softmax")
-    return {
-        "rise": ms.rise(num_masks, seed=0, target=target, mask_batch_size=batch_size),
-        "rise, blurred fill": ms.rise(num_masks, target=target, fill=ms.BlurFill(5), mask_batch_size=batch_size),
-    }
+class Beside(torch.nn.Module):
+    """A network that notes the sizes of its batches, and on a CPU times a bare forward behind each.
+
+    Attributes:
+        sizes: images in each batch.
+        seconds: of the bare forwards.
+    """
+
+    def __init__(self, network: torch.nn.Module, batch: torch.Tensor) -> None:
+        super().__init__()
+        self.network, self.batch = network, batch
+        self.sizes: list[int] = []
+        self.seconds = 0.0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.network(batch)
+        self.sizes.append(len(batch))
+        if not batch.is_cuda:
+            self.seconds += self.bare([len(batch)])
+        return found
+
+    def bare(self, sizes: list[int]) -> float:
+        """Seconds of forwards of such batches."""
+        device = str(self.batch.device)
+        start = now(device)
+        with torch.no_grad():
+            for size in sizes:
+                self.network(self.batch[:size])
+        return now(device) - start
 
 
 def measure(
     network: torch.nn.Module, image: torch.Tensor, explain: ms.PerturbationInferer, rounds: int
-) -> tuple[float, float, int]:
-    """Seconds of explaining, seconds of bare forwards of as many batches of the same sizes, and how many images these
-    hold in a round.
-    """
-    sizes: list[int] = []
-
-    def noting(batch: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(batch))
-        return network(batch)
-
-    def synchronize() -> float:
-        if image.is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    explain(image, noting)  # what is found out once a network is not timed
-    bare_batch = image.repeat(explain.mask_batch_size, *[1] * (image.ndim - 1))
-    explained = bare = 0.0
+) -> tuple[list[float], int]:
+    """The ratio of each round, and how many images it runs."""
+    beside = Beside(network, image.repeat(explain.mask_batch_size, *[1] * (image.ndim - 1))).eval()
+    explain(image, beside)  # what is found out once a network is not timed
+    ratios = []
     for _ in range(rounds):
-        sizes.clear()
-        start = synchronize()
-        explain(image, noting)
-        middle = synchronize()
-        with torch.no_grad():
-            for size in sizes:
-                network(bare_batch[:size])
-        end = synchronize()
-        explained, bare = explained + middle - start, bare + end - middle
-    return explained, bare, sum(sizes)
+        beside.sizes, beside.seconds = [], 0.0
+        start = now(str(image.device))
+        explain(image, beside)
+        spent = now(str(image.device)) - start - beside.seconds
+        ratios.append(spent / (beside.bare(beside.sizes) if image.is_cuda else beside.seconds))
+    return ratios, sum(beside.sizes)
 
 
 def main() -> None:
     """Print one line a network and method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--num_masks", type=int, default=127, help="with the unperturbed image, full batches")
+    parser.add_argument("--num_masks", type=int, help="for all networks")
+    parser.add_argument("--networks", nargs="+", default=["DenseNet121", "ResNet18", "light"])
     parser.add_argument("--device", default="cpu")
     add_options(parser)
     args = parser.parse_args()
-    print(f"{args.num_masks} masks, {args.rounds} rounds, {args.device}, {torch.get_num_threads()} threads")
+    print(f"{args.rounds} rounds, {args.device}, {torch.get_num_threads()} threads")
     rows = []
-    for name, (network, image, batch_size) in settings().items():
-        for method, explain in methods(args.num_masks, batch_size).items():
-            explained, bare, forwards = measure(network.to(args.device), image.to(args.device), explain, args.rounds)
-            ratio = explained / bare
-            rows.append({"network": name, "method": method, "batch": batch_size, "forwards": forwards, "ratio": ratio})
+    for name, asked in questions(args.num_masks, args.device).items():
+        if name.split()[0] not in args.networks:
+            continue
+        for method, explain in asked.methods().items():
+            ratios, forwards = measure(asked.network, asked.image, explain, args.rounds)
+            middle = statistics.median(ratios)
+            row = {"network": name, "method": method, "batch": asked.batch_size, "forwards": forwards, "ratio": middle}
+            rows.append({**row, "smallest": min(ratios), "largest": max(ratios)})
             print(
-                f"{name:20s} {method:20s} batch {batch_size:3d}: {ratio:.3f} times {forwards} bare forwards",
+                f"{name:20s} {method:20s} batch {asked.batch_size:3d}: "
+                f"{middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f}) times {forwards} bare forwards",
                 flush=True,
             )
     keep(args, "overhead", rows)
