@@ -1,6 +1,7 @@
 """Does the map explain the right thing? How often its peak lies strictly inside the lesion, against three controls.
 
     python tests/benchmarks/localization.py [--num_scans 40] [--num_lesions 1] [--seed 0] [--set method=rise]
+        [--random_scans 40] [--json FILE] [--keep [LABEL]]
 
 Scans with a lesion (or ``--num_lesions``) are made that were seen in no training, validation or demo, until the network
 has found the lesion in ``--num_scans`` of them. Each is explained by the bundle as it stands (network, preprocessing,
@@ -30,6 +31,7 @@ import yaml
 from monai.bundle import ConfigParser
 from monai.data import MetaTensor
 from monai.transforms import Invertd
+from record import add_options, keep
 from scipy import ndimage
 from sklearn.metrics import average_precision_score
 
@@ -80,14 +82,17 @@ class Rates:
             left = np.where(away > 20, left, values.min())
         self.found.append(len(found) == lesions.max())
 
-    def report(self, name: str) -> str:
-        """One line: the share of peaks in the lesion, and within 10 mm; the mean and the lowest average precision."""
-        found = np.asarray(self.distances)
-        return (
-            f"{name:16s} inside {np.mean(found == 0):6.1%} ({(found == 0).sum()} of {len(found)})  within 10 mm "
-            f"{np.mean(found <= 10):6.1%}  all lesions found {np.mean(self.found):6.1%} ({sum(self.found)})  "
-            f"AUPRC {np.mean(self.precisions):.3f} (lowest {min(self.precisions):.2f})"
+    def report(self, name: str) -> dict[str, Any]:
+        """Print and give one line: the peaks in the lesion, and within 10 mm; the mean and the lowest precision."""
+        found, inside = np.asarray(self.distances), np.asarray(self.distances) == 0
+        row = {"map": name, "scans": len(found), "inside": int(inside.sum()), "within 10 mm": int((found <= 10).sum())}
+        row |= {"all lesions found": int(sum(self.found)), "AUPRC": float(np.mean(self.precisions))}
+        print(
+            f"{name:16s} inside {np.mean(inside):6.1%} ({row['inside']} of {len(found)})  within 10 mm "
+            f"{np.mean(found <= 10):6.1%}  all lesions found {np.mean(self.found):6.1%} ({row['all lesions found']})  "
+            f"AUPRC {row['AUPRC']:.3f} (lowest {min(self.precisions):.2f})"
         )
+        return {**row, "lowest AUPRC": min(self.precisions)}
 
 
 class Explained(Rates):
@@ -119,6 +124,8 @@ def main() -> None:
         "--seed", type=int, default=0, help="of the first scan; random weights are drawn anew for each scan"
     )
     parser.add_argument("--set", nargs="*", default=[], metavar="ID=VALUE", help="of the bundle, such as method=rise")
+    parser.add_argument("--random_scans", type=int, help="for random weights; as many as there are by default")
+    add_options(parser)
     args = parser.parse_args()
     overrides = {name: yaml.safe_load(value) for name, value in (pair.split("=", 1) for pair in args.set)}
     config = read_bundle(**overrides)
@@ -147,23 +154,28 @@ def main() -> None:
             lesion = distance, lesions, label.header.get_zooms()[:3]
             intensity.note(np.asanyarray(scan.dataobj), *lesion)
             trained.add(case, *lesion)
-            # Fresh weights for each scan, so that the rate does not hang on one draw.
-            torch.manual_seed(seed)
-            random.network = read_bundle().get_parsed_content("network_def").eval()
-            random.add(case, *lesion)
-            print(
-                f"{len(trained.distances)}: {trained.distances[-1]:.1f} mm, AUPRC {trained.precisions[-1]:.2f}; random "
-                f"weights {random.distances[-1]:.1f} mm, {random.precisions[-1]:.2f}",
-                flush=True,
-            )
+            count = len(trained.distances)
+            print(f"{count}: {trained.distances[-1]:.1f} mm, AUPRC {trained.precisions[-1]:.2f}", end="")
+            if count <= (args.num_scans if args.random_scans is None else args.random_scans):
+                # Fresh weights for each scan, so that the rate does not hang on one draw.
+                torch.manual_seed(seed)
+                random.network = read_bundle().get_parsed_content("network_def").eval()
+                random.add(case, *lesion)
+                print(f"; random weights {random.distances[-1]:.1f} mm, {random.precisions[-1]:.2f}", end="")
+            print(flush=True)
     settings = " ".join(args.set) or "default settings"
     print(f"{settings}, scans {FIRST_SCAN + args.seed} to {seed - 1}, {missed} lesions not found")
     print(f"forwards of a scan: {np.mean(trained.forwards):.1f}, at most {max(trained.forwards)}")
-    print(trained.report("trained"))
-    print(random.report("random weights"))
-    print(intensity.report("intensity"))
+    rows = [
+        trained.report("trained") | {"forwards": float(np.mean(trained.forwards)), "at most": max(trained.forwards)}
+    ]
+    rows += [random.report("random weights")] if random.distances else []
+    rows.append(intensity.report("intensity"))
     inside, near = np.mean(chance, axis=0)
     print(f"{'random voxel':16s} inside {inside:6.1%} (expected)  within 10 mm {near:6.1%} (expected)")
+    rows.append({"map": "random voxel (expected)", "scans": len(chance)})
+    rows[-1] |= {"inside": float(inside) * len(chance), "within 10 mm": float(near) * len(chance)}
+    keep(args, "localization", rows)
 
 
 # Far from the seeds of the training, validation and demo cohorts, which are below a million.
