@@ -72,8 +72,8 @@ class BoundRISEMasks(BoundMasks):
         shifts: int ``(num_masks, spatial_dims)``, where the image begins in each stretched grid.
     """
 
-    # Numbers in the factors of masks that are made at once, 4 MB in float32.
-    _numbers_ahead = 2**20
+    # Numbers in the factors of masks that are made at once, at most: 8 MB in float32, and as many images' voxels.
+    _numbers_ahead, _images_ahead = 2**21, 16
     # The device and the indices of the masks that were made so, and their two factors.
     _ahead: tuple[torch.device, range, torch.Tensor, torch.Tensor] | None = None
 
@@ -112,7 +112,7 @@ class BoundRISEMasks(BoundMasks):
         gained. Which are made together depends on no batch size.
         """
         numbers = self.grid_shape[-1] * (math.prod(self.spatial_shape[:-1]) + self.spatial_shape[-1])
-        size = self._numbers_ahead // numbers
+        size = min(self._numbers_ahead, self._images_ahead * math.prod(self.spatial_shape)) // numbers
         if not isinstance(indices, range) or indices.step != 1 or not 2 <= 2 * len(indices) <= size:
             return None
         first = indices.start // size * size

@@ -40,6 +40,7 @@ __all__ = [
     "global_hooks",
     "holds_compiled",
     "is_compiled",
+    "is_profiled",
     "profile_all_threads",
     "scan_interval",
     "script_digest",
@@ -132,6 +133,11 @@ def cpu_has_float16() -> bool:
     """Whether this CPU computes convolutions in float16. Without it torch fails, or takes minutes."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
     return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
+
+
+def is_profiled() -> bool:
+    """Whether a profiler of torch runs, ours or the user's own; true where torch does not say so."""
+    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", True))
 
 
 def global_hooks() -> list[Callable[..., Any]]:

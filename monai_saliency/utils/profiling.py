@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
 
 from monai_saliency.utils.arguments import a_path
-from monai_saliency.utils.monai_private import profile_all_threads
+from monai_saliency.utils.monai_private import is_profiled, profile_all_threads
 
 __all__ = ["stage", "trace"]
 
@@ -33,12 +33,7 @@ def stage(name: str) -> AbstractContextManager[Any]:
         with _lock:
             if _profiler is not None:
                 _profiler.step()
-    return record_function(f"saliency: {name}") if _records() else nullcontext()
-
-
-def _records() -> bool:
-    """Whether a profiler of torch runs, ours or the user's own; true where torch does not say so."""
-    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", True))
+    return record_function(f"saliency: {name}") if is_profiled() else nullcontext()
 
 
 @contextmanager
