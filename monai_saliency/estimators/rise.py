@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -152,12 +153,13 @@ class RISEScoring(Estimator):
 
     def _spread_of_masks(self, masks: BoundMasks, indices: Sequence[int]) -> torch.Tensor:
         """The standard deviation of a voxel over masks, a mean over the voxels that masks hide."""
-        squares = sum((rendered - self.p1).square().sum(dim=(0, 1)) for _, rendered in masks.stream(indices))
-        squares = _long(torch.as_tensor(squares)) / (len(indices) * (masks.channels or 1))
-        if masks.regions is None:
-            return squares.mean().sqrt()
-        hidden = masks.regions.index > 0
-        return ((squares * hidden).sum() / hidden.sum()).sqrt()
+        hidden = None if masks.regions is None else masks.regions.index > 0
+        total = _long(torch.zeros((), device=masks.device))
+        for _, rendered in masks.stream(indices):
+            squares = rendered.sub_(self.p1).square_()
+            total += (squares if hidden is None else squares * hidden).sum(dtype=total.dtype)
+        voxels = math.prod(masks.spatial_shape) if hidden is None else hidden.sum()
+        return (total / (len(indices) * (masks.channels or 1) * voxels)).sqrt()
 
 
 def _long(scores: torch.Tensor) -> torch.Tensor:

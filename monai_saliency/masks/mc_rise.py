@@ -80,7 +80,7 @@ class MCRISEMasks(RISEMasks):
 
 class _BoundMCRISEMasks(BoundRISEMasks):
     layer = "fill"
-    _numbers_ahead = 0  # a mask has several grids
+    _masks_ahead = 0  # a mask has several grids
 
     def __init__(self, masks: MCRISEMasks, image: torch.Tensor) -> None:
         super().__init__(masks, image)

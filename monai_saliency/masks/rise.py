@@ -72,8 +72,9 @@ class BoundRISEMasks(BoundMasks):
         shifts: int ``(num_masks, spatial_dims)``, where the image begins in each stretched grid.
     """
 
-    # Numbers in the factors of masks that are made at once, at most: 8 MB in float32, and as many images' voxels.
-    _numbers_ahead, _images_ahead = 2**21, 16
+    # At most so many masks have their factors made at once, and so many numbers are in these: 8 MB in float32, and no
+    # more than 64 full-size masks have, as many as `stream` renders.
+    _masks_ahead, _numbers_ahead, _full_masks = 128, 2**21, 64
     # The device and the indices of the masks that were made so, and their two factors.
     _ahead: tuple[torch.device, range, torch.Tensor, torch.Tensor] | None = None
 
@@ -112,7 +113,8 @@ class BoundRISEMasks(BoundMasks):
         gained. Which are made together depends on no batch size.
         """
         numbers = self.grid_shape[-1] * (math.prod(self.spatial_shape[:-1]) + self.spatial_shape[-1])
-        size = min(self._numbers_ahead, self._images_ahead * math.prod(self.spatial_shape)) // numbers
+        most = min(self._numbers_ahead, self._full_masks * math.prod(self.spatial_shape))
+        size = min(self._masks_ahead, most // numbers)
         if not isinstance(indices, range) or indices.step != 1 or not 2 <= 2 * len(indices) <= size:
             return None
         first = indices.start // size * size
@@ -139,22 +141,25 @@ class BoundRISEMasks(BoundMasks):
         """Two factors of n masks, whose product over the cells of the last axis these are: ``(n, cells, voxels of all
         axes but the last)`` and ``(n, cells, voxels of the last axis)``.
         """
+        masks = to_device(codes["grid"], device, self.dtype)
+        shifts = to_device(codes["shift"].T, device)
+        *others, last = (windows[shift] for windows, shift in zip(self._stretching(device), shifts, strict=True))
+        for rows in others:
+            # Linear interpolation is separable: the first axis is stretched and becomes the last, so that nothing is
+            # ever copied to another order: (n, cells, rest) and (n, cells, size) give (n, rest, size).
+            masks = torch.bmm(masks.reshape(*rows.shape[:2], -1).transpose(1, 2), rows)
+        return masks.reshape(*last.shape[:2], -1), last
+
+    def _stretching(self, device: torch.device) -> list[torch.Tensor]:
+        """For each axis the matrices that stretch a line of cells along it, one a shift: ``(shifts, cells, size)``."""
         if device not in self._weights:
-            # Each window of a matrix belongs to one shift: (shifts, cells, size).
             self._weights[device] = [
                 _stretch_weights(cells, stretched, self.dtype).to(device).unfold(0, size, 1)
                 for cells, stretched, size in zip(
                     self.grid_shape, self.stretched_shape, self.spatial_shape, strict=True
                 )
             ]
-        masks = to_device(codes["grid"], device, self.dtype)
-        shifts = to_device(codes["shift"].T, device)
-        *others, last = (windows[shift] for windows, shift in zip(self._weights[device], shifts, strict=True))
-        for rows in others:
-            # Linear interpolation is separable: the first axis is stretched and becomes the last, so that nothing is
-            # ever copied to another order: (n, cells, rest) and (n, cells, size) give (n, rest, size).
-            masks = torch.bmm(masks.reshape(*rows.shape[:2], -1).transpose(1, 2), rows)
-        return masks.reshape(*last.shape[:2], -1), last
+        return self._weights[device]
 
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
         if weights.shape[1] > _FOLDED:
@@ -165,20 +170,25 @@ class BoundRISEMasks(BoundMasks):
         self, indices: Sequence[int], weights: torch.Tensor, codes: Callable[[Sequence[int]], dict[str, np.ndarray]]
     ) -> torch.Tensor:
         """As :meth:`weighted_sum`, ``(K, 1, *spatial)``, of masks with these codes, for few weights a mask."""
-        # A weighted sum of two-factor products is one matrix product, so full-size masks are never written.
-        shape = (weights.shape[1], 1, *self.spatial_shape)
-        sums = torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)
-        voxels = int(np.prod(self.spatial_shape[:-1]))
-        step = int(min(64, max(1, 2**23 // (voxels * self.grid_shape[-1]))))
-        weights = weights.to(self.device, self.dtype)
+        # Masks with the same shift along the last axis are stretched along it in the same way, so their first factors
+        # are added up before they are stretched: full-size masks are never written, and there are as many products of
+        # full size as shifts, not as masks.
+        found, group = np.unique(self.shifts[np.asarray(indices, dtype=int), -1], return_inverse=True)
+        cells, voxels = self.grid_shape[-1], math.prod(self.spatial_shape[:-1])
+        dtype = accumulation_dtype(self.device)
+        sums = torch.zeros(weights.shape[1] * len(found), cells * voxels, dtype=dtype, device=self.device)
+        step = int(min(64, max(1, 2**23 // (voxels * cells))))
+        weights, groups = weights.to(self.device, self.dtype), to_device(group, self.device)
         with exact_arithmetic(self.device):
             for start in range(0, len(indices), step):
                 chunk = slice(start, min(start + step, len(indices)))
-                stretched, last = self._all_but_last_axis(codes(indices[chunk]), self.device)
-                weighted = last[:, :, None] * weights[chunk, None, :, None]
-                product = stretched.flatten(0, 1).T @ weighted.flatten(0, 1).flatten(1)
-                sums += product.reshape(voxels, -1, self.spatial_shape[-1]).transpose(0, 1).reshape(sums.shape)
-        return sums
+                stretched, _ = self._all_but_last_axis(codes(indices[chunk]), self.device)
+                chosen = torch.nn.functional.one_hot(groups[chunk], len(found)).to(self.dtype)
+                weighted = weights[chunk, :, None] * chosen[:, None]
+                sums += weighted.flatten(1).T @ stretched.flatten(1)
+            last = self._stretching(self.device)[-1][to_device(found, self.device)].to(dtype).flatten(0, 1)
+            stretched = sums.reshape(weights.shape[1], len(found) * cells, voxels).transpose(1, 2) @ last
+        return stretched.reshape(-1, 1, *self.spatial_shape)
 
 
 # With more weights than this, folding them into the last axis costs more than writing the masks.
