@@ -11,6 +11,8 @@ __all__ = ["AdviceError", "CaseError", "OutputError", "as_case_error", "repeat_c
 
 # What torch and CuPy say in a process that was forked after a GPU was used.
 _FORKED = ("CUDA in forked subprocess", "cudaErrorInitializationError")
+# Packages whose names have a version of CUDA in them, by the name that is imported.
+_OF_CUDA = {"cupy": "cupy-cuda12x", "cucim": "cucim-cu12"}
 
 
 class AdviceError(ValueError):
@@ -109,6 +111,9 @@ def as_case_error(error: BaseException, case: str, before: str = "", after: str 
         return CaseError(case, cause.problem)
     if isinstance(cause, AdviceError):
         return CaseError(case, str(cause))
+    for name, package in _OF_CUDA.items():
+        if isinstance(cause, OptionalImportError) and f"No module named '{name}'" in str(cause):
+            return CaseError(case, f"{name} is not installed: pip install {package}, or that of your version of CUDA")
     return CaseError(case, f"{before}{type(cause).__name__}: {cause}{after}")
 
 

@@ -21,6 +21,7 @@ from monai.utils import CommonKeys
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
+from monai_saliency.storage.devices import is_cupy
 from monai_saliency.storage.failures import Failures
 from monai_saliency.utils.arguments import flag, instance, torch_device, whole_number
 from monai_saliency.utils.monai_private import tree_map
@@ -298,6 +299,9 @@ class CohortLoader:
     def _collate(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         if self.image_key not in items[0]:
             raise KeyError(f"the item has no {self.image_key!r}, but {sorted(map(str, items[0]))}")
+        for key, value in items[0].items():
+            if is_cupy(value):
+                raise AdviceError(f"its {key!r} is an array of CuPy: end the transforms with EnsureTyped({key!r})")
         batch = list_data_collate(items)
         if self.device is not None and self.device.type != "cpu":
             for key, value in batch.items():

@@ -93,15 +93,15 @@ def cupy_array(array: np.ndarray) -> Any:
     """An array of CuPy on the current GPU.
 
     Raises:
-        AdviceError: when CuPy is not installed, or finds no GPU.
+        AdviceError: when CuPy cannot be imported, or finds no GPU.
     """
     # Looked up and never imported, since an import runs code. MONAI imports it wherever it is installed.
     cupy: Any = sys.modules.get("cupy")
     advice = "or empty the cache and end the cached transforms with EnsureTyped(keys)"
     if cupy is None:
         raise AdviceError(
-            "the cached item holds an array of CuPy, which is not installed: pip install cupy-cuda12x (or the package "
-            f"for your version of CUDA), {advice}"
+            "the cached item holds an array of CuPy, which cannot be imported: pip install cupy-cuda12x (or that "
+            f"of your version of CUDA), {advice}"
         )
     try:
         return cupy.array(array, order="A")
