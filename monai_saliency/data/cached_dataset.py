@@ -23,21 +23,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from monai.data import MetaTensor, get_track_meta
+from monai.data import get_track_meta
 from monai.transforms import Compose, Lambda, Lambdad, MapTransform, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
-from monai.utils import TraceKeys
 
 from monai_saliency.data.case_names import CaseNames
 from monai_saliency.data.cohort import CohortDataset
+from monai_saliency.data.transform_ids import forget_ids
 from monai_saliency.storage.backends import Backend, DiskBackend, LMDBBackend, MemoryBackend, guard
 from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, library_versions, outline
 from monai_saliency.storage.input_files import checksum_of, input_files, known_contents
+from monai_saliency.storage.installed import gpu_versions
 from monai_saliency.storage.locks import Locks
 from monai_saliency.storage.serialization import DamagedEntry, NotStorable, decode, encode
 from monai_saliency.utils.arguments import check_option, flag, instance, whole_numbers
 from monai_saliency.utils.monai_private import ItemDataset
+from monai_saliency.utils.precision import chosen_arithmetic
 
 __all__ = ["CachedDataset", "choose_backend", "cohort_dataset"]
 
@@ -280,12 +282,13 @@ class _CachedItems(ItemDataset):
         # Each time: a transform may read something of its module that a program, or a notebook's cell, has changed.
         steps = [self._steps()[: self._num_cached], _settings(self.transform)] if self._num_cached else None
         settings, is_foreign = with_files(steps)
-        outside = [get_track_meta(), torch.get_default_dtype()]
+        outside = [get_track_meta(), torch.get_default_dtype(), torch.get_default_device().type, chosen_arithmetic()]
         # A function may make anything of a name, such as its length.
         unknown = is_foreign or type(case) is not dict or any(map(_calls_function, self._steps()))
         names = None if unknown else CaseNames(case, files)
         held, named = ([case, files], "") if names is None else (names.unnamed, fingerprint(names.names))
-        return Identity(fingerprint([library_versions(), settings, held, outside]), named, names)
+        versions = library_versions() | gpu_versions()
+        return Identity(fingerprint([versions, settings, held, outside]), named, names)
 
     def _recall(self, state: tuple[int, ...]) -> str | None:
         """The content of a file that an earlier process has read, as the cache on disk knows it."""
@@ -301,13 +304,13 @@ class _CachedItems(ItemDataset):
 
     def _compute(self, case: Any) -> Any:
         item = self._run(deepcopy(case), self._steps()[: self._num_cached], threading=True)
-        _forget_ids(item)
+        forget_ids(item)
         return item
 
     def _store(self, backend: Backend, identity: Identity, what: str, item: Any, is_current: Callable[[], bool]) -> Any:
         key, stored = identity.key, identity.stored(item)
         try:
-            data = encode(stored, key)
+            data = encode(stored, key, on_device=_durable(backend) is None)
         except NotStorable as error:
             self._warn("item", f"{what} are not cached, as they cannot be stored: {error}")
             return identity.read(stored)
@@ -355,9 +358,15 @@ class CachedDataset(CohortDataset, _CachedItems):
     that ``Invertd`` works. Each read returns a copy. The ``id`` of every transform in ``applied_operations`` is "none",
     with which ``Invertd`` accepts any transform of the same class.
 
+    Transforms may run on a GPU, those of CuPy and cuCIM too, and items come back where they were
+    (:mod:`monai_saliency.storage.devices`). In memory alone, without a folder behind it, tensors on a GPU are kept
+    there until half of its memory is in use; all else is kept in the host's memory or on disk, and copied to the GPU
+    at each read.
+
     An entry is used for the same case, the same content of its files (see
     :func:`monai_saliency.storage.input_files.input_files`) and of the files that arguments of the transforms name, the
-    same transforms with the same arguments, and the same versions of monai, torch, numpy, nibabel and this package.
+    same transforms with the same arguments, the same versions of monai, torch, numpy, nibabel, this package and (where
+    they are installed) CuPy and cuCIM, and the same autocast, TF32 and default device.
     :func:`monai_saliency.storage.fingerprint.fingerprint` says what of a transform is followed, and what cannot be. It
     is looked at each time, so that a change shows while the dataset lives. Where all transforms are MONAI's or this
     package's, a moved folder or a renamed case keeps its entry (:mod:`monai_saliency.data.case_names`). If the cache
@@ -432,18 +441,3 @@ def _flat(transform: Compose) -> Iterator[Any]:
 
 def _settings(transform: Compose) -> list[Any]:
     return [transform.map_items, transform.unpack_items, transform.lazy, transform.overrides]
-
-
-def _forget_ids(value: Any, traced: bool = False) -> None:
-    """Replace the ids of transforms, which are memory addresses, by "none", in place."""
-    # Not monai's reset_ops_id, which converts tuples to lists.
-    if isinstance(value, MetaTensor):
-        _forget_ids(value.applied_operations, traced=True)
-    elif isinstance(value, dict):
-        if traced and TraceKeys.ID in value:
-            value[TraceKeys.ID] = TraceKeys.NONE
-        for key, content in value.items():
-            _forget_ids(content, traced or str(key).endswith(TraceKeys.KEY_SUFFIX))
-    elif isinstance(value, list | tuple):
-        for content in value:
-            _forget_ids(content, traced)

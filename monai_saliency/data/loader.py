@@ -21,8 +21,10 @@ from monai.utils import CommonKeys
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
+from monai_saliency.storage.devices import is_cupy
 from monai_saliency.storage.failures import Failures
 from monai_saliency.utils.arguments import flag, instance, torch_device, whole_number
+from monai_saliency.utils.monai_private import tree_map
 
 __all__ = ["CohortLoader"]
 
@@ -59,14 +61,31 @@ class _Guarded(Dataset):
 
 
 class _Packed(_Guarded):
-    """The same items as bytes, for worker processes. One that cannot be sent fails, where a queue waits for ever."""
+    """The same items as bytes, for worker processes. One that cannot be sent fails, where a queue waits for ever.
+
+    Tensors are sent in the host's memory: what a process holds on a GPU ends with the process.
+    """
 
     def __getitem__(self, index: int) -> bytes:
         try:
-            return bytes(ForkingPickler.dumps(super().__getitem__(index)))
+            return bytes(ForkingPickler.dumps(tree_map(_on_host, super().__getitem__(index))))
         except Exception as error:
             failed = as_case_error(error, self.names[index], before="it cannot be sent from its worker process: ")
             return bytes(ForkingPickler.dumps(_Failed(failed, "".join(traceback.format_exception(error)))))
+
+
+def _on_host(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) and not value.is_cpu else value
+
+
+def _current_gpu() -> int | None:
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+
+def _use_gpu(number: int | None) -> None:
+    """Make a GPU the current one of this thread: each new thread starts with the first one."""
+    if number is not None:
+        torch.cuda.set_device(number)
 
 
 def _own_signals(worker: int) -> None:
@@ -89,7 +108,7 @@ class CohortLoader:
     Threads or processes run the transforms. Another thread collates cases of one shape and copies the batch to the
     device, so that a batch is ready when the network needs it. A case waits until there are enough cases of its shape
     for a batch. When more than ``max_waiting`` cases wait, the oldest case and the others of its shape become a smaller
-    batch. So the batches depend only on the order and the shapes of the cases. All queues are bounded.
+    batch. So the batches depend only on the order, the shapes and the devices of the cases. All queues are bounded.
 
     A case that cannot be loaded is added to ``failures``, and loading continues. The loader has no length, since it is
     not known how many cases will load. (MONAI's ``ThreadDataLoader`` has one, and ends early without an error when a
@@ -102,7 +121,8 @@ class CohortLoader:
         max_waiting: the largest number of preprocessed cases that wait for others of their shape. Default: 4 times
             ``batch_size``.
         num_workers: the number of threads or processes that run transforms. 0 runs them in the collating thread.
-        processes: use processes instead of threads, for transforms that hold Python's global lock.
+        processes: use processes instead of threads, for transforms that hold Python's global lock. They hand cases over
+            in the host's memory, and cannot use a GPU once this process has.
         prefetch: the number of batches that are ready ahead of the consumer.
         device: the device to copy the images to. Default: the images stay where they are.
         image_key: the key of the image whose shape decides which cases share a batch.
@@ -161,7 +181,8 @@ class CohortLoader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         ready: Queue = Queue(maxsize=max(1, self.prefetch))
         stop = Event()
-        producer = Thread(target=self._produce, args=(ready, stop), name="CohortLoader", daemon=True)
+        given = (ready, stop, _current_gpu())
+        producer = Thread(target=self._produce, args=given, name="CohortLoader", daemon=True)
         producer.start()
         try:
             while True:
@@ -189,7 +210,7 @@ class CohortLoader:
             raise failed.error
         self.failures.add(failed.error.case, "load", failed.error, failed.trace)
 
-    def _produce(self, ready: Queue, stop: Event) -> None:
+    def _produce(self, ready: Queue, stop: Event, gpu: int | None) -> None:
         def put(thing: Any) -> None:
             while not stop.is_set():
                 try:
@@ -203,6 +224,7 @@ class CohortLoader:
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
+            _use_gpu(gpu)
             for batch in self._batches(stop):
                 put(batch)
                 if stop.is_set():
@@ -212,7 +234,7 @@ class CohortLoader:
             put(error)
 
     def _batches(self, stop: Event) -> Iterator[dict[str, Any] | _Failed]:
-        """Batches of cases of one shape, and failed cases."""
+        """Batches of cases of one shape on one device, and failed cases."""
         waiting: dict[Any, list[dict[str, Any]]] = {}  # by shape, the shape of the oldest case first
         for item in self._items(stop):
             if stop.is_set():
@@ -221,7 +243,7 @@ class CohortLoader:
                 yield item
                 continue
             image = item.get(self.image_key)
-            kind = getattr(image, "shape", None), getattr(image, "dtype", None)
+            kind = tuple(getattr(image, name, None) for name in ("shape", "dtype", "device"))
             waiting.setdefault(kind, []).append(item)
             if len(waiting[kind]) == self.batch_size:
                 yield from self._collated(waiting.pop(kind))
@@ -261,7 +283,7 @@ class CohortLoader:
             )
             yield from map(pickle.loads, packed)
         else:
-            with ThreadPoolExecutor(self.num_workers, thread_name_prefix="CohortLoader") as pool:
+            with ThreadPoolExecutor(self.num_workers, "CohortLoader", _use_gpu, (_current_gpu(),)) as pool:
                 futures: deque[Future] = deque()
                 try:
                     for index in range(len(guarded)):
@@ -277,6 +299,9 @@ class CohortLoader:
     def _collate(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         if self.image_key not in items[0]:
             raise KeyError(f"the item has no {self.image_key!r}, but {sorted(map(str, items[0]))}")
+        for key, value in items[0].items():
+            if is_cupy(value):
+                raise AdviceError(f"its {key!r} is an array of CuPy: end the transforms with EnsureTyped({key!r})")
         batch = list_data_collate(items)
         if self.device is not None and self.device.type != "cpu":
             for key, value in batch.items():

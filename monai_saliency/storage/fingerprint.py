@@ -27,6 +27,7 @@ from monai.data import ImageReader
 from monai.transforms import Compose
 from monai.transforms.inverse import TraceableTransform
 from monai.transforms.traits import RandomizableTrait
+from monai.utils import OptionalImportError
 
 from monai_saliency.storage.code import (
     Unfingerprintable,
@@ -314,7 +315,11 @@ def _feed_object(hasher: Any, value: Any, walk: Walk) -> None:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, RandomizableTrait) and kind is not Compose:
         raise Unfingerprintable(f"the random transform {name} inside it")
-    if callable(value) and hasattr(value, "__name__") and is_installed_callable(value):
+    try:
+        is_named = callable(value) and hasattr(value, "__name__")
+    except OptionalImportError as error:  # what MONAI puts in the place of a package
+        raise Unfingerprintable(str(error).partition("\n")[0]) from error
+    if is_named and is_installed_callable(value):
         feed_function(hasher, value, walk)
         return
     if kind.__module__ == "typing":

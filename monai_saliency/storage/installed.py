@@ -18,7 +18,14 @@ import torch
 
 from monai_saliency.version import __version__
 
-__all__ = ["is_installed", "is_installed_name", "is_versioned", "library_versions", "package_version"]
+__all__ = [
+    "gpu_versions",
+    "is_installed",
+    "is_installed_name",
+    "is_versioned",
+    "library_versions",
+    "package_version",
+]
 
 # The code of these is identified by their versions.
 _VERSIONED = {"monai": monai, "torch": torch, "numpy": np, "nibabel": nibabel}
@@ -30,6 +37,11 @@ _PACKAGES = {"site-packages", "dist-packages"}
 def library_versions() -> dict[str, str]:
     """The versions of this package, and of the packages that compute a cached result."""
     return {"monai_saliency": __version__} | {name: str(module.__version__) for name, module in _VERSIONED.items()}
+
+
+def gpu_versions() -> dict[str, str]:
+    """The versions of CuPy and cuCIM where they are installed: some of MONAI's transforms use them on a GPU."""
+    return {name: package_version(name) for name in ("cupy", "cucim") if _file_of(name)}
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 The bytes of an item are a few magic bytes, a checksum of all bytes after it, a JSON header, and the raw bytes of the
 arrays. The header holds the key and the item: text, numbers, booleans, ``None`` and lists as plain JSON, other types as
-``{"kind": ...}``. An array is given there as a slice of the raw bytes.
+``{"kind": ...}``. An array is given there as a slice of the raw bytes. :mod:`monai_saliency.storage.devices` says on
+which device it comes back.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ import numpy as np
 import torch
 from monai.data import MetaTensor
 
+from monai_saliency.errors import AdviceError
+from monai_saliency.storage.devices import copied, cupy_array, device_name, from_cupy, is_cupy, restored, stays
+
 __all__ = ["DamagedEntry", "NotStorable", "decode", "encode"]
 
 _MAGIC = b"MSALITM1"
@@ -37,7 +41,13 @@ class DamagedEntry(ValueError):
     """Bytes that are damaged, incomplete, or stored under another key."""
 
 
-def encode(item: Any, key: str) -> bytearray:
+class _Entry(bytearray):
+    """The bytes of an item whose tensors, as far as they are on a GPU, stay there."""
+
+    kept: list[torch.Tensor]
+
+
+def encode(item: Any, key: str, on_device: bool = False) -> bytearray:
     """Convert an item to bytes.
 
     Example::
@@ -47,20 +57,24 @@ def encode(item: Any, key: str) -> bytearray:
         {'image': tensor([0., 0.]), 'name': 's3'}
 
     Args:
-        item: tensors, MetaTensors, arrays, numbers, text, paths, MONAI's enumerations, and containers of these.
+        item: tensors, MetaTensors, arrays of NumPy and CuPy, numbers, text, paths, MONAI's enumerations, and containers
+            of these.
         key: the key under which the bytes will be stored.
+        on_device: copy tensors that are on a GPU there, beside the bytes, as far as
+            :func:`monai_saliency.storage.devices.stays` allows. Then only this very object can be decoded.
 
     Raises:
         NotStorable: when the item holds a value of another type.
     """
-    writer = _Writer()
+    writer = _Writer(on_device)
     try:
         header = json.dumps({"key": key, "item": writer.node(item, "item")}, separators=(",", ":")).encode()
     except RecursionError as error:
         raise NotStorable("an item that holds itself") from error
     header += b" " * (-(_PREFIX.size + len(header)) % _ALIGNMENT)
     start = _PREFIX.size + len(header)
-    data = bytearray(start + writer.size)
+    data = _Entry(start + writer.size)
+    data.kept = writer.kept
     data[_PREFIX.size : start] = header
     target = np.frombuffer(data, np.uint8)
     for offset, content in writer.arrays:
@@ -81,6 +95,7 @@ def decode(data: bytes | bytearray | memoryview, key: str, trusted: bool = False
 
     Raises:
         DamagedEntry: when the bytes are damaged or stored under another key, and for any other bytes.
+        AdviceError: when a tensor or array cannot be put where it was.
     """
     try:
         magic, checksum, length = _PREFIX.unpack_from(data)
@@ -90,8 +105,8 @@ def decode(data: bytes | bytearray | memoryview, key: str, trusted: bool = False
         header = json.loads(bytes(memoryview(data)[_PREFIX.size : start]))
         if header["key"] != key:
             raise DamagedEntry("it belongs to another key")
-        return _Reader(np.frombuffer(data, np.uint8)[start:]).value(header["item"])
-    except DamagedEntry:
+        return _Reader(np.frombuffer(data, np.uint8)[start:], getattr(data, "kept", [])).value(header["item"])
+    except (DamagedEntry, AdviceError):
         raise
     # Bytes of unknown origin can raise errors of any type. The item is computed again.
     except Exception as error:
@@ -103,10 +118,12 @@ def _checksum(data: bytes | bytearray | memoryview) -> int:
 
 
 class _Writer:
-    """Converts values to JSON, and collects the arrays."""
+    """Converts values to JSON, and collects the arrays, and the tensors that stay on their device."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_device: bool) -> None:
+        self.on_device = on_device
         self.arrays: list[tuple[int, np.ndarray]] = []
+        self.kept: list[torch.Tensor] = []
         self.size = 0
 
     def raw(self, content: np.ndarray) -> list[int]:
@@ -135,6 +152,8 @@ class _Writer:
             return self._tensor(value, where)
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._array(value, where)
+        if is_cupy(value):
+            return {"kind": "cupy", "of": self._array(from_cupy(value), where)}
         if isinstance(value, Enum) and kind.__module__.partition(".")[0] == "monai":
             return {"kind": "enum", "of": [kind.__module__, kind.__qualname__, value.name]}
         if kind in (torch.dtype, torch.device):
@@ -154,7 +173,9 @@ class _Writer:
     def _tensor(self, value: torch.Tensor, where: str) -> dict[str, Any]:
         if value.layout is not torch.strided or value.is_quantized or value.requires_grad:
             raise NotStorable(f"{where} is a tensor that is sparse, quantized or needs a gradient")
-        plain = value.cpu().resolve_conj().resolve_neg()
+        if value.is_meta:
+            raise NotStorable(f"{where} is a tensor on the meta device, which holds no values")
+        plain = value.resolve_conj().resolve_neg()
         # The order in memory is kept: it decides in which order kernels add, and with it the last bits of results.
         order = sorted(range(plain.ndim), key=lambda axis: -plain.stride()[axis])
         ordered = plain.permute(order)
@@ -163,14 +184,13 @@ class _Writer:
         strides = [0] * plain.ndim
         for axis, stride in zip(order, ordered.stride(), strict=True):
             strides[axis] = stride
-        return {
-            "kind": "tensor",
-            "dtype": str(value.dtype).removeprefix("torch."),
-            "shape": list(value.shape),
-            "strides": strides,
-            "device": str(value.device),
-            "at": self.raw(ordered.reshape(-1).view(torch.uint8).numpy()),
-        }
+        flat, node = ordered.reshape(-1), {"kind": "tensor", "shape": list(value.shape), "strides": strides}
+        if self.on_device and stays(flat):
+            self.kept.append(flat.clone())
+            return node | {"kept": len(self.kept) - 1}
+        at = self.raw(flat.cpu().view(torch.uint8).numpy())
+        dtype = str(value.dtype).removeprefix("torch.")
+        return node | {"dtype": dtype, "device": device_name(value.device), "at": at}
 
     def _array(self, value: np.ndarray | np.generic, where: str) -> dict[str, Any]:
         if value.dtype.hasobject or value.dtype.names is not None or value.dtype.subdtype is not None:
@@ -187,10 +207,10 @@ class _Writer:
 
 
 class _Reader:
-    """Converts JSON back to values. Arrays are copies of slices of ``raw``, ``(n,)`` uint8."""
+    """Converts JSON back to values. Arrays are copies of slices of ``raw``, ``(n,)`` uint8, or of what was kept."""
 
-    def __init__(self, raw: np.ndarray) -> None:
-        self.raw = raw
+    def __init__(self, raw: np.ndarray, kept: list[torch.Tensor]) -> None:
+        self.raw, self.kept = raw, kept
 
     def value(self, node: Any) -> Any:
         if isinstance(node, list):
@@ -205,16 +225,24 @@ class _Reader:
         return found
 
     def tensor(self, node: dict[str, Any]) -> torch.Tensor:
-        content = self.slice(node)
-        # Memory from torch has the alignment of a computed tensor.
-        memory = torch.empty(content.size, dtype=torch.uint8)
-        memory.numpy()[...] = content
-        tensor = memory.view(_torch_dtype(node["dtype"])).as_strided(node["shape"], node["strides"])
-        tensor = tensor.to(node["device"])
+        # A copy in either case: whoever reads an item may change its voxels in place.
+        flat = self._copy_of_kept(node["kept"]) if "kept" in node else self._from_bytes(node)
+        tensor = flat.as_strided(node["shape"], node["strides"])
         if "meta" in node:
             tensor = tensor.as_subclass(MetaTensor)
             tensor.__dict__.update(self.value(node["meta"]))
         return tensor
+
+    def _copy_of_kept(self, number: int) -> torch.Tensor:
+        found = self.kept[number]
+        return copied(found, found.device)
+
+    def _from_bytes(self, node: dict[str, Any]) -> torch.Tensor:
+        content = self.slice(node)
+        # Memory from torch has the alignment of a computed tensor.
+        memory = torch.empty(content.size, dtype=torch.uint8, device="cpu")
+        memory.numpy()[...] = content
+        return restored(memory.view(_torch_dtype(node["dtype"])), node["device"])
 
     def array(self, node: dict[str, Any]) -> np.ndarray:
         flat = np.frombuffer(self.slice(node).tobytes(), np.dtype(node["dtype"]))
@@ -251,6 +279,7 @@ _READERS: dict[str, Callable[[_Reader, dict[str, Any]], Any]] = {
     "dict": lambda reader, node: {reader.value(key): reader.value(content) for key, content in node["of"]},
     "tensor": _Reader.tensor,
     "array": _Reader.array,
+    "cupy": lambda reader, node: cupy_array(reader.array(node["of"])),
     "scalar": lambda reader, node: reader.array(node)[()],
     "enum": _Reader.enum,
     "dtype": lambda reader, node: _torch_dtype(node["of"]),

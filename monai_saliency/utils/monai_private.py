@@ -35,6 +35,7 @@ __all__ = [
     "ItemDataset",
     "IterationEvaluator",
     "cpu_has_float16",
+    "cuda_is_lost",
     "event_handlers",
     "postprocessing_of",
     "global_hooks",
@@ -133,6 +134,11 @@ def cpu_has_float16() -> bool:
     """Whether this CPU computes convolutions in float16. Without it torch fails, or takes minutes."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
     return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
+
+
+def cuda_is_lost() -> bool:
+    """Whether this process was forked from one that had used CUDA, after which CUDA cannot be used in it."""
+    return bool(torch.cuda._is_in_bad_fork())
 
 
 def is_profiled() -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.all_pairs import all_pairs
+from helpers.fake_cupy import fake_cupy
 from helpers.scans import LPS, OBLIQUE, write_scan
 from monai.data import Dataset, ThreadDataLoader
 from monai.transforms import Compose, EnsureChannelFirstd, EnsureTyped, LoadImaged, Orientationd, ResizeWithPadOrCropd
@@ -413,3 +414,65 @@ def test_failures_of_runs_beside_each_other_are_all_in_the_file(tmp_path: Path) 
     assert [row.split(",")[0] for row in path.read_text().splitlines()] == ["case", "a"]
     again.remove("a")
     assert not path.exists()
+
+
+def test_cases_on_several_devices_share_no_batch() -> None:
+    """Meta tensors stand for a GPU's."""
+    devices = ["meta" if index in (1, 4) else "cpu" for index in range(5)]
+    items = Items([(1, 2, 2)] * 5, images=[torch.zeros(1, 2, 2, device=device) for device in devices])
+    batches = list(CohortLoader(items, batch_size=2))
+    assert [(batch["case"], batch["image"].device.type) for batch in batches] == [
+        (["c0", "c2"], "cpu"),
+        (["c1", "c4"], "meta"),
+        (["c3"], "cpu"),
+    ]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_threads_use_the_gpu_of_the_one_that_started_them(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new thread's current GPU is the first one: a rank's preprocessing on `cuda` would land there."""
+    current = threading.local()
+    current.number = 3
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "number", 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: setattr(current, "number", number))
+
+    def seen(item: dict[str, Any]) -> dict[str, Any]:
+        return {**item, "gpu": torch.cuda.current_device(), "thread": threading.get_ident()}
+
+    cases = [{"case": str(number), "image": torch.zeros(1, 2, 2)} for number in range(4)]
+    batches = list(CohortLoader(CohortDataset(cases, seen), num_workers=num_workers))
+    assert [int(batch["gpu"]) for batch in batches] == [3] * 4
+    assert threading.get_ident() not in {int(batch["thread"]) for batch in batches}
+
+
+def test_no_gpu_is_touched_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: pytest.fail("set"))
+    assert len(list(CohortLoader(Items([(1, 2, 2)]), num_workers=1))) == 1
+
+
+class Elsewhere(torch.Tensor):
+    """Says that it is on a GPU, and cannot be sent."""
+
+    is_cpu = False
+
+    def cpu(self, *given: Any, **named: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor) + 1
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError("a GPU's memory ends with its process")
+
+
+def test_processes_hand_over_in_the_hosts_memory() -> None:
+    items = Items([(1, 2, 2)], images=[torch.zeros(1, 2, 2).as_subclass(Elsewhere)])
+    (batch,) = CohortLoader(items, num_workers=1, processes=True)
+    assert type(batch["image"]) is torch.Tensor
+    assert batch["image"].tolist() == [[[[1.0, 1.0], [1.0, 1.0]]]]
+
+
+def test_an_array_of_cupy_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    items = Items([(1, 2, 2)], images=[fake_cupy(monkeypatch).array([1.0])])
+    failures = Failures(tmp_path / "failures.csv")
+    assert not list(CohortLoader(items, failures))
+    assert failures.rows[0]["error"] == "its 'image' is an array of CuPy: end the transforms with EnsureTyped('image')"
