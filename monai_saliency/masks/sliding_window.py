@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,7 +123,7 @@ class BoundSlidingWindowMasks(BoundBoxMasks):
             self.starts.append(starts - overhang // 2)
 
     def __len__(self) -> int:
-        return int(np.prod([len(starts) for starts in self.starts]))
+        return math.prod(map(len, self.starts))
 
     def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
         along = np.unravel_index(np.asarray(indices, dtype=int), [len(starts) for starts in self.starts])

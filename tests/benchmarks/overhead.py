@@ -8,6 +8,9 @@ explanation's own forward of that batch, so that a machine's moods hit both, and
 explanation's. On a GPU, where that would make the explanation wait, rounds of both alternate. Printed is the median of
 the rounds' ratios, with the smallest and the largest. The light network is that of ``peers.py``; there are 1023 masks
 for it and 63 for the others, which are with the unperturbed image full batches.
+
+``by hand`` is the least that a perturbation costs: a loop that multiplies the image by masks which lie ready, runs the
+network and takes a class's probability. It makes no mask and no map, and checks nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +28,25 @@ from record import add_options, keep, now
 import monai_saliency as ms
 
 
+class ByHand:
+    """A loop over masks that lie ready."""
+
+    def __init__(self, image: torch.Tensor, num_masks: int, batch_size: int) -> None:
+        self.mask_batch_size = batch_size
+        self.num_batches = -(-num_masks // batch_size)
+        self.masks = torch.rand(batch_size, 1, *image.shape[2:], device=image.device)
+        self.batch = image.repeat(batch_size, *[1] * (image.ndim - 1))
+        self.fill = torch.zeros_like(image)
+
+    def __call__(self, image: torch.Tensor, network: torch.nn.Module) -> torch.Tensor:
+        scores = []
+        with torch.no_grad():
+            for _ in range(self.num_batches):
+                torch.lerp(self.fill, image, self.masks, out=self.batch)
+                scores.append(network(self.batch).softmax(dim=1)[:, 1])
+        return torch.cat(scores)
+
+
 @dataclass(frozen=True)
 class Question:
     """What is explained, and by how much."""
@@ -34,14 +56,15 @@ class Question:
     batch_size: int
     num_masks: int
 
-    def methods(self) -> dict[str, ms.PerturbationInferer]:
-        """Windows, and RISE with the cheapest fill and with the dearest."""
+    def methods(self) -> dict[str, ms.PerturbationInferer | ByHand]:
+        """Windows, and RISE with the cheapest fill and with the dearest, and the least there is."""
         window = self.image.shape[-1] // round((self.num_masks + 1) ** (1 / (self.image.ndim - 2)))
         given: dict[str, Any] = {"target": ms.ClassScore([1], activation="softmax"), "mask_batch_size": self.batch_size}
         return {
             "windows": ms.sliding_window(window_size=window, stride=window, **given),
             "rise": ms.rise(self.num_masks, seed=0, **given),
             "rise, blurred fill": ms.rise(self.num_masks, fill=ms.BlurFill(5), **given),
+            "by hand": ByHand(self.image, self.num_masks, self.batch_size),
         }
 
 
@@ -95,7 +118,7 @@ class Beside(torch.nn.Module):
 
 
 def measure(
-    network: torch.nn.Module, image: torch.Tensor, explain: ms.PerturbationInferer, rounds: int
+    network: torch.nn.Module, image: torch.Tensor, explain: ms.PerturbationInferer | ByHand, rounds: int
 ) -> tuple[list[float], int]:
     """The ratio of each round, and how many images it runs."""
     beside = Beside(network, image.repeat(explain.mask_batch_size, *[1] * (image.ndim - 1))).eval()

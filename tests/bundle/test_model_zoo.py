@@ -64,9 +64,7 @@ def test_training_runs_by_its_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PINS)
 def test_pinned_packages_are_those_that_we_need_and_install_on_python_3_10(name: str) -> None:
-    """As far as that is known offline: of the installed release. Where that is not the one that is pinned, it is a newer
-    one, and one that appeared since is no fault.
-    """
+    """As far as that is known offline, of the installed release: a newer one than the pin may appear at any time."""
     pin = Version(PINS[name])
     needed = [Requirement(each) for each in requires("monai-saliency") or []]
     assert all(pin in each.specifier for each in needed if each.name.lower() == name)
