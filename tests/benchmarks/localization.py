@@ -11,6 +11,9 @@ the scan's own grid, where all is measured.
 - AUPRC: the average precision of the map's values as a detector of the lesions' voxels.
 - All lesions are found where each has one of the map's strongest peaks strictly inside: as many peaks as lesions, each
   the highest value that is more than 20 mm from the peaks before it.
+- With more lesions than one, each is also put alone into the same scan: a map of what the network saw shows no lesion
+  that the network does not find there. So the scans are counted whose lesions it sees alone, and how many of them have
+  all found.
 
 The controls: the same network at random weights, on the same scans and class, the scan's own intensity, and a voxel
 drawn at random in the brain.
@@ -19,8 +22,9 @@ drawn at random in the brain.
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +65,16 @@ def distance_to_lesion(label: nib.Nifti1Image) -> tuple[np.ndarray, np.ndarray]:
     return distance, numbers[tuple(nearest)]
 
 
+def one_by_one(seed: int, num_lesions: int) -> Iterator[nib.Nifti1Image]:
+    """The same scan with each of its lesions alone."""
+    scans = [make_scan(seed, lesion=number)[0] for number in range(num_lesions + 1)]
+    healthy, *more = (np.asanyarray(scan.dataobj).astype(int) for scan in scans)
+    for fewer, with_it in itertools.pairwise([healthy, *more]):
+        # Elsewhere a scan with one lesion more differs by rounding.
+        alone = np.where(abs(with_it - fewer) > 1, with_it, healthy)
+        yield nib.Nifti1Image(alone.astype(np.int16), scans[0].affine, scans[0].header)
+
+
 class Rates:
     """How far from the lesion the peaks of maps lie, and how well their values detect it."""
 
@@ -68,6 +82,7 @@ class Rates:
         self.distances: list[float] = []
         self.precisions: list[float] = []
         self.found: list[bool] = []
+        self.all_seen: list[bool] = []
 
     def note(self, values: np.ndarray, distance: np.ndarray, lesions: np.ndarray, sizes: Sequence[float]) -> None:
         """Note a map, the millimetres from each voxel to the nearest lesion, which that is, and the voxel sizes."""
@@ -87,6 +102,10 @@ class Rates:
         found, inside = np.asarray(self.distances), np.asarray(self.distances) == 0
         row = {"map": name, "scans": len(found), "inside": int(inside.sum()), "within 10 mm": int((found <= 10).sum())}
         row |= {"all lesions found": int(sum(self.found)), "AUPRC": float(np.mean(self.precisions))}
+        if self.all_seen:
+            both = [found for found, seen in zip(self.found, self.all_seen, strict=True) if seen]
+            row |= {"the network sees each lesion alone": len(both), "and all are found": int(sum(both))}
+            print(f"{name:16s} all lesions found in {sum(both)} of the {len(both)} scans whose lesions it sees alone")
         print(
             f"{name:16s} inside {np.mean(inside):6.1%} ({row['inside']} of {len(found)})  within 10 mm "
             f"{np.mean(found <= 10):6.1%}  all lesions found {np.mean(self.found):6.1%} ({row['all lesions found']})  "
@@ -105,6 +124,14 @@ class Explained(Rates):
         self.invert = Invertd("saliency", self.preprocessing, orig_keys="image", nearest_interp=False)
         self.network = network
         self.forwards: list[int] = []
+
+    def says_lesion(self, scan: nib.Nifti1Image, folder: Path, name: str) -> tuple[dict, bool]:
+        """A scan as a preprocessed case, and whether the network says that it has a lesion."""
+        path = folder / "scan.nii.gz"
+        nib.save(scan, path)
+        case = self.preprocessing({"image": str(path), "case": name, "channels": 1})
+        with torch.no_grad():
+            return case, int(self.network(case["image"][None].as_tensor()).argmax()) == LESION
 
     def add(self, case: dict, *lesion: Any) -> None:
         """Explain a preprocessed case, and note its map on the scan's own grid."""
@@ -139,13 +166,10 @@ def main() -> None:
         while len(trained.distances) < args.num_scans:
             scan, label = make_scan(seed, lesion=args.num_lesions)
             seed += 1
-            path = Path(folder) / "scan.nii.gz"
-            nib.save(scan, path)
-            case = trained.preprocessing({"image": str(path), "case": str(seed), "channels": 1})
-            with torch.no_grad():
-                if int(trained.network(case["image"][None].as_tensor()).argmax()) != LESION:
-                    missed += 1
-                    continue
+            case, is_found = trained.says_lesion(scan, Path(folder), str(seed))
+            if not is_found:
+                missed += 1
+                continue
             distance, lesions = distance_to_lesion(label)
             if lesions.max() < args.num_lesions:  # they touch
                 continue
@@ -154,6 +178,9 @@ def main() -> None:
             lesion = distance, lesions, label.header.get_zooms()[:3]
             intensity.note(np.asanyarray(scan.dataobj), *lesion)
             trained.add(case, *lesion)
+            if args.num_lesions > 1:
+                alone = one_by_one(seed - 1, args.num_lesions)
+                trained.all_seen.append(all(trained.says_lesion(each, Path(folder), "alone")[1] for each in alone))
             count = len(trained.distances)
             print(f"{count}: {trained.distances[-1]:.1f} mm, AUPRC {trained.precisions[-1]:.2f}", end="")
             if count <= (args.num_scans if args.random_scans is None else args.random_scans):
