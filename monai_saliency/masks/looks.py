@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.alone import BoundAloneMasks
+from monai_saliency.masks.blocks import BoundBlockMasks
 from monai_saliency.masks.evidence_boxes import EvidenceBoxes
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks
 
@@ -54,33 +56,39 @@ class Found:
 
 
 class LookMasks:
-    """The numbers of the masks of looks: windows, the image hidden, parts shown alone, nothing; with boxes hidden too.
+    """The numbers of the masks of looks: windows, the image hidden, parts shown alone, nothing, blocks; with boxes
+    hidden too.
 
     Args:
         windows: the windows of a look.
         alone: the whole image hidden, and parts that are shown alone.
+        blocks: of windows, with which a further look begins.
         boxes: which may be hidden.
         num_masks: random masks inside of each box.
         max_foci: how many boxes may be found.
 
     Attributes:
         most: how many boxes may be hidden at once: ``max_foci``, or fewer, so that the numbers have 64 bits.
+        families: the first number of windows, of what is shown alone, and of blocks, and their masks.
     """
 
     def __init__(
         self,
         windows: BoundHierarchicalMasks,
         alone: BoundAloneMasks,
+        blocks: BoundBlockMasks,
         boxes: EvidenceBoxes,
         num_masks: int,
         max_foci: int,
     ) -> None:
-        self.windows, self.alone, self.boxes, self.max_foci = windows, alone, boxes, max_foci
-        #: the mask that hides the whole image, those that show a part alone, the mask that hides nothing
+        self.windows, self.alone, self.blocks, self.boxes, self.max_foci = windows, alone, blocks, boxes, max_foci
+        #: the mask that hides the whole image, those that show a part alone, the mask that hides nothing, blocks
         self.whole = len(windows)
         self.parts = range(self.whole + 1, self.whole + len(alone))
         self.nothing = self.whole + len(alone)
-        self.each = self.nothing + 1
+        self.block = self.nothing + 1
+        self.each = self.block + len(blocks)
+        self.families = ((0, windows), (self.whole, alone), (self.block, blocks))
         self.most = _fitting(self.each, len(boxes), num_masks, max_foci)
 
     def __len__(self) -> int:
@@ -108,16 +116,16 @@ def look(
     indices: Sequence[int],
     scores: torch.Tensor,
     reference_score: torch.Tensor,
-    looks: int,
-    affordable: int,
+    spare: int,
 ) -> Found:
     """Read what one score's looks have found.
 
     1. The windows of the first look hide parts of the image. Boxes are laid where what they took lies.
     2. All boxes are hidden together. Where the score stays though the windows found nothing more, the evidence is there
-       more than once: of two lesions, either is enough. Then the windows look again, with these boxes hidden, and the
-       strongest box is laid. Of a box its inner part is hidden: a whole box may reach into the next place. Which boxes
-       must be hidden whole, so that nothing of their evidence is left, is asked when all are found.
+       more than once: of two lesions, either is enough. Then blocks of windows look again with these boxes hidden, then
+       windows inside the blocks that take most, and the strongest box is laid. Of a box its inner part is hidden: a
+       whole box may reach into the next place. Which boxes must be hidden whole, so that nothing of their evidence is
+       left, is asked when all are found.
     3. Where the first look found nothing that stands out, and hiding any window takes next to nothing, parts of the
        image are shown alone.
 
@@ -126,19 +134,21 @@ def look(
         indices: the masks that were scored.
         scores: ``(n,)``.
         reference_score: of the unperturbed image.
-        looks: how many there may be.
-        affordable: how many masks further looks may take with windows of the last level; they do without these where
-            that is not enough.
+        spare: how many masks may be taken that only some images need. There are further looks as long as they last.
     """
     scored = dict(zip(map(int, indices), scores.double().tolist(), strict=True))
     found, level = Found(fill=scored[masks.whole]), float(reference_score)
     adds = found.adds = level - found.fill
-    for number in range(looks):
-        taken = _taken(masks, scored, level, affordable, found)
+    for number in itertools.count():
+        # With two more for the boxes and their inner parts, and one for each box that is found, and for all of them.
+        if number and found.spent + masks.blocks.at_most + 2 + len(found.boxes) + 2 > spare:
+            break
+        taken = _taken(masks, scored, level, found)
         if taken is None:
             return found
         evidence, largest = taken
         if number:
+            evidence = masks.boxes.beyond(evidence, found.boxes)
             more = _strongest(masks, evidence, largest > _MOST * (level - found.fill) > 0)
         else:
             tiny = evidence.sum() < _REDUNDANT * adds
@@ -170,24 +180,25 @@ def look(
     return found
 
 
-def _taken(
-    masks: LookMasks, scored: dict[int, float], level: float, affordable: int, found: Found
-) -> tuple[np.ndarray, float] | None:
+def _taken(masks: LookMasks, scored: dict[int, float], level: float, found: Found) -> tuple[np.ndarray, float] | None:
     """What windows of a look took: for each window of the last level, and the most that one took; None where some are
     wanted.
     """
-    base, further = masks.index(0, found.hides), bool(found.boxes)
+    base = masks.index(0, found.hides)
     inner = [index - base for index in scored if base <= index < base + len(masks.windows)]
-    own = torch.tensor([scored[base + index] for index in inner], dtype=torch.float64)
-    if further:
-        finer = masks.windows.next_round(inner, own[:, None], torch.tensor([level])) or ()
-        if finer and inner and finer[-1] in masks.windows.levels[-1]:
-            finer = finer if found.spent + len(inner) + len(finer) <= affordable else ()
-        if not _asked([base + index for index in finer], scored, found):
-            return None
-        found.spent += len(inner)
-    evidence = masks.windows.spread(inner, level - own).clip(min=0)
-    return evidence, float((level - own).max())
+    own = level - torch.tensor([scored[base + index] for index in inner], dtype=torch.float64)
+    if not found.boxes:
+        return masks.windows.spread(inner, own).clip(min=0), float(own.max())
+    # A further look: one of the first level's blocks, then windows inside of it.
+    blocks = [base + masks.block + block for block in range(len(masks.blocks))]
+    if not _asked(blocks, scored, found):
+        return None
+    taken = level - torch.tensor([scored[index] for index in blocks], dtype=torch.float64)
+    finer = masks.blocks.finer(taken, inner, own)
+    if not _asked([base + index for index in finer], scored, found):
+        return None
+    found.spent += len(blocks) + len(inner)
+    return masks.blocks.spread(taken, inner, own).clip(min=0), float(torch.cat([taken, own]).max())
 
 
 def _strongest(masks: LookMasks, evidence: np.ndarray, takes_most: bool) -> list[int]:
