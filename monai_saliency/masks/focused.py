@@ -73,8 +73,8 @@ class FocusedMasks(Masks):
       these boxes hidden**, by blocks of two windows along each axis and by windows inside the blocks that take most,
       which find the next one. Random masks perturb each box while the others are hidden, so the map says what it adds
       where the others are not. What all boxes leave of the score is said. These forwards are taken from ``num_masks``,
-      of which 35 % remain at least: in 3D a further look takes 36 to 132 of them with the default settings. There are
-      more as long as the masks last.
+      of which a third remains at least: in 3D a further look takes 36 to 132 of them with the default settings. There
+      are more as long as the masks last.
     - Where all windows together take less than a tenth of what hiding the whole image takes, at most two boxes stand
       out. With none, each window is shown alone with a margin, all else hidden. A place that alone gives 80 % of what
       the image gives is enough, and is a box. With more than ``max_foci`` such places it goes on as if there were none.
@@ -198,13 +198,13 @@ class BoundFocusedMasks(BoundMasks):
 
     @property
     def _further_look(self) -> int:
-        """At the most: boxes hidden, their inner parts, blocks and windows, and then each inner part in turn."""
-        return self.blocks.at_most + self.looks.most + 5
+        """At the most: boxes hidden, their inner parts, blocks and windows, and what is asked of each box then."""
+        return self.blocks.at_most + 3 + 3 * self.looks.most
 
     @property
     def _least(self) -> int:
         """How many random masks a score has, however many masks its looks took."""
-        return -(-self.num_masks * 35 // 100)
+        return -(-self.num_masks // 3)
 
     def next_round(
         self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor

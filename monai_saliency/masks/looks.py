@@ -17,7 +17,7 @@ from monai_saliency.masks.hierarchical import BoundHierarchicalMasks
 __all__ = ["Found", "LookMasks", "look"]
 
 # Evidence is left where neither the boxes nor windows elsewhere took so much of what hiding the image takes.
-_LEFT = 0.15
+_LEFT = 0.1
 # Parts are shown alone where nothing stands out and all windows take less than this share of what the image adds.
 _REDUNDANT = 0.1
 # More places than this do not stand out where windows take so little: chance takes as much.
@@ -25,6 +25,8 @@ _TINY_FOCI = 2
 # In a further look the strongest box stands out with this share of the evidence, or where a window takes this share of
 # what is left of the score, whatever others take.
 _MUCH, _MOST = 1 / 3, 0.5
+# A place adds at least this share of what the image adds, where the other places are hidden.
+_ADDS = 0.05
 # The inner part of a box is hidden in its place where that takes less by at most this share of what the image adds.
 _AS_MUCH = 0.1
 
@@ -140,8 +142,8 @@ def look(
     found, level = Found(fill=scored[masks.whole]), float(reference_score)
     adds = found.adds = level - found.fill
     for number in itertools.count():
-        # With two more for the boxes and their inner parts, and one for each box that is found, and for all of them.
-        if number and found.spent + masks.blocks.at_most + 2 + len(found.boxes) + 2 > spare:
+        # With two more for the boxes and their inner parts, then three for each box that is found.
+        if number and found.spent + masks.blocks.at_most + 2 + 3 * (len(found.boxes) + 1) > spare:
             break
         taken = _taken(masks, scored, level, found)
         if taken is None:
@@ -175,7 +177,7 @@ def look(
         level = scored[inner]
     if not found.boxes and evidence.sum() < _REDUNDANT * adds:
         _look_alone(masks, scored, found)
-    elif found.redundant and 1 < len(found.boxes) <= masks.most:
+    elif found.redundant and 1 < len(found.boxes) <= masks.most and _drop_empty(masks, scored, found):
         _hide_whole(masks, scored, found)
     return found
 
@@ -214,6 +216,24 @@ def _asked(wanted: Sequence[int], scored: dict[int, float], found: Found) -> boo
     """Whether masks are scored. Those that are not are wanted."""
     found.wanted = [index for index in wanted if index not in scored]
     return not found.wanted
+
+
+def _drop_empty(masks: LookMasks, scored: dict[int, float], found: Found) -> bool:
+    """Drop boxes that add nothing where the others are hidden, the last found first; whether all of that is scored."""
+    boxes, hides = list(found.boxes), list(found.hides)
+    for own in reversed(range(len(boxes))):
+        others = [*boxes[:own], *boxes[own + 1 :]]
+        checks = [masks.index(masks.nothing, hidden) for hidden in (boxes, others)]
+        if not others:
+            break
+        if not _asked(checks, scored, found):
+            return False
+        found.spent += 1
+        without, alone = (scored[check] for check in checks)
+        if alone - without < _ADDS * found.adds:
+            del boxes[own], hides[own]
+    found.boxes, found.hides = boxes, hides
+    return len(boxes) > 1
 
 
 def _hide_whole(masks: LookMasks, scored: dict[int, float], found: Found) -> None:
