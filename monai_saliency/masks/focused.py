@@ -71,10 +71,11 @@ class FocusedMasks(Masks):
     - Before that, all boxes are hidden together. Where the score stays, though the windows took nothing elsewhere, the
       evidence is there more than once: of two lesions, either is enough. Then the image is looked at again **with
       these boxes hidden**, by blocks of two windows along each axis and by windows inside the blocks that take most,
-      which find the next one. Random masks perturb each box while the others are hidden, so the map says what it adds
-      where the others are not. What all boxes leave of the score is said. These forwards are taken from ``num_masks``,
-      of which a third remains at least: in 3D a further look takes 36 to 132 of them with the default settings. There
-      are more as long as the masks last.
+      which find the next one. A box that adds less than a twentieth of what the image adds, where the others are
+      hidden, is dropped. Random masks perturb each box while the others are hidden, so the map says what it adds where
+      the others are not. What all boxes leave of the score is said. These forwards are taken from ``num_masks``, of
+      which a third remains at least: in 3D a further look takes 36 to 132 of them with the default settings. There are
+      more as long as the masks last.
     - Where all windows together take less than a tenth of what hiding the whole image takes, at most two boxes stand
       out. With none, each window is shown alone with a margin, all else hidden. A place that alone gives 80 % of what
       the image gives is enough, and is a box. With more than ``max_foci`` such places it goes on as if there were none.

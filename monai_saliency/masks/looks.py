@@ -126,8 +126,8 @@ def look(
     2. All boxes are hidden together. Where the score stays though the windows found nothing more, the evidence is there
        more than once: of two lesions, either is enough. Then blocks of windows look again with these boxes hidden, then
        windows inside the blocks that take most, and the strongest box is laid. Of a box its inner part is hidden: a
-       whole box may reach into the next place. Which boxes must be hidden whole, so that nothing of their evidence is
-       left, is asked when all are found.
+       whole box may reach into the next place. When all are found, boxes are dropped that add nothing where the others
+       are hidden, and it is asked which must be hidden whole, so that nothing of their evidence is left.
     3. Where the first look found nothing that stands out, and hiding any window takes next to nothing, parts of the
        image are shown alone.
 
