@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ from monai_saliency.masks.base import BoundMasks
 __all__ = ["SmoothRegression"]
 
 # The length over which the map is smooth, in cells of the masks.
-_SMOOTH = 0.7
+_SMOOTH = 0.5
 # Differences of scores are compressed beyond this share of their standard deviation.
 _LINEAR = 0.25
+# The variance of a bump's height in the second fit: its size in the first one, and this share of the highest one's.
+_FREE = 0.01
 # Strengths of the ridge penalty that are compared, relative to the mean eigenvalue of the masks.
 _STRENGTHS = np.logspace(-3, 2, 31)
 
@@ -25,11 +28,15 @@ class SmoothRegression:
 
     The score of mask i is taken as ``b + sum_v M_i(v) m(v)``, and the map m as smooth: a sum of Gaussian bumps on a
     grid, whose heights are penalised by their squares (ridge regression, Hoerl and Kennard, 1970). That is the mean of
-    a Gaussian process whose values correlate over 0.7 cells of the masks (Rasmussen and Williams, 2006, section 2.2).
+    a Gaussian process whose values correlate over half a cell of the masks (Rasmussen and Williams, 2006, section 2.2).
     RISE's average (:class:`~monai_saliency.RISEScoring`) lets each voxel stand for all that chance hid together with
     it; the regression divides the score among them, so a few hundred masks give a sharper map.
 
-    - The penalty is the one with the least leave-one-out error, which ridge regression has in closed form.
+    - Evidence lies in few places. So the regression is fitted twice, and in the second fit a height is penalised less
+      the larger it was in the first one: a step towards the penalty of heights by their sizes (the lasso) by reweighted
+      squares (FOCUSS, Gorodnitsky and Rao, 1997). What is noise beside a peak gets lower.
+    - The penalty is the one with the least leave-one-out error, which ridge regression has in closed form; for each fit
+      its own.
     - A probability saturates: its few largest differences would decide. So the regression is of
       ``y_i = mean_j tanh(4 (f_i - f_j) / spread(f))``, which is continuous in the scores and orders the masks as the
       scores f do, and the map is multiplied by the slope of f on what the regression explains. It is in the score's
@@ -47,8 +54,7 @@ class SmoothRegression:
         self.bumps = [_bumps(size, max(1.0, _SMOOTH * cell)) for size, cell in sides]
         features = torch.cat([self._features(rendered) for _, rendered in masks.stream(indices)])
         self.features = features - features.mean(dim=0)
-        values, self.vectors = torch.linalg.eigh(self.features @ self.features.T)
-        self.values = values.clamp_min(0)
+        self.values, self.vectors = _eigen(self.features)
 
     def _features(self, rendered: torch.Tensor) -> torch.Tensor:
         """The masks ``(n, 1, *spatial)`` as sums over each bump, ``(n, bumps)``, in double precision on the CPU."""
@@ -69,9 +75,10 @@ class SmoothRegression:
         return torch.stack([self._voxels(self._fit(each)[0])[0] for each in scores.T])
 
     def standard_error(self, scores: torch.Tensor) -> torch.Tensor:
-        """The standard error of :meth:`effects`: the jackknife over masks, for the penalty that was chosen.
+        """The standard error of :meth:`effects`: the jackknife over masks, for the penalties that were chosen.
 
-        Without mask i the heights change by the leave-one-out residual times what mask i weighs, in closed form.
+        Without mask i the heights change by the leave-one-out residual times what mask i weighs, in closed form, and in
+        the second fit by what the heights of the first one change too, to first order.
 
         Args:
             scores: ``(n, K)``.
@@ -97,26 +104,27 @@ class SmoothRegression:
         shifted = shifted - shifted[0]
         centred = shifted - shifted.mean()
         n, spread = len(centred), float(centred.square().mean().sqrt())
+        nothing = torch.zeros(1, self.features.shape[1], dtype=torch.float64), torch.zeros_like(self.features)
         if spread == 0 or n < 3 or float(self.values[-1]) == 0:
-            return torch.zeros(1, self.features.shape[1], dtype=torch.float64), torch.zeros_like(self.features)
+            return nothing
         compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
         compressed = compressed - compressed.mean()
-        along, best = self.vectors.T @ compressed, None
-        for strength in (float(self.values.mean()) * _STRENGTHS).tolist():
-            kept = self.values / (self.values + strength)
-            explained = self.vectors @ (kept * along)
-            own = self.vectors.square() @ kept + 1 / n  # how far a mask's own score decides what is explained of it
-            left_out = (compressed - explained) / (1 - own).clamp_min(1e-6)
-            error = float(left_out.square().mean())
-            if best is None or error < best[0]:
-                best = error, strength, explained, left_out
-        assert best is not None
-        _, strength, explained, left_out = best
-        slope = (centred @ explained) / explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-        inverse = self.vectors / (self.values + strength)
-        heights = slope * (self.features.T @ (inverse @ along))
-        changes = slope * left_out[:, None] * ((inverse @ self.vectors.T) @ self.features)
-        return heights[None], changes
+        first = _ridge(self.features, self.values, self.vectors, compressed)
+        highest = float(first.heights.abs().max())
+        if highest == 0:
+            return nothing
+        variance = first.heights.abs() / highest + _FREE
+        root = variance.sqrt()
+        scaled = self.features * root
+        values, vectors = _eigen(scaled)
+        second = _ridge(scaled, values, vectors, compressed)
+        squares = second.explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+        slope = (centred @ second.explained) / squares
+        # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
+        moved = first.heights.sign() * first.changes / highest * (second.heights / root)
+        inverse = (vectors / (values + second.strength)) @ vectors.T
+        response = (moved @ self.features.T) @ inverse @ self.features
+        return slope * (second.heights * root)[None], slope * (second.changes * root + moved - response * variance)
 
     def _voxels(self, heights: torch.Tensor) -> torch.Tensor:
         """Heights ``(n, bumps)`` as maps ``(n, *spatial)``."""
@@ -134,3 +142,43 @@ def _bumps(size: int, length: float) -> torch.Tensor:
     places = (size - 1) / 2 + (np.arange(count + 1) - count / 2) * length
     # The product of two bumps of width length / sqrt(2), summed over their places, has the width `length`.
     return torch.from_numpy(np.exp(-(((np.arange(size)[:, None] - places) / length) ** 2)))
+
+
+def _eigen(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The eigenvalues, at least 0, and eigenvectors of the products of masks."""
+    values, vectors = torch.linalg.eigh(features @ features.T)
+    return values.clamp_min(0), vectors
+
+
+class _Ridge(NamedTuple):
+    """A ridge regression on centred features.
+
+    Attributes:
+        heights: ``(bumps,)``.
+        changes: ``(n, bumps)``, how far they lie above those without each mask.
+        explained: ``(n,)``, of each mask.
+        strength: of the penalty.
+    """
+
+    heights: torch.Tensor
+    changes: torch.Tensor
+    explained: torch.Tensor
+    strength: float
+
+
+def _ridge(features: torch.Tensor, values: torch.Tensor, vectors: torch.Tensor, wanted: torch.Tensor) -> _Ridge:
+    """The ridge regression with the least leave-one-out error, from the eigenvalues of the products of masks."""
+    n, along, best = len(wanted), vectors.T @ wanted, None
+    for strength in (float(values.mean()) * _STRENGTHS).tolist():
+        kept = values / (values + strength)
+        explained = vectors @ (kept * along)
+        own = vectors.square() @ kept + 1 / n  # how far a mask's own score decides what is explained of it
+        left_out = (wanted - explained) / (1 - own).clamp_min(1e-6)
+        error = float(left_out.square().mean())
+        if best is None or error < best[0]:
+            best = error, strength, explained, left_out
+    assert best is not None
+    _, strength, explained, left_out = best
+    inverse = vectors / (values + strength)
+    changes = left_out[:, None] * ((inverse @ vectors.T) @ features)
+    return _Ridge(features.T @ (inverse @ along), changes, explained, strength)

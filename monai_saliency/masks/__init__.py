@@ -19,6 +19,7 @@ module                    masks
 ``hierarchical``          boxes that are halved in rounds where they matter
 ``focused``               such boxes, then random grids inside the boxes that hold the evidence
 ``alone``                 parts that are shown while all else is hidden: which of them are enough
+``blocks``                blocks of windows, which find a place in fewer masks than windows do
 ``order``                 the highest voxels of a map, more and more: for metrics
 ``subset``                as many cells of a grid in every mask, drawn at random: for metrics
 ``minimal``               sets of windows: the smallest one that keeps the score

@@ -98,15 +98,19 @@ class EvidenceBoxes:
                 return []
             found.append(number)
             least = least or _SECOND * mass
-            left = left * (1 - self._share_inside(self.box(number)))
+            left = self.beyond(left, [number])
         return found if total - left.sum() >= _CONCENTRATED * total > 0 else []
 
     def outside(self, evidence: np.ndarray, numbers: Sequence[int]) -> float:
         """How much evidence lies outside of some boxes."""
+        return float(self.beyond(evidence, numbers).sum())
+
+    def beyond(self, evidence: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
+        """The evidence that lies outside of some boxes, for each window of the last level."""
         left = np.ones(())
         for number in numbers:
             left = left * (1 - self._share_inside(self.box(number)))
-        return float((evidence * left).sum())
+        return evidence * left
 
     def strongest(self, left: np.ndarray) -> tuple[int, float]:
         """The box that holds most evidence, and how much; a larger one where that holds much more.

@@ -161,10 +161,16 @@ class BoundHierarchicalMasks(BoundBoxMasks):
     @property
     def at_most(self) -> int:
         """How many windows are scored at the most, for one explained score."""
-        found = last = len(self.levels[0])
+        finer = zip(self.refined_at_most, itertools.count(), self.levels[1:], strict=False)
+        return len(self.levels[0]) + sum(min(most * self._halves(at), len(level)) for most, at, level in finer)
+
+    @property
+    def refined_at_most(self) -> list[int]:
+        """How many windows of each level but the last are refined at the most, for one explained score."""
+        found, last = [], len(self.levels[0])
         for level, most in enumerate(self._most[:-1]):
-            last = min(min(max(1, round(self.keep * last)), most) * self._halves(level), len(self.levels[level + 1]))
-            found += last
+            found.append(min(max(1, round(self.keep * last)), most))
+            last = min(found[-1] * self._halves(level), len(self.levels[level + 1]))
         return found
 
     def _halves(self, level: int) -> int:
@@ -191,7 +197,11 @@ class BoundHierarchicalMasks(BoundBoxMasks):
             return None
         drops = reference_scores.double() - scores[rows].double()
         chosen = worth_refining([indices[row] for row in rows], drops, self.keep)[: self._most[level]]
-        return sorted(part for index in chosen for part in self._parts(level, index)) or None
+        return self.parts_of(chosen) or None
+
+    def parts_of(self, indices: Sequence[int]) -> list[int]:
+        """The windows of the next level that windows of one level are halved into; none where they are one voxel."""
+        return sorted(part for index in indices for part in self._parts(self._level(index), index))
 
     def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
         level = self._level(indices[-1]) + 1

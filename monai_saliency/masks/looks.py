@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,13 +10,14 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.alone import BoundAloneMasks
+from monai_saliency.masks.blocks import BoundBlockMasks
 from monai_saliency.masks.evidence_boxes import EvidenceBoxes
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks
 
 __all__ = ["Found", "LookMasks", "look"]
 
 # Evidence is left where neither the boxes nor windows elsewhere took so much of what hiding the image takes.
-_LEFT = 0.15
+_LEFT = 0.1
 # Parts are shown alone where nothing stands out and all windows take less than this share of what the image adds.
 _REDUNDANT = 0.1
 # More places than this do not stand out where windows take so little: chance takes as much.
@@ -23,6 +25,8 @@ _TINY_FOCI = 2
 # In a further look the strongest box stands out with this share of the evidence, or where a window takes this share of
 # what is left of the score, whatever others take.
 _MUCH, _MOST = 1 / 3, 0.5
+# A place adds at least this share of what the image adds, where the other places are hidden.
+_ADDS = 0.05
 # The inner part of a box is hidden in its place where that takes less by at most this share of what the image adds.
 _AS_MUCH = 0.1
 
@@ -54,33 +58,39 @@ class Found:
 
 
 class LookMasks:
-    """The numbers of the masks of looks: windows, the image hidden, parts shown alone, nothing; with boxes hidden too.
+    """The numbers of the masks of looks: windows, the image hidden, parts shown alone, nothing, blocks; with boxes
+    hidden too.
 
     Args:
         windows: the windows of a look.
         alone: the whole image hidden, and parts that are shown alone.
+        blocks: of windows, with which a further look begins.
         boxes: which may be hidden.
         num_masks: random masks inside of each box.
         max_foci: how many boxes may be found.
 
     Attributes:
         most: how many boxes may be hidden at once: ``max_foci``, or fewer, so that the numbers have 64 bits.
+        families: the first number of windows, of what is shown alone, and of blocks, and their masks.
     """
 
     def __init__(
         self,
         windows: BoundHierarchicalMasks,
         alone: BoundAloneMasks,
+        blocks: BoundBlockMasks,
         boxes: EvidenceBoxes,
         num_masks: int,
         max_foci: int,
     ) -> None:
-        self.windows, self.alone, self.boxes, self.max_foci = windows, alone, boxes, max_foci
-        #: the mask that hides the whole image, those that show a part alone, the mask that hides nothing
+        self.windows, self.alone, self.blocks, self.boxes, self.max_foci = windows, alone, blocks, boxes, max_foci
+        #: the mask that hides the whole image, those that show a part alone, the mask that hides nothing, blocks
         self.whole = len(windows)
         self.parts = range(self.whole + 1, self.whole + len(alone))
         self.nothing = self.whole + len(alone)
-        self.each = self.nothing + 1
+        self.block = self.nothing + 1
+        self.each = self.block + len(blocks)
+        self.families = ((0, windows), (self.whole, alone), (self.block, blocks))
         self.most = _fitting(self.each, len(boxes), num_masks, max_foci)
 
     def __len__(self) -> int:
@@ -108,16 +118,16 @@ def look(
     indices: Sequence[int],
     scores: torch.Tensor,
     reference_score: torch.Tensor,
-    looks: int,
-    affordable: int,
+    spare: int,
 ) -> Found:
     """Read what one score's looks have found.
 
     1. The windows of the first look hide parts of the image. Boxes are laid where what they took lies.
     2. All boxes are hidden together. Where the score stays though the windows found nothing more, the evidence is there
-       more than once: of two lesions, either is enough. Then the windows look again, with these boxes hidden, and the
-       strongest box is laid. Of a box its inner part is hidden: a whole box may reach into the next place. Which boxes
-       must be hidden whole, so that nothing of their evidence is left, is asked when all are found.
+       more than once: of two lesions, either is enough. Then blocks of windows look again with these boxes hidden, then
+       windows inside the blocks that take most, and the strongest box is laid. Of a box its inner part is hidden: a
+       whole box may reach into the next place. When all are found, boxes are dropped that add nothing where the others
+       are hidden, and it is asked which must be hidden whole, so that nothing of their evidence is left.
     3. Where the first look found nothing that stands out, and hiding any window takes next to nothing, parts of the
        image are shown alone.
 
@@ -126,19 +136,21 @@ def look(
         indices: the masks that were scored.
         scores: ``(n,)``.
         reference_score: of the unperturbed image.
-        looks: how many there may be.
-        affordable: how many masks further looks may take with windows of the last level; they do without these where
-            that is not enough.
+        spare: how many masks may be taken that only some images need. There are further looks as long as they last.
     """
     scored = dict(zip(map(int, indices), scores.double().tolist(), strict=True))
     found, level = Found(fill=scored[masks.whole]), float(reference_score)
     adds = found.adds = level - found.fill
-    for number in range(looks):
-        taken = _taken(masks, scored, level, affordable, found)
+    for number in itertools.count():
+        # With two more for the boxes and their inner parts, then three for each box that is found.
+        if number and found.spent + masks.blocks.at_most + 2 + 3 * (len(found.boxes) + 1) > spare:
+            break
+        taken = _taken(masks, scored, level, found)
         if taken is None:
             return found
         evidence, largest = taken
         if number:
+            evidence = masks.boxes.beyond(evidence, found.boxes)
             more = _strongest(masks, evidence, largest > _MOST * (level - found.fill) > 0)
         else:
             tiny = evidence.sum() < _REDUNDANT * adds
@@ -165,29 +177,30 @@ def look(
         level = scored[inner]
     if not found.boxes and evidence.sum() < _REDUNDANT * adds:
         _look_alone(masks, scored, found)
-    elif found.redundant and 1 < len(found.boxes) <= masks.most:
+    elif found.redundant and 1 < len(found.boxes) <= masks.most and _drop_empty(masks, scored, found):
         _hide_whole(masks, scored, found)
     return found
 
 
-def _taken(
-    masks: LookMasks, scored: dict[int, float], level: float, affordable: int, found: Found
-) -> tuple[np.ndarray, float] | None:
+def _taken(masks: LookMasks, scored: dict[int, float], level: float, found: Found) -> tuple[np.ndarray, float] | None:
     """What windows of a look took: for each window of the last level, and the most that one took; None where some are
     wanted.
     """
-    base, further = masks.index(0, found.hides), bool(found.boxes)
+    base = masks.index(0, found.hides)
     inner = [index - base for index in scored if base <= index < base + len(masks.windows)]
-    own = torch.tensor([scored[base + index] for index in inner], dtype=torch.float64)
-    if further:
-        finer = masks.windows.next_round(inner, own[:, None], torch.tensor([level])) or ()
-        if finer and inner and finer[-1] in masks.windows.levels[-1]:
-            finer = finer if found.spent + len(inner) + len(finer) <= affordable else ()
-        if not _asked([base + index for index in finer], scored, found):
-            return None
-        found.spent += len(inner)
-    evidence = masks.windows.spread(inner, level - own).clip(min=0)
-    return evidence, float((level - own).max())
+    own = level - torch.tensor([scored[base + index] for index in inner], dtype=torch.float64)
+    if not found.boxes:
+        return masks.windows.spread(inner, own).clip(min=0), float(own.max())
+    # A further look: one of the first level's blocks, then windows inside of it.
+    blocks = [base + masks.block + block for block in range(len(masks.blocks))]
+    if not _asked(blocks, scored, found):
+        return None
+    taken = level - torch.tensor([scored[index] for index in blocks], dtype=torch.float64)
+    finer = masks.blocks.finer(taken, inner, own)
+    if not _asked([base + index for index in finer], scored, found):
+        return None
+    found.spent += len(blocks) + len(inner)
+    return masks.blocks.spread(taken, inner, own).clip(min=0), float(torch.cat([taken, own]).max())
 
 
 def _strongest(masks: LookMasks, evidence: np.ndarray, takes_most: bool) -> list[int]:
@@ -203,6 +216,24 @@ def _asked(wanted: Sequence[int], scored: dict[int, float], found: Found) -> boo
     """Whether masks are scored. Those that are not are wanted."""
     found.wanted = [index for index in wanted if index not in scored]
     return not found.wanted
+
+
+def _drop_empty(masks: LookMasks, scored: dict[int, float], found: Found) -> bool:
+    """Drop boxes that add nothing where the others are hidden, the last found first; whether all of that is scored."""
+    boxes, hides = list(found.boxes), list(found.hides)
+    for own in reversed(range(len(boxes))):
+        others = [*boxes[:own], *boxes[own + 1 :]]
+        checks = [masks.index(masks.nothing, hidden) for hidden in (boxes, others)]
+        if not others:
+            break
+        if not _asked(checks, scored, found):
+            return False
+        found.spent += 1
+        without, alone = (scored[check] for check in checks)
+        if alone - without < _ADDS * found.adds:
+            del boxes[own], hides[own]
+    found.boxes, found.hides = boxes, hides
+    return len(boxes) > 1
 
 
 def _hide_whole(masks: LookMasks, scored: dict[int, float], found: Found) -> None:
