@@ -14,7 +14,7 @@ from monai_saliency.masks.base import BoundMasks
 __all__ = ["SmoothRegression"]
 
 # The length over which the map is smooth, in cells of the masks.
-_SMOOTH = 0.5
+_SMOOTH = 0.7
 # Differences of scores are compressed beyond this share of their standard deviation.
 _LINEAR = 0.25
 # The variance of a bump's height in the second fit: its size in the first one, and this share of the highest one's.
@@ -28,7 +28,7 @@ class SmoothRegression:
 
     The score of mask i is taken as ``b + sum_v M_i(v) m(v)``, and the map m as smooth: a sum of Gaussian bumps on a
     grid, whose heights are penalised by their squares (ridge regression, Hoerl and Kennard, 1970). That is the mean of
-    a Gaussian process whose values correlate over half a cell of the masks (Rasmussen and Williams, 2006, section 2.2).
+    a Gaussian process whose values correlate over 0.7 cells of the masks (Rasmussen and Williams, 2006, section 2.2).
     RISE's average (:class:`~monai_saliency.RISEScoring`) lets each voxel stand for all that chance hid together with
     it; the regression divides the score among them, so a few hundred masks give a sharper map.
 

@@ -50,7 +50,7 @@ def reference(masks: np.ndarray, scores: np.ndarray, cell: tuple[float, ...]) ->
     """The effect of each voxel, and its jackknife error, by refitting without each mask."""
     basis = np.ones((1, 1))
     for size, edge in zip(masks.shape[1:], cell, strict=True):
-        basis = np.kron(basis, bumps(size, max(1.0, 0.5 * edge)))
+        basis = np.kron(basis, bumps(size, max(1.0, 0.7 * edge)))
     features, n = masks.reshape(len(masks), -1) @ basis, len(scores)
     wanted = np.array([np.mean([math.tanh(4 * (a - b) / scores.std()) for b in scores]) for a in scores])
     strength = best_strength(features, wanted)
