@@ -243,5 +243,14 @@ def single_process() -> Iterator[None]:
 
 
 def set_experiment(handler: Any) -> None:
-    """Let a ``monai.handlers.MLFlowHandler`` find or make its experiment. Its public ``start`` also begins a run."""
-    handler._set_experiment()
+    """Let a ``monai.handlers.MLFlowHandler`` find or make its experiment. Its public ``start`` also begins a run.
+
+    Where another program makes it at the same time, MONAI 1.6.1 looks again only if the error's text names its code,
+    which that of a server does, and that of a database does not.
+    """
+    try:
+        handler._set_experiment()
+    except Exception as error:
+        if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
+            raise
+        handler._set_experiment()

@@ -25,13 +25,16 @@ from mlflow.entities import Run
 from mlflow.store.db import utils
 from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_MLFLOW_SETTINGS
+from monai.handlers import MLFlowHandler
 from monai.networks.nets import DenseNet
+from monai.utils import path_to_sqlite_uri
 
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.handlers.mlflow import check
 from monai_saliency.handlers.summary import is_noise
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.storage.files import this_process
+from monai_saliency.utils.monai_private import set_experiment
 
 DEAD = 4194305  # above the largest process number
 
@@ -331,6 +334,28 @@ def test_untracked_runs_are_left_alone(executed_config: Path) -> None:
         check(untracked, executed_config.parent)
     assert "MLFLOW_DISABLE_TELEMETRY" not in os.environ
     assert [path.name for path in executed_config.parent.iterdir()] == [executed_config.name]
+
+
+def test_an_experiment_that_another_program_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both look for it before one of them makes it."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    first, second = (MLFlowHandler(path_to_sqlite_uri(tmp_path / "mlflow.db"), experiment_name="one") for _ in range(2))
+    set_experiment(first)
+    look = second.client.get_experiment_by_name
+    answers = iter([None])
+    monkeypatch.setattr(second.client, "get_experiment_by_name", lambda name: next(answers, look(name)))
+    set_experiment(second)
+    assert second.experiment.experiment_id == first.experiment.experiment_id
+
+    def fail(name: str) -> None:
+        raise RuntimeError("no server")
+
+    second.experiment = None
+    monkeypatch.setattr(second.client, "get_experiment_by_name", fail)
+    with pytest.raises(RuntimeError, match="no server"):
+        set_experiment(second)
+    first.close()
+    second.close()
 
 
 @pytest.mark.slow
