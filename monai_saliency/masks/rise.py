@@ -72,9 +72,10 @@ class BoundRISEMasks(BoundMasks):
         shifts: int ``(num_masks, spatial_dims)``, where the image begins in each stretched grid.
     """
 
-    # At most so many masks have their factors made at once, and so many numbers are in these: 8 MB in float32, and no
-    # more than 64 full-size masks have, as many as `stream` renders.
-    _masks_ahead, _numbers_ahead, _full_masks = 128, 2**21, 64
+    # At most so many masks have their factors made at once, and so many numbers are in these: 4 MB in float32, since
+    # larger ones made anew leave holes in the memory; and no more than 64 full-size masks have, as many as `stream`
+    # renders.
+    _masks_ahead, _numbers_ahead, _full_masks = 128, 2**20, 64
     # The device and the indices of the masks that were made so, and their two factors.
     _ahead: tuple[torch.device, range, torch.Tensor, torch.Tensor] | None = None
 
