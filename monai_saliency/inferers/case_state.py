@@ -115,8 +115,21 @@ class CaseState:
         """The masks of rows [start, stop), all behind row 0."""
         return self._indices[start - 1 : stop - 1]
 
-    def perturb(self, start: int, stop: int, out: torch.Tensor, box: Box | None = None) -> None:
-        """Write rows [start, stop) of the perturbed image to ``out``, held channels behind it; with a box, its part."""
+    def perturb(
+        self, start: int, stop: int, out: torch.Tensor, box: Box | None = None, memory: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Write rows of the perturbed image.
+
+        Args:
+            start: the first row.
+            stop: the last row + 1.
+            out: where to write, ``(stop - start, C + H, *spatial)``: held channels stand behind the image's.
+            box: the part of the image that is written; the whole image by default.
+            memory: what an earlier call gave, which may be overwritten.
+
+        Returns:
+            memory for the next call of as many rows; None where masks make no use of it.
+        """
         parts = self.case.image, self.fill, self.held
         image, fill, held = parts if box is None else (each[everywhere(box)] for each in parts)
         if len(held):
@@ -125,11 +138,17 @@ class CaseState:
         if start == 0:
             out[0] = image
             start, out = 1, out[1:]
-        if start < stop:
-            # Foreign masks need not know boxes: only those that restrict themselves to one are asked for it.
-            part: dict[str, Any] = {} if box is None else {"box": box}
-            masks = self.masks.render(self.masks_of(start, stop), **part).to(out.dtype)
-            self.masks.perturb(image, fill, masks, self._is_finite, out, **part)
+        if start == stop:
+            return None
+        indices = self.masks_of(start, stop)
+        # Foreign masks need not know boxes: only those that restrict themselves to one are asked for it.
+        if box is not None:
+            masks = self.masks.render(indices, box=box)
+            self.masks.perturb(image, fill, masks.to(out.dtype), self.is_finite, out, box=box)
+            return None
+        masks = self.masks.render_into(indices, memory)
+        self.masks.perturb(image, fill, masks.to(out.dtype), self.is_finite, out)
+        return masks if self.masks.reuses_memory else None
 
     def perturb_each(self, rows: Sequence[int], boxes: Sequence[Box], out: torch.Tensor) -> None:
         """Write the part of each row inside a box that is its own: all rows of masks, or all the unperturbed image."""
@@ -139,10 +158,11 @@ class CaseState:
                 part[:] = image[everywhere(box)]
             return
         indices = [self._indices[row - 1] for row in rows]
-        self.masks.perturb_each(indices, image, self.fill, boxes, self._is_finite, out)
+        self.masks.perturb_each(indices, image, self.fill, boxes, self.is_finite, out)
 
     @cached_property
-    def _is_finite(self) -> bool:
+    def is_finite(self) -> bool:
+        """Whether each voxel of the image has a finite distance to the fill."""
         return finite_between(self.fill, self.case.image)
 
     def bound_to(self, reference: Any) -> BoundTarget:

@@ -179,6 +179,10 @@ class Pace:
                     self._pass(self._price, ran)
 
             yield advance
+        if self._price is not None and self._count:
+            # Of a single batch nothing is known where it is the network's first.
+            timed = self._timed(self._price) if self._count > 1 or self._was_known else None
+            self._known[self._key(self._price.batches)] = timed
 
     def _tqdm(self, total: int, done: int) -> Any:
         tqdm = require("tqdm", extra="bundle").tqdm
@@ -194,8 +198,6 @@ class Pace:
         self._left -= 1
         self._count += 1
         self._stamps = [*self._stamps[:2], Timestamp(self._device)]  # the beginning, the first batch, the last one
-        # Of a single batch nothing is known where it is the network's first.
-        self._known[self._key(price.batches)] = self._timed(price) if self._count > 1 or self._was_known else None
         if self._count == 1:
             self._first = Timestamp(self._clock)
         if self._is_told or self._count == 1:

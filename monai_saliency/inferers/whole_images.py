@@ -16,6 +16,7 @@ from monai_saliency.inferers.forward import Cancelled, Forward, has_no_mode
 from monai_saliency.inferers.once import Passed
 from monai_saliency.inferers.price import Batches, Price
 from monai_saliency.inferers.reference import ReferenceCheck
+from monai_saliency.inferers.window_rows import WindowRows
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
 from monai_saliency.utils.monai_private import tensor_version
@@ -113,6 +114,7 @@ class WholeImages(Scoring):
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, but for the unperturbed image in the last, and only its output is read.
         self.batch = self._buffer(batch_size)
+        self._windows = WindowRows()
 
     def _buffer(self, size: int) -> torch.Tensor:
         image = self.states[0].case.image
@@ -130,6 +132,7 @@ class WholeImages(Scoring):
         if size != len(self.batch):
             self.batch = torch.empty(0)  # so that there are never two
             self.batch = self._buffer(size)
+            self._windows.forget()
             self.reference.batch_size = size
 
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
@@ -164,7 +167,10 @@ class WholeImages(Scoring):
         offset, counts = 0, [(index, stop - start) for index, start, stop in batch]
         with stage("perturb"):
             for index, start, stop in batch:
-                self.states[index].perturb(start, stop, out=self.batch[offset : offset + stop - start])
+                if start and stop - start == count:
+                    self._windows.write(self.states[index], start, stop, out=self.batch)
+                else:
+                    self.states[index].perturb(start, stop, out=self.batch[offset : offset + stop - start])
                 offset += stop - start
             again = self._unseen if offset < count else None
             if again is not None:
@@ -175,6 +181,9 @@ class WholeImages(Scoring):
         with stage("forward"):
             output = self._forward(batch, values)
         check_unchanged(self.states[batch[0][0]], self.batch, version)
+        index, start, stop = batch[-1]
+        if start == 0:
+            self._windows.trust(self.states[index], self.batch[offset - stop : offset])
         try:
             output = read(output, self.output)
             check_rows(output, count)

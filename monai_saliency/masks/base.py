@@ -238,6 +238,23 @@ class BoundMasks(ABC):
         with exact_arithmetic(device):
             return self._render(codes, device) if box is None else self._render_box(codes, box, device)
 
+    def render_into(self, indices: Sequence[int], memory: torch.Tensor | None) -> torch.Tensor:
+        """As :meth:`render`, of full-size masks that are done with before the next call.
+
+        Override this for masks that can be written into the memory of others: what is made anew for each batch leaves
+        holes in the memory, and takes time to be given.
+
+        Args:
+            indices: as for :meth:`render`.
+            memory: what an earlier call gave, which may be overwritten; None where there is none.
+        """
+        return self.render(indices)
+
+    @property
+    def reuses_memory(self) -> bool:
+        """Whether :meth:`render_into` writes into memory, so that it is worth being kept."""
+        return type(self).render_into is not BoundMasks.render_into
+
     def perturb(
         self,
         image: torch.Tensor,

@@ -109,6 +109,14 @@ class BoundRISEMasks(BoundMasks):
         with exact_arithmetic(factors[0].device):
             return self._product(*factors)
 
+    def render_into(self, indices: Sequence[int], memory: torch.Tensor | None) -> torch.Tensor:
+        shape = (len(indices), 1, *self.spatial_shape)
+        if self.channels is not None or memory is None or memory.shape != shape:
+            return self.render(indices)
+        factors = self._drawn_ahead(indices, self.device)
+        with exact_arithmetic(self.device):
+            return self._product(*(factors or self._all_but_last_axis(self.codes(indices), self.device)), memory)
+
     def _drawn_ahead(self, indices: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The two factors of consecutive masks, of which many small ones are made at once; None where that is nothing
         gained. Which are made together depends on no batch size.
@@ -132,9 +140,12 @@ class BoundRISEMasks(BoundMasks):
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         return self._product(*self._all_but_last_axis(codes, device))
 
-    def _product(self, stretched: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    def _product(
+        self, stretched: torch.Tensor, last: torch.Tensor, memory: torch.Tensor | None = None
+    ) -> torch.Tensor:
         # Stretching the last axis last makes the full-size masks contiguous without a copy.
-        return torch.bmm(stretched.transpose(1, 2), last).view(-1, 1, *self.spatial_shape)
+        out = None if memory is None else memory.view(len(memory), -1, self.spatial_shape[-1])
+        return torch.bmm(stretched.transpose(1, 2), last, out=out).view(-1, 1, *self.spatial_shape)
 
     def _all_but_last_axis(
         self, codes: dict[str, np.ndarray], device: torch.device
@@ -178,7 +189,7 @@ class BoundRISEMasks(BoundMasks):
         cells, voxels = self.grid_shape[-1], math.prod(self.spatial_shape[:-1])
         dtype = accumulation_dtype(self.device)
         sums = torch.zeros(weights.shape[1] * len(found), cells * voxels, dtype=dtype, device=self.device)
-        step = int(min(64, max(1, 2**23 // (voxels * cells))))
+        step = int(min(256, max(1, 2**21 // (voxels * cells))))
         weights, groups = weights.to(self.device, self.dtype), to_device(group, self.device)
         with exact_arithmetic(self.device):
             for start in range(0, len(indices), step):

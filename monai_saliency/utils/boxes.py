@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["Box", "everywhere", "within"]
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = ["Box", "everywhere", "voxels_of", "within"]
 
 #: a box in a volume: one slice with start and stop for each spatial axis
 Box = tuple[slice, ...]
@@ -28,3 +33,34 @@ def within(box: Box, frame: Box) -> Box:
 def everywhere(box: Box) -> Box:
     """A box in all channels."""
     return (slice(None), *box)
+
+
+def voxels_of(boxes: Sequence[Box], shape: Sequence[int], most: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The voxels of each box, in a volume whose axes are one.
+
+    Args:
+        boxes: n boxes, at least one.
+        shape: of the volume.
+        most: how many voxels a box may have.
+
+    Returns:
+        places, int64 ``(n, voxels)``, as many as the longest edges of all boxes hold. A smaller box has some of its
+        voxels more than once: bool ``(n, voxels)`` is True for one of each. None where a box is empty, or larger than
+        ``most``.
+
+    Example::
+
+        >>> places, once = voxels_of([(slice(0, 1), slice(0, 2)), (slice(1, 2), slice(2, 3))], (2, 3), 8)
+        >>> places.tolist(), once.tolist()
+        ([[0, 1], [5, 5]], [[True, True], [True, False]])
+    """
+    ends = np.array([[(side.start, side.stop) for side in box] for box in boxes])
+    edges = (ends[:, :, 1] - ends[:, :, 0]).max(axis=0).tolist()
+    if (ends[:, :, 1] <= ends[:, :, 0]).any() or math.prod(edges) > most:
+        return None
+    places, once = np.zeros((len(boxes), 1), dtype=np.int64), np.ones((len(boxes), 1), dtype=bool)
+    for (first, stop), edge, size in zip(ends.transpose(1, 2, 0)[..., None], edges, shape, strict=True):
+        along = first + np.arange(edge)
+        places = (places[:, :, None] * size + np.minimum(along, stop - 1)[:, None]).reshape(len(boxes), -1)
+        once = (once[:, :, None] & (along < stop)[:, None]).reshape(len(boxes), -1)
+    return places, once
