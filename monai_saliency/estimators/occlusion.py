@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,8 @@ from monai_saliency.utils.tensors import to_device
 
 __all__ = ["OcclusionScoring", "error_while_hidden", "mean_while_hidden", "sum_of_hidden"]
 
-# Boxes of so few voxels are added together, so many at once: beyond, one addition a box is faster.
-_SMALL, _BOXES = 512, 1024
+# Boxes of so few voxels are added together: beyond, one addition a box is faster.
+_SMALL = 512
 
 
 class OcclusionScoring(Estimator):
@@ -146,8 +147,9 @@ def sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tens
 def _sum_of_boxes(sums: torch.Tensor, boxes: Sequence[Box], weights: torch.Tensor) -> torch.Tensor:
     """Add the weights ``(n, K)`` of n boxes to sums ``(K, channels or 1, *spatial)``, inside each box, in order."""
     shape = sums.shape[2:]
-    for first in range(0, len(boxes), _BOXES):
-        some, given = boxes[first : first + _BOXES], weights[first : first + _BOXES]
+    step = max(1, math.prod(shape) // _SMALL)
+    for first in range(0, len(boxes), step):
+        some, given = boxes[first : first + step], weights[first : first + step]
         found = voxels_of(some, shape, _SMALL)
         if found is None:
             for box, each in zip(some, given.reshape(*given.shape, *[1] * (sums.ndim - 1)), strict=True):

@@ -19,8 +19,6 @@ __all__ = ["WindowRows", "hidden_voxels"]
 
 # A larger share of the image is written faster as a whole: voxels at given places take many times as long each.
 _SMALL = 1 / 32
-# So many places are found at once, 2 MB of them, if these are more than a batch has.
-_AHEAD = 2**18
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,8 @@ class WindowRows:
             found = hidden_voxels(state.masks, state.masks_of(start, stop))
             if found is None:
                 return None
-            end = min(state.num_rows, start + _AHEAD // found.shape[1])
+            # As many places at once as the image has voxels.
+            end = min(state.num_rows, start + math.prod(state.masks.spatial_shape) // found.shape[1])
             more = hidden_voxels(state.masks, state.masks_of(start, end)) if end > stop else None
             found, end = (found, stop) if more is None else (more, end)
             known = self._places = _Places(state, start, end, to_device(found, state.case.image.device))

@@ -140,9 +140,7 @@ class BoundRISEMasks(BoundMasks):
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         return self._product(*self._all_but_last_axis(codes, device))
 
-    def _product(
-        self, stretched: torch.Tensor, last: torch.Tensor, memory: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def _product(self, stretched: torch.Tensor, last: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
         # Stretching the last axis last makes the full-size masks contiguous without a copy.
         out = None if memory is None else memory.view(len(memory), -1, self.spatial_shape[-1])
         return torch.bmm(stretched.transpose(1, 2), last, out=out).view(-1, 1, *self.spatial_shape)
@@ -189,7 +187,7 @@ class BoundRISEMasks(BoundMasks):
         cells, voxels = self.grid_shape[-1], math.prod(self.spatial_shape[:-1])
         dtype = accumulation_dtype(self.device)
         sums = torch.zeros(weights.shape[1] * len(found), cells * voxels, dtype=dtype, device=self.device)
-        step = int(min(256, max(1, 2**21 // (voxels * cells))))
+        step = int(min(64, max(1, 2**23 // (voxels * cells))))
         weights, groups = weights.to(self.device, self.dtype), to_device(group, self.device)
         with exact_arithmetic(self.device):
             for start in range(0, len(indices), step):

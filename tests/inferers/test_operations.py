@@ -60,8 +60,10 @@ def of_a_batch(method: str, image: torch.Tensor, batch_size: int) -> list[str]:
     number = 9 * batch_size - 1
     if method == "rise":
         explain = ms.rise(number, 4, **settings)
+    elif method == "windows":
+        explain = ms.sliding_window(8, 2 if image.ndim == 4 else 3, **settings)
     else:
-        explain = ms.sliding_window(5, 2 if image.ndim == 4 else 3, **settings)
+        explain = ms.sliding_window(2, **settings)
     mode = Counted()
     network = Network(image, mode).eval()
     explain(image, network)  # what is found out once a network is not counted
@@ -80,6 +82,16 @@ def test_operations_of_a_batch(method: str, dims: str) -> None:
     assert any("lerp" in name for name in few)  # the work itself is seen
     assert few == many
     assert len(few) <= AT_MOST, few
+
+
+@pytest.mark.parametrize("dims", IMAGES)
+@pytest.mark.parametrize("batch_size", [2, 16])
+def test_operations_of_a_batch_of_small_windows(batch_size: int, dims: str) -> None:
+    """They stay in the batch: the image is put back where the last ones were, and the fill where the next ones are."""
+    found = of_a_batch("small windows", IMAGES[dims], batch_size)
+    assert sum("scatter" in name for name in found) == 2
+    assert not any("lerp" in name for name in found)
+    assert len(found) <= AT_MOST, found
 
 
 @pytest.mark.parametrize("dims", IMAGES)
