@@ -171,6 +171,7 @@ class Counted(TorchDispatchMode):
 
 def written(window: int) -> dict[str, int]:
     """What is written to explain an image of 64 x 64 by windows, in batches of 16."""
+    torch.manual_seed(0)
     image = torch.rand(1, 1, 64, 64)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64 * 64, 1)).eval()
     explain = ms.sliding_window(window, window, target=TARGET, mask_batch_size=16)
