@@ -17,8 +17,9 @@ from monai_saliency.utils.tensors import to_device
 
 __all__ = ["OcclusionScoring", "error_while_hidden", "mean_while_hidden", "sum_of_hidden"]
 
-# Boxes of so few voxels are added together: beyond, one addition a box is faster.
-_SMALL = 512
+# Boxes of so few voxels are added together: beyond, one addition a box is faster. So many voxels at once, and no more
+# than the image has.
+_SMALL, _AT_ONCE = 512, 2**20
 
 
 class OcclusionScoring(Estimator):
@@ -147,7 +148,7 @@ def sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tens
 def _sum_of_boxes(sums: torch.Tensor, boxes: Sequence[Box], weights: torch.Tensor) -> torch.Tensor:
     """Add the weights ``(n, K)`` of n boxes to sums ``(K, channels or 1, *spatial)``, inside each box, in order."""
     shape = sums.shape[2:]
-    step = max(1, math.prod(shape) // _SMALL)
+    step = max(1, min(_AT_ONCE, math.prod(shape)) // _SMALL)
     for first in range(0, len(boxes), step):
         some, given = boxes[first : first + step], weights[first : first + step]
         found = voxels_of(some, shape, _SMALL)

@@ -19,6 +19,8 @@ __all__ = ["WindowRows", "hidden_voxels"]
 
 # A larger share of the image is written faster as a whole: voxels at given places take many times as long each.
 _SMALL = 1 / 32
+# So many places are found at once, 8 MB, and no more than the image has voxels.
+_AHEAD = 2**20
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ class WindowRows:
             found = hidden_voxels(state.masks, state.masks_of(start, stop))
             if found is None:
                 return None
-            # As many places at once as the image has voxels.
-            end = min(state.num_rows, start + math.prod(state.masks.spatial_shape) // found.shape[1])
+            most = min(_AHEAD, math.prod(state.masks.spatial_shape))
+            end = min(state.num_rows, start + most // found.shape[1])
             more = hidden_voxels(state.masks, state.masks_of(start, end)) if end > stop else None
             found, end = (found, stop) if more is None else (more, end)
             known = self._places = _Places(state, start, end, to_device(found, state.case.image.device))

@@ -241,8 +241,8 @@ class BoundMasks(ABC):
     def render_into(self, indices: Sequence[int], memory: torch.Tensor | None) -> torch.Tensor:
         """As :meth:`render`, of full-size masks that are done with before the next call.
 
-        Override this for masks that can be written into the memory of others: what is made anew for each batch leaves
-        holes in the memory, and takes time to be given.
+        Override this, and :attr:`reuses_memory`, for masks that can be written into the memory of others: what is made
+        anew for each batch leaves holes in the memory, and takes time to be given.
 
         Args:
             indices: as for :meth:`render`.
@@ -253,7 +253,7 @@ class BoundMasks(ABC):
     @property
     def reuses_memory(self) -> bool:
         """Whether :meth:`render_into` writes into memory, so that it is worth being kept."""
-        return type(self).render_into is not BoundMasks.render_into
+        return False
 
     def perturb(
         self,

@@ -80,7 +80,6 @@ class MCRISEMasks(RISEMasks):
 
 class _BoundMCRISEMasks(BoundRISEMasks):
     layer = "fill"
-    _masks_ahead = 0  # a mask has several grids
 
     def __init__(self, masks: MCRISEMasks, image: torch.Tensor) -> None:
         super().__init__(masks, image)

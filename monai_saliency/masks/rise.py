@@ -109,18 +109,29 @@ class BoundRISEMasks(BoundMasks):
         with exact_arithmetic(factors[0].device):
             return self._product(*factors)
 
+    @property
+    def reuses_memory(self) -> bool:
+        return self._has_factors
+
     def render_into(self, indices: Sequence[int], memory: torch.Tensor | None) -> torch.Tensor:
         shape = (len(indices), 1, *self.spatial_shape)
-        if self.channels is not None or memory is None or memory.shape != shape:
+        if not self._has_factors or memory is None or memory.shape != shape:
             return self.render(indices)
         factors = self._drawn_ahead(indices, self.device)
         with exact_arithmetic(self.device):
             return self._product(*(factors or self._all_but_last_axis(self.codes(indices), self.device)), memory)
 
+    @property
+    def _has_factors(self) -> bool:
+        """Whether masks are the product of two factors: a subclass may render others."""
+        return type(self)._render is BoundRISEMasks._render
+
     def _drawn_ahead(self, indices: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The two factors of consecutive masks, of which many small ones are made at once; None where that is nothing
         gained. Which are made together depends on no batch size.
         """
+        if not self._has_factors:
+            return None
         numbers = self.grid_shape[-1] * (math.prod(self.spatial_shape[:-1]) + self.spatial_shape[-1])
         most = min(self._numbers_ahead, self._full_masks * math.prod(self.spatial_shape))
         size = min(self._masks_ahead, most // numbers)

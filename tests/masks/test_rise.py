@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from skimage.transform import resize
 from xaitk_saliency.impls.perturb_image.rise import RISEGrid
 
 from monai_saliency.masks.random_grid import RandomGridMasks
-from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.rise import BoundRISEMasks, RISEMasks
 
 
 def slow_rise(shape: tuple[int, ...], n: int, grid: tuple[int, ...], p1: float, seed: int) -> np.ndarray:
@@ -164,3 +165,30 @@ class TestRISEMasks:
     def test_wrong_number_of_sizes(self) -> None:
         with pytest.raises(ValueError, match=r"`grid_size` must be one number or one per spatial axis, got \(4, 4\)"):
             bind(RISEMasks(4, (4, 4)), 8, 8, 8)
+
+    @pytest.mark.parametrize("indices", [range(3, 7), range(28, 32), [9, 2, 30, 4]])
+    @pytest.mark.parametrize("shape", [(17, 20), (9, 8, 11)])
+    def test_masks_in_the_memory_of_others(self, shape: tuple[int, ...], indices: Sequence[int]) -> None:
+        """They are those of ``render``, to the bit, drawn ahead or not; memory of another shape is left alone."""
+        bound = bind(RISEMasks(32, 4, seed=5), *shape)
+        memory = bound.render_into(range(4), None).fill_(7.0)
+        found = bound.render_into(indices, memory)
+        assert found.data_ptr() == memory.data_ptr()
+        assert torch.equal(found, bind(RISEMasks(32, 4, seed=5), *shape).render(indices))
+        kept = found.clone()
+        assert torch.equal(bound.render_into(range(2), memory), bound.render(range(2)))
+        assert torch.equal(memory, kept)
+
+    def test_a_subclass_that_renders_otherwise(self) -> None:
+        """Its own masks are used, whatever their factors would give."""
+
+        class Inverted(BoundRISEMasks):
+            def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+                return 1 - super()._render(codes, device)
+
+        image, masks = torch.zeros(1, 40, 40), RISEMasks(32, 4)
+        bound, plain = Inverted(masks, image), BoundRISEMasks(masks, image)
+        assert torch.equal(bound.render(range(4)), 1 - plain.render(range(4)))
+        assert torch.equal(bound.render_into(range(4), torch.zeros(4, 1, 40, 40)), 1 - plain.render(range(4)))
+        assert plain.reuses_memory
+        assert not bound.reuses_memory
