@@ -17,6 +17,7 @@ from monai.bundle import ConfigParser
 from monai.handlers import MLFlowHandler
 from monai.utils import path_to_sqlite_uri
 
+from monai_saliency.errors import AdviceError
 from monai_saliency.handlers.summary import Summary, figures
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.storage.failures import Failures
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _CASE_METRICS = ("probability", "score", "peak_saliency", "peak_in_label", "forwards", "seconds")
 _BATCH = 1000  # metrics that MLflow takes at once
+_WRITTEN = 10  # seconds, in which another program has written its executed config
+_POLL = 0.05  # seconds
 _SQLITE = "sqlite:///"
 _HOST, _PROCESS = "monai_saliency.host", "monai_saliency.process"
 
@@ -46,6 +49,7 @@ def check(save_execute_config: str | bool | None, output_dir: str | Path) -> Non
         output_dir: the run's.
 
     Raises:
+        AdviceError: when the executed config stays damaged.
         OptionalImportError: when MLflow is to record the run and is not installed.
     """
     if isinstance(save_execute_config, bool):
@@ -54,7 +58,7 @@ def check(save_execute_config: str | bool | None, output_dir: str | Path) -> Non
     path = _executed_config(save_execute_config or "", output_dir)
     if not path.is_file():
         return
-    config = ConfigParser(ConfigParser.load_config_file(path))
+    config = ConfigParser(_read(path))
     for i, handler in enumerate(config.get("handlers") or []):
         if isinstance(handler, dict) and str(handler.get("_target_")).endswith(MLFlowHandler.__name__):
             require("mlflow", extra="mlflow")
@@ -70,6 +74,28 @@ def _executed_config(path: str | Path, output_dir: str | Path) -> Path:
     """
     name = re.search(r" \+ '/(config_\w+\.json)'$", str(path))
     return Path(output_dir) / name[1] if name else Path(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The executed config, whole.
+
+    MONAI 1.6.1 names it by the second and writes it in place: of two programs that start at once, as tasks of an array
+    do, one may empty it while the other reads.
+    """
+    end = time.monotonic() + _WRITTEN
+    while True:
+        try:
+            config = ConfigParser.load_config_file(path)
+        except Exception:  # as the parsers of JSON and YAML raise
+            config = None
+        if isinstance(config, dict):
+            return config
+        if time.monotonic() > end:
+            raise AdviceError(
+                f"the executed config {path} is damaged, as where several programs write it at once: start this one "
+                "again, or give each its own with --save_execute_config"
+            )
+        time.sleep(_POLL)
 
 
 def _make_database(uri: str | None) -> None:

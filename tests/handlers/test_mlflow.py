@@ -29,7 +29,8 @@ from monai.handlers import MLFlowHandler
 from monai.networks.nets import DenseNet
 from monai.utils import path_to_sqlite_uri
 
-from monai_saliency.errors import CaseError, root_cause
+from monai_saliency.errors import AdviceError, CaseError, root_cause
+from monai_saliency.handlers import mlflow
 from monai_saliency.handlers.mlflow import check
 from monai_saliency.handlers.summary import is_noise
 from monai_saliency.networks.identity import network_fingerprint
@@ -327,6 +328,25 @@ def test_a_stop_while_the_database_is_made_leaves_none(executed_config: Path, mo
     assert not list(executed_config.parent.glob("*mlruns.db"))
     check(str(executed_config), executed_config.parent)
     assert client(executed_config.parent).search_experiments()
+
+
+@pytest.mark.parametrize("beginning", ["", '{"handlers": ['])
+def test_an_executed_config_that_another_program_writes_meanwhile(
+    executed_config: Path, monkeypatch: pytest.MonkeyPatch, beginning: str
+) -> None:
+    """Two programs of one second have one file, and each empties it to write it."""
+    text = executed_config.read_text()
+    executed_config.write_text(beginning)
+    monkeypatch.setattr(mlflow.time, "sleep", lambda seconds: executed_config.write_text(text))
+    check(str(executed_config), executed_config.parent)
+    assert client(executed_config.parent).search_experiments()
+
+
+def test_an_executed_config_that_stays_damaged(executed_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed_config.write_text(executed_config.read_text() + "}")
+    monkeypatch.setattr(mlflow, "_WRITTEN", 0)
+    with pytest.raises(AdviceError, match=rf"{executed_config.name} is damaged.*--save_execute_config"):
+        check(str(executed_config), executed_config.parent)
 
 
 def test_untracked_runs_are_left_alone(executed_config: Path) -> None:
