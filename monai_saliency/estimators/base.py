@@ -109,7 +109,7 @@ class ScoreState:
             )
         places = slice(rows.start, rows.stop) if isinstance(rows, range) and rows.step == 1 else list(rows)
         self.scores[places] = scores.to(self.scores)
-        self.seen[places] = True
+        self.seen.numpy()[places] = True
 
     def merge(self, other: ScoreState) -> None:
         """Add the scores of another state of the same case.

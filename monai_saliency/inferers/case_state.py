@@ -146,9 +146,13 @@ class CaseState:
             masks = self.masks.render(indices, box=box)
             self.masks.perturb(image, fill, masks.to(out.dtype), self.is_finite, out, box=box)
             return None
+        # An image of one channel comes where its mask is written: half the memory to go through.
+        in_place = len(image) == 1 and not len(held) and out.is_contiguous() and self.is_finite
+        if in_place and type(self.masks).perturb is BoundMasks.perturb:
+            memory = out
         masks = self.masks.render_into(indices, memory)
         self.masks.perturb(image, fill, masks.to(out.dtype), self.is_finite, out)
-        return masks if self.masks.reuses_memory else None
+        return masks if self.masks.reuses_memory and memory is not out else None
 
     def perturb_each(self, rows: Sequence[int], boxes: Sequence[Box], out: torch.Tensor) -> None:
         """Write the part of each row inside a box that is its own: all rows of masks, or all the unperturbed image."""
@@ -262,7 +266,7 @@ class CaseState:
 
     def has(self, start: int, stop: int) -> bool:
         """Whether rows [start, stop) need no forward. Row 0 always does: it decides what is explained."""
-        return start > 0 and bool(self.state.seen[start - 1 : stop - 1].all())
+        return start > 0 and bool(self.state.seen.numpy()[start - 1 : stop - 1].all())  # as NumPy: once a batch
 
     def end_round(self, look_for_others: bool = False) -> None:
         """Write what still waits, unless the case is done and all its scores go into one file.

@@ -50,7 +50,7 @@ class Fitting:
 
     def fits(self, batch: torch.Tensor) -> int:
         """How many images of a batch ``(n, ...)`` fit, as far as that is known."""
-        return min(len(batch), self._known.get((tuple(batch.shape[1:]), str(batch.device)), len(batch)))
+        return min(len(batch), self._known.get(_kind(batch), len(batch))) if self._known else len(batch)
 
     def run(
         self,
@@ -69,7 +69,6 @@ class Fitting:
             torch.OutOfMemoryError: when a single image does not fit, or when the network has changed the batch in place
                 before its memory ran out, so that it cannot be run again. Other libraries' errors likewise.
         """
-        key = (tuple(batch.shape[1:]), str(batch.device))
         size = self.fits(batch)
         version = tensor_version(batch)
         while True:
@@ -89,7 +88,12 @@ class Fitting:
                 tuple(batch.shape[1:]),
                 half,
             )
-            self._known[key] = size = half
+            self._known[_kind(batch)] = size = half
+
+
+def _kind(batch: torch.Tensor) -> tuple[Any, ...]:
+    """What decides how many images fit."""
+    return tuple(batch.shape[1:]), str(batch.device)
 
 
 def _in_parts(batch: torch.Tensor, values: dict[Any, torch.Tensor], size: int, call: Callable[..., Any]) -> Any:

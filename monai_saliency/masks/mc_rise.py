@@ -128,15 +128,11 @@ class _BoundMCRISEMasks(BoundRISEMasks):
         flat = {"grid": grids, "shift": codes["shift"].repeat(self.channels, axis=0)}
         return super()._render(flat, device).reshape(-1, self.channels, *self.spatial_shape)
 
-    def folded_sum(
-        self, indices: Sequence[int], weights: torch.Tensor, codes: Callable[[Sequence[int]], dict[str, np.ndarray]]
-    ) -> torch.Tensor:
+    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
         def of_fill(number: int, chunk: Sequence[int]) -> dict[str, np.ndarray]:
-            found = codes(chunk)
-            return found | {"grid": found["grid"][:, number]}
+            return {"grid": self.codes(chunk)["grid"][:, number]}
 
-        each = [super(_BoundMCRISEMasks, self).folded_sum(indices, weights, partial(of_fill, k)) for k in self._fills]
-        return torch.cat(each, dim=1)
+        return torch.cat([self.folded_sum(indices, weights, partial(of_fill, k)) for k in self._fills], dim=1)
 
     def perturb(
         self,

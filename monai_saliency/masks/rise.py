@@ -111,26 +111,22 @@ class BoundRISEMasks(BoundMasks):
 
     @property
     def reuses_memory(self) -> bool:
-        return self._has_factors
+        # They are the product of two factors: a subclass may render others.
+        return type(self)._render is BoundRISEMasks._render
 
     def render_into(self, indices: Sequence[int], memory: torch.Tensor | None) -> torch.Tensor:
-        shape = (len(indices), 1, *self.spatial_shape)
-        if not self._has_factors or memory is None or memory.shape != shape:
+        wanted = (len(indices), 1, *self.spatial_shape), self.dtype, self.device
+        if not self.reuses_memory or memory is None or (memory.shape, memory.dtype, memory.device) != wanted:
             return self.render(indices)
         factors = self._drawn_ahead(indices, self.device)
         with exact_arithmetic(self.device):
             return self._product(*(factors or self._all_but_last_axis(self.codes(indices), self.device)), memory)
 
-    @property
-    def _has_factors(self) -> bool:
-        """Whether masks are the product of two factors: a subclass may render others."""
-        return type(self)._render is BoundRISEMasks._render
-
     def _drawn_ahead(self, indices: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The two factors of consecutive masks, of which many small ones are made at once; None where that is nothing
         gained. Which are made together depends on no batch size.
         """
-        if not self._has_factors:
+        if not self.reuses_memory:
             return None
         numbers = self.grid_shape[-1] * (math.prod(self.spatial_shape[:-1]) + self.spatial_shape[-1])
         most = min(self._numbers_ahead, self._full_masks * math.prod(self.spatial_shape))
@@ -183,37 +179,57 @@ class BoundRISEMasks(BoundMasks):
         return self._weights[device]
 
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-        if weights.shape[1] > _FOLDED:
-            return super().weighted_sum(indices, weights)
-        return self.folded_sum(indices, weights, self.codes)
+        return (
+            self.folded_sum(indices, weights, self.codes)
+            if self.reuses_memory
+            else super().weighted_sum(indices, weights)
+        )
 
     def folded_sum(
         self, indices: Sequence[int], weights: torch.Tensor, codes: Callable[[Sequence[int]], dict[str, np.ndarray]]
     ) -> torch.Tensor:
-        """As :meth:`weighted_sum`, ``(K, 1, *spatial)``, of masks with these codes, for few weights a mask."""
-        # Masks with the same shift along the last axis are stretched along it in the same way, so their first factors
-        # are added up before they are stretched: full-size masks are never written, and there are as many products of
-        # full size as shifts, not as masks.
-        found, group = np.unique(self.shifts[np.asarray(indices, dtype=int), -1], return_inverse=True)
-        cells, voxels = self.grid_shape[-1], math.prod(self.spatial_shape[:-1])
-        dtype = accumulation_dtype(self.device)
-        sums = torch.zeros(weights.shape[1] * len(found), cells * voxels, dtype=dtype, device=self.device)
-        step = int(min(64, max(1, 2**23 // (voxels * cells))))
-        weights, groups = weights.to(self.device, self.dtype), to_device(group, self.device)
-        with exact_arithmetic(self.device):
+        """As :meth:`weighted_sum`, ``(K, 1, *spatial)``, of masks with these codes."""
+        dtype, cells = accumulation_dtype(self.device), self.grid_shape
+        result = torch.zeros(weights.shape[1], *self.spatial_shape, dtype=dtype, device=self.device)
+        if not len(indices):
+            return result[:, None]
+        # Masks of one shift are stretched in the same way, so their grids are added up, and the sums of all shifts are
+        # stretched: about as many numbers as the image has voxels, however many masks there are.
+        shifts = self.shifts[np.asarray(indices, dtype=int)].T
+        found, groups = zip(*(np.unique(each, return_inverse=True) for each in shifts), strict=True)
+        # On each axis the cells of the first shift, then those of the next.
+        lines = [len(each) * count for each, count in zip(found, cells, strict=True)]
+        corners = np.ravel_multi_index([group * count for group, count in zip(groups, cells, strict=True)], lines)
+        within = np.ravel_multi_index(list(np.indices(cells).reshape(len(cells), -1)), lines)
+        places, corners = (to_device(np.asarray(each), self.device) for each in (within, corners))
+        stretching = [
+            windows[to_device(each, self.device)].to(dtype).flatten(0, 1)
+            for windows, each in zip(self._stretching(self.device), found, strict=True)
+        ]
+        weights = weights.to(self.device, dtype)
+        step = max(1, _CELLS_AT_ONCE // len(places))
+        for first in range(0, len(result), _SUMS_AT_ONCE):
+            maps = result[first : first + _SUMS_AT_ONCE]
+            sums = torch.zeros(len(maps), math.prod(lines), dtype=dtype, device=self.device)
             for start in range(0, len(indices), step):
                 chunk = slice(start, min(start + step, len(indices)))
-                stretched, _ = self._all_but_last_axis(codes(indices[chunk]), self.device)
-                chosen = torch.nn.functional.one_hot(groups[chunk], len(found)).to(self.dtype)
-                weighted = weights[chunk, :, None] * chosen[:, None]
-                sums += weighted.flatten(1).T @ stretched.flatten(1)
-            last = self._stretching(self.device)[-1][to_device(found, self.device)].to(dtype).flatten(0, 1)
-            stretched = sums.reshape(weights.shape[1], len(found) * cells, voxels).transpose(1, 2) @ last
-        return stretched.reshape(-1, 1, *self.spatial_shape)
+                grids = to_device(codes(indices[chunk])["grid"], self.device, dtype).flatten(1)
+                here = (corners[chunk, None] + places).flatten()
+                for total, weight in zip(sums, weights[chunk].T[first:], strict=False):
+                    # One number after the other, so that sums repeat to the bit.
+                    total.index_put_((here,), (weight[:, None] * grids).flatten(), accumulate=True)
+            with exact_arithmetic(self.device):
+                for place, total in zip(maps, sums, strict=True):
+                    for rows in stretching:  # the first axis becomes the last
+                        total = total.view(len(rows), -1).T @ rows
+                    place[:] = total.view(self.spatial_shape)
+        return result[:, None]
 
 
-# With more weights than this, folding them into the last axis costs more than writing the masks.
-_FOLDED = 4
+# So many cells are added at once: 1 MB of places, and as much of values.
+_CELLS_AT_ONCE = 2**17
+# So many maps are made with the grids once drawn.
+_SUMS_AT_ONCE = 4
 
 
 def _stretch_weights(cells: int, size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -54,6 +54,8 @@ class SplitInputs:
             counts: pairs of a case's index and its number of rows, in the batch's order.
             total: number of rows in the batch.
         """
+        if not self.held_values:
+            return {}
         filled = [*counts, (counts[-1][0], total - sum(count for _, count in counts))]
         return {
             name: torch.cat([value[i : i + 1].expand(count, *value.shape[1:]) for i, count in filled])

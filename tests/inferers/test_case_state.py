@@ -357,3 +357,26 @@ def test_a_hidden_voxel_that_is_not_finite_is_the_fill(method: str, broken: floa
     assert len(hidden)
     expected = Cleans()((kept + (1 - masks) * 2.0)[hidden])
     torch.testing.assert_close(found.scores[hidden], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_the_network_is_given(channels: int, dtype: torch.dtype, broken: bool) -> None:
+    """The image and the fill, blended by each mask, wherever masks are written."""
+    image = torch.rand(1, channels, 14, 17, generator=torch.Generator().manual_seed(3)).to(dtype)
+    if broken:
+        image[0, 0, 3, 4] = torch.inf
+    seen: list[torch.Tensor] = []
+
+    def network(batch: torch.Tensor) -> torch.Tensor:
+        seen.extend(batch.clone())
+        return batch[:, :, :2, :2].flatten(1).double()
+
+    fill = ms.ConstantFill(-2.0)
+    ms.rise(MASKS, 3, fill=fill, target=ms.ClassScore([0], "none"), mask_batch_size=BATCH)(image, network)
+    filled, masks = fill(image)[0], ms.RISEMasks(MASKS, 3).bind(image[0]).render(range(MASKS)).to(dtype)
+    for mask in masks:
+        blended = torch.where(mask > 0, torch.lerp(filled, image[0], mask), filled)
+        expected = torch.where(image[0].isinf() & (mask > 0), image[0], blended)
+        assert any(torch.equal(each, expected) for each in seen)

@@ -190,5 +190,9 @@ class TestRISEMasks:
         bound, plain = Inverted(masks, image), BoundRISEMasks(masks, image)
         assert torch.equal(bound.render(range(4)), 1 - plain.render(range(4)))
         assert torch.equal(bound.render_into(range(4), torch.zeros(4, 1, 40, 40)), 1 - plain.render(range(4)))
+        weights = torch.rand(32, 2, dtype=torch.float64)
+        coverage = weights.sum(dim=0).reshape(2, 1, 1, 1)
+        expected = coverage - plain.weighted_sum(range(32), weights)
+        torch.testing.assert_close(bound.weighted_sum(range(32), weights), expected, rtol=0, atol=1e-5)
         assert plain.reuses_memory
         assert not bound.reuses_memory
