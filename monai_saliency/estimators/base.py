@@ -70,7 +70,7 @@ class ScoreState:
         self.reference_scores = reference_scores
         self.indices = first_round(masks)
         self.scores = reference_scores.new_zeros(len(self.indices), len(reference_scores))
-        self.seen = torch.zeros(len(self.indices), dtype=torch.bool)
+        self.seen = torch.zeros(len(self.indices), dtype=torch.bool, device="cpu")
 
     def next_round(self) -> bool:
         """Begin the next round of masks.
@@ -89,7 +89,7 @@ class ScoreState:
         _check_round(self.masks, found, self.indices)
         self.indices = [*self.indices, *found]
         self.scores = torch.cat([self.scores, self.scores.new_zeros(len(found), self.scores.shape[1])])
-        self.seen = torch.cat([self.seen, torch.zeros(len(found), dtype=torch.bool)])
+        self.seen = torch.cat([self.seen, torch.zeros(len(found), dtype=torch.bool, device="cpu")])
         return True
 
     def update(self, rows: Sequence[int], scores: torch.Tensor) -> None:
