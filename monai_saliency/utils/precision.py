@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition
@@ -73,10 +74,33 @@ class _NoTF32:
     """Switches TF32 off while any thread is inside. The setting belongs to the whole process, not to a thread."""
 
     def __init__(self) -> None:
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            # The lock is free at a fork: a child would wait for ever for a thread that does not exist there.
+            hold, let_go = self._hold, self._let_go
+            os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=self._begin_in_child)
+
+    def _begin(self) -> None:
         self._lock = Condition()
         self._inside = 0
         self._kept_out = 0
         self._before: list[Any] = []
+
+    def _hold(self) -> None:
+        self._lock.acquire()
+
+    def _let_go(self) -> None:
+        self._lock.release()
+
+    def _begin_in_child(self) -> None:
+        # Threads that were inside are not there.
+        if self._inside:
+            self._restore()
+        self._begin()
+
+    def _restore(self) -> None:
+        for (owner, name, _), before in zip(self.switches(), self._before, strict=True):
+            setattr(owner, name, before)
 
     @contextmanager
     def kept_out(self) -> Iterator[None]:
@@ -104,8 +128,7 @@ class _NoTF32:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                for (owner, name, _), before in zip(self.switches(), self._before, strict=True):
-                    setattr(owner, name, before)
+                self._restore()
                 self._lock.notify_all()
 
     def chosen(self) -> list[str]:
