@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -85,7 +84,6 @@ class _BoundMCRISEMasks(BoundRISEMasks):
         super().__init__(masks, image)
         self.more_fills = [self._filled(each, image) for each in masks.more_fills]
         self.channels: int = 1 + len(self.more_fills)
-        self._fills = range(self.channels)
         self._is_finite = all(bool(torch.isfinite(each).all()) for each in self.more_fills)
         self.key = ("MCRISEMasks", self.channels, *self.key)
         self._cells = int(np.prod(self.grid_shape))
@@ -129,10 +127,7 @@ class _BoundMCRISEMasks(BoundRISEMasks):
         return super()._render(flat, device).reshape(-1, self.channels, *self.spatial_shape)
 
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-        def of_fill(number: int, chunk: Sequence[int]) -> dict[str, np.ndarray]:
-            return {"grid": self.codes(chunk)["grid"][:, number]}
-
-        return torch.cat([self.folded_sum(indices, weights, partial(of_fill, k)) for k in self._fills], dim=1)
+        return self.folded_sum(indices, weights)
 
     def perturb(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ import torch
 from monai_saliency.masks.base import BoundMasks, Masks, random_rows
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
 from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
+from monai_saliency.utils.precision import exact_arithmetic
 from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundRISEMasks", "RISEMasks"]
@@ -110,13 +110,17 @@ class BoundRISEMasks(BoundMasks):
             return self._product(*factors)
 
     @property
-    def reuses_memory(self) -> bool:
-        # They are the product of two factors: a subclass may render others.
+    def _have_factors(self) -> bool:
+        """Whether masks are the product of two factors, the last axis and all others; a subclass may render others."""
         return type(self)._render is BoundRISEMasks._render
+
+    @property
+    def reuses_memory(self) -> bool:
+        return self._have_factors
 
     def render_into(self, indices: Sequence[int], memory: torch.Tensor | None) -> torch.Tensor:
         wanted = (len(indices), 1, *self.spatial_shape), self.dtype, self.device
-        if not self.reuses_memory or memory is None or (memory.shape, memory.dtype, memory.device) != wanted:
+        if not self._have_factors or memory is None or (memory.shape, memory.dtype, memory.device) != wanted:
             return self.render(indices)
         factors = self._drawn_ahead(indices, self.device)
         with exact_arithmetic(self.device):
@@ -126,7 +130,7 @@ class BoundRISEMasks(BoundMasks):
         """The two factors of consecutive masks, of which many small ones are made at once; None where that is nothing
         gained. Which are made together depends on no batch size.
         """
-        if not self.reuses_memory:
+        if not self._have_factors:
             return None
         numbers = self.grid_shape[-1] * (math.prod(self.spatial_shape[:-1]) + self.spatial_shape[-1])
         most = min(self._numbers_ahead, self._full_masks * math.prod(self.spatial_shape))
@@ -179,20 +183,13 @@ class BoundRISEMasks(BoundMasks):
         return self._weights[device]
 
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-        return (
-            self.folded_sum(indices, weights, self.codes)
-            if self.reuses_memory
-            else super().weighted_sum(indices, weights)
-        )
+        return self.folded_sum(indices, weights) if self._have_factors else super().weighted_sum(indices, weights)
 
-    def folded_sum(
-        self, indices: Sequence[int], weights: torch.Tensor, codes: Callable[[Sequence[int]], dict[str, np.ndarray]]
-    ) -> torch.Tensor:
-        """As :meth:`weighted_sum`, ``(K, 1, *spatial)``, of masks with these codes."""
-        dtype, cells = accumulation_dtype(self.device), self.grid_shape
-        result = torch.zeros(weights.shape[1], *self.spatial_shape, dtype=dtype, device=self.device)
+    def folded_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+        """As :meth:`weighted_sum`, for masks that are stretched grids, one for each channel that has its own mask."""
+        result, cells = self.zero_sums(weights), self.grid_shape
         if not len(indices):
-            return result[:, None]
+            return result
         # Masks of one shift are stretched in the same way, so their grids are added up, and the sums of all shifts are
         # stretched: about as many numbers as the image has voxels, however many masks there are.
         shifts = self.shifts[np.asarray(indices, dtype=int)].T
@@ -203,32 +200,34 @@ class BoundRISEMasks(BoundMasks):
         within = np.ravel_multi_index(list(np.indices(cells).reshape(len(cells), -1)), lines)
         places, corners = (to_device(np.asarray(each), self.device) for each in (within, corners))
         stretching = [
-            windows[to_device(each, self.device)].to(dtype).flatten(0, 1)
+            windows[to_device(each, self.device)].to(result.dtype).flatten(0, 1)
             for windows, each in zip(self._stretching(self.device), found, strict=True)
         ]
-        weights = weights.to(self.device, dtype)
-        step = max(1, _CELLS_AT_ONCE // len(places))
-        for first in range(0, len(result), _SUMS_AT_ONCE):
-            maps = result[first : first + _SUMS_AT_ONCE]
-            sums = torch.zeros(len(maps), math.prod(lines), dtype=dtype, device=self.device)
+        weights = weights.to(self.device, result.dtype)
+        num_grids = result.shape[1]
+        step, together = max(1, _CELLS_AT_ONCE // len(places)), max(1, _SUMS_AT_ONCE // num_grids)
+        for maps, columns in zip(result.split(together), weights.split(together, dim=1), strict=True):
+            sums = maps.new_zeros(*maps.shape[:2], math.prod(lines))
             for start in range(0, len(indices), step):
                 chunk = slice(start, min(start + step, len(indices)))
-                grids = to_device(codes(indices[chunk])["grid"], self.device, dtype).flatten(1)
+                grids = to_device(self.codes(indices[chunk])["grid"], self.device, result.dtype)
+                grids = grids.view(-1, num_grids, len(places))
                 here = (corners[chunk, None] + places).flatten()
-                for total, weight in zip(sums, weights[chunk].T[first:], strict=False):
-                    # One number after the other, so that sums repeat to the bit.
-                    total.index_put_((here,), (weight[:, None] * grids).flatten(), accumulate=True)
+                for of_score, weight in zip(sums, columns[chunk].T, strict=True):
+                    for total, grid in zip(of_score, grids.unbind(1), strict=True):
+                        # One number after the other, so that sums repeat to the bit.
+                        total.index_put_((here,), (weight[:, None] * grid).flatten(), accumulate=True)
             with exact_arithmetic(self.device):
-                for place, total in zip(maps, sums, strict=True):
+                for place, total in zip(maps.flatten(0, 1), sums.flatten(0, 1), strict=True):
                     for rows in stretching:  # the first axis becomes the last
                         total = total.view(len(rows), -1).T @ rows
                     place[:] = total.view(self.spatial_shape)
-        return result[:, None]
+        return result
 
 
 # So many cells are added at once: 1 MB of places, and as much of values.
 _CELLS_AT_ONCE = 2**17
-# So many maps are made with the grids once drawn.
+# So many sums are made of the grids once drawn.
 _SUMS_AT_ONCE = 4
 
 
