@@ -54,7 +54,7 @@ class SmoothRegression:
         self.bumps = [_bumps(size, max(1.0, _SMOOTH * cell)) for size, cell in sides]
         features = torch.cat([self._features(rendered) for _, rendered in masks.stream(indices)])
         self.features = features - features.mean(dim=0)
-        self.values, self.vectors = _eigen(self.features)
+        self.decomposed = _decomposed(self.features)
 
     def _features(self, rendered: torch.Tensor) -> torch.Tensor:
         """The masks ``(n, 1, *spatial)`` as sums over each bump, ``(n, bumps)``, in double precision on the CPU."""
@@ -105,25 +105,24 @@ class SmoothRegression:
         centred = shifted - shifted.mean()
         n, spread = len(centred), float(centred.square().mean().sqrt())
         nothing = torch.zeros(1, self.features.shape[1], dtype=torch.float64), torch.zeros_like(self.features)
-        if spread == 0 or n < 3 or float(self.values[-1]) == 0:
+        if spread == 0 or n < 3 or float(self.decomposed[1][0]) == 0:
             return nothing
         compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
         compressed = compressed - compressed.mean()
-        first = _ridge(self.features, self.values, self.vectors, compressed)
+        first = _ridge(*self.decomposed, compressed)
         highest = float(first.heights.abs().max())
         if highest == 0:
             return nothing
         variance = first.heights.abs() / highest + _FREE
         root = variance.sqrt()
-        scaled = self.features * root
-        values, vectors = _eigen(scaled)
-        second = _ridge(scaled, values, vectors, compressed)
+        vectors, singular, bumps = _decomposed(self.features * root)
+        second = _ridge(vectors, singular, bumps, compressed)
         squares = second.explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
         slope = (centred @ second.explained) / squares
         # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
         moved = first.heights.sign() * first.changes / highest * (second.heights / root)
-        inverse = (vectors / (values + second.strength)) @ vectors.T
-        response = (moved @ self.features.T) @ inverse @ self.features
+        inverse = bumps.T * (singular.square() / (singular.square() + second.strength))
+        response = (moved / root) @ inverse @ bumps / root
         return slope * (second.heights * root)[None], slope * (second.changes * root + moved - response * variance)
 
     def _voxels(self, heights: torch.Tensor) -> torch.Tensor:
@@ -144,10 +143,10 @@ def _bumps(size: int, length: float) -> torch.Tensor:
     return torch.from_numpy(np.exp(-(((np.arange(size)[:, None] - places) / length) ** 2)))
 
 
-def _eigen(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The eigenvalues, at least 0, and eigenvectors of the products of masks."""
-    values, vectors = torch.linalg.eigh(features @ features.T)
-    return values.clamp_min(0), vectors
+def _decomposed(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The singular value decomposition: ``(n, r)``, ``(r,)``, the largest first, and ``(r, bumps)``."""
+    vectors, singular, bumps = torch.linalg.svd(features, full_matrices=False)
+    return vectors, singular, bumps
 
 
 class _Ridge(NamedTuple):
@@ -166,19 +165,20 @@ class _Ridge(NamedTuple):
     strength: float
 
 
-def _ridge(features: torch.Tensor, values: torch.Tensor, vectors: torch.Tensor, wanted: torch.Tensor) -> _Ridge:
-    """The ridge regression with the least leave-one-out error, from the eigenvalues of the products of masks."""
-    n, along, best = len(wanted), vectors.T @ wanted, None
-    for strength in (float(values.mean()) * _STRENGTHS).tolist():
+def _ridge(vectors: torch.Tensor, singular: torch.Tensor, bumps: torch.Tensor, wanted: torch.Tensor) -> _Ridge:
+    """The ridge regression with the least leave-one-out error, from the features as :func:`_decomposed` gives them."""
+    n, along, values, best = len(wanted), vectors.T @ wanted, singular.square(), None
+    squares = vectors.square()
+    for strength in (float(values.sum()) / n * _STRENGTHS).tolist():
         kept = values / (values + strength)
         explained = vectors @ (kept * along)
-        own = vectors.square() @ kept + 1 / n  # how far a mask's own score decides what is explained of it
+        own = squares @ kept + 1 / n  # how far a mask's own score decides what is explained of it
         left_out = (wanted - explained) / (1 - own).clamp_min(1e-6)
         error = float(left_out.square().mean())
         if best is None or error < best[0]:
             best = error, strength, explained, left_out
     assert best is not None
     _, strength, explained, left_out = best
-    inverse = vectors / (values + strength)
-    changes = left_out[:, None] * ((inverse @ vectors.T) @ features)
-    return _Ridge(features.T @ (inverse @ along), changes, explained, strength)
+    inverse = singular / (values + strength)
+    changes = left_out[:, None] * ((vectors * inverse) @ bumps)
+    return _Ridge((inverse * along) @ bumps, changes, explained, strength)

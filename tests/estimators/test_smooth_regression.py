@@ -75,15 +75,18 @@ def reference(masks: np.ndarray, scores: np.ndarray, cell: tuple[float, ...]) ->
     return (slope * basis @ heights).reshape(masks.shape[1:]), error.reshape(masks.shape[1:])
 
 
-@pytest.mark.parametrize(("shape", "grid"), [((10, 12), 3), ((6, 5, 7), 2)])
-def test_against_refitting_without_each_mask(shape: tuple[int, ...], grid: int) -> None:
-    bound = ms.RISEMasks(24, grid, seed=4).bind(torch.zeros(1, *shape, dtype=torch.float64))
-    masks = bound.render(range(24))[:, 0].numpy()
+@pytest.mark.parametrize(
+    ("shape", "num_masks", "grid", "cells"),
+    [((10, 12), 24, 3, 3), ((6, 5, 7), 24, 2, 2), pytest.param((10, 12), 40, 3, 1, id="more masks than bumps")],
+)
+def test_against_refitting_without_each_mask(shape: tuple[int, ...], num_masks: int, grid: int, cells: int) -> None:
+    bound = ms.RISEMasks(num_masks, grid, seed=4).bind(torch.zeros(1, *shape, dtype=torch.float64))
+    masks = bound.render(range(num_masks))[:, 0].numpy()
     rng = np.random.default_rng(0)
-    scores = 1 / (1 + np.exp(-masks.reshape(24, -1) @ rng.normal(size=masks[0].size)))
-    cell = tuple(size / grid for size in shape)
+    scores = 1 / (1 + np.exp(-masks.reshape(num_masks, -1) @ rng.normal(size=masks[0].size)))
+    cell = tuple(size / cells for size in shape)
     effects, error = reference(masks, scores, cell)
-    regression = SmoothRegression(bound, range(24), cell)
+    regression = SmoothRegression(bound, range(num_masks), cell)
     both = torch.from_numpy(np.stack([scores, 5 - 2 * scores], axis=1))
     found = regression.effects(both).numpy()
     np.testing.assert_allclose(found[0], effects, rtol=1e-6, atol=1e-9 * np.abs(effects).max())
