@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,8 @@ _SMOOTH = 0.7
 _LINEAR = 0.25
 # The variance of a bump's height in the second fit: its size in the first one, and this share of the highest one's.
 _FREE = 0.01
+# So many numbers are made of all changes at once: 32 MB.
+_AT_ONCE = 2**22
 # Strengths of the ridge penalty that are compared, relative to the mean eigenvalue of the masks.
 _STRENGTHS = np.logspace(-3, 2, 31)
 
@@ -52,16 +56,9 @@ class SmoothRegression:
         self.masks = masks
         sides = zip(masks.spatial_shape, cell_shape, strict=True)
         self.bumps = [_bumps(size, max(1.0, _SMOOTH * cell)) for size, cell in sides]
-        features = torch.cat([self._features(rendered) for _, rendered in masks.stream(indices)])
+        features = masks.along_axes(indices, self.bumps).flatten(1).cpu().double()
         self.features = features - features.mean(dim=0)
         self.decomposed = _decomposed(self.features)
-
-    def _features(self, rendered: torch.Tensor) -> torch.Tensor:
-        """The masks ``(n, 1, *spatial)`` as sums over each bump, ``(n, bumps)``, in double precision on the CPU."""
-        found = rendered[:, 0]
-        for each in self.bumps:
-            found = torch.tensordot(found, each.to(found), dims=([1], [0]))
-        return found.flatten(1).cpu().double()
 
     def effects(self, scores: torch.Tensor) -> torch.Tensor:
         """What keeping one voxel adds to each score, less what hiding it does.
@@ -72,7 +69,7 @@ class SmoothRegression:
         Returns:
             ``(K, *spatial)``, float64 on the CPU, in the score's unit a voxel; 0 where all scores are equal.
         """
-        return torch.stack([self._voxels(self._fit(each)[0])[0] for each in scores.T])
+        return torch.stack([self._voxels(fit.heights) if fit else self._zeros() for fit in map(self._fit, scores.T)])
 
     def standard_error(self, scores: torch.Tensor) -> torch.Tensor:
         """The standard error of :meth:`effects`: the jackknife over masks, for the penalties that were chosen.
@@ -86,50 +83,58 @@ class SmoothRegression:
         Returns:
             ``(K, *spatial)``, float64 on the CPU, at least 0.
         """
-        found = []
-        for each in scores.T:
-            _, changes = self._fit(each)
-            sums, squares = torch.zeros(2, *self.masks.spatial_shape, dtype=torch.float64)
-            for chunk in changes.split(16):
-                voxels = self._voxels(chunk)
-                sums += voxels.sum(dim=0)
-                squares += voxels.square().sum(dim=0)
-            n = len(changes)
-            found.append(((squares - sums.square() / n).clamp_min(0) * (n - 1) / n).sqrt())
+        n, found = len(scores), []
+        for fit in map(self._fit, scores.T):
+            squares = self._squares(fit.changes - fit.changes.mean(dim=0)) if fit else self._zeros()
+            found.append((squares * (n - 1) / n).sqrt())
         return torch.stack(found)
 
-    def _fit(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The heights of the bumps ``(1, bumps)``, and how they change without each mask ``(n, bumps)``."""
+    def _zeros(self) -> torch.Tensor:
+        return torch.zeros(self.masks.spatial_shape, dtype=torch.float64)
+
+    def _squares(self, heights: torch.Tensor) -> torch.Tensor:
+        """The sum of the squared maps of heights ``(n, bumps)``, without making each of them: ``(*spatial)``."""
+        *others, last = self.bumps
+        heights = heights.reshape(-1, *(each.shape[1] for each in self.bumps))
+        # Along the last axis a map is a sum of few bumps, so that the sums of these bumps' products say all.
+        pairs = (last[:, :, None] * last[:, None]).flatten(1).T
+        line = max(math.prod(heights.shape[2:]), math.prod([heights.shape[-1], *map(len, others[1:])]))
+        step = max(1, _AT_ONCE // (len(heights) * line))
+        found = []
+        for first in range(0, len(others[0]), step):
+            lines = heights
+            for axis, each in enumerate([others[0][first : first + step], *others[1:]]):
+                lines = torch.tensordot(each, lines, dims=([1], [axis + 1]))
+            # The axes stand in reverse order now, before the masks and the last one's bumps.
+            sums = lines.transpose(-2, -1) @ lines
+            values = (sums.flatten(-2) @ pairs).clamp_min(0)
+            found.append(values.permute(*reversed(range(len(others))), len(others)))
+        return torch.cat(found)
+
+    def _fit(self, scores: torch.Tensor) -> _Fit | None:
+        """Both fits to scores ``(n,)``; None where all are equal, or there are fewer than three."""
         shifted = scores.cpu().double()
         shifted = shifted - shifted[0]
         centred = shifted - shifted.mean()
         n, spread = len(centred), float(centred.square().mean().sqrt())
-        nothing = torch.zeros(1, self.features.shape[1], dtype=torch.float64), torch.zeros_like(self.features)
-        if spread == 0 or n < 3 or float(self.decomposed[1][0]) == 0:
-            return nothing
+        if spread == 0 or n < 3 or not self.decomposed.values.any():
+            return None
         compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
         compressed = compressed - compressed.mean()
-        first = _ridge(*self.decomposed, compressed)
+        first = _ridge(self.decomposed, compressed)
         highest = float(first.heights.abs().max())
         if highest == 0:
-            return nothing
+            return None
         variance = first.heights.abs() / highest + _FREE
-        root = variance.sqrt()
-        vectors, singular, bumps = _decomposed(self.features * root)
-        second = _ridge(vectors, singular, bumps, compressed)
+        second = _ridge(_decomposed(self.features * variance.sqrt()), compressed)
         squares = second.explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-        slope = (centred @ second.explained) / squares
-        # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
-        moved = first.heights.sign() * first.changes / highest * (second.heights / root)
-        inverse = bumps.T * (singular.square() / (singular.square() + second.strength))
-        response = (moved / root) @ inverse @ bumps / root
-        return slope * (second.heights * root)[None], slope * (second.changes * root + moved - response * variance)
+        return _Fit(first, second, variance, float(centred @ second.explained / squares))
 
     def _voxels(self, heights: torch.Tensor) -> torch.Tensor:
-        """Heights ``(n, bumps)`` as maps ``(n, *spatial)``."""
-        found = heights.reshape(-1, *(each.shape[1] for each in self.bumps))
-        for each in self.bumps:
-            found = torch.tensordot(found, each, dims=([1], [1]))
+        """Heights ``(bumps,)`` as a map ``(*spatial)``."""
+        found = heights.reshape([each.shape[1] for each in self.bumps])
+        for each in self.bumps:  # the first axis becomes the last
+            found = torch.tensordot(found, each, dims=([0], [1]))
         return found
 
 
@@ -143,42 +148,113 @@ def _bumps(size: int, length: float) -> torch.Tensor:
     return torch.from_numpy(np.exp(-(((np.arange(size)[:, None] - places) / length) ** 2)))
 
 
-def _decomposed(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The singular value decomposition: ``(n, r)``, ``(r,)``, the largest first, and ``(r, bumps)``."""
-    vectors, singular, bumps = torch.linalg.svd(features, full_matrices=False)
-    return vectors, singular, bumps
+class _Decomposed(NamedTuple):
+    """Features ``(n, bumps)`` along the directions in which the masks differ, as many as masks or bumps.
+
+    Attributes:
+        vectors: ``(n, r)``, the directions: eigenvectors of the products of masks.
+        values: ``(r,)``, their eigenvalues, at least 0.
+        features: ``(r, bumps)``, along each direction.
+    """
+
+    vectors: torch.Tensor
+    values: torch.Tensor
+    features: torch.Tensor
 
 
-class _Ridge(NamedTuple):
+def _decomposed(features: torch.Tensor) -> _Decomposed:
+    if len(features) <= features.shape[1]:
+        values, vectors = torch.linalg.eigh(features @ features.T)
+        values = values.clamp_min(0)
+    else:
+        vectors, singular, _ = torch.linalg.svd(features, full_matrices=False)
+        values = singular.square()
+    return _Decomposed(vectors, values, vectors.T @ features)
+
+
+@dataclass(frozen=True)
+class _Ridge:
     """A ridge regression on centred features.
 
     Attributes:
-        heights: ``(bumps,)``.
-        changes: ``(n, bumps)``, how far they lie above those without each mask.
-        explained: ``(n,)``, of each mask.
+        of: the features.
+        along: ``(r,)``, what is wanted along each direction.
+        left_out: ``(n,)``, the error at each mask without it.
         strength: of the penalty.
     """
 
-    heights: torch.Tensor
-    changes: torch.Tensor
-    explained: torch.Tensor
+    of: _Decomposed
+    along: torch.Tensor
+    left_out: torch.Tensor
     strength: float
 
+    @cached_property
+    def inverse(self) -> torch.Tensor:
+        """``(r,)``, of the eigenvalues with the penalty."""
+        return 1 / (self.of.values + self.strength)
 
-def _ridge(vectors: torch.Tensor, singular: torch.Tensor, bumps: torch.Tensor, wanted: torch.Tensor) -> _Ridge:
-    """The ridge regression with the least leave-one-out error, from the features as :func:`_decomposed` gives them."""
-    n, along, values, best = len(wanted), vectors.T @ wanted, singular.square(), None
-    squares = vectors.square()
-    for strength in (float(values.sum()) / n * _STRENGTHS).tolist():
-        kept = values / (values + strength)
-        explained = vectors @ (kept * along)
-        own = squares @ kept + 1 / n  # how far a mask's own score decides what is explained of it
-        left_out = (wanted - explained) / (1 - own).clamp_min(1e-6)
+    @cached_property
+    def heights(self) -> torch.Tensor:
+        """``(bumps,)``."""
+        return (self.inverse * self.along) @ self.of.features
+
+    @cached_property
+    def kept(self) -> torch.Tensor:
+        """``(r,)``, the share that the penalty leaves along each direction."""
+        return self.of.values * self.inverse
+
+    @property
+    def explained(self) -> torch.Tensor:
+        """``(n,)``, of each mask."""
+        return self.of.vectors @ (self.kept * self.along)
+
+    @property
+    def changes(self) -> torch.Tensor:
+        """``(n, bumps)``, how far the heights lie above those without each mask."""
+        return self.left_out[:, None] * ((self.of.vectors * self.inverse) @ self.of.features)
+
+
+def _ridge(of: _Decomposed, wanted: torch.Tensor) -> _Ridge:
+    """The ridge regression with the least leave-one-out error."""
+    n, squares, best = len(wanted), of.vectors.square(), None
+    along = of.vectors.T @ wanted
+    for strength in (float(of.values.sum()) / n * _STRENGTHS).tolist():
+        found = _Ridge(of, along, wanted, strength)
+        own = squares @ found.kept + 1 / n  # how far a mask's own score decides what is explained of it
+        left_out = (wanted - found.explained) / (1 - own).clamp_min(1e-6)
         error = float(left_out.square().mean())
         if best is None or error < best[0]:
-            best = error, strength, explained, left_out
+            best = error, replace(found, left_out=left_out)
     assert best is not None
-    _, strength, explained, left_out = best
-    inverse = singular / (values + strength)
-    changes = left_out[:, None] * ((vectors * inverse) @ bumps)
-    return _Ridge((inverse * along) @ bumps, changes, explained, strength)
+    return best[1]
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Two ridge regressions, the second one with a variance for each bump.
+
+    Attributes:
+        first: with the same variance for all.
+        second: of features that are multiplied by the roots of the variances.
+        variance: ``(bumps,)``.
+        slope: of the scores on what the second one explains.
+    """
+
+    first: _Ridge
+    second: _Ridge
+    variance: torch.Tensor
+    slope: float
+
+    @property
+    def heights(self) -> torch.Tensor:
+        """``(bumps,)``."""
+        return self.slope * (self.second.heights * self.variance.sqrt())
+
+    @property
+    def changes(self) -> torch.Tensor:
+        """``(n, bumps)``, how far the heights lie above those without each mask, to first order."""
+        first, second, root = self.first, self.second, self.variance.sqrt()
+        # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
+        moved = first.heights.sign() * first.changes / first.heights.abs().max() * (second.heights / root)
+        response = (moved / root @ second.of.features.T * second.inverse) @ second.of.features / root
+        return self.slope * (second.changes * root + moved - response * self.variance)

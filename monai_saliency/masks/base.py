@@ -8,6 +8,7 @@ masks.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -359,6 +360,28 @@ class BoundMasks(ABC):
                 sums += (weights[chunk].T @ masks.flatten(1)).reshape(sums.shape)
         return sums
 
+    def along_axes(self, indices: Sequence[int], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Masks multiplied along each axis by a matrix: what they are in other coordinates than voxels.
+
+        Override this for masks that need not be rendered for it.
+
+        Args:
+            indices: the indices of n masks.
+            matrices: one for each spatial axis, ``(size, columns)``.
+
+        Returns:
+            ``(n, channels or 1, *columns)``, on :attr:`device`, float64 (float32 on devices without float64).
+        """
+        dtype = accumulation_dtype(self.device)
+        found = [torch.zeros(0, self.channels or 1, *(each.shape[1] for each in matrices), dtype=dtype)]
+        with exact_arithmetic(self.device):
+            for _, masks in self.stream(indices):
+                masks = masks.to(dtype)
+                for each in matrices:  # the first axis becomes the last
+                    masks = torch.tensordot(masks, each.to(masks), dims=([2], [0]))
+                found.append(masks)
+        return torch.cat([each.to(self.device) for each in found])
+
     def zero_sums(self, weights: torch.Tensor) -> torch.Tensor:
         """Zeros to add weighted masks to: ``(K, channels or 1, *spatial)`` for weights ``(n, K)``, on :attr:`device`,
         float64 (float32 on devices without float64).
@@ -387,13 +410,10 @@ def random_rows(seed: int, indices: Sequence[int], width: int) -> np.ndarray:
         >>> bool((random_rows(0, [2], 3) == np.random.default_rng(0).random((9, 3))[2]).all())
         True
     """
-    rows = np.empty((len(indices), width))
-    if isinstance(indices, range) and indices.step == 1:
-        runs = [(0, indices.start, len(indices))]
-    else:
-        runs = [(row, index, 1) for row, index in enumerate(indices)]
-    for row, index, count in runs:
+    rows, wanted = np.empty((len(indices), width)), np.asarray(indices, dtype=np.int64)
+    begins = np.flatnonzero(np.diff(wanted, prepend=wanted[:1]) != 1)
+    for begin, end in itertools.pairwise([*begins, len(wanted)]):
         # One float64 takes one step of PCG64, so any row is reached without drawing the earlier ones.
-        stream = np.random.PCG64(seed).advance(int(index) * width)
-        rows[row : row + count] = np.random.Generator(stream).random((count, width))
+        stream = np.random.PCG64(seed).advance(int(wanted[begin]) * width)
+        rows[begin:end] = np.random.Generator(stream).random((end - begin, width))
     return rows

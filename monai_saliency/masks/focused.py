@@ -28,6 +28,8 @@ _ALL, _USUAL, _LESS = range(len(_KEPT))
 _TRIED = 8
 # It stays where what these masks leave of what the image adds is between these shares, on average.
 _MIDDLE = (0.2, 0.6)
+# So many looks are remembered: of two rounds of a case with as many scores as organs.
+_REMEMBERED = 256
 # What is left with all boxes hidden is said from this share on.
 _SAID = 0.25
 
@@ -182,6 +184,7 @@ class BoundFocusedMasks(BoundMasks):
             ]
             for p1 in (kept * masks.p1 for kept in _KEPT)
         ]
+        self._found: dict[tuple[tuple[int, ...], bytes, float], Found] = {}
         self.key = ("FocusedMasks", masks.max_foci, self.blocks.key, self._random[0][-1].key, tuple(self.boxes.shapes))
 
     def __len__(self) -> int:
@@ -231,8 +234,17 @@ class BoundFocusedMasks(BoundMasks):
     def _look(self, indices: Sequence[int], scores: torch.Tensor, reference_score: torch.Tensor) -> Found:
         """What the looks found for one score ``(n,)``, as far as they went."""
         own = [row for row, index in enumerate(indices) if index < len(self.looks)]
-        spare = self.at_most - self._first_look - self._least
-        return look(self.looks, [indices[row] for row in own], scores[own], reference_score, spare)
+        numbers, scores = [int(indices[row]) for row in own], scores[own].cpu().double()
+        # Asked for by the next round, by the map, by its error: it is read once.
+        key = tuple(numbers), scores.numpy().tobytes(), float(reference_score)
+        found = self._found.get(key)
+        if found is None:
+            spare = self.at_most - self._first_look - self._least
+            found = look(self.looks, numbers, scores, reference_score, spare)
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            self._found[key] = found
+        return found
 
     def _num_random(self, found: Found) -> int:
         """How many random masks each place of one score has."""
@@ -401,6 +413,9 @@ class BoundFocusedMasks(BoundMasks):
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         indices = codes["index"].tolist()
+        foci = self.foci(indices)
+        if len(foci) == 1 and len(foci[0].rows) == len(indices) and foci[0].box == box and not foci[0].before:
+            return foci[0].masks.render(foci[0].indices, device)
         masks = torch.ones(len(indices), 1, *(s.stop - s.start for s in box), dtype=self.dtype, device=device)
         for rows, numbers, hidden in self._looked(indices):
             for first, part in self.looks.families:
@@ -408,7 +423,7 @@ class BoundFocusedMasks(BoundMasks):
                 if of:
                     masks[[rows[k] for k in of]] = part.render([numbers[k] - first for k in of], device, box)
             _hide(masks, rows, hidden, box)
-        for focus in self.foci(indices):
+        for focus in foci:
             _hide(masks, focus.rows, focus.hidden, box)
             common = _common(focus.box, box)
             if common is not None:

@@ -11,7 +11,7 @@ import torch
 from monai_saliency.masks.base import BoundMasks, Masks, random_rows
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
 from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.precision import exact_arithmetic
+from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundRISEMasks", "RISEMasks"]
@@ -184,6 +184,18 @@ class BoundRISEMasks(BoundMasks):
 
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
         return self.folded_sum(indices, weights) if self._have_factors else super().weighted_sum(indices, weights)
+
+    def along_axes(self, indices: Sequence[int], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+        if not self._have_factors or not len(indices):
+            return super().along_axes(indices, matrices)
+        codes, dtype = self.codes(indices), accumulation_dtype(self.device)
+        found = to_device(codes["grid"], self.device, dtype)
+        shifts = to_device(codes["shift"].T, self.device)
+        with exact_arithmetic(self.device):
+            for windows, shift, each in zip(self._stretching(self.device), shifts, matrices, strict=True):
+                rows = (windows.to(dtype) @ each.to(self.device, dtype))[shift]
+                found = torch.bmm(found.reshape(*rows.shape[:2], -1).transpose(1, 2), rows)
+        return found.view(len(indices), 1, *(each.shape[1] for each in matrices))
 
     def folded_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
         """As :meth:`weighted_sum`, for masks that are stretched grids, one for each channel that has its own mask."""

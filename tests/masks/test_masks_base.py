@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -51,6 +52,18 @@ class TestAnyMasks:
                 for k, weight in enumerate(row):
                     expected[k] += weight.double() * mask.double()
             torch.testing.assert_close(bound.weighted_sum(indices, weights), expected, rtol=0, atol=tolerance * 10)
+
+    @pytest.mark.parametrize("indices", [[5, 0, 3, 3, 8], range(2, 7), []])
+    def test_along_axes_is_the_product_with_rendered_masks(self, masks: Masks, indices: Sequence[int]) -> None:
+        bound = bind(masks, 9, 8, 7)
+        rows, columns, slices = (
+            torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+            for shape in ((9, 4), (8, 1), (7, 12))
+        )
+        expected = torch.einsum("ncxyz,xa,yb,zd->ncabd", bound.render(indices).double(), rows, columns, slices)
+        found = bound.along_axes(indices, [rows, columns, slices])
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
     @pytest.mark.parametrize("indices", [[-1], [0, 9999], range(3, 10_000), range(-1, 2)])
     def test_index_out_of_range(self, masks: Masks, indices: object) -> None:

@@ -227,6 +227,10 @@ def test_weighted_sums_are_those_of_rendered_masks(masks: Masks) -> None:
     weights = torch.randn(len(bound), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = torch.einsum("nk,nchw->kchw", weights, whole)
     torch.testing.assert_close(bound.weighted_sum(range(len(bound)), weights), expected, rtol=0, atol=1e-12)
+    rows, columns = torch.eye(10, dtype=torch.float64)[:, ::3], torch.vander(torch.arange(1, 10).double(), 2)
+    expected = torch.einsum("nchw,ha,wb->ncab", whole, rows, columns)
+    found = bound.along_axes(range(len(bound)), [rows, columns])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("masks", ALL, ids=names)
