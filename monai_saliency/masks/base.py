@@ -242,19 +242,28 @@ class BoundMasks(ABC):
     def render_into(self, indices: Sequence[int], memory: torch.Tensor | None) -> torch.Tensor:
         """As :meth:`render`, of full-size masks that are done with before the next call.
 
-        Override this, and :attr:`reuses_memory`, for masks that can be written into the memory of others: what is made
-        anew for each batch leaves holes in the memory, and takes time to be given.
+        What is made anew for each batch leaves holes in the memory, and takes time to be given.
 
         Args:
             indices: as for :meth:`render`.
             memory: what an earlier call gave, which may be overwritten; None where there is none.
         """
-        return self.render(indices)
+        wanted = (len(indices), self.channels or 1, *self.spatial_shape), self.dtype, self.device
+        if not self.reuses_memory or memory is None or (memory.shape, memory.dtype, memory.device) != wanted:
+            return self.render(indices)
+        with exact_arithmetic(self.device):
+            return self._write(indices, memory)
 
     @property
     def reuses_memory(self) -> bool:
-        """Whether :meth:`render_into` writes into memory, so that it is worth being kept."""
+        """Whether :meth:`render_into` writes into memory, so that it is worth being kept. Override this, and
+        :meth:`_write`, for masks that can.
+        """
         return False
+
+    def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
+        """Write masks ``(n, channels or 1, *spatial)`` into contiguous memory of their shape, and return it."""
+        return memory.copy_(self.render(indices))
 
     def perturb(
         self,

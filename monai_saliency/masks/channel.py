@@ -144,13 +144,28 @@ class _BoundIndependentChannelMasks(_BoundMasksOfChannels):
 
     def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
         """The other family's codes, with an axis for the channels: ``(n, C, ...)``."""
-        if isinstance(indices, range) and indices.step == 1:
-            rows: Sequence[int] = range(indices.start * self.channels, indices.stop * self.channels)
-        else:
-            rows = (np.asarray(indices, dtype=int)[:, None] * self.channels + np.arange(self.channels)).ravel().tolist()
-        codes = self.base.codes(rows)
+        codes = self.base.codes(self._rows(indices))
         return {name: code.reshape(-1, self.channels, *code.shape[1:]) for name, code in codes.items()}
+
+    def _rows(self, indices: Sequence[int]) -> Sequence[int]:
+        """The masks of the other family, n times C."""
+        if isinstance(indices, range) and indices.step == 1:
+            return range(indices.start * self.channels, indices.stop * self.channels)
+        return (np.asarray(indices, dtype=int)[:, None] * self.channels + np.arange(self.channels)).ravel().tolist()
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         flat = {name: code.reshape(-1, *code.shape[2:]) for name, code in codes.items()}
         return self.base._render(flat, device).reshape(-1, self.channels, *self.spatial_shape)
+
+    @property
+    def reuses_memory(self) -> bool:
+        return self.base.reuses_memory
+
+    def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
+        each = memory.view(-1, 1, *self.spatial_shape)
+        return self.base._write(self._rows(indices), each).view(memory.shape)
+
+    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+        rows = self._rows(indices)
+        each = [self.base.weighted_sum(rows[channel :: self.channels], weights) for channel in range(self.channels)]
+        return torch.cat(each, dim=1)

@@ -12,7 +12,7 @@ from monai.inferers import SlidingWindowInferer
 from monai_saliency.masks.base import BoundMasks, Masks, Regions
 from monai_saliency.masks.coalition_draw import Drawn, draw_pairs
 from monai_saliency.masks.patch_cells import Hidden, Meeting, affordable_meetings, meetings, players_that_meet
-from monai_saliency.masks.region import find_regions, kept_inside, reads_labels
+from monai_saliency.masks.region import find_regions, kept_inside, on_voxels, reads_labels, summed_on_voxels
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
@@ -225,11 +225,26 @@ class BoundCoalitionMasks(BoundMasks):
         return self._render_box(codes, (slice(None),) * len(self.spatial_shape), device)
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+        return on_voxels(self._kept(codes, device), self._regions.index[box].to(device))
+
+    @property
+    def reuses_memory(self) -> bool:
+        # All voxels of a player have one value; a subclass may render others.
+        return type(self)._render_box is BoundCoalitionMasks._render_box
+
+    def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
+        return on_voxels(self._kept(self.codes(indices), self.device), self._regions.index, memory)
+
+    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+        if not self.reuses_memory:
+            return super().weighted_sum(indices, weights)
+        return summed_on_voxels(self._kept(self.codes(indices), self.device), self._regions.index, weights)
+
+    def _kept(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        """The masks of each region, ``(n, channels or 1, 1 + regions)``."""
         coalition = to_device(codes["coalition"], device, self.dtype)
-        kept = coalition.reshape(len(coalition), -1, self.channels or 1).transpose(1, 2)
-        kept = torch.cat([kept.new_ones(*kept.shape[:2], 1), kept], dim=2)
-        index = self._regions.index[box].to(device)
-        return kept.index_select(2, index.flatten()).reshape(*kept.shape[:2], *index.shape)
+        kept = coalition.unflatten(1, (-1, self.channels or 1)).transpose(1, 2)
+        return torch.cat([kept.new_ones(*kept.shape[:2], 1), kept], dim=2)
 
     def render_each(
         self, indices: Sequence[int], boxes: Sequence[Box], device: torch.device | str | None = None
@@ -250,8 +265,7 @@ class BoundCoalitionMasks(BoundMasks):
         values = values.to(self.device, self.dtype)
         table = values.reshape(-1, self.channels or 1, values.shape[1]).permute(2, 1, 0)
         table = torch.cat([table.new_zeros(*table.shape[:2], 1), table], dim=2)
-        index = self._regions.index
-        return table.index_select(2, index.flatten()).reshape(*table.shape[:2], *index.shape)
+        return on_voxels(table, self._regions.index)
 
 
 def _all(players: int) -> tuple[np.ndarray, list[Meeting]]:

@@ -13,6 +13,7 @@ from monai_saliency.masks.base import BoundMasks, Masks, Regions, random_rows
 from monai_saliency.masks.smooth import averaged, check_smooth, grown, widths_of
 from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import check_labels, cut, plain, to_device
 
 __all__ = ["BoundRegionMasks", "RegionMasks", "find_regions", "kept_inside", "reads_labels"]
@@ -182,7 +183,7 @@ class BoundRegionMasks(BoundMasks):
         """
         values = values.to(self.device, self.dtype)
         table = torch.cat([values.new_zeros(len(values), 1), values], dim=1)
-        return table[:, self.index.long()]
+        return on_voxels(table[:, None], self.index)[:, 0]
 
     def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
         if self.smooth:
@@ -208,11 +209,64 @@ class BoundRegionMasks(BoundMasks):
         place = torch.device(device) if device is not None else self.device
         return kept_inside(self.codes(indices)["coalition"][:, None], self.index, boxes, place, self.dtype)
 
+    @property
+    def _is_crisp(self) -> bool:
+        """Whether all voxels of a region have one value; a subclass may render others."""
+        return not self.smooth and type(self)._render_box is BoundRegionMasks._render_box
+
+    @property
+    def reuses_memory(self) -> bool:
+        return self._is_crisp
+
+    def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
+        return on_voxels(self._kept(self.codes(indices), self.device), self.index, memory)
+
+    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+        if not self._is_crisp:
+            return super().weighted_sum(indices, weights)
+        return summed_on_voxels(self._kept(self.codes(indices), self.device), self.index, weights)
+
     def _crisp(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        coalition = to_device(codes["coalition"], device, self.dtype)
-        kept = torch.cat([coalition.new_ones(len(coalition), 1), coalition], dim=1)
-        index = self.index[box].to(device)
-        return kept.index_select(1, index.flatten()).reshape(len(coalition), 1, *index.shape)
+        return on_voxels(self._kept(codes, device), self.index[box].to(device))
+
+    def _kept(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+        """The masks of each region, ``(n, 1, 1 + regions)``."""
+        coalition = to_device(codes["coalition"], device, self.dtype)[:, None]
+        return torch.cat([torch.ones_like(coalition[:, :, :1]), coalition], dim=2)
+
+
+def on_voxels(table: torch.Tensor, index: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
+    """Write what a table has for each region on all its voxels.
+
+    Args:
+        table: ``(n, C, 1 + regions)``. The first column is of voxels of no region.
+        index: see :class:`~monai_saliency.masks.base.Regions`, or the part inside a box.
+        memory: where to write; new memory by default.
+
+    Returns:
+        ``(n, C, *index.shape)``.
+    """
+    # Along the last axis of a table, `index_select` takes ten times as long as this.
+    places = index.flatten().long().expand(*table.shape[:2], -1)
+    out = None if memory is None else memory.view(*table.shape[:2], -1)
+    return torch.gather(table, 2, places, out=out).view(*table.shape[:2], *index.shape)
+
+
+def summed_on_voxels(table: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of masks of regions, as :meth:`BoundMasks.weighted_sum`, without rendering them.
+
+    Args:
+        table: ``(n, C, 1 + regions)``, as for :func:`on_voxels`.
+        index: as for :func:`on_voxels`.
+        weights: ``(n, K)``.
+
+    Returns:
+        ``(K, C, *index.shape)``.
+    """
+    dtype = accumulation_dtype(table.device)
+    with exact_arithmetic(table.device):
+        sums = weights.to(table.device, dtype).T @ table.to(dtype).flatten(1)
+    return on_voxels(sums.view(-1, *table.shape[1:]), index)
 
 
 def kept_inside(

@@ -118,13 +118,9 @@ class BoundRISEMasks(BoundMasks):
     def reuses_memory(self) -> bool:
         return self._have_factors
 
-    def render_into(self, indices: Sequence[int], memory: torch.Tensor | None) -> torch.Tensor:
-        wanted = (len(indices), 1, *self.spatial_shape), self.dtype, self.device
-        if not self._have_factors or memory is None or (memory.shape, memory.dtype, memory.device) != wanted:
-            return self.render(indices)
+    def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
         factors = self._drawn_ahead(indices, self.device)
-        with exact_arithmetic(self.device):
-            return self._product(*(factors or self._all_but_last_axis(self.codes(indices), self.device)), memory)
+        return self._product(*(factors or self._all_but_last_axis(self.codes(indices), self.device)), memory)
 
     def _drawn_ahead(self, indices: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The two factors of consecutive masks, of which many small ones are made at once; None where that is nothing

@@ -99,12 +99,17 @@ def averaged(hidden: torch.Tensor, box: Box, widths: Sequence[float], spatial_sh
     """
     outer = grown(box, widths, spatial_shape)
     for axis, (width, reach, size) in enumerate(zip(widths, reaches(widths), spatial_shape, strict=True)):
-        voxels = torch.arange(box[axis].start, box[axis].stop, device=hidden.device)
-        shares = _shares(width, reach)
-        hidden = sum(
-            share * hidden.index_select(axis + 2, (voxels + offset).clamp(0, size - 1) - outer[axis].start)
-            for offset, share in zip(range(-reach, reach + 1), shares, strict=True)
-        )  # type: ignore[assignment]
+        if reach:
+            voxels = torch.arange(box[axis].start - reach, box[axis].stop + reach, device=hidden.device)
+            around = hidden.index_select(axis + 2, voxels.clamp(0, size - 1) - outer[axis].start)
+            count = box[axis].stop - box[axis].start
+            first, *others = (
+                (share, around.narrow(axis + 2, offset, count)) for offset, share in enumerate(_shares(width, reach))
+            )
+            hidden = first[1] * first[0]
+            product = torch.empty_like(hidden)
+            for share, shifted in others:  # in two steps, which round alike wherever a voxel lies in memory
+                hidden += torch.mul(shifted, share, out=product)
     return hidden
 
 

@@ -94,6 +94,6 @@ class BoundSubsetMasks(BoundMasks):
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         kept = to_device(codes["kept"], device, self.dtype)
-        for axis, cells in enumerate(self._cells(box)):
-            kept = kept.index_select(axis + 1, to_device(cells, device))
+        for axis, cells in reversed(list(enumerate(self._cells(box), start=1))):  # what is copied last is longest
+            kept = kept.index_select(axis, to_device(cells, device))
         return kept.unsqueeze(1)

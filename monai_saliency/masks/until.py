@@ -220,8 +220,18 @@ class _BoundUntilMasks(BoundMasks):
     def perturb(self, *args: Any, **kwargs: Any) -> None:
         self.base.perturb(*args, **kwargs)
 
+    @property
+    def reuses_memory(self) -> bool:
+        return self.base.reuses_memory
+
+    def render_into(self, indices: Sequence[int], memory: torch.Tensor | None) -> torch.Tensor:
+        return self.base.render_into(indices, memory)
+
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
         return self.base.weighted_sum(indices, weights)
+
+    def along_axes(self, indices: Sequence[int], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.base.along_axes(indices, matrices)
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         return self.base._render(codes, device)
