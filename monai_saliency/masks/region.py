@@ -16,7 +16,18 @@ from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import check_labels, cut, plain, to_device
 
-__all__ = ["BoundRegionMasks", "RegionMasks", "find_regions", "kept_inside", "reads_labels"]
+__all__ = [
+    "BoundRegionMasks",
+    "RegionMasks",
+    "find_regions",
+    "kept_inside",
+    "on_voxels",
+    "reads_labels",
+    "summed_on_voxels",
+]
+
+# So many voxels are looked up at once: 8 MB of places.
+_PLACES = 2**20
 
 
 class RegionMasks(Masks):
@@ -246,10 +257,13 @@ def on_voxels(table: torch.Tensor, index: torch.Tensor, memory: torch.Tensor | N
     Returns:
         ``(n, C, *index.shape)``.
     """
-    # Along the last axis of a table, `index_select` takes ten times as long as this.
-    places = index.flatten().long().expand(*table.shape[:2], -1)
-    out = None if memory is None else memory.view(*table.shape[:2], -1)
-    return torch.gather(table, 2, places, out=out).view(*table.shape[:2], *index.shape)
+    shape, flat = table.shape[:2], index.flatten()
+    found = table.new_empty(*shape, len(flat)) if memory is None else memory.view(*shape, -1)
+    # Along the last axis of a table, `index_select` takes ten times as long as this, which needs places in 64 bits.
+    for first in range(0, len(flat), _PLACES):
+        part = slice(first, first + _PLACES)
+        torch.gather(table, 2, flat[part].long().expand(*shape, -1), out=found[:, :, part])
+    return found.view(*shape, *index.shape)
 
 
 def summed_on_voxels(table: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
