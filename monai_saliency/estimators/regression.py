@@ -83,10 +83,11 @@ class SmoothRegression:
         Returns:
             ``(K, *spatial)``, float64 on the CPU, at least 0.
         """
-        n, found = len(scores), []
+        found = []
         for fit in map(self._fit, scores.T):
-            squares = self._squares(fit.changes - fit.changes.mean(dim=0)) if fit else self._zeros()
-            found.append((squares * (n - 1) / n).sqrt())
+            changes = fit.changes if fit else torch.zeros_like(self.features)
+            squares = self._squares(changes - changes.mean(dim=0))
+            found.append((squares * (len(scores) - 1) / len(scores)).sqrt())
         return torch.stack(found)
 
     def _zeros(self) -> torch.Tensor:
