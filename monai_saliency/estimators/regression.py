@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -69,7 +69,8 @@ class SmoothRegression:
         Returns:
             ``(K, *spatial)``, float64 on the CPU, in the score's unit a voxel; 0 where all scores are equal.
         """
-        return torch.stack([self._voxels(fit.heights) if fit else self._zeros() for fit in map(self._fit, scores.T)])
+        fits = map(self._fit, scores.T)
+        return torch.stack([self._voxels(fit.heights if fit else torch.zeros_like(self.features[0])) for fit in fits])
 
     def standard_error(self, scores: torch.Tensor) -> torch.Tensor:
         """The standard error of :meth:`effects`: the jackknife over masks, for the penalties that were chosen.
@@ -89,9 +90,6 @@ class SmoothRegression:
             squares = self._squares(changes - changes.mean(dim=0))
             found.append((squares * (len(scores) - 1) / len(scores)).sqrt())
         return torch.stack(found)
-
-    def _zeros(self) -> torch.Tensor:
-        return torch.zeros(self.masks.spatial_shape, dtype=torch.float64)
 
     def _squares(self, heights: torch.Tensor) -> torch.Tensor:
         """The sum of the squared maps of heights ``(n, bumps)``, without making each of them: ``(*spatial)``."""
@@ -180,12 +178,14 @@ class _Ridge:
     Attributes:
         of: the features.
         along: ``(r,)``, what is wanted along each direction.
+        explained: ``(n,)``, of each mask.
         left_out: ``(n,)``, the error at each mask without it.
         strength: of the penalty.
     """
 
     of: _Decomposed
     along: torch.Tensor
+    explained: torch.Tensor
     left_out: torch.Tensor
     strength: float
 
@@ -199,16 +199,6 @@ class _Ridge:
         """``(bumps,)``."""
         return (self.inverse * self.along) @ self.of.features
 
-    @cached_property
-    def kept(self) -> torch.Tensor:
-        """``(r,)``, the share that the penalty leaves along each direction."""
-        return self.of.values * self.inverse
-
-    @property
-    def explained(self) -> torch.Tensor:
-        """``(n,)``, of each mask."""
-        return self.of.vectors @ (self.kept * self.along)
-
     @property
     def changes(self) -> torch.Tensor:
         """``(n, bumps)``, how far the heights lie above those without each mask."""
@@ -220,12 +210,13 @@ def _ridge(of: _Decomposed, wanted: torch.Tensor) -> _Ridge:
     n, squares, best = len(wanted), of.vectors.square(), None
     along = of.vectors.T @ wanted
     for strength in (float(of.values.sum()) / n * _STRENGTHS).tolist():
-        found = _Ridge(of, along, wanted, strength)
-        own = squares @ found.kept + 1 / n  # how far a mask's own score decides what is explained of it
-        left_out = (wanted - found.explained) / (1 - own).clamp_min(1e-6)
+        kept = of.values / (of.values + strength)
+        explained = of.vectors @ (kept * along)
+        own = squares @ kept + 1 / n  # how far a mask's own score decides what is explained of it
+        left_out = (wanted - explained) / (1 - own).clamp_min(1e-6)
         error = float(left_out.square().mean())
         if best is None or error < best[0]:
-            best = error, replace(found, left_out=left_out)
+            best = error, _Ridge(of, along, explained, left_out, strength)
     assert best is not None
     return best[1]
 

@@ -381,15 +381,15 @@ class BoundMasks(ABC):
         Returns:
             ``(n, channels or 1, *columns)``, on :attr:`device`, float64 (float32 on devices without float64).
         """
-        dtype = accumulation_dtype(self.device)
-        found = [torch.zeros(0, self.channels or 1, *(each.shape[1] for each in matrices), dtype=dtype)]
+        shape = (0, self.channels or 1, *(each.shape[1] for each in matrices))
+        found = [torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)]
         with exact_arithmetic(self.device):
             for _, masks in self.stream(indices):
-                masks = masks.to(dtype)
+                masks = masks.to(found[0])
                 for each in matrices:  # the first axis becomes the last
                     masks = torch.tensordot(masks, each.to(masks), dims=([2], [0]))
                 found.append(masks)
-        return torch.cat([each.to(self.device) for each in found])
+        return torch.cat(found)
 
     def zero_sums(self, weights: torch.Tensor) -> torch.Tensor:
         """Zeros to add weighted masks to: ``(K, channels or 1, *spatial)`` for weights ``(n, K)``, on :attr:`device`,

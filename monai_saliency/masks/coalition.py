@@ -228,15 +228,19 @@ class BoundCoalitionMasks(BoundMasks):
         return on_voxels(self._kept(codes, device), self._regions.index[box].to(device))
 
     @property
-    def reuses_memory(self) -> bool:
-        # All voxels of a player have one value; a subclass may render others.
+    def _is_crisp(self) -> bool:
+        """Whether all voxels of a player have one value; a subclass may render others."""
         return type(self)._render_box is BoundCoalitionMasks._render_box
+
+    @property
+    def reuses_memory(self) -> bool:
+        return self._is_crisp
 
     def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
         return on_voxels(self._kept(self.codes(indices), self.device), self._regions.index, memory)
 
     def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-        if not self.reuses_memory:
+        if not self._is_crisp:
             return super().weighted_sum(indices, weights)
         return summed_on_voxels(self._kept(self.codes(indices), self.device), self._regions.index, weights)
 

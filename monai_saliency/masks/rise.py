@@ -120,7 +120,8 @@ class BoundRISEMasks(BoundMasks):
 
     def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
         factors = self._drawn_ahead(indices, self.device)
-        return self._product(*(factors or self._all_but_last_axis(self.codes(indices), self.device)), memory)
+        factors = factors or self._all_but_last_axis(self.codes(indices), self._stretching(self.device))
+        return self._product(*factors, memory)
 
     def _drawn_ahead(self, indices: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The two factors of consecutive masks, of which many small ones are made at once; None where that is nothing
@@ -140,12 +141,13 @@ class BoundRISEMasks(BoundMasks):
         ahead = self._ahead
         if ahead is None or ahead[:2] != (device, made):
             with exact_arithmetic(device):
-                ahead = self._ahead = device, made, *self._all_but_last_axis(self.codes(made), device)
+                factors = self._all_but_last_axis(self.codes(made), self._stretching(device))
+                ahead = self._ahead = device, made, *factors
         chunk = slice(indices.start - first, indices.stop - first)
         return ahead[2][chunk], ahead[3][chunk]
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self._product(*self._all_but_last_axis(codes, device))
+        return self._product(*self._all_but_last_axis(codes, self._stretching(device)))
 
     def _product(self, stretched: torch.Tensor, last: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
         # Stretching the last axis last makes the full-size masks contiguous without a copy.
@@ -153,14 +155,15 @@ class BoundRISEMasks(BoundMasks):
         return torch.bmm(stretched.transpose(1, 2), last, out=out).view(-1, 1, *self.spatial_shape)
 
     def _all_but_last_axis(
-        self, codes: dict[str, np.ndarray], device: torch.device
+        self, codes: dict[str, np.ndarray], stretching: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Two factors of n masks, whose product over the cells of the last axis these are: ``(n, cells, voxels of all
-        axes but the last)`` and ``(n, cells, voxels of the last axis)``.
+        axes but the last)`` and ``(n, cells, voxels of the last axis)``. The matrices that stretch a line of cells are
+        those of :meth:`_stretching`, or lead to other coordinates than voxels.
         """
-        masks = to_device(codes["grid"], device, self.dtype)
-        shifts = to_device(codes["shift"].T, device)
-        *others, last = (windows[shift] for windows, shift in zip(self._stretching(device), shifts, strict=True))
+        masks = to_device(codes["grid"], stretching[0].device, stretching[0].dtype)
+        shifts = to_device(codes["shift"].T, masks.device)
+        *others, last = (windows[shift] for windows, shift in zip(stretching, shifts, strict=True))
         for rows in others:
             # Linear interpolation is separable: the first axis is stretched and becomes the last, so that nothing is
             # ever copied to another order: (n, cells, rest) and (n, cells, size) give (n, rest, size).
@@ -184,13 +187,11 @@ class BoundRISEMasks(BoundMasks):
     def along_axes(self, indices: Sequence[int], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
         if not self._have_factors or not len(indices):
             return super().along_axes(indices, matrices)
-        codes, dtype = self.codes(indices), accumulation_dtype(self.device)
-        found = to_device(codes["grid"], self.device, dtype)
-        shifts = to_device(codes["shift"].T, self.device)
+        dtype, axes = accumulation_dtype(self.device), zip(self._stretching(self.device), matrices, strict=True)
         with exact_arithmetic(self.device):
-            for windows, shift, each in zip(self._stretching(self.device), shifts, matrices, strict=True):
-                rows = (windows.to(dtype) @ each.to(self.device, dtype))[shift]
-                found = torch.bmm(found.reshape(*rows.shape[:2], -1).transpose(1, 2), rows)
+            stretching = [windows.to(dtype) @ each.to(self.device, dtype) for windows, each in axes]
+            others, last = self._all_but_last_axis(self.codes(indices), stretching)
+            found = torch.bmm(others.transpose(1, 2), last)
         return found.view(len(indices), 1, *(each.shape[1] for each in matrices))
 
     def folded_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:

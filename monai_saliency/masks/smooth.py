@@ -103,13 +103,12 @@ def averaged(hidden: torch.Tensor, box: Box, widths: Sequence[float], spatial_sh
             voxels = torch.arange(box[axis].start - reach, box[axis].stop + reach, device=hidden.device)
             around = hidden.index_select(axis + 2, voxels.clamp(0, size - 1) - outer[axis].start)
             count = box[axis].stop - box[axis].start
-            first, *others = (
-                (share, around.narrow(axis + 2, offset, count)) for offset, share in enumerate(_shares(width, reach))
-            )
-            hidden = first[1] * first[0]
+            shares = _shares(width, reach)
+            hidden = around.narrow(axis + 2, 0, count) * shares[0]
             product = torch.empty_like(hidden)
-            for share, shifted in others:  # in two steps, which round alike wherever a voxel lies in memory
-                hidden += torch.mul(shifted, share, out=product)
+            for offset, share in enumerate(shares[1:], start=1):
+                # In two steps, which round alike wherever a voxel lies in memory.
+                hidden += torch.mul(around.narrow(axis + 2, offset, count), share, out=product)
     return hidden
 
 
