@@ -38,6 +38,7 @@ def _exact_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monai_saliency.inferers.price._duration", lambda seconds: f"about {seconds:.3f} exactly")
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("method", "rounds"), [("auto", 4), ("patch_windows", 1)])
 @pytest.mark.usefixtures("_exact_seconds")
 def test_of_a_sliding_window_bundle(
