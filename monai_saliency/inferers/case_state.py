@@ -134,7 +134,7 @@ class CaseState:
         image, fill, held = parts if box is None else (each[everywhere(box)] for each in parts)
         if len(held):
             out[:, len(image) :] = held
-        out = out[:, : len(image)]
+            out = out[:, : len(image)]
         if start == 0:
             out[0] = image
             start, out = 1, out[1:]
@@ -266,7 +266,7 @@ class CaseState:
 
     def has(self, start: int, stop: int) -> bool:
         """Whether rows [start, stop) need no forward. Row 0 always does: it decides what is explained."""
-        return start > 0 and bool(self.state.seen.numpy()[start - 1 : stop - 1].all())  # as NumPy: once a batch
+        return start > 0 and all(self.state.seen[start - 1 : stop - 1].tolist())  # as a list: once a batch
 
     def end_round(self, look_for_others: bool = False) -> None:
         """Write what still waits, unless the case is done and all its scores go into one file.

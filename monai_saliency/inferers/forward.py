@@ -7,7 +7,7 @@ memory is too small, counting the time in which the network is busy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -109,8 +109,13 @@ class Forward:
             return None
         return self.autocast.get("dtype") or torch.float16
 
+    def _around(self, batch: torch.Tensor) -> AbstractContextManager[None]:
+        # Made for each batch: nothing is entered where nothing is to be done.
+        plain = self.guard is None and self.meter is None and (self.autocast is None or not batch.is_cuda)
+        return nullcontext() if plain else self._all_around(batch)
+
     @contextmanager
-    def _around(self, batch: torch.Tensor) -> Iterator[None]:
+    def _all_around(self, batch: torch.Tensor) -> Iterator[None]:
         with ExitStack() as stack:
             if self.guard is not None:
                 stack.enter_context(self.guard(batch.device))

@@ -83,8 +83,9 @@ def _held(attributes: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             yield name, value
         elif isinstance(value, torch.Tensor):
             yield name, id(value), tensor_version(value), value.dtype
-        elif isinstance(value, Mapping):  # parameters, buffers, hooks and parts among them
-            yield from ((name, *each) for each in _held({str(key): entry for key, entry in value.items()}))
+        elif isinstance(value, (dict, Mapping)):  # parameters, buffers, hooks and parts among them
+            if value:
+                yield from ((name, *each) for each in _held({str(key): entry for key, entry in value.items()}))
         elif not isinstance(value, (set, list, tuple)):
             yield name, id(value)
 

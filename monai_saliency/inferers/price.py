@@ -142,7 +142,7 @@ class Pace:
         self._states = states
         self._device = states[0].case.image.device
         self._stamps = [Timestamp(self._device)]
-        self._count = 0
+        self._count = self._stamped = 0
         self._due: _Timed | None = None
         self._is_told = price is None
         if price is None:
@@ -197,7 +197,8 @@ class Pace:
             return
         self._left -= 1
         self._count += 1
-        self._stamps = [*self._stamps[:2], Timestamp(self._device)]  # the beginning, the first batch, the last one
+        if self._count == 1 or self._left <= 0:
+            self._stamp()
         if self._count == 1:
             self._first = Timestamp(self._clock)
         if self._is_told or self._count == 1:
@@ -210,8 +211,14 @@ class Pace:
             self._is_told = True
             self._say(f"it takes {self._with_seconds(price, self._due).duration}")
 
+    def _stamp(self) -> None:
+        self._stamps = [*self._stamps[:2], Timestamp(self._device)]  # the beginning, the first batch, the last one
+        self._stamped = self._count
+
     def _timed(self, price: Price) -> _Timed:
         """The batches of the round so far, without the first one where there are more."""
+        if self._stamped < self._count:  # how many batches there are was not known
+            self._stamp()
         begun, ended = self._stamps[-2:]
         return _Timed(begun, ended, replace(price.batches, count=max(1, self._count - 1)))
 

@@ -75,7 +75,7 @@ class BoundRISEMasks(BoundMasks):
     # At most so many masks have their factors made at once, and so many numbers are in these: 4 MB in float32, since
     # larger ones made anew leave holes in the memory; and no more than 64 full-size masks have, as many as `stream`
     # renders.
-    _masks_ahead, _numbers_ahead, _full_masks = 128, 2**20, 64
+    _masks_ahead, _numbers_ahead, _full_masks = 256, 2**20, 64
     # The device and the indices of the masks that were made so, and their two factors.
     _ahead: tuple[torch.device, range, torch.Tensor, torch.Tensor] | None = None
 
@@ -163,7 +163,11 @@ class BoundRISEMasks(BoundMasks):
         """
         masks = to_device(codes["grid"], stretching[0].device, stretching[0].dtype)
         shifts = to_device(codes["shift"].T, masks.device)
-        *others, last = (windows[shift] for windows, shift in zip(stretching, shifts, strict=True))
+        # Cells lie side by side in memory there, so that each matrix is copied in one go.
+        turned = (windows.transpose(1, 2) for windows in stretching)
+        *others, last = (
+            each.index_select(0, shift).transpose(1, 2) for each, shift in zip(turned, shifts, strict=True)
+        )
         for rows in others:
             # Linear interpolation is separable: the first axis is stretched and becomes the last, so that nothing is
             # ever copied to another order: (n, cells, rest) and (n, cells, size) give (n, rest, size).

@@ -160,9 +160,9 @@ def cut(values: torch.Tensor, corners: Sequence[torch.Tensor], size: Sequence[in
 
 def columns(values: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
     """A copy of some columns of ``(B, n)``. As an index, a list would be copied to the device, which waits for it."""
-    first = places[0]
-    if list(places) == list(range(first, first + len(places))):
-        return values[:, first : first + len(places)].clone()
+    first, count = places[0], len(places)
+    if count == 1 or list(places) == list(range(first, first + count)):
+        return values[:, first : first + count].clone()
     return torch.stack([values[:, place] for place in places], dim=1)
 
 

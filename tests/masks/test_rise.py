@@ -105,14 +105,14 @@ class TestRISEMasks:
             assert torch.equal(together, torch.cat([alone.render([start + i]) for i in range(len(together))]))
 
     def test_few_draws_for_many_batches(self) -> None:
-        bound = bind(RISEMasks(500, 4), 60, 50)
+        bound = bind(RISEMasks(900, 4), 60, 50)
         drawn: list[range] = []
         codes = bound.codes
         bound.codes = lambda indices: (drawn.append(indices), codes(indices))[1]
-        for start in range(0, 485, 15):
+        for start in range(0, 885, 15):
             bound.render(range(start, start + 15))
-        assert [each for each in drawn if len(each) > 15] == [range(i, min(i + 128, 500)) for i in range(0, 500, 128)]
-        assert [each for each in drawn if len(each) == 15] == [range(i, i + 15) for i in (120, 255, 375)]
+        assert [each for each in drawn if len(each) > 15] == [range(i, min(i + 256, 900)) for i in range(0, 900, 256)]
+        assert [each for each in drawn if len(each) == 15] == [range(i, i + 15) for i in (255, 510, 765)]
 
     @pytest.mark.parametrize("wrong", [range(-3, 0), range(-1, 4), range(10, 13), range(13, 15)])
     def test_no_mask_beside_those_there_are(self, wrong: range) -> None:
