@@ -107,12 +107,9 @@ class ScoreState:
             raise ValueError(
                 f"`scores` must have shape {expected} (masks, explained values), got {tuple(scores.shape)}"
             )
-        if isinstance(rows, range) and rows.step == 1:
-            self.scores[rows.start : rows.stop].copy_(scores)
-            self.seen[rows.start : rows.stop].fill_(True)
-        else:
-            self.scores[list(rows)] = scores.to(self.scores)
-            self.seen[list(rows)] = True
+        places = slice(rows.start, rows.stop) if isinstance(rows, range) and rows.step == 1 else list(rows)
+        self.scores[places] = scores.to(self.scores)
+        self.seen[places] = True
 
     def merge(self, other: ScoreState) -> None:
         """Add the scores of another state of the same case.

@@ -110,20 +110,23 @@ class Forward:
         return self.autocast.get("dtype") or torch.float16
 
     def _around(self, batch: torch.Tensor) -> AbstractContextManager[None]:
-        # Made for each batch: nothing is entered where nothing is to be done.
-        plain = self.guard is None and self.meter is None and (self.autocast is None or not batch.is_cuda)
-        return nullcontext() if plain else self._all_around(batch)
+        around: list[AbstractContextManager[Any]] = []
+        if self.guard is not None:
+            around.append(self.guard(batch.device))
+        if self.autocast is not None and batch.is_cuda:
+            around.append(torch.autocast("cuda", **self.autocast))
+        if self.meter is not None:
+            around.append(self.meter.call(batch))
+        return _inside(around) if around else nullcontext()  # made for each batch
 
-    @contextmanager
-    def _all_around(self, batch: torch.Tensor) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.guard is not None:
-                stack.enter_context(self.guard(batch.device))
-            if self.autocast is not None and batch.is_cuda:
-                stack.enter_context(torch.autocast("cuda", **self.autocast))
-            if self.meter is not None:
-                stack.enter_context(self.meter.call(batch))
-            yield
+
+@contextmanager
+def _inside(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enter contexts in order; each is left again where a later one, or the block, raises."""
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
 
 @contextmanager

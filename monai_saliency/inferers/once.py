@@ -83,8 +83,8 @@ def _held(attributes: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             yield name, value
         elif isinstance(value, torch.Tensor):
             yield name, id(value), tensor_version(value), value.dtype
-        elif isinstance(value, (dict, Mapping)):  # parameters, buffers, hooks and parts among them
-            if value:
+        elif isinstance(value, (dict, Mapping)):  # parameters, buffers, hooks and parts among them, most of them empty
+            if value:  # a dict is asked for first, since an abstract class takes longer to say
                 yield from ((name, *each) for each in _held({str(key): entry for key, entry in value.items()}))
         elif not isinstance(value, (set, list, tuple)):
             yield name, id(value)
