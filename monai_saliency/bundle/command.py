@@ -28,7 +28,7 @@ HOW = ("fill", "fill_unit", "classes", "activation", "mask_batch_size", "amp", "
 WHAT = ("dataset_dir", "section", "checkpoint", "pixdim", "spatial_dims", "spatial_size", "channels", "batch_size")
 # Those that change no map, and so do not name the folder.
 MACHINERY = (
-    *("cache", "cache_dir", "cache_checksum", "num_workers", "processes", "device"),
+    *("cache", "cache_dir", "cache_checksum", "num_workers", "processes", "device", "keep_memory"),
     *("picture", "picture_format", "picture_scale", "dicom", "report", "standard_error", "trust", "trust_steps"),
     *("strict", "store_dir"),
 )

@@ -21,6 +21,8 @@ from monai_saliency.bundle.chosen_method import AUTO, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.bundle.run import run as run_cohort
 from monai_saliency.storage.failures import Failures
+from monai_saliency.utils.allocator import keep_freed_memory
+from monai_saliency.utils.arguments import flag
 
 __all__ = ["Overlay"]
 
@@ -39,6 +41,8 @@ class Overlay:
         dir: the folder for maps, pictures, ``summary.csv``, ``failures.csv`` and scores; ``saliency`` below the
             bundle's own output folder by default.
         evaluator: the id of the evaluator; found by its class by default.
+        keep_memory: whether the program keeps what its network frees on the CPU
+            (:func:`~monai_saliency.utils.allocator.keep_freed_memory`).
         settings: the other ids of ``configs/explain.yaml``, see
             :class:`~monai_saliency.bundle.attach_settings.AttachSettings`.
 
@@ -46,7 +50,10 @@ class Overlay:
         ValueError: when a setting is wrong.
     """
 
-    def __init__(self, dir: str | Path | None = None, evaluator: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, dir: str | Path | None = None, evaluator: str | None = None, keep_memory: bool = True, **settings: Any
+    ) -> None:
+        self.keep_memory = flag("saliency_keep_memory", keep_memory)
         self.settings = AttachSettings(**settings, prefix="saliency_")
         self.dir = None if dir is None else Path(dir)
         self.evaluator = evaluator
@@ -89,6 +96,8 @@ class Overlay:
         postprocessing = bundle.get(f"{evaluator_id}::postprocessing")
         handler = attach_to(evaluator, folder, self.settings, evaluator_id, postprocessing)
         engine = self.settings.engine
+        if self.keep_memory:
+            keep_freed_memory(evaluator.state.device)
 
         def start() -> None:
             try:
