@@ -51,7 +51,7 @@ class Overlay:
     """
 
     def __init__(
-        self, dir: str | Path | None = None, evaluator: str | None = None, keep_memory: bool = False, **settings: Any
+        self, dir: str | Path | None = None, evaluator: str | None = None, keep_memory: bool = True, **settings: Any
     ) -> None:
         self.keep_memory = flag("saliency_keep_memory", keep_memory)
         self.settings = AttachSettings(**settings, prefix="saliency_")

@@ -37,6 +37,7 @@ from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
 from monai_saliency.targets.members import MemberTarget
+from monai_saliency.utils.allocator import give_back_freed_memory
 from monai_saliency.utils.arguments import callable_network, flag, instance
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import score_precision
@@ -239,9 +240,12 @@ class PerturbationInferer(Inferer):
         if "condition" in kwargs:
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
         given: dict[str, Any] = {"cases": cases, "stored": stored, "part": part}
-        if self.sharing is not None:
-            return self.sharing.score(self.replace(sharing=None), inputs, network, args, kwargs, **given)
-        return self.score_here(inputs, network, args, kwargs, **given)
+        if self.sharing is None:
+            states = self.score_here(inputs, network, args, kwargs, **given)
+        else:
+            states = self.sharing.score(self.replace(sharing=None), inputs, network, args, kwargs, **given)
+        give_back_freed_memory()  # or the holes of each shape of image stay, and the next ones make more
+        return states
 
     def score_here(
         self,

@@ -16,19 +16,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from monai.inferers import SlidingWindowInferer
-from record import add_options, keep, resident_peak
+from record import add_inside, add_options, apart, keep, resident_peak
 
 import monai_saliency as ms
 
-__all__ = ["CASES", "measure", "peak", "run"]
+__all__ = ["CASES", "measure", "run"]
 
 
 class Run(NamedTuple):
@@ -121,12 +119,6 @@ def run(case: str, num_masks: int, size: int, times: int = 1, images: int = 1) -
     return Run(len(found[0].indices), sum(each.num_forwards for each in found), seconds)
 
 
-def peak(*arguments: object) -> float:
-    """The largest resident memory, in MiB, of a process that explains once."""
-    command = [sys.executable, __file__, "--inside", *map(str, arguments)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-
-
 def measure(case: str, num_masks: int, size: int, rounds: int, memory: bool = True) -> list[dict[str, Any]]:
     """A row for twice the masks, and one for twice the images.
 
@@ -144,7 +136,7 @@ def measure(case: str, num_masks: int, size: int, rounds: int, memory: bool = Tr
             one = run(case, num_masks, size, times, images)
             found[name] += [one] if number else []
     seconds = {name: statistics.median(each.seconds for each in runs) for name, runs in found.items()}
-    peaks = {name: peak(case, num_masks, size, *each) if memory else None for name, each in sizes.items()}
+    peaks = {name: apart(__file__, case, num_masks, size, *each) if memory else None for name, each in sizes.items()}
     rows = []
     for name in ("masks", "images"):
         many, few = peaks[name], peaks["once"]
@@ -173,12 +165,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=48, help="of a volume, along each axis: a multiple of 12")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True, help="measure peaks too")
-    parser.add_argument("--inside", nargs=5, help=argparse.SUPPRESS)
+    add_inside(parser)
     add_options(parser)
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.inside:
-        run(args.inside[0], *map(int, args.inside[1:]))
+        run(*args.inside)
         print(resident_peak())
         return
     rows = []

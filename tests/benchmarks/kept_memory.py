@@ -16,41 +16,41 @@ import argparse
 import hashlib
 import json
 import statistics
-import subprocess
-import sys
 from typing import Any
 
-from record import add_options, keep, now, resident_peak
+import torch
+from monai.networks.nets import SegResNet, UNet
+from overhead import QUESTIONS, question
+from record import add_inside, add_options, apart, keep, now, resident_peak
+
+import monai_saliency as ms
+from monai_saliency.utils.allocator import keep_freed_memory
 
 NETWORKS = ("DenseNet121", "ResNet18", "UNet", "SegResNet")
 
 
+def _unet() -> torch.nn.Module:
+    return UNet(3, 1, 3, (16, 32, 64, 128), (2, 2, 2), num_res_units=2)
+
+
+def _segresnet() -> torch.nn.Module:
+    return SegResNet(3, 16, 1, 3)
+
+
 def explained(name: str, num_masks: int, kept: bool) -> dict[str, Any]:
     """Seconds, MiB and the map's hash, of one network's explanation in this process."""
-    import torch
-    from monai.networks.nets import DenseNet121, SegResNet, UNet, resnet18
-
-    import monai_saliency as ms
-    from monai_saliency.utils.allocator import keep_freed_memory
-
     if kept and not keep_freed_memory():
         raise RuntimeError("this system's C library is not glibc")
     torch.manual_seed(0)
-    network: torch.nn.Module
-    target: ms.Target = ms.ClassScore([1], activation="softmax")
-    if name == "DenseNet121":
-        network, shape, batch_size = DenseNet121(spatial_dims=3, in_channels=1, out_channels=2), (1, 64, 64, 64), 8
-    elif name == "ResNet18":
-        network, shape, batch_size = resnet18(spatial_dims=2, n_input_channels=3, num_classes=10), (3, 224, 224), 16
+    made = {"UNet": (_unet, 4), "SegResNet": (_segresnet, 2)}
+    if name in made:
+        network, batch_size = made[name][0]().eval(), made[name][1]
+        image, target = torch.rand(1, 1, 96, 96, 96), ms.RegionScore(1, activation="softmax", region="all")
+        explain = ms.rise(num_masks, target=target, mask_batch_size=batch_size)
     else:
-        shape, batch_size = (1, 96, 96, 96), 4 if name == "UNet" else 2
-        network = (
-            UNet(3, 1, 3, (16, 32, 64, 128), (2, 2, 2), num_res_units=2) if name == "UNet" else SegResNet(3, 16, 1, 3)
-        )
-        target = ms.RegionScore(1, activation="softmax", region="all")
-    image = torch.rand(1, *shape)
-    explain = ms.rise(num_masks, target=target, mask_batch_size=batch_size)
-    explain(image, network.eval())
+        asked = question(next(full for full in QUESTIONS if full.startswith(name)), num_masks, "cpu")
+        network, image, explain = asked.network, asked.image, asked.methods()["rise"]
+    explain(image, network)
     start = now("cpu")
     found = explain(image, network)
     seconds = now("cpu") - start
@@ -63,17 +63,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num_masks", type=int, default=15)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
-    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    add_inside(parser)
     add_options(parser)
     args = parser.parse_args()
     if args.inside:
-        print(json.dumps(explained(*json.loads(args.inside))))
+        print(json.dumps(explained(*args.inside)))
         return
     rows = []
     for name in args.networks:
         times, peaks, plain_peaks, maps = [], [], [], set()
         for _ in range(args.rounds):
-            plain, kept = (_apart(name, args.num_masks, kept) for kept in (False, True))
+            plain, kept = (apart(__file__, name, args.num_masks, kept) for kept in (False, True))
             times.append(kept["seconds"] / plain["seconds"])
             peaks.append(kept["peak"] / plain["peak"])
             plain_peaks.append(plain["peak"])
@@ -88,13 +88,6 @@ def main() -> None:
             flush=True,
         )
     keep(args, "kept_memory", rows)
-
-
-def _apart(*arguments: Any) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--inside", json.dumps(arguments)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 if __name__ == "__main__":

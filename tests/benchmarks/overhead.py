@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from monai.networks.nets import DenseNet121, resnet18
-from peers import Setting
 from record import add_options, keep, now
 
 import monai_saliency as ms
@@ -73,22 +72,38 @@ class Question:
         }
 
 
-def questions(num_masks: int | None, device: str) -> dict[str, Question]:
-    """Networks, each with one image."""
+#: by name: images in a batch, and masks where no number is given
+QUESTIONS = {
+    "DenseNet121 3D 64^3": (8, 63),
+    "ResNet18 2D 224^2": (16, 63),
+    "light 3D 64^3": (16, 1023),
+    "light 2D 224^2": (16, 1023),
+}
+
+
+def question(name: str, num_masks: int | None, device: str) -> Question:
+    """A network with random weights, and a random image.
+
+    Args:
+        name: a key of :data:`QUESTIONS`.
+        num_masks: for the method; by default as many as are there.
+        device: of both.
+    """
     torch.manual_seed(0)
-    heavy = {
-        "DenseNet121 3D 64^3": (DenseNet121(spatial_dims=3, in_channels=1, out_channels=2), (1, 64, 64, 64), 8),
-        "ResNet18 2D 224^2": (resnet18(spatial_dims=2, n_input_channels=3, num_classes=10), (3, 224, 224), 16),
-    }
-    found = {
-        name: Question(network.eval().to(device), torch.rand(1, *shape).to(device), batch_size, num_masks or 63)
-        for name, (network, shape, batch_size) in heavy.items()
-    }
-    for dims, size in ((3, 64), (2, 224)):
-        light = Setting("light", dims, size, 1, 16, device)
-        name = f"light {dims}D {size}^{dims}"
-        found[name] = Question(light.made(), light.image(), light.batch_size, num_masks or 1023)
-    return found
+    batch_size, count = QUESTIONS[name]
+    kind, dims, size = name.split()[0], int(name.split()[1][0]), int(name.split()[2].split("^")[0])
+    if kind == "light":
+        from peers import Setting  # only here: it imports all peers
+
+        light = Setting(kind, dims, size, 1, batch_size, device)
+        return Question(light.made(), light.image(), batch_size, num_masks or count)
+    network = (
+        DenseNet121(spatial_dims=dims, in_channels=1, out_channels=2)
+        if kind == "DenseNet121"
+        else resnet18(spatial_dims=dims, n_input_channels=3, num_classes=10)
+    )
+    image = torch.rand(1, 1 if kind == "DenseNet121" else 3, *[size] * dims)
+    return Question(network.eval().to(device), image.to(device), batch_size, num_masks or count)
 
 
 class Beside(torch.nn.Module):
@@ -152,9 +167,10 @@ def main() -> None:
     args = parser.parse_args()
     print(f"{args.rounds} rounds, {args.device}, {torch.get_num_threads()} threads")
     rows = []
-    for name, asked in questions(args.num_masks, args.device).items():
+    for name in QUESTIONS:
         if name.split()[0] not in args.networks:
             continue
+        asked = question(name, args.num_masks, args.device)
         for method, explain in asked.methods().items():
             ratios, forwards = measure(asked.network, asked.image, explain, args.rounds)
             middle = statistics.median(ratios)

@@ -20,9 +20,6 @@ allocator on a GPU.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +31,7 @@ import numpy as np
 import torch
 from monai.networks.nets import DenseNet, DenseNet121, resnet18
 from monai.visualize import OcclusionSensitivity
-from record import add_options, keep, now, resident_peak
+from record import add_inside, add_options, apart, keep, now, resident_peak
 from smqtk_classifier.interfaces.classify_image import ClassifyImage
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.slidingwindow import SlidingWindowStack
@@ -303,9 +300,7 @@ def peak(question: str, tool: str, setting: Setting) -> float:
     """The peak memory of a tool's call, in MiB above that of a bare batch."""
     if setting.device.startswith("cuda"):
         return peak_here(question, tool, setting)
-    given = json.dumps([question, tool, asdict(setting)])
-    command = [sys.executable, __file__, "--inside", given]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    return float(apart(__file__, question, tool, asdict(setting)))
 
 
 def peak_here(question: str, tool: str, setting: Setting) -> float:
@@ -383,11 +378,11 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="measure peak memory too")
     add_options(parser)
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    add_inside(parser)
     args = parser.parse_args()
     warnings.filterwarnings("ignore", "Using a non-tuple sequence", module="monai.visualize")
     if args.inside:
-        question, tool, setting = json.loads(args.inside)
+        question, tool, setting = args.inside
         print(peak_here(question, tool, Setting(**setting)))
         return
     rows: list[Row] = []

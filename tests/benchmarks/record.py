@@ -16,6 +16,8 @@ import json
 import os
 import platform
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["RESULTS", "add_options", "keep", "machine", "now", "resident_peak", "tables"]
+__all__ = ["RESULTS", "add_inside", "add_options", "apart", "keep", "machine", "now", "resident_peak", "tables"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -63,6 +65,31 @@ def resident_peak() -> float:
     lines = status.read_text().splitlines() if status.is_file() else []
     found = next((line.split()[1] for line in lines if line.startswith("VmHWM")), None)
     return (int(found) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024
+
+
+def add_inside(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that :func:`apart` gives: ``args.inside`` is then the list of its arguments, and None elsewhere."""
+    parser.add_argument("--inside", type=json.loads, help=argparse.SUPPRESS)
+
+
+def apart(script: str, *arguments: Any) -> Any:
+    """What a benchmark prints in a process of its own, whose memory nobody has used.
+
+    Args:
+        script: its file.
+        arguments: what it gets, see :func:`add_inside`.
+
+    Returns:
+        its last line, which is JSON.
+
+    Raises:
+        RuntimeError: when it fails, with what it says.
+    """
+    command = [sys.executable, script, "--inside", json.dumps(arguments)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{Path(script).name} failed for {arguments}:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

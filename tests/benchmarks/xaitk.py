@@ -20,7 +20,6 @@ import ctypes
 import itertools
 import json
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import add_inside, apart
 from smqtk_classifier.interfaces.classify_image import ClassifyImage
 from smqtk_descriptors.interfaces.image_descriptor_generator import ImageDescriptorGenerator
 from smqtk_detection.interfaces.detect_image_objects import DetectImageObjects
@@ -390,11 +390,7 @@ def needed(name: str, side: str, setting: Setting) -> float:
 
 def peak(name: str, side: str, setting: Setting) -> float:
     """:func:`needed`, in a fresh process."""
-    command = [sys.executable, __file__, "--inside", json.dumps([name, side, asdict(setting)])]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{name}, {side}, failed:\n{done.stderr}")
-    return float(done.stdout.split()[-1])
+    return float(apart(__file__, name, side, asdict(setting)))
 
 
 def compare(name: str, setting: Setting, rounds: int = 3) -> dict[str, Any]:
@@ -447,11 +443,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="folder of xaitk.json and xaitk.csv")
     parser.add_argument("--memory", choices=["yes", "no"], default="yes", help="measure it, in further processes")
-    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    add_inside(parser)
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.inside:
-        name, side, setting = json.loads(args.inside)
+        name, side, setting = args.inside
         print(needed(name, side, Setting(**setting)))
         return
     rows = []

@@ -714,3 +714,14 @@ def test_wheel_holds_the_overlay(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "monai_saliency", "overlay", "explain"]
     printed = subprocess.run(words, capture_output=True, text=True, env=env, cwd=tmp_path, check=True).stdout
     assert printed == f"{tmp_path / 'installed' / 'monai_saliency' / 'bundle' / 'configs' / 'explain.yaml'}\n"
+
+
+@pytest.mark.parametrize("given", [{}, {"keep_memory": False}], ids=["default", "off"])
+def test_what_the_network_frees_is_kept_on_the_evaluators_device(
+    given: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[torch.device] = []
+    monkeypatch.setattr("monai_saliency.bundle.overlay.keep_freed_memory", devices.append)
+    scans = [volume(tmp_path / "0.nii.gz", (8, 8, 8), AFFINES[1], 0)]
+    Overlay(tmp_path / "maps", num_masks=9, **given).explain(small_bundle(scans, Brightness()))
+    assert devices == ([] if given else [torch.device("cpu")])

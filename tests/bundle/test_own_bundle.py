@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import fork_server
-from helpers.own_bundle import SMALL_NET, run
+from helpers.heap import needs_glibc
+from helpers.own_bundle import SMALL_NET, launch, run
 from helpers.paths import BUNDLE, CONFIGS, SCHEMA
 from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
 from monai.bundle import ConfigParser, ConfigWorkflow
@@ -513,3 +514,15 @@ def test_shapley_values_of_organs(tmp_path: Path) -> None:
     for region, value in table.items():
         np.testing.assert_allclose(saliency[label == int(region)], value, rtol=1e-5)
     assert run(folder, tmp_path / "out", tmp_path / "weights.pt", **settings)[0]["forwards"] == "1", "scores are kept"
+
+
+@needs_glibc
+@pytest.mark.parametrize("given", [{}, {"keep_memory": True}, {"keep_memory": False}], ids=["default", "on", "off"])
+def test_what_the_network_frees_is_kept_on_the_cpu(given: dict[str, bool], tmp_path: Path) -> None:
+    write_scan(tmp_path / "cohort" / "a.nii.gz", (12, 11, 10), LPS, seed=1)
+    note = "print('gives back', gives_large_blocks_back(), file=sys.stderr)"
+    before = f"import atexit, sys\nfrom helpers.heap import gives_large_blocks_back\natexit.register(lambda: {note})"
+    process = launch(tmp_path, "out", before=before, num_masks=3, **given)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    assert f"gives back {given.get('keep_memory') is False}" in (said or "")

@@ -418,3 +418,11 @@ def test_peak_memory_does_not_grow_with_cases(cache: str) -> None:
     """
     ratio = peak("cases", 200 if cache == "memory" else 80, cache, 64) / peak("cases", 20, cache, 64)
     assert ratio > 1.2 if cache == "memory" else ratio <= 1.03
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given_back", ["never", "each"])
+def test_peak_memory_does_not_grow_with_shapes(given_back: str) -> None:
+    """Never given back, holes between blocks add up."""
+    ratio = peak("shapes", 160, given_back) / peak("shapes", 40, given_back)
+    assert ratio > 1.2 if given_back == "never" else ratio < 1.12
