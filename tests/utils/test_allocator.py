@@ -118,7 +118,7 @@ def test_holes_are_given_back() -> None:
 
 def test_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where 5 % more is held than after the first batch since it was last done, and once a hundred times as long has
-    passed as it took.
+    passed as it took; sooner where a fifth more is held than any such first batch left.
     """
     clock, held, times = [0.0], [0], []
 
@@ -134,11 +134,13 @@ def test_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "_resident", lambda: held[0])
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     give_back = allocator._GiveBack()
-    steps = [(1.0, 100, False), (2.0, 105, False), (3.0, 106, True), (4.0, 100, False), (53.4, 200, False)]
-    steps += [(53.5, 105, False), (53.5, 106, True), (200.0, 300, False), (300.0, 310, False), (400.0, 320, True)]
+    steps = [(1.0, 100, False), (2.0, 105, False), (3.0, 106, True)]
+    steps += [(4.0, 100, False), (53.4, 119, False), (53.5, 105, False), (53.6, 106, True)]
+    steps += [(60.0, 300, False), (61.0, 360, False), (62.0, 361, True)]  # a fifth more than ever
+    steps += [(63.0, 100, False), (64.0, 350, False), (200.0, 110, True)]
     for clock[0], held[0], expected in steps:
         assert give_back() is expected
-    assert times == [3.0, 53.5, 400.0]
+    assert times == [3.0, 53.6, 62.0, 200.0]
 
 
 @pytest.mark.parametrize("kind", ["one network", "an ensemble", "white box"])
