@@ -69,7 +69,10 @@ class _GiveBack:
         if library is None or not self._lock.acquire(blocking=False):
             return False
         try:
-            held, begun = _resident(), time.monotonic()
+            try:
+                held, begun = _resident(), time.monotonic()
+            except OSError:  # a system without /proc
+                return False
             if self._begun is None:
                 self._begun, self._most = held, max(held, self._most)
             has_grown = held > _GROWN * self._begun and begun >= self._next

@@ -143,6 +143,16 @@ def test_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert times == [3.0, 53.6, 62.0, 200.0]
 
 
+def test_a_system_that_hides_its_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resident() -> int:
+        raise FileNotFoundError("/proc/self/statm")
+
+    monkeypatch.setattr(allocator, "glibc", lambda: pytest.fail)  # has no malloc_trim
+    monkeypatch.setattr(allocator, "_resident", resident)
+    give_back = allocator._GiveBack()
+    assert [give_back(), give_back()] == [False, False]
+
+
 @pytest.mark.parametrize("kind", ["one network", "an ensemble", "white box"])
 def test_each_batch_of_images_gives_back(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, when its scores are known."""
