@@ -36,7 +36,8 @@ with torch.no_grad():
 print(json.dumps([kept, pages * resource.getpagesize() / output.nbytes, hashlib.md5(output.numpy()).hexdigest()]))
 """
 
-# Resident MiB with a hole of 200 MiB between blocks, which are too small to be mappings of their own, and without it.
+# MiB in use, with a hole of 200 MiB between blocks that are too small to be mappings of their own, and without. Files
+# are not counted: pages of libraries come as they are used.
 HOLES = """
 import json
 from pathlib import Path
@@ -45,7 +46,7 @@ from helpers.heap import gives_large_blocks_back
 from monai_saliency.utils.allocator import give_back_freed_memory, keep_freed_memory
 
 def resident():
-    return next(int(line.split()[1]) / 1024 for line in Path("/proc/self/status").open() if line.startswith("VmRSS"))
+    return next(int(line.split()[1]) / 1024 for line in Path("/proc/self/status").open() if line.startswith("RssAnon"))
 
 keep_freed_memory()
 before, early = resident(), give_back_freed_memory()
