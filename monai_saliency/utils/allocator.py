@@ -69,10 +69,7 @@ class _GiveBack:
         if library is None or not self._lock.acquire(blocking=False):
             return False
         try:
-            try:
-                held, begun = _resident(), time.monotonic()
-            except OSError:  # a system without /proc
-                return False
+            held, begun = _resident(), time.monotonic()
             if self._begun is None:
                 self._begun, self._most = held, max(held, self._most)
             has_grown = held > _GROWN * self._begun and begun >= self._next
@@ -82,6 +79,8 @@ class _GiveBack:
             ended = time.monotonic()
             self._begun, self._next = None, ended + _PAUSE * (ended - begun)
             return True
+        except OSError:  # a system without /proc
+            return False
         finally:
             self._lock.release()
 

@@ -72,12 +72,12 @@ class Question:
         }
 
 
-#: by name: images in a batch, and masks where no number is given
+#: by name: the network, spatial axes, voxels along each, images in a batch, and masks where no number is given
 QUESTIONS = {
-    "DenseNet121 3D 64^3": (8, 63),
-    "ResNet18 2D 224^2": (16, 63),
-    "light 3D 64^3": (16, 1023),
-    "light 2D 224^2": (16, 1023),
+    "DenseNet121 3D 64^3": ("DenseNet121", 3, 64, 8, 63),
+    "ResNet18 2D 224^2": ("ResNet18", 2, 224, 16, 63),
+    "light 3D 64^3": ("light", 3, 64, 16, 1023),
+    "light 2D 224^2": ("light", 2, 224, 16, 1023),
 }
 
 
@@ -90,19 +90,17 @@ def question(name: str, num_masks: int | None, device: str) -> Question:
         device: of both.
     """
     torch.manual_seed(0)
-    batch_size, count = QUESTIONS[name]
-    kind, dims, size = name.split()[0], int(name.split()[1][0]), int(name.split()[2].split("^")[0])
+    kind, dims, size, batch_size, count = QUESTIONS[name]
     if kind == "light":
         from peers import Setting  # only here: it imports all peers
 
         light = Setting(kind, dims, size, 1, batch_size, device)
         return Question(light.made(), light.image(), batch_size, num_masks or count)
-    network = (
-        DenseNet121(spatial_dims=dims, in_channels=1, out_channels=2)
-        if kind == "DenseNet121"
-        else resnet18(spatial_dims=dims, n_input_channels=3, num_classes=10)
-    )
-    image = torch.rand(1, 1 if kind == "DenseNet121" else 3, *[size] * dims)
+    if kind == "DenseNet121":
+        network, channels = DenseNet121(spatial_dims=dims, in_channels=1, out_channels=2), 1
+    else:
+        network, channels = resnet18(spatial_dims=dims, n_input_channels=3, num_classes=10), 3
+    image = torch.rand(1, channels, *[size] * dims)
     return Question(network.eval().to(device), image.to(device), batch_size, num_masks or count)
 
 
@@ -168,7 +166,7 @@ def main() -> None:
     print(f"{args.rounds} rounds, {args.device}, {torch.get_num_threads()} threads")
     rows = []
     for name in QUESTIONS:
-        if name.split()[0] not in args.networks:
+        if QUESTIONS[name][0] not in args.networks:
             continue
         asked = question(name, args.num_masks, args.device)
         for method, explain in asked.methods().items():
