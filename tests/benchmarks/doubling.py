@@ -8,15 +8,14 @@ Shapley values. Windows are doubled by half the stride along one axis. Twice the
 whose number stands beside: a method that chooses masks itself may ask for less, and windows between patches change more
 patches than those on their grid.
 
-Time is of this process's processors, which others on the machine disturb less than the wall. A ratio is that of one
-round, whose runs follow each other, and printed is the median over the rounds: where the machine's pace changes, the
-medians of both sizes may be of other paces. The peak is of resident memory, of a process of its own for each size.
+Time is of this process's processors, which others on the machine disturb less than the wall, and the least over rounds
+in which both sizes alternate. What disturbs only ever adds: on a machine whose pace changed, a ratio of 1.7 was 1.2 to
+2.5 by medians, and 1.7 to 1.9 so. The peak is of resident memory, of a process of its own for each size.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -136,11 +135,11 @@ def measure(case: str, num_masks: int, size: int, rounds: int, memory: bool = Tr
         for name, (times, images) in sizes.items():
             one = run(case, num_masks, size, times, images)
             found[name] += [one] if number else []
+    seconds = {name: min(each.seconds for each in runs) for name, runs in found.items()}
     peaks = {name: apart(__file__, case, num_masks, size, *each) if memory else None for name, each in sizes.items()}
     rows = []
     for name in ("masks", "images"):
         many, few = peaks[name], peaks["once"]
-        ratios = [more.seconds / once.seconds for more, once in zip(found[name], found["once"], strict=True)]
         rows.append(
             {
                 "case": case,
@@ -149,8 +148,8 @@ def measure(case: str, num_masks: int, size: int, rounds: int, memory: bool = Tr
                 "masks then": found[name][0].masks,
                 "forwards": found["once"][0].forwards,
                 "forwards then": found[name][0].forwards,
-                "seconds": statistics.median(each.seconds for each in found["once"]),
-                "time ratio": statistics.median(ratios),
+                "seconds": seconds["once"],
+                "time ratio": seconds[name] / seconds["once"],
                 "MiB": few,
                 "memory ratio": None if many is None or few is None else many / few,
             }
