@@ -2,16 +2,12 @@
 
     python tests/benchmarks/memory.py [--num_masks 200 2000] [--size 64]
     python tests/benchmarks/memory.py --cases 20 200 [--caches disk lmdb window memory]
-    python tests/benchmarks/memory.py --shapes 40 160
 
 A cohort goes twice, with a cold and a warm cache, through all that a run has: cached dataset, loader with two threads,
 evaluator, store of scores, maps and summary on disk. "memory", which holds every scan, is there to show what growth
 looks like. The peak is of resident memory, as the operating system counts it: file pages that a process has mapped,
 as LMDB does, are in it, although the system takes them back at will. What is freed goes back to the system at once:
 what an allocator keeps of it depends on when its threads run, and comes on top of what is printed here.
-
-Images of many shapes are explained with the allocator as it is, and as it would be if holes between blocks were never
-given back (``monai_saliency.utils.allocator.give_back_freed_memory``).
 """
 
 from __future__ import annotations
@@ -22,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from record import add_inside, apart, resident_peak
-
-#: how memory is given back between images of many shapes
-GIVEN_BACK = ("never", "default")
 
 
 def masks(num_masks: int, size: int) -> None:
@@ -99,33 +92,6 @@ def cases(count: int, cache: str, size: int) -> None:
             raise RuntimeError("not every case has a map")
 
 
-def shapes(count: int, given_back: str) -> None:
-    """Explain images of as many shapes, each up to 92 voxels along an axis, as glibc is when it is left alone.
-
-    Args:
-        count: how many.
-        given_back: when what is freed is given back: ``"never"``, or as it is by ``"default"``.
-    """
-    import numpy as np
-    import torch
-
-    import monai_saliency as ms
-    from monai_saliency.inferers import inferer
-
-    if given_back == "never":
-        inferer.give_back_freed_memory = lambda: False
-    torch.set_num_threads(1)
-    random = np.random.default_rng(0)
-    explain = ms.rise(7, target=ms.ClassScore([1], activation="softmax"), mask_batch_size=4)
-    network = torch.nn.Sequential(
-        *(torch.nn.Conv3d(1, 8, 1), torch.nn.ReLU(), torch.nn.Conv3d(8, 16, 2, stride=2), torch.nn.ReLU()),
-        *(torch.nn.Conv3d(16, 32, 2, stride=2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()),
-        torch.nn.Linear(32, 2),
-    ).eval()
-    for _ in range(count):
-        explain(torch.rand(1, 1, *(4 * random.integers(8, 24, 3)).tolist()), network)
-
-
 def _give_back_at_once() -> None:
     """Let glibc take blocks of 64 KiB and more from the system, and give them back when they are freed.
 
@@ -153,22 +119,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num_masks", type=int, nargs=2, default=[200, 2000])
     parser.add_argument("--cases", type=int, nargs=2, help="cohorts instead of masks")
-    parser.add_argument("--shapes", type=int, nargs=2, help="images of so many shapes instead")
     parser.add_argument("--caches", nargs="+", default=["disk", "lmdb", "window", "memory"])
     parser.add_argument("--size", type=int, default=64, help="of an image, along each axis")
     add_inside(parser)
     args = parser.parse_args()
     if args.inside:
         what, *arguments = args.inside
-        if what != "shapes":
-            _give_back_at_once()
-        {"masks": masks, "cases": cases, "shapes": shapes}[what](*arguments)
+        _give_back_at_once()
+        {"masks": masks, "cases": cases}[what](*arguments)
         print(resident_peak())
         return
     if args.cases:
         asked = {cache: [("cases", count, cache, args.size) for count in args.cases] for cache in args.caches}
-    elif args.shapes:
-        asked = {f"given back: {how}": [("shapes", count, how) for count in args.shapes] for how in GIVEN_BACK}
     else:
         asked = {"masks": [("masks", count, args.size) for count in args.num_masks]}
     for name, pair in asked.items():

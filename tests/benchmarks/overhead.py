@@ -1,19 +1,11 @@
-"""What an explanation costs beside its network: wall time over that of the same bare forwards, measured in one run.
+"""What an explanation costs: wall time over that of the same bare forwards, measured in one run.
 
     python tests/benchmarks/overhead.py [--rounds 3] [--num_masks 63] [--networks DenseNet121 ResNet18 light]
         [--device cpu] [--json FILE] [--keep [LABEL]]
 
-Bare forwards run the network on the same batches, and do nothing else. On a CPU each of them follows the explanation's
-own forward of that batch, so that a machine's moods hit both, and its time is taken out of the explanation's. The
-voxels are the same too, since a forward's time depends on them: for the light network in 2D, black images take 17 %
-less than noise. On a GPU, where that would make the explanation wait, rounds of both alternate, and bare forwards are
-given the unperturbed image. Printed is the median of the rounds' ratios, with the smallest and the largest. The light
-network is that of ``peers.py``; there are 1023 masks for it and 63 for the others, which are with the unperturbed image
-full batches. ``focused_rise``, the bundle's method, has at most 350 for each: what its regressions cost is the same for
-all networks.
-
-``by hand`` is the least that a perturbation costs: a loop that multiplies the image by masks which lie ready, runs the
-network and takes a class's probability. It makes no mask and no map, and checks nothing.
+On a CPU a bare forward of the same batch follows each forward of the explanation, so that a machine's moods hit both,
+and its time is taken out of the explanation's. On a GPU rounds of both alternate. Printed is the median of the rounds'
+ratios, with the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -25,29 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from monai.networks.nets import DenseNet121, resnet18
+from monai.networks.nets import DenseNet, DenseNet121, resnet18
 from record import add_options, keep, now
 
 import monai_saliency as ms
-
-
-class ByHand:
-    """A loop over masks that lie ready."""
-
-    def __init__(self, image: torch.Tensor, num_masks: int, batch_size: int) -> None:
-        self.mask_batch_size = batch_size
-        self.num_batches = -(-num_masks // batch_size)
-        self.masks = torch.rand(batch_size, 1, *image.shape[2:], device=image.device)
-        self.batch = image.repeat(batch_size, *[1] * (image.ndim - 1))
-        self.fill = torch.zeros_like(image)
-
-    def __call__(self, image: torch.Tensor, network: torch.nn.Module) -> torch.Tensor:
-        scores = []
-        with torch.no_grad():
-            for _ in range(self.num_batches):
-                torch.lerp(self.fill, image, self.masks, out=self.batch)
-                scores.append(network(self.batch).softmax(dim=1)[:, 1])
-        return torch.cat(scores)
 
 
 @dataclass(frozen=True)
@@ -59,8 +32,8 @@ class Question:
     batch_size: int
     num_masks: int
 
-    def methods(self) -> dict[str, ms.PerturbationInferer | ByHand]:
-        """Windows, RISE with the cheapest fill and with the dearest, the bundle's method, and the least there is."""
+    def methods(self) -> dict[str, ms.PerturbationInferer]:
+        """Windows, RISE with the cheapest fill and with the dearest, and the bundle's method."""
         window = self.image.shape[-1] // round((self.num_masks + 1) ** (1 / (self.image.ndim - 2)))
         given: dict[str, Any] = {"target": ms.ClassScore([1], activation="softmax"), "mask_batch_size": self.batch_size}
         return {
@@ -68,7 +41,6 @@ class Question:
             "rise": ms.rise(self.num_masks, seed=0, **given),
             "rise, blurred fill": ms.rise(self.num_masks, fill=ms.BlurFill(5), **given),
             "focused_rise": ms.focused_rise(**given),
-            "by hand": ByHand(self.image, self.num_masks, self.batch_size),
         }
 
 
@@ -92,11 +64,8 @@ def question(name: str, num_masks: int | None, device: str) -> Question:
     torch.manual_seed(0)
     kind, dims, size, batch_size, count = QUESTIONS[name]
     if kind == "light":
-        from peers import Setting  # only here: it imports all peers
-
-        light = Setting(kind, dims, size, 1, batch_size, device)
-        return Question(light.made(), light.image(), batch_size, num_masks or count)
-    if kind == "DenseNet121":
+        network, channels = DenseNet(dims, 3, 3, init_features=8, growth_rate=8, block_config=(2, 2), bn_size=2), 3
+    elif kind == "DenseNet121":
         network, channels = DenseNet121(spatial_dims=dims, in_channels=1, out_channels=2), 1
     else:
         network, channels = resnet18(spatial_dims=dims, n_input_channels=3, num_classes=10), 3
@@ -104,15 +73,8 @@ def question(name: str, num_masks: int | None, device: str) -> Question:
     return Question(network.eval().to(device), image.to(device), batch_size, num_masks or count)
 
 
-class Beside(torch.nn.Module):
-    """A network that notes the sizes of its batches, and on a CPU times a bare forward behind each.
-
-    What it notes is in lists: a network whose numbers change is checked anew by the package.
-
-    Attributes:
-        sizes: images in each batch.
-        seconds: of each bare forward.
-    """
+class Timed(torch.nn.Module):
+    """A network that notes the sizes of its batches, and on a CPU times a bare forward after each."""
 
     def __init__(self, network: torch.nn.Module, batch: torch.Tensor) -> None:
         super().__init__()
@@ -138,20 +100,20 @@ class Beside(torch.nn.Module):
 
 
 def measure(
-    network: torch.nn.Module, image: torch.Tensor, explain: ms.PerturbationInferer | ByHand, rounds: int
+    network: torch.nn.Module, image: torch.Tensor, explain: ms.PerturbationInferer, rounds: int
 ) -> tuple[list[float], int]:
     """The ratio of each round, and how many images it runs."""
-    beside = Beside(network, image.repeat(explain.mask_batch_size, *[1] * (image.ndim - 1))).eval()
-    explain(image, beside)  # what is found out once a network is not timed
+    timed = Timed(network, image.repeat(explain.mask_batch_size, *[1] * (image.ndim - 1))).eval()
+    explain(image, timed)  # warms up
     ratios = []
     for _ in range(rounds):
-        beside.sizes, beside.seconds = [], []
+        timed.sizes, timed.seconds = [], []
         start = now(str(image.device))
-        explain(image, beside)
-        spent = now(str(image.device)) - start - sum(beside.seconds)
-        batches = (beside.batch[:size] for size in beside.sizes)
-        ratios.append(spent / (beside.bare(batches) if image.is_cuda else sum(beside.seconds)))
-    return ratios, sum(beside.sizes)
+        explain(image, timed)
+        spent = now(str(image.device)) - start - sum(timed.seconds)
+        batches = (timed.batch[:size] for size in timed.sizes)
+        ratios.append(spent / (timed.bare(batches) if image.is_cuda else sum(timed.seconds)))
+    return ratios, sum(timed.sizes)
 
 
 def main() -> None:

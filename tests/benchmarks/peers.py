@@ -1,7 +1,7 @@
 """Ours against its peers and against bare forwards: same network, same masks, same batch size, interleaved in one run.
 
     python tests/benchmarks/peers.py [--network light] [--dims 2 3] [--tiles 4 8] [--sizes 32 64] [--rounds 3]
-        [--device cpu] [--batch_size 16] [--memory] [--json FILE] [--keep [LABEL]] [--plot FILE.png]
+        [--device cpu] [--batch_size 16] [--json FILE] [--keep [LABEL]]
 
 - ``occlusion``: windows side by side, ``tiles`` along each axis. Ours (``sliding_window``), captum's ``Occlusion`` and
   ``FeatureAblation``, MONAI's ``OcclusionSensitivity``, and in 2D xaitk-saliency's ``SlidingWindowStack``.
@@ -12,9 +12,7 @@
 Each tool's call is followed by as many bare forwards of the same batch sizes, and rounds of all tools alternate, so
 that a machine's moods hit all. Printed are, of each tool: wall time over that of its bare forwards (of sums over the
 rounds), forwards (ours pads its last batch and checks rows), milliseconds a forward, and the largest difference to our
-map in shares of its largest value (xaitk-saliency scales its maps to [-1, 1], so ours is scaled alike). With
-``--memory`` the peak memory above that of a bare batch stands beside: of a process of its own on a CPU, of torch's
-allocator on a GPU.
+map in shares of its largest value (xaitk-saliency scales its maps to [-1, 1], so ours is scaled alike).
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import captum.attr
@@ -31,29 +28,19 @@ import numpy as np
 import torch
 from monai.networks.nets import DenseNet, DenseNet121, resnet18
 from monai.visualize import OcclusionSensitivity
-from record import add_inside, add_options, apart, keep, now, resident_peak
+from record import add_options, keep, now
 from smqtk_classifier.interfaces.classify_image import ClassifyImage
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.slidingwindow import SlidingWindowStack
 
 import monai_saliency as ms
 
-MIB = 2**20
 P1, SEED, GRID = 0.5, 3, 4
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all tools explain: a 3-channel image, class 1, its logit.
-
-    Attributes:
-        network: ``"light"`` or ``"real"``.
-        dims: spatial axes.
-        size: of the image, along each axis.
-        tiles: windows along each axis.
-        batch_size: images in a forward.
-        device: where.
-    """
+    """What all tools explain: the logit of class 1 of a 3-channel image, under a light or a real network."""
 
     network: str
     dims: int
@@ -230,18 +217,7 @@ TOOLS: dict[str, dict[str, Tool]] = {
 
 @dataclass
 class Row:
-    """A tool's figures.
-
-    Attributes:
-        question: a key of :data:`TOOLS`.
-        tool: its name.
-        setting: what was explained.
-        ratio: wall time over that of bare forwards of the same batch sizes.
-        forwards: images that went through the network in one call.
-        milliseconds: of a forward, all else included.
-        difference: the largest difference to our map, in shares of its largest value.
-        memory: peak memory in MiB above that of a bare batch; None where it was not asked for.
-    """
+    """A tool's figures: its wall time over that of bare forwards, and the largest difference to our map."""
 
     question: str
     tool: str
@@ -250,7 +226,6 @@ class Row:
     forwards: int
     milliseconds: float
     difference: float
-    memory: float | None = None
 
 
 def tools_of(question: str, setting: Setting) -> dict[str, Tool]:
@@ -296,72 +271,18 @@ def measure(question: str, setting: Setting, rounds: int) -> list[Row]:
     return rows
 
 
-def peak(question: str, tool: str, setting: Setting) -> float:
-    """The peak memory of a tool's call, in MiB above that of a bare batch."""
-    if setting.device.startswith("cuda"):
-        return peak_here(question, tool, setting)
-    return float(apart(__file__, question, tool, asdict(setting)))
-
-
-def peak_here(question: str, tool: str, setting: Setting) -> float:
-    """The same, of this process, which has done nothing before on a CPU."""
-    network, image = setting.made(), setting.image()
-    on_gpu = setting.device.startswith("cuda")
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-
-    def most() -> float:
-        return torch.cuda.max_memory_allocated() / MIB if on_gpu else resident_peak()
-
-    with torch.no_grad():
-        network(image.repeat(setting.batch_size, *[1] * (image.ndim - 1)))
-    before = most()
-    TOOLS[question][tool](setting, network, image)
-    return most() - before
-
-
 def table(rows: list[Row]) -> str:
     """A line for each tool and setting."""
     lines = [
-        f"{'':10s} {'':28s} {'image':>8s} {'masks':>6s} {'ratio':>7s} {'ms':>8s} {'forwards':>8s} {'MiB':>7s} "
-        f"{'difference':>10s}"
+        f"{'':10s} {'':28s} {'image':>8s} {'masks':>6s} {'ratio':>7s} {'ms':>8s} {'forwards':>8s} {'difference':>10s}"
     ]
     for row in rows:
         s = row.setting
-        memory = "-" if row.memory is None else f"{row.memory:.1f}"
         lines.append(
             f"{row.question:10s} {row.tool:28s} {f'{s.size}^{s.dims}':>8s} {s.num_masks:6d} {row.ratio:7.3f} "
-            f"{row.milliseconds:8.3f} {row.forwards:8d} {memory:>7s} {row.difference:10.1e}"
+            f"{row.milliseconds:8.3f} {row.forwards:8d} {row.difference:10.1e}"
         )
     return "\n".join(lines)
-
-
-def plot(rows: list[Row], path: Path) -> None:
-    """The ratio of each tool against the number of masks, and against the volume's size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    kinds = [(question, dims) for question in TOOLS for dims in (2, 3)]
-    kinds = [each for each in kinds if any((row.question, row.setting.dims) == each for row in rows)]
-    figure, axes = plt.subplots(len(kinds), 2, figsize=(9, 2.8 * len(kinds)), squeeze=False)
-    for (question, dims), (by_masks, by_size) in zip(kinds, axes, strict=True):
-        found = [row for row in rows if (row.question, row.setting.dims) == (question, dims)]
-        largest = max(row.setting.size for row in found), max(row.setting.num_masks for row in found)
-        for tool in dict.fromkeys(row.tool for row in found):
-            of_tool = [row for row in found if row.tool == tool]
-            masks = sorted((r.setting.num_masks, r.ratio) for r in of_tool if r.setting.size == largest[0])
-            sizes = sorted((r.setting.size, r.ratio) for r in of_tool if r.setting.num_masks == largest[1])
-            by_masks.plot(*zip(*masks, strict=True), marker=".", label=tool)
-            by_size.plot(*zip(*sizes, strict=True), marker=".", label=tool)
-        by_masks.set(xlabel=f"masks, of images of {largest[0]}^{dims}", ylabel="over bare forwards", title=question)
-        by_size.set(xlabel=f"edge of the image, {largest[1]} masks", title=f"{question}, {dims}D")
-        by_masks.legend(fontsize=6)
-        for axis in (by_masks, by_size):
-            axis.axhline(1, color="gray", linestyle=":")
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
 
 
 def main() -> None:
@@ -375,16 +296,9 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--memory", action="store_true", help="measure peak memory too")
     add_options(parser)
-    parser.add_argument("--plot", type=Path)
-    add_inside(parser)
     args = parser.parse_args()
     warnings.filterwarnings("ignore", "Using a non-tuple sequence", module="monai.visualize")
-    if args.inside:
-        question, tool, setting = args.inside
-        print(peak_here(question, tool, Setting(**setting)))
-        return
     rows: list[Row] = []
     for dims in args.dims:
         for size in args.sizes:
@@ -394,13 +308,9 @@ def main() -> None:
                     parser.error(f"windows must lie side by side: {size} is no multiple of {tiles}")
                 for question in args.questions:
                     found = measure(question, setting, args.rounds)
-                    if args.memory:
-                        found = [replace(row, memory=peak(question, row.tool, setting)) for row in found]
                     rows += found
                     print(table(found), flush=True)
     keep(args, "peers", [asdict(row) for row in rows], ["captum", "xaitk-saliency"])
-    if args.plot is not None:
-        plot(rows, args.plot)
 
 
 if __name__ == "__main__":

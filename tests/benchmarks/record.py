@@ -1,6 +1,6 @@
 """Results of benchmarks, kept with what they were measured on: ``results/*.json`` beside this file.
 
-    python tests/benchmarks/doubling.py --keep             # results/doubling.json
+    python tests/benchmarks/overhead.py --keep             # results/overhead.json
     python tests/benchmarks/precision.py --keep light      # results/precision_light.json
     python tests/benchmarks/record.py [NAME ...]           # tables of what is kept, in Markdown
 
@@ -149,7 +149,7 @@ def tables(names: Sequence[str] = (), folder: Path = RESULTS) -> str:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="such as doubling")
+    parser.add_argument("names", nargs="*", help="such as overhead")
     print(tables(parser.parse_args().names))
 
 

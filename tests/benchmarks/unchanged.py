@@ -1,310 +1,195 @@
-"""Does this checkout make the same maps and tables as another revision, to the byte?
+"""Does this checkout make the same maps as another revision?
 
-    python tests/benchmarks/unchanged.py BEFORE_REV [--only demo,overlay,engines] [--before-dir DIR] [--ignore error]
+    python tests/benchmarks/unchanged.py BEFORE_REV [--only rise patches ...]
 
-Runs the demo cohort, every bundle of ``tests/bundles`` with the overlay, and every engine with two workers; first with
-the code of BEFORE_REV (in a temporary git worktree), then with the code of the checkout that this file lies in,
-uncommitted changes included. It prints a line a run, and ends with status 1 on any difference.
-
-With ``--before-dir`` the first side's files are kept in that folder, and used again by the next call. Everything runs
-on the CPU, each process with one thread. ``unchanged_runs.py`` has the runs.
-
-What is compared, file by file:
-
-- unpacked ``*.nii.gz``: header, affine and voxels;
-- pictures and all other files, byte by byte;
-- stored scores: the arrays of each case, whatever the folder is called that they lie in, since its name is a hash;
-- ``*.csv``: all columns but ``seconds``, and ``forwards`` where several processes share the masks of a case at once:
-  whoever makes the map enters its own count there, and that is whoever comes last.
-
-``--ignore`` names further columns, such as ``error`` of ``failures.csv`` where error texts were reworded on purpose.
-Left out are caches, locks, and the entry ``reference`` of the demo cohort's ``dataset.json``, which names a module.
+Every method explains the same images and small networks with the code of BEFORE_REV (in a temporary git worktree) and
+with this checkout, uncommitted changes included; the bundle explains two demo scans. It prints the largest difference
+of each map relative to the largest value of the earlier map, and ends with status 1 where one exceeds 1e-5.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
-import io
-import json
 import os
-import re
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-import nibabel as nib
 import numpy as np
+import torch
+from monai.inferers import SlidingWindowInferer
+from monai.networks.nets import DenseNet, UNet
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNS = Path(__file__).with_name("unchanged_runs.py")
-
-# Config ids by the name that `unchanged_runs.py` uses, with the names that they have in other revisions.
-RENAMES: dict[str, Sequence[str]] = {
-    "saliency_image_key": ["saliency_key"],
-}
-
-LAUNCHERS: dict[str, Sequence[str]] = {
-    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
-    # --multi_gpu without a GPU too: otherwise Accelerate starts one process on the CPU.
-    "accelerate": [
-        *["-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes=2"],
-        *["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"],
-    ],
-}
-# The parts of each group, in their order: each part is one command.
-GROUPS: dict[str, Sequence[str]] = {
-    "demo": ["demo"],
-    "overlay": ["overlay"],
-    "engines": ["single", "torchrun-0", "torchrun-1", "torchrun-2", "accelerate", "lightning"],
-}
-ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
-}
-MINUTES = 30  # for one part, on a busy machine
-# In runs whose `forwards` depend on which process comes last.
-RACE = re.compile("(torchrun|accelerate|lightning|ray)-masks")
-SHOWN = 5  # lines of differences in a run
+LIMIT = 1e-5
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side's runs.
+class Bright(torch.nn.Module):
+    """One class, whose logit follows the brightness of a box."""
 
-    Attributes:
-        commit: the revision; "" for the checkout as it is.
-        code: the checkout that made them.
-        out: the folder they were written to. Errors and lists in the files name both.
-    """
-
-    commit: str
-    code: str
-    out: str
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return 30 * images[:, :, 8:16, 12:20].mean((1, 2, 3))[:, None] - 5
 
 
-def make(side: Side, group: str) -> None:
-    """Make the runs of a group, and a record that they are complete.
+class Detector(torch.nn.Module):
+    """Two boxes whose scores follow the brightness inside."""
 
-    Raises:
-        SystemExit: when a command fails.
-    """
-    out = Path(side.out)
-    inputs = out / "inputs" / group
-    for folder in (out / group, inputs):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    for part in GROUPS[group]:
-        launcher = LAUNCHERS.get(part.split("-")[0], [])
-        command = [sys.executable, *launcher, str(RUNS), part, "--renames", json.dumps(RENAMES)]
-        command += ["--code", side.code, "--out", side.out, "--inputs", str(inputs)]
-        _call(command, out / f"{part}.log", ENVIRONMENT | {"PYTHONPATH": side.code})
-    (out / f"{group}.json").write_text(json.dumps(asdict(side)))
+    def forward(self, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        boxes, labels = torch.tensor([[2.0, 3.0, 12.0, 14.0], [15.0, 10.0, 28.0, 30.0]]), torch.tensor([0, 1])
+        inside = [images[:, 0, 2:12, 3:14].mean((1, 2)), images[:, 0, 15:28, 10:30].mean((1, 2))]
+        scores = torch.stack(inside, dim=1).sigmoid()
+        return [{"boxes": boxes, "labels": labels, "scores": each} for each in scores]
 
 
-def _call(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-    """Run a command, and end all that it started when it takes too long."""
-    with open(log, "wb") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, env=os.environ | environment, start_new_session=True
-        )
-        try:
-            status = process.wait(60 * MINUTES)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    if status:
-        end = log.read_text(errors="replace")[-4000:]
-        sys.exit(f"{end}\nerror: {' '.join(command)} ended with status {status}, see {log}")
+def image(*shape: int) -> torch.Tensor:
+    """A smooth random image ``(1, *shape)``."""
+    noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(1))
+    pool = torch.nn.functional.avg_pool2d if len(shape) == 3 else torch.nn.functional.avg_pool3d
+    return pool(noise, 3, 1, 1).double()
 
 
-def made(out: Path, group: str) -> Side | None:
-    """Who made a group's runs below a folder; None where they are not complete."""
-    record = out / f"{group}.json"
-    return Side(**json.loads(record.read_text())) if record.exists() else None
+def organs(*spatial: int) -> torch.Tensor:
+    """A label map ``(1, *spatial)`` of four organs and background."""
+    labels = torch.zeros(1, *spatial, dtype=torch.int64)
+    for number, start in enumerate((2, 8, 14, 20), 1):
+        labels[(0, slice(start, start + 5), *[slice(number, number + 9)] * (len(spatial) - 1))] = number
+    return labels
 
 
-def contents(folder: Path, side: Side, ignored: Collection[str] = ()) -> dict[str, bytes]:
-    """What is compared of a run's folder, by the file's path below it. Tables are JSON lists of rows.
+def classifier(dims: int, channels: int = 1) -> torch.nn.Module:
+    """A small DenseNet of three classes."""
+    torch.manual_seed(0)
+    return DenseNet(dims, channels, 3, init_features=8, growth_rate=4, block_config=(2, 2), bn_size=2).double().eval()
 
-    Args:
-        folder: the run's.
-        side: who made it.
-        ignored: columns of tables to leave out, beside those that differ from run to run.
-    """
-    # Marks stand for all attributes of what made a row, and so for the code.
-    ignored = {"seconds", "settings", *ignored, *(["forwards"] if RACE.match(folder.name) else [])}
+
+def maps() -> dict[str, Callable[[], Any]]:
+    """A function for each question, which gives the maps ``(K, *spatial)`` of one image."""
+    import monai_saliency as ms
+    from monai_saliency.cases import Case
+
+    two, three = (classifier(2), image(1, 32, 32)), (classifier(3), image(1, 24, 20, 22))
+    score: dict[str, Any] = {"target": ms.ClassScore([0, 2], "softmax"), "mask_batch_size": 8}
+    torch.manual_seed(0)
+    segments = UNet(3, 1, 2, channels=(4, 8, 16), strides=(2, 2), norm="instance").double().eval()
+    inner = SlidingWindowInferer((16, 16, 16), sw_batch_size=4, overlap=0.5, mode="gaussian")
+    region: dict[str, Any] = {"target": ms.RegionScore(1, "softmax", region="all"), "mask_batch_size": 4}
+
+    def plain(explain: Any, question: tuple[torch.nn.Module, torch.Tensor], labels: bool = False) -> torch.Tensor:
+        network, batch = question
+        cases = [Case("scan", labels=organs(*batch.shape[2:]))] if labels else None
+        return explain(batch, network, cases=cases)[0]
+
+    def patches(method: Callable[..., Any], *arguments: Any, labels: bool = False, **settings: Any) -> torch.Tensor:
+        explain = method(*arguments, inferer=inner, **region, **settings)
+        return plain(explain, (segments, image(1, 32, 24, 24)), labels)
+
+    colours = classifier(2, 3), image(3, 32, 32)
+    return {
+        "rise 2D": lambda: plain(ms.rise(200, 6, **score), two),
+        "rise 3D": lambda: plain(ms.rise(100, 5, seed=3, p1=0.4, **score), three),
+        "rise per channel": lambda: plain(ms.rise(100, 5, per_channel=True, **score), colours),
+        "rise debiased": lambda: plain(ms.rise(100, 5, form="debiased", **score), two),
+        "random_grid": lambda: plain(ms.random_grid(60, 6, **score), three),
+        "sliding_window 2D": lambda: plain(ms.sliding_window(6, 4, **score), two),
+        "sliding_window 3D": lambda: plain(ms.sliding_window((8, 6, 7), (5, 6, 4), **score), three),
+        "multi_scale_window": lambda: plain(ms.multi_scale_window((4, 8), **score), two),
+        "hierarchical_occlusion": lambda: plain(
+            ms.hierarchical_occlusion(**(score | {"target": ms.ClassScore([2], "softmax")})), three
+        ),
+        "region_occlusion": lambda: plain(ms.region_occlusion(**score), three, labels=True),
+        "channel_occlusion": lambda: plain(ms.channel_occlusion(**score), colours),
+        "shapley": lambda: plain(ms.shapley(**score), three, labels=True),
+        "shapley sampled": lambda: plain(ms.shapley(24, interactions=False, **score), two, labels=True),
+        "hsic": lambda: plain(ms.hsic(100, 5, **score), two),
+        "sobol": lambda: plain(ms.sobol(8, 4, **score), two),
+        "minimal_region": lambda: plain(
+            ms.minimal_region(target=ms.ClassScore([0], "sigmoid")), (Bright(), image(1, 32, 32))
+        ),
+        "mc_rise": lambda: plain(ms.mc_rise(100, 5, **score), two),
+        "sliding_radial": lambda: plain(ms.sliding_radial(4, **score), two),
+        "squared_difference": lambda: plain(ms.squared_difference(4, **score), two),
+        "sbsm": lambda: plain(ms.sbsm(6, 4, target=ms.EmbeddingSimilarity(), mask_batch_size=8), two),
+        "drise": lambda: plain(
+            ms.drise(100, 5, target=ms.DetectionScore(0.5), mask_batch_size=8), (Detector(), image(1, 32, 32))
+        ),
+        "smoothgrad": lambda: plain(ms.smoothgrad(8, **score), two),
+        "integrated_gradients": lambda: plain(ms.integrated_gradients(10, **score), three),
+        "grad_cam": lambda: plain(ms.grad_cam(**score), two),
+        "patches: rise": lambda: patches(ms.rise, 20, 4),
+        "patches: sliding_window": lambda: patches(ms.sliding_window, 10, 9),
+        "patches: patch_windows": lambda: plain(ms.patch_windows(inner, **region), (segments, image(1, 32, 24, 24))),
+        "patches: region_occlusion": lambda: patches(ms.region_occlusion, labels=True),
+        "patches: shapley": lambda: patches(ms.shapley, labels=True),
+        "bundle: rise": lambda: bundle(method="rise", num_masks=60),
+        "bundle: sliding_window": lambda: bundle(method="sliding_window", window_size=24, stride=24),
+    }
+
+
+def bundle(**settings: Any) -> torch.Tensor:
+    """The maps of two demo scans that the bundle of the code in use writes, one after the other."""
+    import monai.bundle
+    import nibabel as nib
+
+    from monai_saliency.data.demo import make_cohort
+
+    root = Path(sys.path[0]) / "bundle"
+    with tempfile.TemporaryDirectory() as folder:
+        make_cohort(f"{folder}/in", num_scans=2)
+        config = str(root / "configs" / "inference.yaml")
+        given: Mapping[str, Any] = {"dataset_dir": f"{folder}/in", "output_dir": f"{folder}/out"} | settings
+        monai.bundle.run(bundle_root=str(root), config_file=config, **given)
+        paths = sorted(Path(folder, "out").rglob("*_saliency.nii.gz"))
+        return torch.cat([torch.from_numpy(np.asarray(nib.load(path).dataobj)).flatten() for path in paths])
+
+
+def save(path: Path, only: list[str]) -> None:
+    """Make the maps with the code that is imported, and save them."""
     found = {}
-    scores: dict[Path, dict[str, dict[str, bytes]]] = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if path.name.endswith(".settings.json"):
-            continue
-        if not path.is_file() or any(part.startswith((".", "lock")) or part == "cache" for part in name.parts):
-            continue
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        if "scores" in name.parts:  # scores/CASE/KEY/RANGE.npy
-            scores.setdefault(name.parent.parent, {}).setdefault(name.parent.name, {})[name.name] = content
-        elif path.suffix in (".csv", ".json", ".txt"):
-            found[str(name)] = _text(path.name, content, side, ignored)
-        else:
-            found[str(name)] = content
-    for case, keys in scores.items():
-        # Keys are hashes: their folders are numbered in the order of what they hold.
-        for number, arrays in enumerate(sorted(keys.values(), key=lambda arrays: sorted(arrays.items()))):
-            found |= {str(case / f"key{number}" / name): content for name, content in arrays.items()}
-    return found
+    for name, make in maps().items():
+        if not only or any(name.startswith(each) for each in only):
+            found[name] = torch.as_tensor(make()).double().numpy()
+    np.savez(path, **found)
 
 
-def _text(name: str, content: bytes, side: Side, ignored: Collection[str]) -> bytes:
-    for place, word in ((side.out, b"<out>"), (side.code, b"<code>")):
-        content = content.replace(os.fsencode(place), word)
-    if name.endswith(".csv"):
-        rows = list(csv.reader(io.StringIO(content.decode(errors="surrogateescape"), newline="")))
-        left_out = [i for i, column in enumerate(rows[0]) if column in ignored]
-        # Left empty, so that the columns stay what they are.
-        return json.dumps(
-            [rows[0], *(["" if i in left_out else x for i, x in enumerate(row)] for row in rows[1:])]
-        ).encode()
-    if name == "dataset.json":
-        return json.dumps(json.loads(content) | {"reference": ""}).encode()
-    return content
+def run(code: Path, path: Path, only: list[str]) -> dict[str, np.ndarray]:
+    """The maps that a checkout's code makes, in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    inside = f"import runpy, sys; sys.path.insert(0, {str(code)!r}); runpy.run_path({__file__!r})['save_here']()"
+    subprocess.run([sys.executable, "-c", inside, str(path), *only], check=True, env=environment, cwd=path.parent)
+    with np.load(path) as found:
+        return dict(found)
 
 
-def differences(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:
-    """A line for each file that is not the same on both sides."""
-    lines = [f"{name}: only before" for name in sorted(before.keys() - after.keys())]
-    lines += [f"{name}: only after" for name in sorted(after.keys() - before.keys())]
-    for name in sorted(before.keys() & after.keys()):
-        if before[name] != after[name]:
-            lines.append(f"{name}: {_explain(name, before[name], after[name])}")
-    return lines
-
-
-def _explain(name: str, before: bytes, after: bytes) -> str:
-    """How two versions of a file differ."""
-    if name.endswith(".csv"):
-        (columns, *ours), (others, *theirs) = json.loads(before), json.loads(after)
-        if columns != others or len(ours) != len(theirs):
-            return f"columns {columns}, {len(ours)} rows; then {others}, {len(theirs)} rows"
-        pairs = [
-            (column, x, y)
-            for a, b in zip(ours, theirs, strict=True)
-            for column, x, y in zip(columns, a, b, strict=True)
-            if x != y
-        ]
-        column, x, y = pairs[0]
-        return f"{len(pairs)} cells, the first in column {column}: {x!r}, then {y!r}"
-    if name.endswith((".nii.gz", ".npy")):
-        ours, theirs = _voxels(name, before), _voxels(name, after)
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            return f"{ours.dtype} {ours.shape}, then {theirs.dtype} {theirs.shape}"
-        if ours.tobytes() == theirs.tobytes():
-            return "the same values, another header"
-        apart = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
-        return f"{np.count_nonzero(apart)} of {apart.size} values, by up to {apart.max():.3g}"
-    return f"{len(before)} bytes, then {len(after)}"
-
-
-def _voxels(name: str, content: bytes) -> np.ndarray:
-    if name.endswith(".npy"):
-        return np.load(io.BytesIO(content), allow_pickle=False)
-    return np.asanyarray(nib.Nifti1Image.from_bytes(content).dataobj)
-
-
-def compare(group: str, folders: Sequence[Path], ignored: Collection[str] = ()) -> tuple[int, int]:
-    """Compare the runs of a group, and print a line for each.
-
-    Args:
-        group: its name.
-        folders: where each side's files lie now.
-        ignored: columns of tables to leave out.
-
-    Returns:
-        how many files were compared, and how many differ.
-    """
-    sides = [made(folder, group) for folder in folders]
-    names = sorted({path.name for folder in folders for path in (folder / group).iterdir()})
-    compared = different = 0
-    for name in names:
-        before, after = (
-            contents(folder / group / name, side, ignored) for folder, side in zip(folders, sides, strict=True) if side
-        )
-        lines = differences(before, after)
-        count = len(before.keys() | after.keys())
-        print(f"{group}/{name}: {count} files, {len(lines)} differ")
-        for line in lines[:SHOWN]:
-            print(f"    {line}")
-        if len(lines) > SHOWN:
-            print(f"    and {len(lines) - SHOWN} more")
-        compared, different = compared + count, different + len(lines)
-    return compared, different
-
-
-@contextmanager
-def checkout(commit: str, folder: Path) -> Iterator[str]:
-    """A git worktree of a revision, removed afterwards."""
-    _git("worktree", "add", "--quiet", "--detach", str(folder), commit)
-    try:
-        yield str(folder)
-    finally:
-        _git("worktree", "remove", "--force", str(folder))
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(["git", "-C", ROOT, *words], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+def save_here() -> None:
+    """What :func:`run` calls in the other process."""
+    save(Path(sys.argv[1]), sys.argv[2:])
 
 
 def main() -> None:
-    """Compare two revisions, and end with status 1 where any file differs."""
+    """Print a line for each map."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", metavar="BEFORE_REV", help="a git revision")
-    parser.add_argument("--only", default=",".join(GROUPS), help="groups of runs, with commas between them")
-    parser.add_argument("--before-dir", type=Path, help="keeps the files of BEFORE_REV for further calls")
-    parser.add_argument("--ignore", default="", help="columns of tables to leave out, with commas between them")
+    parser.add_argument("--only", nargs="*", default=[], help="beginnings of names, such as rise or patches")
     args = parser.parse_args()
-    groups = args.only.split(",")
-    if unknown := set(groups) - GROUPS.keys():
-        parser.error(f"--only must be some of {','.join(GROUPS)}, got {','.join(sorted(unknown))}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends too
-    commit = _git("rev-parse", "--verify", f"{args.before}^{{commit}}")
-    work = Path(tempfile.mkdtemp(prefix="unchanged-")).resolve()
-    folders = ((args.before_dir or work / "before").resolve(), work / "after")
-    found = {group: made(folders[0], group) for group in groups}
-    for group, side in found.items():
-        if side and side.commit != commit:
-            parser.error(f"{folders[0]} has the {group} runs of {side.commit}, not of {commit}: give another folder")
-
-    with ExitStack() as stack:
-        code = ""
-        if not all(found.values()):
-            code = stack.enter_context(checkout(commit, work / "code"))
-        compared = different = 0
-        for group in groups:
-            start = time.perf_counter()
-            if not found[group]:
-                make(Side(commit, code, str(folders[0])), group)
-            middle = time.perf_counter()
-            make(Side("", str(ROOT), str(folders[1])), group)
-            print(f"{group}: {middle - start:.0f} s before, {time.perf_counter() - middle:.0f} s after", flush=True)
-            count, unequal = compare(group, folders, args.ignore.split(","))
-            compared, different = compared + count, different + unequal
-    if different:
-        print(f"{different} of {compared} files differ from {args.before}: see {folders[0]} and {folders[1]}")
-        sys.exit(1)
-    shutil.rmtree(work)
-    print(f"all {compared} files are those of {args.before}, to the byte")
+    git = ["git", "-C", str(ROOT), "worktree"]
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder, "code")
+        subprocess.run([*git, "add", "--quiet", "--detach", str(code), args.before], check=True)
+        try:
+            before = run(code, Path(folder, "before.npz"), args.only)
+        finally:
+            subprocess.run([*git, "remove", "--force", str(code)], check=True)
+        after = run(ROOT, Path(folder, "after.npz"), args.only)
+    worst = 0.0
+    for name, earlier in before.items():
+        largest = np.abs(earlier).max()
+        apart = np.abs(after[name] - earlier).max() / largest if largest else np.abs(after[name]).max()
+        print(f"{name:28s} {apart:.1e} of {largest:.3g}", flush=True)
+        worst = max(worst, float(apart))
+    sys.exit(int(not worst <= LIMIT))
 
 
 if __name__ == "__main__":
