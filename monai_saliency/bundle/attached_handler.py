@@ -18,7 +18,7 @@ from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer, ra
 from monai_saliency.bundle.wrapped_nnunet import WrappedNNUNet, predicting
 from monai_saliency.cases import Case, image_spacing
 from monai_saliency.errors import CaseError
-from monai_saliency.fills.unit import fill_in_unit
+from monai_saliency.fills.scan_unit import fill_in_unit
 from monai_saliency.handlers.made_by import warn_of_others
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
 from monai_saliency.handlers.summary import Summary

@@ -2,21 +2,11 @@
 
 A fill is any function that takes images ``(B, C, *spatial)`` in the network's input space and returns a tensor of the
 same shape. It is called once per case. A fill that also needs the case's file or labels is a :class:`CaseFill`.
-
-=============  ==========================================================================
-module         fill
-=============  ==========================================================================
-``base``       the contract of fills that depend on the case: :class:`CaseFill`
-``constant``   one value everywhere, or each channel's mean
-``blur``       the image itself, blurred
-``scan_unit``  one value in the scan's own unit, such as air at -1000 HU
-=============  ==========================================================================
 """
 
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
-from monai_saliency.fills.scan_unit import ScanUnitFill
-from monai_saliency.fills.unit import fill_in_unit
+from monai_saliency.fills.scan_unit import ScanUnitFill, fill_in_unit
 
 __all__ = ["BlurFill", "CaseFill", "ConstantFill", "MeanFill", "ScanUnitFill", "fill_in_unit"]

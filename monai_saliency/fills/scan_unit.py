@@ -1,4 +1,4 @@
-"""One value in the scan's own unit, such as air at -1000 HU."""
+"""One value in the scan's own unit, such as air at -1000 HU, and how a config gives a fill with its unit."""
 
 from __future__ import annotations
 
@@ -6,54 +6,60 @@ import copy
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import monai.transforms as mt
 import numpy as np
 import torch
-from monai.transforms import (
-    Compose,
-    ConcatItemsd,
-    CopyItemsd,
-    EnsureChannelFirstd,
-    LoadImage,
-    MapTransform,
-    RandomizableTrait,
-    apply_transform,
-)
 from monai.transforms.lazy.functional import apply_pending_transforms, apply_pending_transforms_in_order
+from monai.transforms.utils_pytorch_numpy_unification import percentile
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import AdviceError, root_cause
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
-from monai_saliency.fills.value_after_step import LOADERS, fits, value_after_step
 from monai_saliency.storage.dicom import holds_series
-from monai_saliency.utils.arguments import finite_numbers, instance
+from monai_saliency.utils.arguments import check_option, finite_numbers, instance
 from monai_saliency.utils.tensors import plain
 
-__all__ = ["ScanUnitFill"]
+__all__ = ["ScanUnitFill", "fill_in_unit"]
+
+_INSTEAD = "give the fill in the network's input space (ConstantFill)"
+
+#: these move voxels, or interpolate with weights of sum 1, or store the same numbers in another form
+_KEEP_THE_VALUE: tuple[type, ...] = (
+    *(
+        mt.Affined,
+        mt.BorderPadd,
+        mt.CopyItemsd,
+        mt.CenterScaleCropd,
+        mt.CenterSpatialCropd,
+        mt.CropForegroundd,
+        mt.DivisiblePadd,
+    ),
+    *(mt.EnsureChannelFirstd, mt.Flipd, mt.Orientationd, mt.ResampleToMatchd, mt.Resized, mt.ResizeWithPadOrCropd),
+    *(mt.Rotate90d, mt.Rotated, mt.Spacingd, mt.SpatialCropd, mt.SpatialPadd, mt.SpatialResampled, mt.SqueezeDimd),
+    *(mt.Zoomd, mt.CastToTyped, mt.EnsureTyped, mt.ToDeviced, mt.ToNumpyd, mt.ToTensord),
+)
+#: these treat each voxel alone, and are run on the value
+_RUN_ON_THE_VALUE: tuple[type, ...] = (
+    *(mt.RepeatChanneld, mt.ScaleIntensityRanged, mt.ShiftIntensityd, mt.ThresholdIntensityd),
+)
 
 
 class ScanUnitFill(CaseFill):
     """One value in the scan's own unit (such as air at -1000 HU), converted to the network's input space.
 
-    The fill is what the network would see if the hidden voxels of the scan truly held the value, while the
-    preprocessing does what it did to this scan: its statistics (mean, minimum, percentiles) stay those of the
-    unperturbed scan, and its crop stays where it was. For each case the preprocessing runs once more on the case's
-    file, and the value is converted step by step (:mod:`monai_saliency.fills.value_after_step`):
+    The fill is the value that the preprocessing gives a voxel of this value, with the statistics of the unperturbed
+    scan (mean, minimum, percentiles). For each case the preprocessing runs once more on the case's file, and the value
+    is followed through its steps. These may be
 
-    - MONAI's steps that only move voxels (resampling, cropping, padding) leave the value unchanged.
-    - Steps that treat each voxel alone (``ScaleIntensityRanged``, ``ThresholdIntensityd``, most ``Lambdad``) are run on
-      the value. They may make several channels of one, such as two CT windows.
-    - MONAI's steps with statistics of the scan (``NormalizeIntensityd``, ``ScaleIntensityd``,
-      ``ScaleIntensityRangePercentilesd``, ``ClipIntensityPercentilesd``, ``AdjustContrastd``) are run on the value with
-      the statistics of the scan.
-    - Copies of the scan under several keys (``CopyItemsd``), put together again as channels (``ConcatItemsd``), are
-      followed one by one.
-    - Other steps with statistics convert a value that the scan holds, or one on the scan's straight line between its
-      minimum and maximum.
+    - MONAI's spatial steps: orientation, spacing, resampling, cropping, padding, flips and rotations;
+    - ``ScaleIntensityRanged``, ``ShiftIntensityd``, ``ThresholdIntensityd``, ``RepeatChanneld``;
+    - ``NormalizeIntensityd``, ``ScaleIntensityd``, ``ScaleIntensityRangePercentilesd``, ``ClipIntensityPercentilesd``
+      (without its soft clip);
+    - conversions of the type and the device.
 
-    Where the value is not known exactly there is an error: after a filter that mixes voxels, after a step that changes
-    places and intensities in one, after ``HistogramNormalized`` where no voxel holds the value. Write such a fill in
-    the network's input space (:class:`~monai_saliency.ConstantFill`).
+    An error names any other step that changes the image. Then give the fill in the network's input space
+    (:class:`~monai_saliency.ConstantFill`).
 
     Args:
         value: one number for all channels, or one per channel, in the unit of the file (after its slope and
@@ -63,7 +69,7 @@ class ScanUnitFill(CaseFill):
 
     Raises:
         ValueError: from :meth:`bind`, when the file is unknown or cannot be preprocessed again, when ``transform`` does
-            not give the explained image, when a step is random, or when the value after a step is not known exactly.
+            not give the explained image, or when the value cannot be followed through a step.
 
     Example::
 
@@ -97,148 +103,188 @@ class ScanUnitFill(CaseFill):
         if case.file is None:
             raise ValueError(
                 "a fill in the scan's own units needs the scan's file, which is unknown: explain a MetaTensor from "
-                "LoadImaged, give `sources`, or give the fill in the network's input space (ConstantFill)"
+                f"LoadImaged, give `sources`, or {_INSTEAD}"
             )
         # Names of DICOM files may be a patient's.
-        words = "its DICOM series" if holds_series(case.file) else case.file
-        pipeline = self.transform if isinstance(self.transform, Compose) else Compose(self.transform)
+        words = "its DICOM series" if holds_series(case.file) else str(case.file)
+        pipeline = self.transform if isinstance(self.transform, mt.Compose) else mt.Compose(self.transform)
         item: dict[Hashable, Any] = {self.key: case.file}
-        values: dict[Hashable, torch.Tensor] = {}  # of each image that is made of the scan
+        values = torch.as_tensor(self.value, dtype=torch.float64).reshape(-1)
         for step in pipeline.flatten().transforms:
             keys = [key for key in getattr(step, "keys", item) if key in item]
             if not keys or getattr(step, "only_checks", False):
                 continue
-            if isinstance(step, RandomizableTrait):
-                raise ValueError(
-                    f"{type(step).__name__} is random, so a fill in the scan's own units would have another value each "
-                    "time; give the fill in the network's input space (ConstantFill)"
-                )
-            try:
-                item = apply_pending_transforms_in_order(step, item, pipeline.lazy, pipeline.overrides)
-                after = self._run(step, item, keys, pipeline)
-            except Exception as error:
-                cause = root_cause(error)
-                raise AdviceError(
-                    f"{words} could not be preprocessed again from its file alone, as a fill in the scan's own "
-                    f"units needs: {type(step).__name__} failed ({type(cause).__name__}: {cause}); give the fill in "
-                    "the network's input space (ConstantFill)"
-                ) from error
-            values = self._follow_all(step, keys, item, after, values, words)
-            item = after
+            before, item = self._run(step, item, pipeline, words)
+            if self.key in keys:
+                values = self._after(step, before, item.get(self.key), values)
+            elif item.get(self.key) is not before:
+                raise self._refused(step, f"puts another image under {self.key!r}")
         image = apply_pending_transforms(item, None, pipeline.overrides).get(self.key)
         if not _is_array(image):
             raise ValueError(
                 f"`transform` does not load {words} under {self.key!r}: give a dictionary pipeline with LoadImaged"
             )
-        if not _same(torch.as_tensor(image).to(case.image), case.image):
+        if not _same(torch.as_tensor(image).to(case.image), case.image, 1e-3):  # it may be from another device
             raise ValueError(
                 f"`transform` of {words} does not give the image that is explained: give the preprocessing that made it"
             )
-        self._check_count(values[self.key], len(case.image))
-        return ConstantFill(values[self.key].expand(len(case.image)).tolist())
-
-    def _follow_all(
-        self,
-        step: Any,
-        keys: list[Hashable],
-        item: dict[Hashable, Any],
-        after: dict[Hashable, Any],
-        values: dict[Hashable, torch.Tensor],
-        file: str,
-    ) -> dict[Hashable, torch.Tensor]:
-        """The values in each image after a step that made ``after`` of ``item``."""
-        found = {}
-        for key, image in after.items():
-            if not _is_array(image):
-                continue
-            source = step.keys[step.names.index(key) % len(step.keys)] if _copies(step, key) else key
-            if source != key and source in values:
-                found[key] = values[source]
-            elif isinstance(step, ConcatItemsd) and key == step.name:
-                if step.dim != 0 or len(keys) < len(step.keys) or not values.keys() >= set(keys):
-                    raise self._unknown(step)
-                found[key] = torch.cat([values[each].expand(len(item[each])) for each in keys])
-            elif key in values and (key in keys or image is item[key]):
-                is_same = key not in keys or isinstance(step, (CopyItemsd, ConcatItemsd))
-                found[key] = values[key] if is_same else self._follow(step, key, item[key], image, values[key])
-            elif key in item and not _is_array(item[key]):
-                found[key] = torch.as_tensor(self.value, dtype=torch.float64).reshape(-1)
-                if not fits(found[key], torch.as_tensor(image)):
-                    raise self._unknown(step)
-                if type(step) not in LOADERS:
-                    self._check_unit(step, image, file)
-            elif key == self.key:
-                raise self._unknown(step)
-        return found
-
-    def _unknown(self, step: Any) -> ValueError:
-        return ValueError(
-            f"the value of {self.value} after {type(step).__name__} is not known exactly: it does not fit the new "
-            "type, or the step mixes voxels, changes places and intensities in one, puts images of several files "
-            "together, or uses statistics of the scan, is not linear and no voxel of the scan has this value; give "
-            "the fill in the network's input space (ConstantFill)"
-        )
-
-    def _check_count(self, values: torch.Tensor, channels: int) -> None:
-        if len(values) not in (1, channels):
-            raise ValueError(
-                f"`value` must be one number or one per channel, got {len(values)} for {channels} channels"
-            )
-
-    def _follow(self, step: Any, key: Hashable, before: Any, after: Any, values: torch.Tensor) -> torch.Tensor:
-        """The values after a step that made ``after`` of ``before``."""
-        if type(step) is not EnsureChannelFirstd:
-            self._check_count(values, len(before))
-
-        def run(image: Any) -> Any:
-            return self._run(step, {key: image}, [key])[key]
-
-        found = value_after_step(step, run, before, after, values)
-        if found is None:
-            raise self._unknown(step)
-        return found
-
-    def _check_unit(self, step: Any, loaded: Any, file: str) -> None:
-        """Whether a loader other than MONAI's gives the scan as MONAI's does, up to the order of voxels."""
-        image, own = (plain(torch.as_tensor(each)).double() for each in (loaded, LoadImage(image_only=True)(file)))
-        ours, monais = (torch.stack([each.min(), each.max(), each.mean(), each.std()]) for each in (image, own))
-        if image.numel() != own.numel() or not torch.allclose(ours, monais, rtol=1e-6, atol=0):
-            raise ValueError(
-                f"{type(step).__name__} does not load {file} in the file's unit, as LoadImaged does, so the value of "
-                f"{self.value} after it is not known exactly; give the fill in the network's input space (ConstantFill)"
-            )
+        _check_count(values, len(case.image))
+        return ConstantFill(values.expand(len(case.image)).tolist())
 
     def _run(
-        self, step: Any, item: dict[Hashable, Any], keys: list[Hashable], pipeline: Compose | None = None
-    ) -> dict[Hashable, Any]:
-        """Run one step on these keys alone. The step gets copies, so that it cannot change images in place."""
-        if isinstance(step, MapTransform):
-            step = copy.copy(step)
-            step.allow_missing_keys = True
-        images = {key: item[key] for key in keys}
-        copies = {
-            key: image.clone() if isinstance(image, torch.Tensor) else copy.copy(image) for key, image in images.items()
-        }
-        how = {} if pipeline is None else {"lazy": pipeline.lazy, "overrides": pipeline.overrides}
-        return dict(apply_transform(step, {**item, **copies}, map_items=False, **how))
+        self, step: Any, item: dict[Hashable, Any], pipeline: mt.Compose, words: str
+    ) -> tuple[Any, dict[Hashable, Any]]:
+        """The image before a step, and the item after it. A step gets a copy, which it may change in place."""
+        if isinstance(step, mt.RandomizableTrait):
+            raise self._refused(step, "is random")
+        try:
+            if isinstance(step, mt.MapTransform):
+                step = copy.copy(step)
+                step.allow_missing_keys = True
+            item = apply_pending_transforms_in_order(step, item, pipeline.lazy, pipeline.overrides)
+            before = item.get(self.key)
+            given = {**item, self.key: copy.deepcopy(before)} if self.key in getattr(step, "keys", item) else item
+            return before, dict(
+                mt.apply_transform(step, given, False, lazy=pipeline.lazy, overrides=pipeline.overrides)
+            )
+        except Exception as error:
+            cause = root_cause(error)
+            raise AdviceError(
+                f"{words} could not be preprocessed again from its file alone, as a fill in the scan's own "
+                f"units needs: {type(step).__name__} failed ({type(cause).__name__}: {cause}); {_INSTEAD}"
+            ) from error
+
+    def _refused(self, step: Any, reason: str) -> AdviceError:
+        return AdviceError(
+            f"the value of {self.value} cannot be followed through {type(step).__name__}, which {reason}; {_INSTEAD}"
+        )
+
+    def _after(self, step: Any, before: Any, after: Any, values: torch.Tensor) -> torch.Tensor:
+        """The values ``(1,)`` or ``(C,)`` after a step on the image."""
+        kind = type(step)
+        known = (*_KEEP_THE_VALUE, *_RUN_ON_THE_VALUE, *_WITH_STATISTICS) if _is_array(before) else (mt.LoadImaged,)
+        if kind not in known or not _is_array(after):
+            raise self._refused(step, "is not one of the steps that ScanUnitFill knows")
+        new = plain(torch.as_tensor(after))
+        if kind in _RUN_ON_THE_VALUE or kind in _WITH_STATISTICS:
+            old = plain(torch.as_tensor(before))
+            _check_count(values, len(old))
+            given = values.expand(len(old)).to(old)[:, None]
+            if kind in _RUN_ON_THE_VALUE:
+                made = plain(torch.as_tensor(step({self.key: given})[self.key]))
+            else:
+                made = self._with_statistics(step, old, new, given)
+            values = made.double().flatten().cpu()
+            return values[:1] if len(values.unique()) == 1 else values
+        if not new.is_floating_point() and not torch.equal(values.to(new.dtype).double(), values):
+            raise self._refused(step, f"gives {new.dtype}: this type cannot hold it")
+        if isinstance(step, mt.Resized) and any(step.anti_aliasing):
+            raise self._refused(step, "blurs the border (anti_aliasing)")
+        return values
+
+    def _with_statistics(self, step: Any, old: torch.Tensor, new: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Voxels ``(C, 1)`` after a step that made ``new`` of ``old``, with its statistics of ``old``."""
+        name, freeze = _WITH_STATISTICS[type(step)]
+        transform = getattr(step, name)
+        parts = list(old) if transform.channel_wise else [old]
+        if any(bool(part.min() == part.max()) for part in parts):
+            raise self._refused(step, "has no statistics of a scan of one value")
+        frozen = [freeze(transform, part, channel) for channel, part in enumerate(parts)] * (len(old) // len(parts))
+
+        def run(image: torch.Tensor) -> torch.Tensor:
+            return torch.stack([plain(torch.as_tensor(f(c.clone()))) for f, c in zip(frozen, image, strict=True)])
+
+        if not _same(run(old), new, 1e-5):
+            raise self._refused(step, "has settings that ScanUnitFill does not know")
+        return run(given)
+
+
+def _scale(scale: Any, voxels: torch.Tensor, channel: int) -> Any:
+    return mt.ScaleIntensityRange(float(voxels.min()), float(voxels.max()), scale.minv, scale.maxv, dtype=scale.dtype)
+
+
+def _percentiles(scale: Any, voxels: torch.Tensor, channel: int) -> Any:
+    low, high = float(percentile(voxels, scale.lower)), float(percentile(voxels, scale.upper))
+    return mt.ScaleIntensityRange(low, high, scale.b_min, scale.b_max, scale.clip, scale.dtype)
+
+
+def _normalize(normalize: Any, voxels: torch.Tensor, channel: int) -> Any:
+    used = (voxels[voxels != 0] if normalize.nonzero else voxels).float()
+    found = (used.mean(), used.std(unbiased=False))
+    given = (normalize.subtrahend, normalize.divisor)
+    mean, deviation = (
+        float(own) if each is None else float(np.ravel(each)[channel]) for own, each in zip(found, given, strict=True)
+    )
+    kind: Any = mt.NormalizeIntensity  # its types know arrays alone
+    return kind(mean, deviation, normalize.nonzero, dtype=normalize.dtype)
+
+
+def _clip(clip: Any, voxels: torch.Tensor, channel: int) -> Any:
+    low, high = percentile(voxels, clip.lower or 0), percentile(voxels, 100 if clip.upper is None else clip.upper)
+    return lambda values: values.clamp(low, high)
+
+
+#: the step's own transform of arrays, and what gives it the statistics of one scan
+_WITH_STATISTICS: dict[type, tuple[str, Callable[[Any, torch.Tensor, int], Any]]] = {
+    mt.ScaleIntensityd: ("scaler", _scale),
+    mt.NormalizeIntensityd: ("normalizer", _normalize),
+    mt.ScaleIntensityRangePercentilesd: ("scaler", _percentiles),
+    mt.ClipIntensityPercentilesd: ("scaler", _clip),
+}
 
 
 def _is_array(image: Any) -> bool:
     return isinstance(image, (torch.Tensor, np.ndarray))
 
 
-def _copies(step: Any, key: Hashable) -> bool:
-    return isinstance(step, CopyItemsd) and key in step.names
+def _check_count(values: torch.Tensor, channels: int) -> None:
+    if len(values) not in (1, channels):
+        raise ValueError(f"`value` must be one number or one per channel, got {len(values)} for {channels} channels")
 
 
-def _same(image: torch.Tensor, explained: torch.Tensor) -> bool:
-    """Whether two images are the same, but for what rounding on another device may change.
-
-    Of the size of most voxels: beside one huge voxel, all others would seem the same.
-    """
+def _same(image: torch.Tensor, explained: torch.Tensor, tolerance: float) -> bool:
+    """Whether two images are the same, but for rounding."""
     if image.shape != explained.shape:
         return False
+    # Of the size of most voxels: one huge voxel must not make all others seem the same.
     sizes = plain(explained).flatten()[:: max(1, explained.numel() // 10**6)].double().abs()
     sizes = sizes[sizes.isfinite() & (sizes > 0)]
-    atol = 1e-3 * float(sizes.quantile(0.99)) if len(sizes) else 0.0
-    return torch.allclose(image, explained, rtol=1e-3, atol=atol, equal_nan=True)
+    atol = tolerance * float(sizes.quantile(0.99)) if len(sizes) else 0.0
+    return torch.allclose(plain(image).double(), plain(explained).double(), tolerance, atol, equal_nan=True)
+
+
+def fill_in_unit(
+    fill: Any,
+    unit: str = "network",
+    transform: Callable[[Any], Any] | None = None,
+    key: Hashable = "image",
+    id: str = "fill",
+) -> Any:
+    """A fill as a config gives it: a number with its unit, or a fill.
+
+    Args:
+        fill: a number, or one per channel; a fill is taken as it is.
+        unit: ``"network"`` for the network's input space, ``"scan"`` for the file's own units (such as HU).
+        transform: the preprocessing, needed for ``"scan"``.
+        key: where the items of ``transform`` hold the image.
+        id: the name of the fill in errors; the unit is ``<id>_unit``.
+
+    Raises:
+        ValueError: when the unit is another one, or does not suit the fill.
+
+    Example::
+
+        >>> import torch
+        >>> fill_in_unit(0.5)(torch.ones(1, 1, 1, 2)).tolist()
+        [[[[0.5, 0.5]]]]
+    """
+    check_option(f"{id}_unit", unit, ["network", "scan"])
+    if isinstance(fill, CaseFill) or callable(fill):
+        if unit == "scan":
+            raise ValueError(f"`{id}_unit` scan needs a `{id}` that is a number, got a {type(fill).__name__}")
+        return fill
+    if unit == "network":
+        return ConstantFill(fill)
+    if transform is None:
+        raise ValueError(f"`{id}_unit` scan needs the bundle's preprocessing, which its loader hides")
+    return ScanUnitFill(fill, transform, key)
