@@ -13,9 +13,8 @@ from monai_saliency.errors import AdviceError
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.transforms.dicom import OnSeries, fix_dates
 from monai_saliency.utils.optional_imports import require
-from monai_saliency.visualize.colours import blended
+from monai_saliency.visualize.colours import blended, coloured_voxels, gray_window
 from monai_saliency.visualize.legend import Legend, default_legends
-from monai_saliency.visualize.pictures import coloured_voxels, gray_window
 
 __all__ = ["save_secondary_capture"]
 

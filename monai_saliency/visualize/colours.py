@@ -1,10 +1,13 @@
-"""The colours of maps: cold below zero, warm above, growing with the square root of the value."""
+"""The colours of maps, cold below zero and warm above, growing with the square root of the value; and of scans."""
 
 from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["COLD", "OPACITY", "WARM", "blended"]
+from monai_saliency.metrics.peak import peak_voxel
+from monai_saliency.visualize.legend import TIMES_ERROR, Legend
+
+__all__ = ["COLD", "OPACITY", "WARM", "blended", "coloured_voxels", "focus_voxel", "gray_window"]
 
 # From against to for the score. No white in the middle: what is coloured at all must be seen on a white lesion.
 #: from the lowest value to the last one below zero
@@ -15,23 +18,44 @@ WARM = ("#ffe08a", "#fd8d3c", "#e31a1c", "#800026")
 OPACITY = (0.3, 0.6)
 
 
+def coloured_voxels(saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> np.ndarray:
+    """Which voxels ``(*spatial)`` of a map are coloured, by its standard error where there is one.
+
+    See :func:`~monai_saliency.visualize.pictures.plot_saliency`.
+    """
+    if not legend.in_score_unit and legend.is_nothing(saliency):
+        return np.zeros(saliency.shape, bool)
+    size = np.abs(saliency)
+    found = np.isfinite(size) & (size >= legend.floor(error is not None))
+    return found if error is None else found & (size >= TIMES_ERROR * error)
+
+
+def focus_voxel(saliency: np.ndarray, coloured: np.ndarray) -> tuple[int, ...]:
+    """The voxel that is looked at first: the peak, or the strongest coloured one, or the middle if none is coloured."""
+    if not coloured.any():
+        return tuple(size // 2 for size in saliency.shape)
+    peak = peak_voxel(saliency)
+    return peak if coloured[peak] else peak_voxel(np.where(coloured, np.abs(saliency), 0))
+
+
+def gray_window(scan: np.ndarray) -> tuple[float, float]:
+    """The scan's values that are drawn black and white."""
+    finite = np.isfinite(scan)
+    if not finite.all():
+        scan = scan[finite] if finite.any() else np.zeros(1)
+    # A small lesion can be the brightest part of the scan, so almost nothing is clipped at the upper end.
+    low, high = np.percentile(scan, [0.5, 99.99])
+    return low, max(high, low + 1e-6)
+
+
 def blended(gray: np.ndarray, saliency: np.ndarray, coloured: np.ndarray, scale: float) -> np.ndarray:
-    """A picture of a map over its scan, as bytes.
+    """A picture of a map over its scan, ``(rows, columns, 3)`` in uint8.
 
     Args:
         gray: ``(rows, columns)`` or ``(rows, columns, 3)``, the scan, in [0, 1].
         saliency: ``(rows, columns)``, the map.
         coloured: ``(rows, columns)``, which of its values are coloured.
         scale: the value with the last colour.
-
-    Returns:
-        ``(rows, columns, 3)`` in uint8.
-
-    Example::
-
-        >>> one = np.ones((1, 1))
-        >>> blended(0 * one, one, one == 1, scale=1).tolist()  # the last warm colour, #800026, at 0.6
-        [[[77, 0, 23]]]
     """
     scan = np.broadcast_to(gray[..., None], (*gray.shape, 3)) if gray.ndim == 2 else gray
     strength = np.sqrt(np.clip(np.abs(np.nan_to_num(saliency)) / scale, 0, 1))

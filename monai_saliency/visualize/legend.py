@@ -35,11 +35,6 @@ class Legend:
         note: a further line for the colour bar.
         noise: how large a value can be by chance (:meth:`~monai_saliency.estimators.base.Estimator.noise`); 0 where it
             is not known.
-
-    Example::
-
-        >>> Legend(scale=1, words="softmax probability of the class").scale
-        1
     """
 
     scale: float
@@ -57,12 +52,8 @@ class Legend:
         return TINY * min(self.scale, self.span if self.span is not None and self.in_score_unit else self.scale)
 
     def is_nothing(self, saliency: np.ndarray) -> bool:
-        """Whether no change reaches a hundredth of the score's range.
-
-        Args:
-            saliency: the map ``(*spatial)``. It decides itself where it is in the score's unit; the changes of the
-                score by the masks decide for other maps, which are as large for a score that hardly changes.
-        """
+        """Whether no change reaches a hundredth of the score's range."""
+        # A map in another unit is as large for a score that hardly changes, so the masks' changes decide.
         change = largest(saliency) if self.in_score_unit else self.change
         return largest(saliency) == 0 or (change is not None and self.span is not None and change < TINY * self.span)
 
@@ -72,20 +63,11 @@ class Legend:
         return self.change is not None and self.span is not None and self.change >= TINY * self.span
 
     def floor(self, has_error: bool) -> float:
-        """The absolute value below which nothing is coloured.
-
-        Args:
-            has_error: whether a standard error of each voxel decides too. Without one the map's noise does.
-        """
+        """The absolute value below which nothing is coloured, by the map's noise where there is no standard error."""
         return self.least if has_error else max(self.least, TIMES_ERROR * self.noise)
 
     def small_print(self, has_error: bool, has_label: bool) -> list[str]:
-        """Lines for the colour bar: what is not coloured, whose scale it is, and what an outline shows.
-
-        Args:
-            has_error: as for :meth:`floor`.
-            has_label: whether the label is outlined.
-        """
+        """Lines for the colour bar: what is not coloured, whose scale it is, and what an outline shows."""
         error = f", or {TIMES_ERROR} standard errors" * has_error
         lines = [f"not coloured: below {self.floor(has_error):.2g}{error}"]
         return lines + [self.note] * bool(self.note) + ["outline: the label"] * has_label
@@ -94,15 +76,9 @@ class Legend:
     def of(cls, explanation: Explanation, scale: float | None = None) -> list[Legend]:
         """The legend of each map of an explanation.
 
-        The scale depends on nothing but the score and the method, so that all cases of a cohort have one, whichever
-        process draws them and in whatever order, and none is drawn twice: it is the score's range where the target
-        knows it (1 for a probability), times what the method adds up. Where the range is not known, as for logits, the
-        scale is the largest score of the case and its perturbed images, rounded up to 1, 2 or 5 times a power of ten:
-        cohorts of such scores need ``scale`` to be drawn on one.
-
-        Args:
-            explanation: the explanation.
-            scale: the largest absolute value of the colour bar, instead.
+        Where the target knows the score's range (1 for a probability), the scale is this range times what the method
+        adds up, so that all cases of a cohort have one scale. Else, as for logits, it is the largest score of the case
+        and its perturbed images, rounded up; give ``scale`` to draw a cohort of such scores on one.
 
         Raises:
             ValueError: when ``scale`` is not a number above 0.
@@ -118,27 +94,14 @@ class Legend:
             span = quantity.span or size
             own = meaning.largest * (1.0 if not in_unit else span if is_known else rounded_up(span))
             note = "on this scan's own scale" if in_unit and not is_known and scale is None else ""
-            found.append(
-                cls(scale or own, span, words, change, in_unit, meaning.signed, note=note, noise=noise),
-            )
+            found.append(cls(scale or own, span, words, change, in_unit, meaning.signed, note=note, noise=noise))
         return found
 
 
 def legends_of(
     explanation: Explanation | None, maps: Sequence[np.ndarray] | np.ndarray, scale: float | None = None
 ) -> list[Legend]:
-    """The legend of each map of a case, by its explanation where it has one, else by the maps alone.
-
-    Args:
-        explanation: the explanation; None where it is not known.
-        maps: K maps ``(*spatial)``.
-        scale: as for :meth:`Legend.of`.
-
-    Example::
-
-        >>> [legend.scale for legend in legends_of(None, np.array([[-2.0, 1.0]]))]
-        [2.0]
-    """
+    """The legend of each of K maps ``(*spatial)``, by its explanation where it has one, else by the maps alone."""
     legends = default_legends(maps, scale) if explanation is None else Legend.of(explanation, scale)
     return legends if len(legends) == len(maps) else default_legends(maps, scale)
 
@@ -160,13 +123,7 @@ def largest(saliency: np.ndarray) -> float:
 
 
 def rounded_up(value: float) -> float:
-    """The next of 1, 2 and 5 times a power of ten; 1 for 0.
-
-    Example::
-
-        >>> rounded_up(0.3), rounded_up(7), rounded_up(10)
-        (0.5, 10.0, 10.0)
-    """
+    """The next of 1, 2 and 5 times a power of ten; 1 for 0."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -174,13 +131,7 @@ def rounded_up(value: float) -> float:
 
 
 def at_most(value: float) -> str:
-    """A number in words, of two digits and never below the value.
-
-    Example::
-
-        >>> at_most(0.00311), at_most(0.25), at_most(0)
-        ('0.0032', '0.25', '0')
-    """
+    """A number in words, of two digits and never below the value."""
     if value <= 0:
         return "0"
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
@@ -190,27 +141,15 @@ def at_most(value: float) -> str:
 def default_legends(
     maps: Sequence[np.ndarray] | np.ndarray, scale: float | None = None, words: Sequence[str] | None = None
 ) -> list[Legend]:
-    """Legends of maps of which nothing more is known.
-
-    Args:
-        maps: K maps ``(*spatial)``.
-        scale: the largest absolute value of the colour bars, and the score's range; by default the largest of all maps.
-        words: what the values of each map are.
-
-    Raises:
-        ValueError: when ``scale`` is not a number above 0.
-    """
+    """Legends of K maps ``(*spatial)`` of which nothing more is known; ``scale`` is by default the largest value."""
     full = max(map(largest, maps), default=0.0) or 1.0 if scale is None else _scale(scale)
     return [Legend(full, scale, each) for each in words or [Legend.words] * len(maps)]
 
 
 def verdicts(maps: Sequence[np.ndarray] | np.ndarray, legends: Sequence[Legend], coloured: Sequence[bool]) -> list[str]:
-    """What the title says of maps in which nothing matters, and of maps in which nothing is beyond chance.
+    """Sentences for the title about maps in which nothing matters, and maps in which nothing is beyond chance.
 
-    Args:
-        maps: K maps ``(*spatial)``.
-        legends: what their values are.
-        coloured: whether anything in a map is coloured.
+    ``coloured`` tells of each map whether anything in it is.
     """
     nothing = [legend.is_nothing(saliency) for legend, saliency in zip(legends, maps, strict=True)]
     chance = [not each and not any_ for each, any_ in zip(nothing, coloured, strict=True)]
@@ -231,11 +170,8 @@ def _nothing_matters(maps: Sequence[np.ndarray], legends: Sequence[Legend]) -> s
     changes = [legend.change for legend in legends if legend.change is not None]
     if not legends[0].in_score_unit:
         is_known = changes and not any(legend.matters_together for legend in legends)
-        return (
-            f"no mask changes the score by more than {at_most(max(changes))}"
-            if is_known
-            else "the map is zero everywhere"
-        )
+        known = f"no mask changes the score by more than {at_most(max(changes, default=0))}"
+        return known if is_known else "the map is zero everywhere"
     words = f"no part of this scan changes the score by more than {at_most(max(map(largest, maps)))}"
     if any(legend.matters_together for legend in legends):
         words += f", though single masks change it by up to {at_most(max(changes))}"

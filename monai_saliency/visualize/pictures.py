@@ -15,13 +15,13 @@ import numpy as np
 from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.utils.arguments import check_option
 from monai_saliency.utils.optional_imports import require
-from monai_saliency.visualize.colours import COLD, OPACITY, WARM
-from monai_saliency.visualize.legend import TIMES_ERROR, Legend, default_legends, verdicts
+from monai_saliency.visualize.colours import COLD, OPACITY, WARM, coloured_voxels, focus_voxel, gray_window
+from monai_saliency.visualize.legend import Legend, default_legends, verdicts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PICTURE_FORMATS", "coloured_voxels", "gray_window", "plot_saliency", "save_picture"]
+__all__ = ["PICTURE_FORMATS", "plot_saliency", "save_picture"]
 
 PICTURE_FORMATS = ("png", "svg")
 # Of a PNG, and of the scan and the map in an SVG, whose lines and letters need none.
@@ -36,19 +36,7 @@ _MANY_LABELS = 30
 
 @dataclass(frozen=True)
 class _Plane:
-    """One plane through a map's peak.
-
-    Attributes:
-        scan: the scan's voxels, ``(across, up)``.
-        saliency: the map's voxels, of the same shape.
-        coloured: which of them are coloured, of the same shape.
-        edges: a voxel's edges in mm, across and up.
-        peak: the peak's voxel, across and up.
-        name: the title.
-        across: the direction of the horizontal axis, such as ``"L-R"``.
-        up: the direction of the vertical axis.
-        label: the label's voxels, of the same shape; None where there is none.
-    """
+    """One plane through a map's peak: arrays ``(across, up)``, edges of a voxel in mm, and directions such as "L-R"."""
 
     scan: np.ndarray
     saliency: np.ndarray
@@ -164,15 +152,6 @@ def save_picture(figure: Figure, path: str | Path, picture_format: str = "png") 
 
     Raises:
         ValueError: for another format.
-
-    Example::
-
-        >>> import tempfile
-        >>> figure = plot_saliency(np.zeros((8, 8)), np.zeros((1, 8, 8)), np.eye(4), title="ct_7", scale=1)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_picture(figure, f"{folder}/ct_7.svg", "svg")
-        ...     "ct_7</text>" in Path(folder, "ct_7.svg").read_text()
-        True
     """
     check_option("picture_format", picture_format, PICTURE_FORMATS)
     how: dict[str, Any] = {"format": picture_format, "dpi": _DPI[picture_format]}
@@ -201,46 +180,9 @@ def _errors(standard_error: np.ndarray | None, maps: np.ndarray) -> Sequence[np.
     return list(standard_error)
 
 
-def coloured_voxels(saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> np.ndarray:
-    """Which voxels ``(*spatial)`` of a map are coloured, as :func:`plot_saliency` says.
-
-    Args:
-        saliency: the map ``(*spatial)``.
-        error: its standard error ``(*spatial)``; None where there is none.
-        legend: what its colours mean.
-
-    Example::
-
-        >>> coloured_voxels(np.array([0.5, 0.001, -0.5]), None, Legend(scale=1)).tolist()
-        [True, False, True]
-    """
-    if not legend.in_score_unit and legend.is_nothing(saliency):
-        return np.zeros(saliency.shape, bool)
-    size = np.abs(saliency)
-    found = np.isfinite(size) & (size >= legend.floor(error is not None))
-    return found if error is None else found & (size >= TIMES_ERROR * error)
-
-
 def _wrapped(words: Sequence[str], width: int) -> str:
     """Lines of at most ``width`` characters."""
     return "\n".join("\n".join(textwrap.wrap(line, width) or [""]) for each in words for line in each.split("\n"))
-
-
-def gray_window(scan: np.ndarray) -> tuple[float, float]:
-    """The scan's values that are drawn black and white.
-
-    Example::
-
-        >>> low, high = gray_window(np.arange(1001.0))
-        >>> print(f"{low:.1f} to {high:.1f}")
-        5.0 to 999.9
-    """
-    finite = np.isfinite(scan)
-    if not finite.all():
-        scan = scan[finite] if finite.any() else np.zeros(1)
-    # A small lesion can be the brightest part of the scan, so almost nothing is clipped at the upper end.
-    low, high = np.percentile(scan, [0.5, 99.99])
-    return low, max(high, low + 1e-6)
 
 
 def _colours(limit: float) -> dict[str, Any]:
@@ -258,15 +200,7 @@ def _root(values: np.ndarray) -> np.ndarray:
 
 
 def _draw(ax: Any, plane: _Plane, window: tuple[float, float], legend: Legend, marked: bool) -> Any:
-    """Draw one plane, and return the map's drawing for its colour bar.
-
-    Args:
-        ax: where to draw.
-        plane: the plane.
-        window: the scan's values that are drawn black and white.
-        legend: what the colours mean.
-        marked: whether lines mark the peak.
-    """
+    """Draw one plane, with lines through a marked peak, and return the map's drawing for its colour bar."""
     ax.set_facecolor("black")  # where the scan is NaN
     ax.imshow(plane.scan.T, cmap="gray", vmin=window[0], vmax=window[1], origin="lower", extent=plane.extent)
     shown = np.nan_to_num(plane.saliency.T, posinf=0, neginf=0)
@@ -326,25 +260,18 @@ def _bar(figure: Figure, drawn: Any, axes: list[Any], legend: Legend, saliency: 
 def _planes(
     scan: np.ndarray, saliency: np.ndarray, coloured: np.ndarray, label: np.ndarray | None, affine: np.ndarray
 ) -> list[_Plane]:
-    """The planes through a map's peak: three of a 3D scan, or the 2D scan itself.
-
-    Where the peak is not coloured and other voxels are, as where all of them speak against the score, the planes go
-    through the largest absolute value of these. Where nothing is coloured, they go through the middle of the scan.
-    """
+    """The planes through a map's focus: three of a 3D scan, or the 2D scan itself."""
     layers: dict[str, Any] = {"scan": scan, "saliency": saliency, "coloured": coloured}
     layers |= {} if label is None else {"label": label}
     finite = saliency if np.isfinite(saliency).all() else np.nan_to_num(saliency, posinf=0, neginf=0)
-    peak, words = peak_voxel(finite), "peak"
-    if coloured.any() and not coloured[peak]:
-        peak, words = peak_voxel(np.where(coloured, np.abs(finite), 0)), "strongest"
-    if not coloured.any():
-        peak = tuple(size // 2 for size in saliency.shape)
+    peak = focus_voxel(finite, coloured)
     if scan.ndim == 2:
         shown = peak
         if affine[1, 1] < 0:  # rows count downwards
             layers = {name: layer[:, ::-1] for name, layer in layers.items()}
             shown = peak[0], scan.shape[1] - 1 - peak[1]
         edges = nib.affines.voxel_sizes(affine)[:2]
+        words = "peak" if peak == peak_voxel(finite) else "strongest"
         name = f"{words} at voxel {peak}" if coloured.any() else ""
         return [_Plane(**layers, edges=edges, peak=shown, name=name)]
     # The peak is found before reordering: in a flat map, reordering could choose another voxel.

@@ -86,12 +86,6 @@ def test_a_score_that_hardly_changes_has_no_map(method: str) -> None:
         ]
 
 
-def test_one_scale_whatever_the_case_shows() -> None:
-    """The scale of a probability depends on no case, so the order and the process of the drawing cannot matter."""
-    found = [Legend.of(explained(gain=gain))[0] for gain in (1e-4, 0.3, 30)]
-    assert [(legend.scale, legend.least) for legend in found] == [(1, 0.01)] * 3
-
-
 @pytest.mark.parametrize(("gain", "scale"), [(1.0, 10), (0.1, 1), (4.0, 50)])
 def test_logits_are_drawn_on_the_scale_of_the_case_unless_one_is_given(gain: float, scale: float) -> None:
     """8 times the gain, for the whole image and with a minus for none of it."""
@@ -109,13 +103,6 @@ def test_diffuse_evidence_is_not_called_nothing_without_a_word() -> None:
     assert verdicts(np.full((1, 4, 4), 0.002), [legend], [False]) == [
         "no part of this scan changes the score by more than 0.002, though single masks change it by up to 0.3"
     ]
-
-
-def test_without_errors_of_voxels_the_noise_decides() -> None:
-    (legend,) = Legend.of(explained("rise"))
-    assert legend.noise > 0.01
-    assert legend.floor(has_error=False) == 2 * legend.noise
-    assert legend.floor(has_error=True) == 0.01
 
 
 def test_channels_and_classes_have_a_legend_each() -> None:
@@ -136,8 +123,3 @@ def test_numbers() -> None:
     assert [at_most(value) for value in (0, 0.1, 0.101, 0.999, 12.3, 0.30000000000000004)] == [
         *("0", "0.1", "0.11", "1", "13", "0.3")
     ]
-
-
-def test_a_wrong_scale_is_named() -> None:
-    with pytest.raises(ValueError, match="`scale` must be a number above 0, got 0"):
-        Legend.of(explained(), 0)

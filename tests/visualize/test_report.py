@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from pathlib import Path
 
@@ -28,9 +27,8 @@ from PIL import Image
 from monai_saliency.__main__ import main
 from monai_saliency.storage.tables import CaseTable
 from monai_saliency.visualize.legend import Legend
-from monai_saliency.visualize.report import KeptScan, build, try_report, write_report
+from monai_saliency.visualize.report import KeptScan, build, write_report
 from monai_saliency.visualize.report.kept_scan import case_id, kept_path
-from monai_saliency.visualize.report.volumes import encoded
 
 SHAPE = (26, 30, 22)
 MAPS = np.stack([blobs(SHAPE, ((0.4, 0.6, 0.5), 0.5), ((0.6, 0.4, 0.5), -0.25)), blobs(SHAPE, ((0.5, 0.3, 0.6), 0.3))])
@@ -95,17 +93,6 @@ def test_whole_numbers_stay_whole() -> None:
     assert np.array_equal(few.values, np.rint(head(SHAPE, 0, 300))[few.part])
 
 
-def test_the_head_is_kept_and_the_air_is_not() -> None:
-    shape = (60, 70, 50)
-    scan = np.zeros(shape, np.float32)
-    scan[20:40, 10:50, 15:30] = 100
-    scan[55, 65, 45] = 100  # a speck
-    maps = np.zeros((1, *shape), np.float32)
-    maps[0, 12, 55, 20] = 0.5  # coloured, beside the head
-    kept = KeptScan.of("a", scan, maps, np.eye(4), [Legend(1.0, 1.0)])
-    assert [(part.start, part.stop) for part in kept.part] == [(9, 43), (7, 59), (12, 33)]
-
-
 def test_large_scans_are_thinned_and_the_peak_stays() -> None:
     shape = (150, 160, 140)
     saliency = blobs(shape, ((0.41, 0.63, 0.52), 0.5))
@@ -131,12 +118,6 @@ def test_a_kept_scan_is_read_back(tmp_path: Path) -> None:
     kept_path(tmp_path, HOSTILE).write_bytes(b"not one")
     with pytest.raises(ValueError, match="is not a scan that was kept for a report"):
         KeptScan.load(kept_path(tmp_path, HOSTILE))
-
-
-def test_codes_keep_zero_and_sign() -> None:
-    codes, step = encoded(np.array([0.0, -1.0, 0.0004, np.nan, np.inf, 0.5]))
-    assert codes.tolist() == [0, -1000, 0, 0, 0, 500]
-    assert step == pytest.approx(1e-3, rel=1e-6)
 
 
 def test_the_cohort_page_lists_all_cases(folder: Path) -> None:
@@ -173,15 +154,6 @@ def test_pages_name_only_files_beside_them(folder: Path) -> None:
         policy = next(each["content"] for each in page.all("meta") if each.get("http-equiv"))
         assert "default-src 'none'" in str(policy)
         assert "http" not in str(policy)
-
-
-def test_one_scale_for_the_cohort(tmp_path: Path) -> None:
-    """Logits have scales of their own, of which the largest is the cohort's."""
-    for case, scale in (("a", 2.0), ("b", 20.0)):
-        write_case(tmp_path, case, head(SHAPE, 0, 1), MAPS[:1], OBLIQUE, scale=scale, unit="network output")
-    write_report(tmp_path)
-    scales = [Page(page_of(tmp_path, case)).data["maps"][0]["scale"] for case in ("a", "b")]
-    assert scales == [20.0, 20.0]
 
 
 def test_names_are_text(tmp_path: Path) -> None:
@@ -286,21 +258,6 @@ def test_only_what_changed_is_made_anew(folder: Path) -> None:
     assert not list((folder / "report" / "thumbnails").glob(f"{case_id('two')}*"))
 
 
-def test_a_cohort_of_fifty_is_small(tmp_path: Path) -> None:
-    """Of noisy scans, which pack badly: below 200 MB for 50, by the size of one page of a large CT."""
-    rng = np.random.default_rng(0)
-    shape = (140, 130, 120)
-    scan = head(shape, -1000, 900) + rng.normal(0, 20, shape).astype(np.float32)
-    saliency = blobs(shape, ((0.4, 0.6, 0.5), 0.5), ((0.6, 0.4, 0.5), -0.3), ((0.5, 0.5, 0.5), 0.2))[None]
-    error = (0.02 * blobs(shape, ((0.5, 0.5, 0.5), 1.0)) + 0.01)[None]
-    write_case(tmp_path, "ct", np.rint(scan), saliency, np.eye(4), errors=error)
-    write_report(tmp_path)
-    shared = sum(path.stat().st_size for path in (tmp_path / "report" / "assets").iterdir())
-    case = page_of(tmp_path, "ct").stat().st_size
-    assert shared < 3e6
-    assert 1e5 < case < (200e6 - shared) / 50
-
-
 @pytest.mark.parametrize("made", [True, False])
 def test_a_run_ends_with_its_report(
     made: bool,
@@ -343,13 +300,6 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit, match=r"holds neither a summary\.csv nor a failures\.csv with cases"):
         main(["report", str(tmp_path / "empty")])
-
-
-def test_an_error_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR):
-        try_report(tmp_path / "nothing")
-    assert "could not be made: " in caplog.text
-    assert "holds neither" in caplog.text
 
 
 def test_the_vendored_viewer_is_the_released_one() -> None:

@@ -11,7 +11,8 @@ from helpers.reports import Page, blobs, head, page_of, row, write_case
 from helpers.scans import LPS
 
 from monai_saliency.visualize.report import write_report
-from monai_saliency.visualize.report.curves import curve_figures
+from monai_saliency.visualize.report.curves import curve_charts
+from monai_saliency.visualize.report.pages import rendered
 
 SHAPE = (12, 10, 8)
 MAP = blobs(SHAPE, ((0.4, 0.6, 0.5), 0.5))[None]
@@ -20,7 +21,7 @@ OWN, RANDOM = [[0, 0.5, 1], [0.0, 0.75, 1.0]], [[0, 0.5, 1], [0.0, 0.25, 1.0]]
 
 def drawn(curves: Any, **values: Any) -> str:
     text = curves if isinstance(curves, str) else json.dumps(curves)
-    return "".join(curve_figures([row("a", trust_curves=text, **values)]))  # type: ignore[list-item]
+    return rendered("curves.html", curves=curve_charts([row("a", trust_curves=text, **values)])).strip()  # type: ignore[list-item]
 
 
 def test_points_by_hand(tmp_path: Path) -> None:

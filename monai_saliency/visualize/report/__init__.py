@@ -1,20 +1,18 @@
 """A report of a cohort that opens from disk: a page for all cases, and one with the scan and its maps for each.
 
-==============  =====================================================================================
+==============  ===================================================================
 module          what it holds
-==============  =====================================================================================
-``build``       writing all of it: ``write_report`` and, of several runs, ``write_comparison``
+==============  ===================================================================
+``build``       writing all of it: ``write_report`` and ``write_comparison``
 ``cases``       what an output folder holds of each case, read from nowhere else
 ``kept_scan``   what a run keeps of a scan for the report
 ``shown``       what a case's page shows: volumes, and small pictures
-``pages``       the pages
-``comparison``  several runs, case by case: maps, differences and how far they agree
-``compared``    the page of several runs
-``markup``      HTML from text that nobody has checked
-``volumes``     NIfTI as base64, and PNG
-``assets/``     the pages' scripts and style
+``comparison``  several runs, case by case: differences and how far maps agree
+``pages``       the pages, and ``curves`` in them
+``templates/``  their Jinja2 templates
+``assets/``     their scripts and style
 ``vendored/``   NiiVue, the viewer of volumes, with its licence
-==============  =====================================================================================
+==============  ===================================================================
 """
 
 from monai_saliency.visualize.report.build import try_report, write_comparison, write_report

@@ -7,17 +7,15 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.version import __version__
-from monai_saliency.visualize.report.cases import CaseFiles, Cohort, read_cohort
-from monai_saliency.visualize.report.compared import agreement_table, compared_lines, compared_page
+from monai_saliency.visualize.report.cases import CaseFiles, read_cohort
 from monai_saliency.visualize.report.comparison import Runs
-from monai_saliency.visualize.report.markup import Markup
-from monai_saliency.visualize.report.pages import Neighbours, case_page, cohort_page
+from monai_saliency.visualize.report.pages import Line, case_page, cohort_page, compared_lines, compared_page
 from monai_saliency.visualize.report.shown import show
 
 __all__ = ["try_report", "write_comparison", "write_report"]
@@ -25,8 +23,6 @@ __all__ = ["try_report", "write_comparison", "write_report"]
 logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
-_ASSETS = (*(f"assets/{name}" for name in ("report.css", "cohort.js", "case.js", "volume.js", "picture.js")),)
-_VENDORED = ("vendored/niivue.umd.js", "vendored/niivue.LICENSE")
 _MARK = re.compile(r'<meta name="made-of" content="([0-9a-f]*)">')
 
 
@@ -60,17 +56,15 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
     cohort = read_cohort(folder)
     report = folder / "report"
     with locked(report / ".lock"):
-        for name in (*_ASSETS, *_VENDORED):
-            _copy(_HERE / name, report / "assets" / Path(name).name)
+        _copy_assets(report)
         explained = [case for case in cohort.cases if case.rows]
+        around = [None, *explained, None]
         thumbnails: dict[str, Sequence[str]] = {}
         for place, case in enumerate(explained):
-            before = explained[place - 1] if place else None
-            after = explained[place + 1] if place + 1 < len(explained) else None
-            _write_case(report, case, cohort.scales, Neighbours(before, after))
-            found = sorted((report / "thumbnails").glob(f"{case.id}-[0-9]*.png"), key=_number)
-            thumbnails[case.case] = [f"thumbnails/{path.name}" for path in found]
-        _remove_others(report, cohort)
+            _write_case(report, case, cohort.scales, (around[place], around[place + 2]))
+            names = [f"thumbnails/{case.id}-{number}.png" for number in range(len(case.rows))]
+            thumbnails[case.case] = [name for name in names if (report / name).is_file()]
+        _remove_others(report, keep=explained)
         words = title or f"Saliency maps: {folder.resolve().name}"
         _write(report / "index.html", cohort_page(cohort, words, thumbnails))
     return report / "index.html"
@@ -79,8 +73,8 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
 def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, title: str | None = None) -> Path:
     """Make one report of several runs over one cohort, such as of several methods, seeds, checkpoints or fills.
 
-    Maps of the same case, class and channel stand beside each other, on one scale, with their difference and how far
-    they agree (:class:`~monai_saliency.metrics.MapAgreement`). Runs are compared with the first. Where scores or grids
+    The report shows maps of the same case, class and channel on one scale, with their difference and how far they
+    agree (:class:`~monai_saliency.metrics.MapAgreement`). Runs are compared with the first. Where scores or grids
     differ, and where only one run has a case, the page says so instead.
 
     Args:
@@ -112,20 +106,14 @@ def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, titl
     runs = Runs(folders)
     report = output_dir / "report"
     with locked(report / ".lock"):
-        for name in (*_ASSETS, *_VENDORED):
-            _copy(_HERE / name, report / "assets" / Path(name).name)
-        for old in [*(report / "cases").glob("*.html"), *(report / "thumbnails").glob("*.png")]:
-            old.unlink(missing_ok=True)
-        lines: list[Markup] = []
+        _copy_assets(report)
+        _remove_others(report, keep=())
+        lines: list[Line] = []
         for name in runs.cases:
             case = runs.case(name)
-            pictures = [] if case.shown is None else case.shown.thumbnails
-            for place, picture in enumerate(pictures):
-                with atomic_path(report / "thumbnails" / f"{case.files.id}-{place}.png", durable=False) as temporary:
-                    temporary.write_bytes(picture)
             if case.shown is not None:
-                further = [agreement_table(case)]
-                page = case_page(case.files, case.shown.data, "", Neighbours(None, None), further=further)
+                _write_thumbnails(report, case.files, case.shown.thumbnails)
+                page = case_page(case.files, case.shown.data, compared=case)
                 _write(report / "cases" / f"{case.files.id}.html", page)
             lines += compared_lines(case, len(runs.names) > 2)
         words = title or f"Saliency maps compared: {', '.join(runs.names)}"
@@ -148,7 +136,7 @@ def try_report(folder: str | Path) -> None:
     print(path, flush=True)
 
 
-def _write_case(report: Path, case: CaseFiles, scales: Mapping[str, float], near: Neighbours) -> None:
+def _write_case(report: Path, case: CaseFiles, scales: Mapping[str, float], near: Sequence[CaseFiles | None]) -> None:
     """Write the page of a case and its thumbnails, unless they are there."""
     path = report / "cases" / f"{case.id}.html"
     mark = _mark(case, scales, near)
@@ -162,26 +150,17 @@ def _write_case(report: Path, case: CaseFiles, scales: Mapping[str, float], near
     except ValueError as error:
         problem = str(error)
         logger.warning("case %s: its page shows no map: %s", case.case, problem)
-    for old in (report / "thumbnails").glob(f"{case.id}-[0-9]*.png"):
-        old.unlink(missing_ok=True)
-    for place, picture in enumerate(pictures):
-        with atomic_path(report / "thumbnails" / f"{case.id}-{place}.png", durable=False) as temporary:
-            temporary.write_bytes(picture)
+    _write_thumbnails(report, case, pictures)
     _write(path, case_page(case, data, problem, near, mark))
 
 
-def _mark(case: CaseFiles, scales: Mapping[str, float], near: Neighbours) -> str:
+def _mark(case: CaseFiles, scales: Mapping[str, float], near: Sequence[CaseFiles | None]) -> str:
     """What the page of a case is made of."""
-    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in case.files]
+    paths = [path for path in (case.kept_file, case.map_file, case.error_file) if path is not None]
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     rows = [dict(row) for row in (*case.rows, *case.regions)]
-    beside = [each.case if each is not None else None for each in near]
-    parts = [__version__, _code(), case.case, files, rows, dict(scales), beside]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def _code() -> list[int]:
-    """Of what makes pages, so that another version makes them anew."""
-    return [path.stat().st_size for path in sorted(_HERE.rglob("*.py"))]
+    names = [case.case, *(None if each is None else each.case for each in near)]
+    return hashlib.sha256(json.dumps([__version__, names, files, rows, dict(scales)]).encode()).hexdigest()[:32]
 
 
 def _mark_of(path: Path) -> str:
@@ -190,26 +169,28 @@ def _mark_of(path: Path) -> str:
     return found[1] if found else ""
 
 
-def _number(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
+def _write_thumbnails(report: Path, case: CaseFiles, pictures: Sequence[bytes]) -> None:
+    for old in (report / "thumbnails").glob(f"{case.id}-[0-9]*.png"):
+        old.unlink(missing_ok=True)
+    for place, picture in enumerate(pictures):
+        with atomic_path(report / "thumbnails" / f"{case.id}-{place}.png", durable=False) as temporary:
+            temporary.write_bytes(picture)
 
 
-def _remove_others(report: Path, cohort: Cohort) -> None:
-    """Remove pages and pictures of cases that the cohort has no more."""
-    ids = {case.id for case in cohort.cases if case.rows}
-    for path in (report / "cases").glob("*.html"):
-        if path.stem not in ids:
+def _remove_others(report: Path, keep: Collection[CaseFiles]) -> None:
+    """Remove the pages and pictures of all other cases."""
+    ids = {case.id for case in keep}
+    for path in [*(report / "cases").glob("*.html"), *(report / "thumbnails").glob("*.png")]:
+        if (path.stem if path.suffix == ".html" else path.stem.rpartition("-")[0]) not in ids:
             path.unlink(missing_ok=True)
-    for path in (report / "thumbnails").glob("*.png"):
-        if path.stem.rpartition("-")[0] not in ids:
-            path.unlink(missing_ok=True)
 
 
-def _copy(source: Path, target: Path) -> None:
-    if target.is_file() and target.read_bytes() == source.read_bytes():
-        return
-    with atomic_path(target, durable=False) as temporary:
-        shutil.copyfile(source, temporary)
+def _copy_assets(report: Path) -> None:
+    for source in [*(_HERE / "assets").iterdir(), *(_HERE / "vendored").glob("niivue.*")]:
+        target = report / "assets" / source.name
+        if not target.is_file() or target.read_bytes() != source.read_bytes():
+            with atomic_path(target, durable=False) as temporary:
+                shutil.copyfile(source, temporary)
 
 
 def _write(path: Path, text: str) -> None:

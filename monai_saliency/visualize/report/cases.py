@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from nibabel.spatialimages import SpatialImage
 
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import load_scan
@@ -17,68 +17,40 @@ from monai_saliency.storage.tables import REGION_COLUMNS, SUMMARY_COLUMNS, CaseT
 from monai_saliency.visualize.legend import Legend, rounded_up
 from monai_saliency.visualize.report.kept_scan import KeptScan, case_id, kept_path
 
-__all__ = ["CaseFiles", "Cohort", "MapFile", "Row", "class_words", "read_cohort"]
+__all__ = ["CaseFiles", "Cohort", "MapFile", "Row", "class_words", "number", "read_cohort"]
 
 logger = logging.getLogger(__name__)
 
 Row = Mapping[str, str]
 #: units of scores that are in [-1, 1]
 _OF_ONE = {"probability", "0 to 1", "-1 to 1"}
-_VOXELS_AT_ONCE = 2**27
 
 
-@dataclass(frozen=True)
 class MapFile:
-    """A file of maps, whose voxels are read when they are needed.
+    """A file of ``count`` maps, whose voxels are read when they are needed.
 
-    Attributes:
-        path: the file.
-        image: what nibabel makes of it.
-        count: how many maps it holds.
+    Raises:
+        ValueError: when it holds another number of maps, or cannot be read.
     """
 
-    path: Path
-    image: SpatialImage
-    count: int
-
-    @classmethod
-    def open(cls, path: Path, count: int) -> MapFile:
-        """Open a file.
-
-        Raises:
-            ValueError: when it holds another number of maps, or cannot be read.
-        """
+    def __init__(self, path: Path, count: int) -> None:
+        self.path, self.count = path, count
         try:
-            image = load_scan(path)
+            self._image = load_scan(path)
         except Exception as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
-        shape = image.shape[:-1] if count > 1 else image.shape
-        if len(shape) not in (2, 3) or (count > 1 and image.shape[-1] != count):
-            raise ValueError(f"{path} has shape {image.shape}, where summary.csv has {count} maps of 2D or 3D images")
-        return cls(path, image, count)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """``(*spatial)`` of a map."""
-        return self.image.shape[:-1] if self.count > 1 else self.image.shape
-
-    @property
-    def affine(self) -> np.ndarray:
-        """``(4, 4)``, from voxels to scanner mm."""
-        return np.asarray(self.image.affine, np.float64)
+        whole = self._image.shape
+        #: ``(*spatial)`` of a map
+        self.shape: tuple[int, ...] = whole[:-1] if count > 1 else whole
+        #: ``(4, 4)``, from voxels to scanner mm
+        self.affine = np.asarray(self._image.affine, np.float64)
+        if len(self.shape) not in (2, 3) or (count > 1 and whole[-1] != count):
+            raise ValueError(f"{path} has shape {whole}, where summary.csv has {count} maps of 2D or 3D images")
 
     def read(self, part: tuple[slice, ...] | None = None) -> np.ndarray:
-        """The maps ``(count, *spatial)``, float32, or a part of each.
-
-        Raises:
-            ValueError: when they cannot be read.
-        """
-        part = part or tuple(slice(None) for _ in self.shape)
+        """The maps ``(count, *spatial)``, float32, or a part of each; ValueError when they cannot be read."""
         try:
-            # A part alone is read in twice the time, and many classes of a large CT do not fit into the memory.
-            lazily = np.prod(self.image.shape) > _VOXELS_AT_ONCE
-            voxels = self.image.dataobj if lazily else np.asanyarray(self.image.dataobj, dtype=np.float32)
-            found = np.asarray(voxels[part if self.count == 1 else (*part, slice(None))], dtype=np.float32)
+            found = np.asarray(self._image.dataobj[... if part is None else part], dtype=np.float32)
         except Exception as error:
             raise ValueError(f"{self.path} cannot be read: {error}") from error
         return np.moveaxis(found, -1, 0) if self.count > 1 else found[None]
@@ -93,9 +65,8 @@ class CaseFiles:
         rows: of ``summary.csv``, one for each map.
         failure: its row of ``failures.csv``; None where it has a map.
         regions: its rows of ``regions.csv``.
-        kept_file: the scan that was kept for the report; None where there is none.
-        map_file: its maps; None where there are none.
-        error_file: their standard errors.
+        kept_file, map_file, error_file: the scan that was kept for the report, the maps, and their standard errors;
+            None where there are none.
     """
 
     case: str
@@ -111,47 +82,37 @@ class CaseFiles:
         """What its files are called."""
         return case_id(self.case)
 
-    @property
-    def files(self) -> list[Path]:
-        """All files that its page is made of."""
-        return [file for file in (self.kept_file, self.map_file, self.error_file) if file is not None]
-
     @cached_property
     def kept(self) -> KeptScan | None:
         """The scan that was kept; None where there is none of these maps."""
-        if self.kept_file is None:
-            return None
         try:
-            kept = KeptScan.load(self.kept_file)
+            return None if self.kept_file is None else KeptScan.load(self.kept_file)
         except ValueError as error:
             logger.warning("case %s: %s, so its page shows the maps alone", self.case, error)
             return None
-        return kept if self.map_file is None or kept.case == self.case else None
 
-    def legends(self, count: int) -> list[Legend]:
-        """What the colours of some maps mean, one legend each."""
-        if self.kept is not None and len(self.kept.legends) == count:
+    def open_maps(self) -> tuple[MapFile, MapFile | None]:
+        """The files of its maps and of their standard errors on the same grid.
+
+        Raises:
+            ValueError: when there are none, or when they cannot be read.
+        """
+        if self.map_file is None:
+            raise ValueError("its map is not in the folder any more")
+        maps = MapFile(self.map_file, len(self.rows))
+        errors = None if self.error_file is None else MapFile(self.error_file, len(self.rows))
+        return maps, errors if errors is not None and errors.shape == maps.shape else None
+
+    def legends(self) -> list[Legend]:
+        """What the colours of its maps mean, one legend each."""
+        if self.kept is not None and len(self.kept.legends) == len(self.rows):
             return self.kept.legends
-        found = []
-        for number in range(count):
-            row = self.rows[number] if number < len(self.rows) else {}
-            sizes = [abs(float(row[name])) for name in ("peak_saliency", "lowest_saliency") if row.get(name)]
-            is_known = row.get("unit") in _OF_ONE
-            quantity = row.get("quantity")
-            words = f"saliency ({quantity})" if quantity else Legend.words
-            noise = float(row.get("noise") or 0)
-            found.append(Legend(1.0 if is_known else rounded_up(max(sizes, default=0.0)), None, words, noise=noise))
-        return found
+        return [_legend(row) for row in self.rows]
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """What an output folder holds.
-
-    Attributes:
-        folder: the folder.
-        cases: of ``summary.csv`` and ``failures.csv``, sorted by name.
-    """
+    """What an output folder holds: the cases of ``summary.csv`` and ``failures.csv``, sorted by name."""
 
     folder: Path
     cases: Sequence[CaseFiles] = field(default_factory=list)
@@ -161,44 +122,36 @@ class Cohort:
         """The largest value of the colours, by what the values are: one for the whole cohort."""
         found: dict[str, float] = {}
         for case in self.cases:
-            for legend in case.legends(len(case.rows)):
+            for legend in case.legends():
                 found[legend.words] = max(found.get(legend.words, 0.0), legend.scale)
         return found
 
 
 def read_cohort(folder: str | Path) -> Cohort:
-    """Find what an output folder holds. What lies outside of it, also behind a link or ``..``, is not read.
-
-    Args:
-        folder: of a run of our bundle or of the overlay.
+    """Find what the output folder of a run holds. What lies outside of it, also behind a link or ``..``, is not read.
 
     Raises:
         ValueError: when it is not such a folder.
     """
     folder = Path(folder)
     summary = _table(folder, "summary.csv", SUMMARY_COLUMNS)
-    failures = {row["case"]: row for row in _table(folder, "failures.csv", Failures.COLUMNS)}
+    failures = _table(folder, "failures.csv", Failures.COLUMNS)
+    regions = _table(folder, "regions.csv", REGION_COLUMNS)
     if not summary and not failures:
         raise ValueError(
             f"{folder} holds neither a summary.csv nor a failures.csv with cases: give the output folder of a run"
         )
-    rows: dict[str, list[Row]] = {}
-    for row in summary:
-        rows.setdefault(row["case"], []).append(row)
-    regions: dict[str, list[Row]] = {}
-    for row in _table(folder, "regions.csv", REGION_COLUMNS):
-        regions.setdefault(row["case"], []).append(row)
     cases = []
-    for case in sorted({*rows, *failures}):
-        if case not in rows:
-            cases.append(CaseFiles(case, failure=failures[case]))
+    for name in sorted({*summary, *failures}):
+        failure = failures[name][-1] if name in failures else None
+        if name not in summary:
+            cases.append(CaseFiles(name, failure=failure))
             continue
-        kept = _inside(folder, kept_path(folder, case))
-        found = CaseFiles(case, rows[case], failures.get(case), regions.get(case, ()), kept)
-        key = "saliency" if found.kept is None else found.kept.key
+        case = CaseFiles(name, kept_file=_inside(folder, kept_path(folder, name)))
+        key = "saliency" if case.kept is None else case.kept.key
         error = "standard_error" if key == "saliency" else f"{key}_standard_error"
-        maps, errors = (_inside(folder, folder / f"{case}_{name}.nii.gz") for name in (key, error))
-        cases.append(CaseFiles(case, rows[case], failures.get(case), regions.get(case, ()), kept, maps, errors))
+        maps, errors = (_inside(folder, folder / f"{name}_{ending}.nii.gz") for ending in (key, error))
+        cases.append(CaseFiles(name, summary[name], failure, regions.get(name, ()), case.kept_file, maps, errors))
     return Cohort(folder, cases)
 
 
@@ -210,9 +163,32 @@ def class_words(row: Row) -> str:
     return f"{row['run']}: {words}" if row.get("run") else words
 
 
-def _table(folder: Path, name: str, columns: Sequence[str]) -> list[dict[str, str]]:
+def number(text: Any, digits: int = 3) -> str:
+    """A number from a table in a few digits, such as ``"0.974"`` for ``"0.97354239"``; other text as it is."""
+    try:
+        value = float(text) + 0.0  # no minus before zero
+    except ValueError:
+        return str(text)
+    if abs(value) >= 10**digits and abs(value) < 1e9:
+        return f"{value:.0f}"
+    return f"{value:.{digits}g}"
+
+
+def _legend(row: Row) -> Legend:
+    """The legend of a map of which only its row is known."""
+    sizes = [abs(float(row[name])) for name in ("peak_saliency", "lowest_saliency") if row.get(name)]
+    scale = 1.0 if row.get("unit") in _OF_ONE else rounded_up(max(sizes, default=0.0))
+    words = f"saliency ({row['quantity']})" if row.get("quantity") else Legend.words
+    return Legend(scale, None, words, noise=float(row.get("noise") or 0))
+
+
+def _table(folder: Path, name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
+    """The rows of a table by their case."""
     path = _inside(folder, folder / name)
-    return [] if path is None else CaseTable(path, columns=columns).read()
+    found: dict[str, list[Row]] = {}
+    for row in [] if path is None else CaseTable(path, columns=columns).read():
+        found.setdefault(row["case"], []).append(row)
+    return found
 
 
 def _inside(folder: Path, path: Path) -> Path | None:

@@ -1,8 +1,9 @@
-"""Several runs over one cohort, case by case: what their maps are beside each other, and how far they agree."""
+"""Several runs over one cohort, case by case: their maps, the differences of these, and how far they agree."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,8 +25,7 @@ class Compared:
     Attributes:
         words: which map, such as ``"class 1"``; empty where a run has none of this case.
         run: the name of the other run.
-        first: its row of the first run's ``summary.csv``; None where that run has no such map.
-        second: its row of the other run's.
+        first, second: its rows of ``summary.csv`` in both runs; None where a run has no such map.
         agreement: how far the maps agree; None where they cannot be compared.
         problem: why they cannot be compared, or why there is no difference map.
     """
@@ -54,12 +54,17 @@ class ComparedCase:
     lines: Sequence[Compared]
     shown: Shown | None = None
 
+    def places(self, line: Compared) -> list[int]:
+        """Which of the shown maps are a line's: the first run's, the other's, and their difference."""
+        names = [] if self.shown is None else [each["name"] for each in self.shown.data["maps"]]
+        wanted = [f"{self.first}: {line.words}"] * (line.first is not None)
+        wanted += [f"{line.run}: {line.words}"] * (line.second is not None)
+        wanted += [f"{line.words}: {line.run} minus {self.first}"]
+        return [names.index(each) for each in wanted if each in names]
+
 
 class Runs:
     """The output folders of several runs over one cohort. Runs are compared with the first of them.
-
-    Args:
-        folders: two or more output folders.
 
     Raises:
         ValueError: when there are fewer than two folders, when one is given twice, or when one holds no table of cases.
@@ -81,51 +86,32 @@ class Runs:
 
     def case(self, name: str) -> ComparedCase:
         """Compare the maps of one case."""
-        found = [cases.get(name) for cases in self._cases]
-        named = [(run, each) for run, each in zip(self.names, found, strict=True) if each is not None]
-        rows = [{**row, "run": run} for run, each in named for row in each.rows]
-        regions = [{**row, "run": run} for run, each in named for row in each.regions]
-        files = CaseFiles(name, rows, regions=regions)
-        opened: list[_Maps | str] = [
-            _opened(each, run, scales=self.scales) for run, each in zip(self.names, found, strict=True)
-        ]
-        first, *others = opened
+        found = [(run, cases.get(name)) for run, cases in zip(self.names, self._cases, strict=True)]
+        rows = [{**row, "run": run} for run, each in found if each is not None for row in each.rows]
+        regions = [{**row, "run": run} for run, each in found if each is not None for row in each.regions]
+        first, *others = (_opened(case, run) for run, case in found)
         lines: list[Compared] = []
-        layers: list[tuple[str, Layer]] = []
-        beside: list[_Maps] = []
+        together: list[_Maps] = []
         for run, other in zip(self.names[1:], others, strict=True):
-            if isinstance(first, str) or isinstance(other, str):
-                problem = "; ".join(each for each in (first, other) if isinstance(each, str))
+            problem = "; ".join(each for each in (first, other) if isinstance(each, str))
+            if isinstance(first, _Maps) and isinstance(other, _Maps):
+                problem = first.other_scan(other)
+                together += [other] * (not problem)
+            if problem:
                 lines.append(Compared("", run, problem=problem))
-            elif reason := first.other_scan(other):
-                lines.append(Compared("", run, problem=reason))
-            else:
-                beside.append(other)
-        if isinstance(first, str) or not beside:
-            return ComparedCase(self.names[0], files, lines)
-        together = [first, *beside]
-        kept, has_scan = _kept(name, together)
-        for each in together:
-            layers += each.layers(kept)
-        for other in beside:
-            for line, difference in first.against(other):
+        if isinstance(first, str) or not together:
+            return ComparedCase(self.names[0], CaseFiles(name, rows, regions=regions), lines)
+        kept, has_scan = _kept(name, [first, *together])
+        layers = [layer for each in (first, *together) for layer in each.layers(kept)]
+        for other in together:
+            for line, difference, legend in first.against(other, self.scales):
                 lines.append(line)
-                if difference is not None:
-                    layers.append((f"{line.words}: {other.run} minus {first.run}", difference.shown(kept)))
-        shown_rows = [row for row in rows if row["run"] in {each.run for each in together}]
-        files = replace(files, rows=shown_rows)
+                if legend is not None:
+                    layer = Layer.of(difference[kept.part], None, legend)
+                    layers.append((f"{line.words}: {other.run} minus {first.run}", layer))
+        names = {each.run for each in (first, *together)}
+        files = CaseFiles(name, [row for row in rows if row["run"] in names], regions=regions)
         return ComparedCase(self.names[0], files, lines, laid_out(name, kept, has_scan, layers, self.scales))
-
-
-@dataclass(frozen=True)
-class _Difference:
-    """The difference of two maps ``(*spatial)``, and what its colours mean."""
-
-    values: np.ndarray
-    legend: Legend
-
-    def shown(self, kept: KeptScan) -> Layer:
-        return Layer.of(self.values[kept.part], None, self.legend)
 
 
 @dataclass(frozen=True)
@@ -138,7 +124,6 @@ class _Maps:
     values: np.ndarray
     errors: np.ndarray | None
     legends: Sequence[Legend]
-    scales: Mapping[str, float]
 
     def other_scan(self, other: _Maps) -> str:
         """Why the voxels of two runs are not the same places of one scan; empty where they are."""
@@ -159,49 +144,53 @@ class _Maps:
         return ""
 
     def layers(self, kept: KeptScan) -> list[tuple[str, Layer]]:
-        errors = [None] * len(self.values) if self.errors is None else [each[kept.part] for each in self.errors]
-        values = [each[kept.part] for each in self.values]
-        made = [Layer.of(*each) for each in zip(values, errors, self.legends, strict=True)]
-        return [(f"{self.run}: {class_words(row)}", layer) for row, layer in zip(self.case.rows, made, strict=True)]
-
-    def against(self, other: _Maps) -> list[tuple[Compared, _Difference | None]]:
-        """Each map beside the other run's of the same class and channel."""
-        ours, theirs = ({class_words(row): i for i, row in enumerate(each.case.rows)} for each in (self, other))
-        found: list[tuple[Compared, _Difference | None]] = []
-        for words in dict.fromkeys([*ours, *theirs]):
-            if words in ours and words in theirs:
-                found.append(self._pair(words, other, ours[words], theirs[words]))
-                continue
-            run, rows = (self.run, self.case.rows) if words in ours else (other.run, other.case.rows)
-            line = Compared(words, other.run, problem=f"only {run} explains {words}")
-            row = rows[(ours if words in ours else theirs)[words]]
-            found.append((replace(line, first=row) if words in ours else replace(line, second=row), None))
+        found = []
+        for place, row in enumerate(self.case.rows):
+            error = None if self.errors is None else self.errors[place][kept.part]
+            layer = Layer.of(self.values[place][kept.part], error, self.legends[place])
+            found.append((f"{self.run}: {class_words(row)}", layer))
         return found
 
-    def _pair(self, words: str, other: _Maps, i: int, j: int) -> tuple[Compared, _Difference | None]:
-        first, second = self.case.rows[i], other.case.rows[j]
-        line = Compared(words, other.run, first, second)
+    def against(self, other: _Maps, scales: dict[str, float]) -> list[tuple[Compared, np.ndarray, Legend | None]]:
+        """Each map against the other run's of the same class and channel: the difference, and what its colours mean."""
+        ours, theirs = ({class_words(row): i for i, row in enumerate(each.case.rows)} for each in (self, other))
+        found: list[tuple[Compared, np.ndarray, Legend | None]] = []
+        for words in dict.fromkeys([*ours, *theirs]):
+            first = self.case.rows[ours[words]] if words in ours else None
+            second = other.case.rows[theirs[words]] if words in theirs else None
+            line = Compared(words, other.run, first, second)
+            if first is None or second is None:
+                problem = f"only {self.run if second is None else other.run} explains {words}"
+                found.append((replace(line, problem=problem), self.values, None))
+            else:
+                found.append(self._pair(line, other, ours[words], theirs[words], scales))
+        return found
+
+    def _pair(
+        self, line: Compared, other: _Maps, i: int, j: int, scales: dict[str, float]
+    ) -> tuple[Compared, np.ndarray, Legend | None]:
+        difference = other.values[j] - self.values[i]
         for key in ("quantity", "unit"):
-            if first.get(key, "") != second.get(key, ""):
+            first, second = ((row or {}).get(key, "") for row in (line.first, line.second))
+            if first != second:
                 problem = (
-                    f"the scores differ: {self.run} explains the {key} {first.get(key) or 'unknown'!r}, {other.run} "
-                    f"{second.get(key) or 'unknown'!r}, so their maps are not compared"
+                    f"the scores differ: {self.run} explains the {key} {first or 'unknown'!r}, {other.run} "
+                    f"{second or 'unknown'!r}, so their maps are not compared"
                 )
-                return replace(line, problem=problem), None
+                return replace(line, problem=problem), difference, None
         try:
             agreement = map_agreement(self.values[i], other.values[j], self.file.affine)
         except ValueError as error:
-            return replace(line, problem=f"the maps cannot be compared: {error}"), None
+            return replace(line, problem=f"the maps cannot be compared: {error}"), difference, None
         ours, theirs = self.legends[i], other.legends[j]
         if ours.words != theirs.words or ours.in_score_unit != theirs.in_score_unit:
             problem = f"no difference map: one map is {ours.words!r}, the other {theirs.words!r}"
-            return replace(line, agreement=replace(agreement, difference=float("nan")), problem=problem), None
-        scale = self.scales.get(ours.words, max(ours.scale, theirs.scale))
-        legend = replace(
-            ours, scale=scale, words=f"difference, {other.run} minus {self.run}: {ours.words}", signed=True, noise=0.0
-        )
-        difference = other.values[j].astype(np.float32) - self.values[i].astype(np.float32)
-        return replace(line, agreement=agreement), _Difference(difference, legend)
+            agreement = replace(agreement, difference=math.nan)
+            return replace(line, agreement=agreement, problem=problem), difference, None
+        scale = scales.get(ours.words, max(ours.scale, theirs.scale))
+        words = f"difference, {other.run} minus {self.run}: {ours.words}"
+        legend = replace(ours, scale=scale, words=words, signed=True, noise=0.0)
+        return replace(line, agreement=agreement), difference, legend
 
 
 def run_names(folders: Sequence[str | Path]) -> list[str]:
@@ -209,11 +198,6 @@ def run_names(folders: Sequence[str | Path]) -> list[str]:
 
     Raises:
         ValueError: when there are fewer than two folders, or when one is given twice.
-
-    Example::
-
-        >>> run_names(["rise/eval", "windows/eval"]), run_names(["out/a", "out/b"])
-        (['rise/eval', 'windows/eval'], ['a', 'b'])
     """
     if len(folders) < 2:
         raise ValueError(f"a comparison needs the output folders of two runs or more, got {len(folders)}")
@@ -226,7 +210,7 @@ def run_names(folders: Sequence[str | Path]) -> list[str]:
     return [Path(*path.parts[-length:]).as_posix() for path in paths]
 
 
-def _opened(case: CaseFiles | None, run: str, scales: Mapping[str, float]) -> _Maps | str:
+def _opened(case: CaseFiles | None, run: str) -> _Maps | str:
     """The maps of a case in a run, or why there are none."""
     if case is None:
         return f"not in {run}"
@@ -234,13 +218,9 @@ def _opened(case: CaseFiles | None, run: str, scales: Mapping[str, float]) -> _M
         return f"failed in {run}: {case.failure.get('error', '') if case.failure is not None else ''}"
     if case.map_file is None:
         return f"its map is not in the folder of {run} any more"
-    count = len(case.rows)
     try:
-        file = MapFile.open(case.map_file, count)
-        errors = None if case.error_file is None else MapFile.open(case.error_file, count)
-        same = errors is not None and errors.shape == file.shape
-        legends = case.legends(count)
-        return _Maps(run, case, file, file.read(), errors.read() if errors and same else None, legends, scales)
+        file, errors = case.open_maps()
+        return _Maps(run, case, file, file.read(), None if errors is None else errors.read(), case.legends())
     except ValueError as error:
         return f"{run}: {error}"
 

@@ -1,16 +1,17 @@
-"""The insertion and deletion curves of a map, drawn into its case's page."""
+"""The insertion and deletion curves of a map, for its case's page."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
-from monai_saliency.visualize.report.cases import Row, class_words
-from monai_saliency.visualize.report.markup import Markup, element, number
+import numpy as np
 
-__all__ = ["curve_figures"]
+from monai_saliency.visualize.report.cases import Row, class_words, number
+
+__all__ = ["curve_charts"]
 
 #: of a curve: its heading, and what its horizontal axis counts
 _KINDS = {
@@ -25,85 +26,68 @@ _LINES = {
     "blurred": ("map, blurred", "#238b45", "4 3"),
     "": ("this map", "#e31a1c", ""),
 }
-# The drawing, in pixels: where its axes begin and end, and where the names of its lines stand.
-_WIDTH, _HEIGHT = 560, 260
+# Where the axes of the drawing in curves.html begin and end, in pixels, and about how many steps the score's has.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 370, 12, 208
-_NAMES = 386
-# About so many steps along the score's axis.
 _STEPS = 4
 
 
-def curve_figures(rows: Sequence[Row]) -> list[Markup]:
-    """The curves of a case's maps; nothing for maps without them, as of runs without ``--trust true``.
-
-    Args:
-        rows: of ``summary.csv``, one for each map. ``trust_curves`` is what
-            :class:`~monai_saliency.handlers.trust.Trust` has written: for each kind and each of the map and its
-            controls the shares of voxels and the scores.
-    """
+def curve_charts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The curves of a case's maps, for ``curves.html``; only maps of ``--trust true`` have them."""
     found = []
     for row in rows:
-        curves = _read(row.get("trust_curves", ""))
-        drawn = [_figure(kind, lines, row) for kind, lines in curves.items()]
-        if drawn:
-            heading = element("h2", f"Insertion and deletion: {class_words(row)}")
-            found.append(element("article", heading, *drawn, class_="curves"))
+        figures = [_figure(kind, lines, row) for kind, lines in _read(row.get("trust_curves", "")).items()]
+        if figures:
+            found.append({"words": class_words(row), "figures": figures})
     return found
 
 
-_Line = tuple[list[float], list[float]]
-
-
-def _read(text: Any) -> dict[str, dict[str, _Line]]:
-    """The curves of a cell that anybody may have written: those that can be drawn."""
+def _read(text: Any) -> dict[str, dict[str, np.ndarray]]:
+    """The shares of voxels and scores ``(2, n)`` of each kind and line, of a cell that anybody may have written."""
     try:
         given = json.loads(text)
     except (TypeError, ValueError, RecursionError):
         return {}
-    found: dict[str, dict[str, _Line]] = {}
+    found: dict[str, dict[str, np.ndarray]] = {}
     for kind in _KINDS:
-        lines = given.get(kind) if isinstance(given, dict) else None
         for name in _LINES:
-            if isinstance(lines, dict) and _is_line(line := lines.get(name)):
-                found.setdefault(kind, {})[name] = (line[0], line[1])
+            try:
+                line = np.asarray(given[kind][name], np.float64)
+            except (KeyError, TypeError, ValueError):
+                continue
+            is_line = line.ndim == 2 and len(line) == 2 and line.shape[1] > 1 and np.isfinite(line).all()
+            if is_line and line[0].min() >= 0 and line[0].max() <= 1:
+                found.setdefault(kind, {})[name] = line
     return found
 
 
-def _is_line(line: Any) -> TypeGuard[list[list[float]]]:
-    if not (isinstance(line, list) and len(line) == 2 and all(isinstance(each, list) for each in line)):
-        return False
-    numbers = [*line[0], *line[1]]
-    are_numbers = all(isinstance(each, (int, float)) and math.isfinite(each) for each in numbers)
-    return are_numbers and len(line[0]) == len(line[1]) > 1 and all(0 <= each <= 1 for each in line[0])
-
-
-def _figure(kind: str, lines: Mapping[str, _Line], row: Row) -> Markup:
+def _figure(kind: str, lines: Mapping[str, np.ndarray], row: Row) -> dict[str, Any]:
     heading, across = _KINDS[kind]
-    scores = [score for _, each in lines.values() for score in each]
-    ticks = _ticks(min(scores), max(scores))
-    low, high = ticks[0], ticks[-1]
+    scores = np.concatenate([score for _, score in lines.values()])
+    ticks = _ticks(scores.min(), scores.max())
 
-    def place(share: float, score: float) -> tuple[float, float]:
-        return _LEFT + (_RIGHT - _LEFT) * share, _BOTTOM - (_BOTTOM - _TOP) * (score - low) / (high - low)
+    def height(score: Any) -> Any:
+        return np.round(_BOTTOM - (_BOTTOM - _TOP) * (score - ticks[0]) / (ticks[-1] - ticks[0]), 1)
 
-    drawn = _axes(across, row.get("quantity", "") or "score", ticks)
+    drawn = []
     for order, (name, (words, colour, dashes)) in enumerate(_LINES.items()):
         if name not in lines:
             continue
-        points = " ".join("{:.1f},{:.1f}".format(*place(*each)) for each in zip(*lines[name], strict=True))
-        style = {"stroke": colour, "stroke-width": 3 if not name else 1.5, "stroke-dasharray": dashes or None}
-        drawn.append(element("polyline", points=points, fill="none", **style))
-        y = _TOP + 26 + 22 * (len(_LINES) - 1 - order)
-        drawn.append(element("line", x1=_NAMES, x2=_NAMES + 26, y1=y - 4, y2=y - 4, **style))
+        shares, values = lines[name]
+        places = zip(_LEFT + (_RIGHT - _LEFT) * shares, height(values), strict=True)
         area = number(row.get(f"trust_{kind}_{name}".rstrip("_"), ""))
-        drawn.append(_text(_NAMES + 32, y, f"{words}  {area}".rstrip()))
-    drawn.append(_text(_NAMES, _TOP + 6, "area under the curve", class_="quiet"))
-    size = f"0 0 {_WIDTH} {_HEIGHT}"
-    return element(
-        "figure",
-        element("figcaption", heading),
-        element("svg", *drawn, viewBox=size, role="img", aria_label=heading),
-    )
+        drawn.append(
+            {
+                "words": f"{words}  {area}".rstrip(),
+                "colour": colour,
+                "dashes": dashes,
+                "width": 1.5 if name else 3,
+                "points": " ".join(f"{x:.1f},{y:.1f}" for x, y in places),
+                "y": _TOP + 26 + 22 * (len(_LINES) - 1 - order),
+            }
+        )
+    up = row.get("quantity", "") or "score"
+    marks = [(height(tick), number(tick)) for tick in ticks]
+    return {"heading": heading, "across": across, "up": up, "ticks": marks, "lines": drawn}
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -114,21 +98,3 @@ def _ticks(low: float, high: float) -> list[float]:
     step = next(power * each for each in (1, 2, 2.5, 5, 10) if power * each >= (high - low) / _STEPS * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [step * each for each in range(first, last + 1)]
-
-
-def _axes(across: str, up: str, ticks: Sequence[float]) -> list[Markup]:
-    drawn = []
-    for order, tick in enumerate(ticks):
-        y = _BOTTOM - (_BOTTOM - _TOP) * order / (len(ticks) - 1)
-        drawn.append(element("line", x1=_LEFT, x2=_RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="grid"))
-        drawn.append(_text(_LEFT - 6, y + 4, number(tick), text_anchor="end"))
-    for share in (0, 25, 50, 75, 100):
-        drawn.append(_text(_LEFT + (_RIGHT - _LEFT) * share / 100, _BOTTOM + 18, f"{share}", text_anchor="middle"))
-    middle = (_TOP + _BOTTOM) / 2
-    drawn.append(_text((_LEFT + _RIGHT) / 2, _BOTTOM + 40, across, text_anchor="middle"))
-    drawn.append(_text(14, middle, up, text_anchor="middle", transform=f"rotate(-90 14 {middle})"))
-    return drawn
-
-
-def _text(x: float, y: float, words: str, **attributes: Any) -> Markup:
-    return element("text", words, x=f"{x:.1f}", y=f"{y:.1f}", **attributes)

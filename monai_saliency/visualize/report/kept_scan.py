@@ -1,8 +1,7 @@
-"""What a report shows under a case's maps, kept in the output folder: the scan as far as it is seen, and its label.
+"""The part of a scan that a report shows, kept in ``views/`` below the output folder with its label.
 
-A report reads nothing outside of the output folder, and the scans lie elsewhere. So a run that makes a report keeps of
-each scan, in ``views/`` below its output folder, the part with the head or body in it, in at most two million voxels
-and in about a thousand values. Where voxels are left out, the others keep their values and places.
+It is the part with the head or body, in at most two million voxels and in about a thousand values. Where voxels are
+left out, the others keep their values and places.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ from monai_saliency.visualize.legend import Legend
 __all__ = ["KeptScan", "case_id", "kept_path", "rounded_step"]
 
 _VERSION = 1
+# The fields that are kept as text; the others are arrays and legends.
+_WORDS = ("case", "key", "step", "low", "shape", "start", "stride", "rows_down")
 # Voxels of all that a case's page holds: the scan, its maps and their standard errors.
 _VALUES = 8_000_000
 _VOXELS = (500_000, 2_000_000)
@@ -93,7 +94,7 @@ class KeptScan:
         layers: int | None = None,
         rows_down: bool = False,
     ) -> KeptScan:
-        """Keep what is seen of a scan.
+        """Keep the part of a scan that is shown.
 
         Args:
             case: the name of the case.
@@ -103,14 +104,8 @@ class KeptScan:
             legends: what the colours of each map mean.
             label: ``(*spatial)``, whole numbers.
             key: the ending of the maps' files.
-            layers: how many volumes the page holds beside the scan; K by default.
+            layers: how many volumes the page holds in addition to the scan; K by default.
             rows_down: whether the second axis of a 2D image counts downwards.
-
-        Example::
-
-            >>> kept = KeptScan.of("ct_7", np.arange(60.0).reshape(3, 4, 5), np.zeros((1, 3, 4, 5)), np.eye(4), [])
-            >>> float(kept.values[2, 3, 4]), kept.start
-            (59.0, (0, 0, 0))
         """
         shape = maps.shape[1:]
         low, high = _range(scan)
@@ -135,23 +130,9 @@ class KeptScan:
         return cls(case, key, codes, step, zero, *places, [*legends], kept, rows_down)
 
     def save(self, folder: str | Path) -> None:
-        """Write it below an output folder.
-
-        Raises:
-            OutputError: when the file cannot be written.
-        """
-        words = {
-            "version": _VERSION,
-            "case": self.case,
-            "key": self.key,
-            "step": self.step,
-            "low": self.low,
-            "shape": self.shape,
-            "start": self.start,
-            "stride": self.stride,
-            "legends": [asdict(legend) for legend in self.legends],
-            "rows_down": self.rows_down,
-        }
+        """Write it below an output folder; OutputError when the file cannot be written."""
+        words = {name: getattr(self, name) for name in _WORDS}
+        words |= {"version": _VERSION, "legends": [asdict(legend) for legend in self.legends]}
         text = np.frombuffer(json.dumps(words).encode(), np.uint8)
         arrays = {"codes": self.codes, "affine": self.affine, "words": text}
         arrays |= {} if self.label is None else {"label": self.label}
@@ -160,11 +141,7 @@ class KeptScan:
 
     @classmethod
     def load(cls, path: Path) -> KeptScan:
-        """Read a file that :meth:`save` wrote.
-
-        Raises:
-            ValueError: when it is not such a file.
-        """
+        """Read a file that :meth:`save` wrote; ValueError when it is not such a file."""
         try:
             with np.load(path, allow_pickle=False) as found:
                 words = json.loads(found["words"].tobytes())
@@ -181,13 +158,7 @@ class KeptScan:
 
 
 def case_id(case: str) -> str:
-    """What the files of a case are called in a report: readable, safe in a path, and another one for each case.
-
-    Example::
-
-        >>> case_id("imagesTs/brain 1")
-        'imagesTs-brain-1-6b6bd4c5'
-    """
+    """What the files of a case are called in a report: readable, safe in a path, and another name for each case."""
     number = hashlib.sha256(case.encode(errors="surrogateescape")).hexdigest()[:8]
     return f"{re.sub('[^A-Za-z0-9_]+', '-', case)[-60:].strip('-')}-{number}".lstrip("-")
 
@@ -198,13 +169,7 @@ def kept_path(folder: str | Path, case: str) -> Path:
 
 
 def rounded_step(size: float) -> float:
-    """The largest of 1, 2 and 5 times a power of ten that is at most a number; 1 for 0.
-
-    Example::
-
-        >>> rounded_step(0.0037), rounded_step(1)
-        (0.002, 1.0)
-    """
+    """The largest of 1, 2 and 5 times a power of ten that is at most a number; 1 for 0."""
     if not size > 0:
         return 1.0
     power = math.floor(math.log10(size) + 1e-9)
@@ -219,20 +184,15 @@ def _range(scan: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _box(*parts: np.ndarray) -> list[tuple[int, int]]:
-    """The box of some masks ``(*spatial)``, all of the image where the first is empty.
-
-    Specks of the first are left out, none of the others.
-    """
-    body, *whole = parts
+def _box(body: np.ndarray, coloured: np.ndarray) -> list[tuple[int, int]]:
+    """The box of two masks ``(*spatial)`` without specks of the first; all of the image where the first is empty."""
     if not body.any():
         return [(0, size) for size in body.shape]
     found = []
     for axis, size in enumerate(body.shape):
         others = tuple(other for other in range(body.ndim) if other != axis)
         in_plane = body.sum(axis=others) > _IN_PLANE * body.size / size
-        for each in whole:
-            in_plane |= each.any(axis=others)
+        in_plane |= coloured.any(axis=others)
         planes = np.flatnonzero(in_plane)
         found.append((max(planes[0] - _MARGIN, 0), min(planes[-1] + 1 + _MARGIN, size)) if planes.size else (0, size))
     return [(int(a), int(b)) for a, b in found]
@@ -254,12 +214,9 @@ def _lattice(
 
 
 def _codes(scan: np.ndarray, width: float, colours: bool) -> tuple[float, float, np.ndarray]:
-    """A scan as whole numbers: the step between them, the value of 0, and they.
+    """A scan as whole numbers: the step between them, the value of code 0, and the codes.
 
-    Args:
-        scan: the values.
-        width: of the range where almost all are.
-        colours: whether the last axis holds red, green and blue, which become bytes.
+    ``width`` is the range where almost all values are. Colours become bytes.
     """
     finite = np.isfinite(scan)
     low, high = float(np.min(scan, where=finite, initial=np.inf)), float(np.max(scan, where=finite, initial=-np.inf))

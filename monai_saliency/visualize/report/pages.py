@@ -1,22 +1,23 @@
-"""The pages of a report: the cohort's, and one for each case."""
+"""The pages of a report: the first one, of a cohort or of several runs, and one for each case."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, class_words
-from monai_saliency.visualize.report.curves import curve_figures
-from monai_saliency.visualize.report.markup import Markup, element, number, page, table
+from monai_saliency.visualize.report.cases import CaseFiles, Cohort, Row, class_words, number
+from monai_saliency.visualize.report.comparison import Compared, ComparedCase, Runs
+from monai_saliency.visualize.report.curves import curve_charts
 
-__all__ = ["Neighbours", "case_page", "cohort_page"]
+__all__ = ["case_page", "cohort_page", "compared_lines", "compared_page", "rendered"]
 
-_MOST_BARS, _MOST_SCORES = 40, 4
 _YES = {"True": "yes", "False": "no"}
-_SIDES = {"True": ("inside",), "False": ("outside",)}
+_SIDES = {"True": " inside", "False": " outside"}
 
 
 class _Column(NamedTuple):
@@ -53,131 +54,169 @@ _COLUMNS = (
     _Column("trust_insertion", "Insertion", "area under the insertion curve, in the score's unit; higher is better"),
     _Column("trust_deletion", "Deletion", "area under the deletion curve, in the score's unit; lower is better"),
 )
+#: of an agreement: its attribute, its heading, and what it is
+_FIGURES = (
+    ("pearson", "Pearson", "correlation of the values of all voxels; 1 where one map is the other one scaled"),
+    ("spearman", "Spearman", "correlation of the ranks of all voxels"),
+    ("overlap", "Top 5 % shared", "share of the first run's highest voxels that are among the other's highest"),
+    ("peak_distance", "Peaks apart (mm)", "distance of the peaks in the scanner"),
+    ("difference", "Largest difference", "of a voxel, in the score's unit"),
+)
 
 
-class Neighbours(NamedTuple):
-    """The cases before and after one; None at the ends."""
-
-    before: CaseFiles | None
-    after: CaseFiles | None
+class _Cell(NamedTuple):
+    text: str
+    attributes: Mapping[str, Any] = {}
 
 
-def cohort_page(cohort: Cohort, title: str, thumbnails: Mapping[str, Sequence[str]], mark: str = "") -> str:
-    """The page of a cohort.
+class Line(NamedTuple):
+    """A row of the first page: cells, and a problem in the place of further ones."""
 
-    Args:
-        cohort: its cases.
-        title: of the page.
-        thumbnails: the addresses of the pictures of each case's maps, by the case's name.
-        mark: what it was made of.
-    """
-    rows = [(case, row) for case in cohort.cases for row in case.rows]
-    shown = [column for column in _COLUMNS if any(_cell(row, column.name) for _, row in rows)]
-    if all(
-        row.get("forwards") == number(row.get("predictions", ""), 9) for _, row in rows
-    ):  # nothing is cut in patches
-        shown = [column for column in shown if column.name != "predictions"]
-    heads = [("case", "Case", "")] + [(each.name, each.heading, each.words) for each in shown]
-    heading = [element("th", element("span", "Map", class_="quiet"), class_="picture")]
-    heading += [
-        element("th", element("button", words, title=tip or None, type="button"), aria_sort="none", data_column=name)
-        for name, words, tip in heads
-    ]
-    body: list[Markup] = []
-    for case in cohort.cases:
-        body += _map_lines(case, shown, thumbnails.get(case.case, ()))
-        if case.failure is not None:
-            body.append(_failure_line(case, case.failure, len(shown)))
-    classes = sorted({class_words(row) for _, row in rows})
-    failed = sum(case.failure is not None for case in cohort.cases)
-    content = [
-        element("header", element("h1", title), element("p", _figures(cohort, failed), class_="figures")),
-        _filters(classes, failed),
-        element(
-            "div",
-            element("table", element("thead", element("tr", *heading)), element("tbody", *body), id="cases"),
-            class_="wide",
-        ),
-        element("p", _explanation(cohort), class_="quiet note"),
-    ]
-    return page(title, *content, styles=("assets/report.css",), scripts=("assets/cohort.js",), mark=mark)
+    case: str
+    kinds: str
+    words: str | None = None
+    address: str = ""
+    pictures: Sequence[str] = ()
+    cells: Sequence[_Cell] = ()
+    problem: str = ""
+    stage: str = ""
 
 
-def _figures(cohort: Cohort, failed: int) -> str:
-    explained = sum(bool(case.rows) for case in cohort.cases)
+@functools.cache
+def _environment() -> Any:
+    import jinja2  # which `import monai_saliency` need not wait for
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    found.filters |= {"number": number, "class_words": class_words}
+    return found
+
+
+def rendered(template: str, **words: Any) -> str:
+    """A page by a template of ``templates/``, which escapes all that it is given."""
+    # Bytes of a file name that are not UTF-8 have no character.
+    return _environment().get_template(template).render(words).encode(errors="replace").decode()
+
+
+# The first page. ------------------------------------------------------------------------------------------------------
+
+
+def cohort_page(cohort: Cohort, title: str, thumbnails: Mapping[str, Sequence[str]]) -> str:
+    """The page of a cohort; ``thumbnails`` are the addresses of the pictures of each case's maps, by its name."""
     rows = [row for case in cohort.cases for row in case.rows]
-    words = [f"{explained} case{'s' * (explained != 1)} explained", f"{failed} failed"]
-    inside = [row["peak_in_label"] == "True" for row in rows if row.get("peak_in_label")]
-    if inside:
-        words.append(f"{sum(inside)} of {len(inside)} peaks in the label")
-    seconds = [float(case.rows[0]["seconds"]) for case in cohort.cases if case.rows and case.rows[0].get("seconds")]
-    if seconds and np.isfinite(seconds).any():
-        words.append(f"{np.nansum(seconds):,.0f} s of explaining")
-    return " · ".join(words)
-
-
-def _filters(classes: Sequence[str], failed: int) -> Markup:
+    shown = [column for column in _COLUMNS if any(_text(row, column.name) for row in rows)]
+    if all(row.get("forwards") == number(row.get("predictions", ""), 9) for row in rows):  # nothing is cut in patches
+        shown = [column for column in shown if column.name != "predictions"]
+    lines: list[Line] = []
+    for case in cohort.cases:
+        lines += _map_lines(case, shown, thumbnails.get(case.case, ()))
+        if case.failure is not None:
+            stage, error = (case.failure.get(name) or "unknown" for name in ("stage", "error"))
+            lines.append(Line(case.case, "failed", problem=error, stage=stage))
+    failed = sum(case.failure is not None for case in cohort.cases)
     kinds = [("", "all cases"), ("explained", "explained"), ("failed", f"failed ({failed})")]
     kinds += [("outside", "peak outside the label"), ("inside", "peak in the label"), ("chance", "may be chance")]
-    options = [element("option", words, value=value) for value, words in kinds]
-    of = [element("option", "all classes", value="")] + [element("option", each, value=each) for each in classes]
-    return element(
-        "form",
-        element("label", "Search ", element("input", type="search", id="search", placeholder="case, class or error")),
-        element("label", "Show ", element("select", *options, id="kind")),
-        element("label", "Class ", element("select", *of, id="class")),
-        element("output", "", id="count"),
-        class_="filters",
+    note = (
+        "Warm colours support the score, cold colours speak against it; one scale for the whole cohort "
+        f"({_scale_words(cohort.scales)}). Colours grow with the square root of the value. What lies below a hundredth "
+        "of the scale, or within two standard errors of zero, is not coloured."
+    )
+    return _index(
+        title=title,
+        figures=_figures(cohort, failed),
+        kinds=kinds,
+        heads=[("case", "Case", ""), *((each.name, each.heading, each.words) for each in shown)],
+        lines=lines,
+        note=note,
+        picture_heading="Map",
     )
 
 
-def _map_lines(case: CaseFiles, columns: Sequence[_Column], thumbnails: Sequence[str]) -> list[Markup]:
+def compared_page(runs: Runs, lines: Sequence[Line], title: str) -> str:
+    """The page of several runs, with the lines of all cases."""
+    first, *others = runs.names
+    second = others[0] if len(others) == 1 else "other run"
+    heads = [("case", "Case", ""), ("map", "Map", "the class or output channel that the maps are of")]
+    heads += [("run", "Other run", f"the run that is compared with {first}")] * (len(others) > 1)
+    for name, words, hint in (
+        ("score", "Score", "of the unperturbed image"),
+        ("peak", "Peak", "the map's highest value, in the score's unit"),
+    ):
+        heads += [(f"{name}_{i}", f"{words}: {run}", hint) for i, run in enumerate((first, second))]
+    compared = sum(line.kinds == "compared" for line in lines)
+    figures = [f"{name}: {len(cohort.cases)} cases" for name, cohort in zip(runs.names, runs.cohorts, strict=True)]
+    note = (
+        f"Runs are compared with {first}. Correlations and overlap are of all voxels of the scan; the highest are "
+        f"5 % of them, as far as they are positive. One scale for all runs and their differences "
+        f"({_scale_words(runs.scales)})."
+    )
+    return _index(
+        title=title,
+        compared=True,
+        figures=[*figures, f"{compared} pairs of maps compared", f"{len(lines) - compared} not"],
+        kinds=[("", "all rows"), ("compared", "compared"), ("refused", "not compared")],
+        heads=[*heads, *_FIGURES],
+        lines=lines,
+        note=note,
+        picture_heading=f"{first} · {second} · difference",
+    )
+
+
+def compared_lines(case: ComparedCase, has_run: bool) -> list[Line]:
+    """A row for each map that a run shares with the first, or that it does not; ``has_run``: the other run is named."""
+    return [_pair_line(case, line, has_run) for line in case.lines]
+
+
+def _index(lines: Sequence[Line], **words: Any) -> str:
+    classes = sorted({line.words for line in lines if line.words})
+    return rendered("index.html", assets="assets", scripts=["cohort.js"], lines=lines, classes=classes, **words)
+
+
+def _scale_words(scales: Mapping[str, float]) -> str:
+    return "; ".join(f"{words}: up to {scale:g}" for words, scale in scales.items())
+
+
+def _figures(cohort: Cohort, failed: int) -> list[str]:
+    explained = [case for case in cohort.cases if case.rows]
+    words = [f"{len(explained)} case{'s' * (len(explained) != 1)} explained", f"{failed} failed"]
+    inside = [row["peak_in_label"] == "True" for case in explained for row in case.rows if row.get("peak_in_label")]
+    if inside:
+        words.append(f"{sum(inside)} of {len(inside)} peaks in the label")
+    seconds = [float(case.rows[0]["seconds"]) for case in explained if case.rows[0].get("seconds")]
+    if np.isfinite(seconds).any():
+        words.append(f"{np.nansum(seconds):,.0f} s of explaining")
+    return words
+
+
+def _map_lines(case: CaseFiles, columns: Sequence[_Column], thumbnails: Sequence[str]) -> list[Line]:
     lines = []
     for place, row in enumerate(case.rows):
         address = f"cases/{case.id}.html" + (f"#map={place}" if place else "")
-        picture: Any = ""
-        if place < len(thumbnails):
-            picture = element("a", element("img", src=thumbnails[place], alt="", loading="lazy"), href=address)
-        cells = [element("td", picture, class_="picture"), element("td", element("a", case.case, href=address))]
-        for column in columns:
-            text = _cell(row, column.name)
-            cells.append(_table_cell(text, column))
-        kinds = ["explained", *_SIDES.get(row.get("peak_in_label", ""), ())]
-        kinds += ["chance"] * _may_be_chance(row)
-        lines.append(element("tr", *cells, data_kind=" ".join(kinds), data_class=class_words(row)))
+        kinds = "explained" + _SIDES.get(row.get("peak_in_label", ""), "") + " chance" * _may_be_chance(row)
+        cells = [_summary_cell(_text(row, column.name), column) for column in columns]
+        lines.append(Line(case.case, kinds, class_words(row), address, thumbnails[place : place + 1], cells))
     return lines
 
 
-def _table_cell(text: str, column: _Column) -> Markup:
-    if column.name in ("explained", "prediction", "place"):
-        return element("td", text, class_="number" if column.name == "place" else None)
-    if text in ("True", "False"):
-        return element("td", _YES[text], data_value=int(text == "True"))
-    return element("td", number(text, column.digits), class_="number", data_value=text, title=text or None)
+def _summary_cell(text: str, column: _Column) -> _Cell:
+    if column.name in ("explained", "prediction"):
+        return _Cell(text)
+    if column.name == "place":
+        return _Cell(text, {"class": "number"})
+    if text in _YES:
+        return _Cell(_YES[text], {"data-value": int(text == "True")})
+    return _number_cell(text, digits=column.digits)
 
 
-def _failure_line(case: CaseFiles, failure: Row, columns: int) -> Markup:
-    words = element("strong", f"failed ({failure.get('stage', '')}): ")
-    return element(
-        "tr",
-        element("td", class_="picture"),
-        element("td", case.case),
-        element("td", element("p", words, failure.get("error", "")), colspan=max(columns, 1), class_="error"),
-        class_="failure",
-        data_kind="failed",
-    )
+def _number_cell(value: Any, hint: str = "", digits: int = 3) -> _Cell:
+    """A number in a few digits, sorted by all of them; ``hint`` is why there is none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return _Cell("-", {"class": "number", "title": hint or "a map is flat, so there is nothing to compare"})
+    whole = str(value) or None
+    return _Cell(number(value, digits), {"class": "number", "data-value": whole, "title": whole})
 
 
-def _explanation(cohort: Cohort) -> str:
-    scales = "; ".join(f"{words}: up to {scale:g}" for words, scale in cohort.scales.items())
-    return (
-        f"Warm colours support the score, cold colours speak against it; one scale for the whole cohort ({scales}). "
-        "Colours grow with the square root of the value. What lies below a hundredth of the scale, or within two "
-        "standard errors of zero, is not coloured."
-    )
-
-
-def _cell(row: Row, name: str) -> str:
+def _text(row: Row, name: str) -> str:
     if name == "explained":
         return class_words(row)
     if name == "place":
@@ -194,173 +233,93 @@ def _may_be_chance(row: Row) -> bool:
     return largest <= 5 * float(row["noise"])
 
 
+def _pair_line(case: ComparedCase, line: Compared, has_run: bool) -> Line:
+    address, pictures = "", []
+    if case.shown is not None and line.words:
+        places = case.places(line)
+        address = f"cases/{case.files.id}.html#map={places[-1] if places else 0}"
+        count = len(case.shown.thumbnails)
+        pictures = [f"thumbnails/{case.files.id}-{place}.png" for place in places if place < count]
+    cells = [_Cell(line.words), *[_Cell(line.run)] * has_run]
+    for key in ("score", "peak_saliency"):
+        cells += [_number_cell(row.get(key, "") if row else "") for row in (line.first, line.second)]
+    if line.agreement is None:
+        return Line(case.files.case, "refused", line.words, address, pictures, cells, line.problem)
+    cells += _agreement_cells(line)
+    return Line(case.files.case, "compared", line.words, address, pictures, cells)
+
+
+def _agreement_cells(line: Compared) -> list[_Cell]:
+    return [_number_cell(getattr(line.agreement, key), line.problem) for key, *_ in _FIGURES]
+
+
+# A case's page. -------------------------------------------------------------------------------------------------------
+
+
 def case_page(
     case: CaseFiles,
-    data: dict[str, Any] | None,
-    problem: str,
-    near: Neighbours,
+    data: Mapping[str, Any] | None,
+    problem: str = "",
+    near: Sequence[CaseFiles | None] = (None, None),
     mark: str = "",
-    further: Sequence[Markup] = (),
+    compared: ComparedCase | None = None,
 ) -> str:
     """The page of a case.
 
-    Args:
-        case: the case.
-        data: what its viewer shows; None where nothing can be shown.
-        problem: why nothing can be shown.
-        near: the cases before and after it.
-        mark: what it was made of.
-        further: what stands before the figures of its maps.
+    Its viewer shows ``data``, or ``problem`` where that is None. ``near`` are the cases before and after it, ``mark``
+    is what it was made of, and ``compared`` is the case in several runs.
     """
-    links = [element("a", "← cohort", href="../index.html")]
-    for each, words in ((near.before, "previous"), (near.after, "next")):
-        if each is not None:
-            links.append(element("a", words, href=f"{each.id}.html", title=each.case, class_=words))
-    head = element("header", element("nav", *links), element("h1", case.case), element("p", _said(case)), class_="case")
+    scripts = ["niivue.umd.js", "volume.js"] if data is not None and len(data["shape"]) == 3 else ["picture.js"]
     is_photograph = data is not None and bool(data["rowsDown"])
-    known = [*(_facts(row, is_photograph) for row in case.rows), *curve_figures(case.rows), *_bars(case.regions)]
-    facts = element("section", *further, *known, class_="facts")
-    scripts: tuple[str, ...] = ()
-    viewer = element("p", f"Nothing can be shown of this case: {problem}", class_="error")
-    if data is not None:
-        is_volume = len(data["shape"]) == 3
-        scripts = (*(("niivue.umd.js", "volume.js") if is_volume else ("picture.js",)), "case.js")
-        viewer = element("main", _stage(is_volume), _controls(data), class_="viewer")
-    return page(
-        case.case,
-        head,
-        viewer,
-        facts,
-        data=data,
-        styles=("../assets/report.css",),
-        scripts=tuple(f"../assets/{name}" for name in scripts),
+    return rendered(
+        "case.html",
+        title=case.case,
+        assets="../assets",
+        scripts=[] if data is None else [*scripts, "case.js"],
         mark=mark,
+        before=near[0],
+        after=near[1],
+        rows=case.rows,
+        data=data,
+        problem=problem,
+        thinned=1 if data is None else math.prod(data["stride"]),
+        agreement=None if compared is None else _agreement(compared),
+        known=[(class_words(row), _facts(row, is_photograph)) for row in case.rows],
+        curves=curve_charts(case.rows),
+        charts=_charts(case.regions),
     )
 
 
-def _said(case: CaseFiles) -> str:
-    """What the network says of a case, and how much of it is explained."""
-    row = case.rows[0]
-    words = [f"predicted {row['prediction']}"] if row.get("prediction") else []
-    if words and row.get("probability"):
-        words[0] += f" ({number(row['probability'])})"
-    words += [f"{class_words(each)} scores {number(each.get('score', ''))}" for each in case.rows[:_MOST_SCORES]]
-    return " · ".join(words) + " · ..." * (len(case.rows) > _MOST_SCORES)
+def _agreement(case: ComparedCase) -> dict[str, Any]:
+    """How far a case's maps agree."""
+    lines = [(line, _agreement_cells(line) if line.agreement else []) for line in case.lines]
+    return {"first": case.first, "heads": _FIGURES, "lines": lines}
 
 
-def _stage(is_volume: bool) -> Markup:
-    canvas = element("canvas", id="stage", tabindex="0", aria_label="the scan with its map")
-    over = [] if is_volume else [element("div", id="across"), element("div", id="down")]
-    return element("div", canvas, *over, id="frame", class_="volume" if is_volume else "flat")
-
-
-def _slider(name: str, words: str) -> Markup:
-    return element(
-        "label",
-        element("span", words),
-        element("input", type="range", id=name, min=0, max=1000, value=0),
-        element("output", "", id=f"{name}-value"),
-        class_="slider",
-    )
-
-
-def _controls(data: dict[str, Any]) -> Markup:
-    is_volume = len(data["shape"]) == 3
-    maps = [element("option", each["name"], value=f"{i}") for i, each in enumerate(data["maps"])]
-    maps += [
-        element("option", f"standard error of {each['name']}", value=f"{i}e")
-        for i, each in enumerate(data["maps"])
-        if each["error"] is not None
-    ]
-    planes = ("x", "sagittal (x)"), ("y", "coronal (y)"), ("z", "axial (z)")
-    scan = [
-        element("label", element("span", "Window"), element("select", id="window"), class_="choice"),
-        _slider("level", "Level"),
-        _slider("width", "Width"),
-    ]
-    has_errors = any(each["error"] is not None for each in data["maps"])
-    label = element("label", element("input", type="checkbox", id="outline", checked=True), " outline of the label")
-    chance = element("label", element("input", type="checkbox", id="chance", checked=True), " hide what may be chance")
-    return element(
-        "aside",
-        element("label", element("span", "Map"), element("select", *maps, id="map"), class_="choice"),
-        element("canvas", id="bar", width=560, height=64),
-        element("p", "", id="words", class_="quiet"),
-        element("h2", "At the crosshair"),
-        element("table", element("tbody", id="readout"), class_="readout"),
-        element("h2", "Colours"),
-        element("label", element("span", "Scale"), element("select", id="scale"), class_="choice"),
-        _slider("opacity", "Opacity"),
-        _slider("threshold", "Threshold"),
-        element("div", *([chance] if has_errors else []), *([label] if data["label"] else []), class_="checks"),
-        *([element("h2", "Slices"), *(_slider(name, words) for name, words in planes)] if is_volume else []),
-        *([element("h2", "Scan"), *scan] if data["gray"] else []),
-        element("p", _small_print(data), class_="quiet"),
-    )
-
-
-def _small_print(data: dict[str, Any]) -> str:
-    words = ["Drag to move the crosshair; turn the rendering with the mouse."] if len(data["shape"]) == 3 else []
-    if data["scan"] is None:
-        words.append("The scan was not kept in this folder (report: false), so the map is shown alone.")
-    elif data["step"] != 1:
-        words.append(f"Scan values are shown to ±{data['step'] / 2:.2g}, map values to a thousandth of the largest.")
-    if max(data["stride"]) > 1:
-        words.append(
-            f"One of {math.prod(data['stride'])} voxels is shown, to keep the page small; the NIfTI file has all."
-        )
-    return " ".join(words)
-
-
-def _facts(row: Row, is_photograph: bool) -> Markup:
-    known = [(f"{each.heading}", number(_cell(row, each.name), max(each.digits, 4))) for each in _COLUMNS]
+def _facts(row: Row, is_photograph: bool) -> list[tuple[str, str]]:
+    facts = [(each.heading, number(_text(row, each.name), max(each.digits, 4))) for each in _COLUMNS]
     if is_photograph:  # it lies in no scanner
         pixel = ", ".join(number(row.get(f"peak_{axis}_mm", ""), 6) for axis in "xy")
-        known = [("Peak at pixel", pixel) if "(mm)" in name and value else (name, value) for name, value in known]
-    facts = [(name, value) for name, value in known if value]
+        facts = [("Peak at pixel", pixel) if "(mm)" in name and value else (name, value) for name, value in facts]
+    facts = [(name, value) for name, value in facts if value]
     facts[3:3] = [("Score is", row.get("quantity", "")), ("Unit", row.get("unit", ""))]
     facts += [("Noise", number(row.get("noise", ""))), ("Stopped", row.get("stopped", ""))]
     facts += [("Not measured", row.get("trust_problem", "")), ("Settings", row.get("settings", ""))]
-    facts = [(name, _YES.get(value, value)) for name, value in facts]
-    return element("article", element("h2", class_words(row)), table(facts, class_="known"))
+    return [(name, _YES.get(value, value)) for name, value in facts]
 
 
-def _bars(regions: Sequence[Row]) -> list[Markup]:
-    """A bar chart for each map of regions, the largest contributions first."""
-    charts = []
-    groups: dict[str, list[Row]] = {}
+def _charts(regions: Sequence[Row]) -> list[tuple[str, list[tuple[float, Row]], float]]:
+    """A bar chart for each map of regions: its words, the values, the largest contributions first, and the largest."""
+    groups: dict[str, list[tuple[float, Row]]] = {}
     for row in regions:
-        groups.setdefault(class_words(row), []).append(row)
-    for words, rows in groups.items():
-        ordered = sorted(rows, key=lambda row: -abs(_float(row.get("saliency", ""))))
-        largest = max((abs(_float(row.get("saliency", ""))) for row in ordered), default=0.0) or 1.0
-        lines = [_bar(row, largest) for row in ordered[:_MOST_BARS]]
-        more = len(ordered) - len(lines)
-        rest = [element("p", f"and {more} smaller ones, see regions.csv", class_="quiet")] if more else []
-        chart = element("table", *lines, class_="bars")
-        charts.append(element("article", element("h2", f"Regions: {words}"), chart, *rest, class_="chart"))
-    return charts
-
-
-def _bar(row: Row, largest: float) -> Markup:
-    value = _float(row.get("saliency", ""))
-    share = 50 * abs(value) / largest
-    left = 50 if value >= 0 else 50 - share
-    bar = element("span", class_="warm" if value >= 0 else "cold", style=f"left:{left:.2f}%;width:{share:.2f}%")
-    name = row.get("name") or f"region {row.get('region', '')}"
-    volume = f"{number(row['volume_ml'])} ml" if row.get("volume_ml") else ""
-    return element(
-        "tr",
-        element("th", name),
-        element("td", bar, class_="bar"),
-        element("td", number(row.get("saliency", "")), class_="number"),
-        element("td", volume, class_="number quiet"),
-    )
+        value = _float(row.get("saliency", ""))
+        groups.setdefault(class_words(row), []).append((value if math.isfinite(value) else 0.0, row))
+    ordered = {words: sorted(rows, key=lambda each: -abs(each[0])) for words, rows in groups.items()}
+    return [(words, rows, abs(rows[0][0]) or 1.0) for words, rows in ordered.items()]
 
 
 def _float(text: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
         return 0.0
-    return value if np.isfinite(value) else 0.0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,60 +13,77 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from monai_saliency.metrics.peak import peak_voxel
-from monai_saliency.visualize.colours import COLD, WARM, blended
-from monai_saliency.visualize.legend import TIMES_ERROR, Legend, rounded_up
-from monai_saliency.visualize.report.cases import CaseFiles, MapFile, class_words
+from monai_saliency.visualize.colours import COLD, WARM, blended, coloured_voxels, focus_voxel, gray_window
+from monai_saliency.visualize.legend import Legend, rounded_up
+from monai_saliency.visualize.report.cases import CaseFiles, class_words
 from monai_saliency.visualize.report.kept_scan import KeptScan
-from monai_saliency.visualize.report.volumes import embedded, encoded, png
 
-__all__ = ["Layer", "Shown", "laid_out", "show"]
+__all__ = ["Layer", "Shown", "encoded", "laid_out", "show"]
 
 _THUMBNAIL = 112  # rows of pixels
 _MOST_THUMBNAILS = 12
+_LEVELS = 1000
 #: below this a CT has air, above that bone
 _AIR, _BONE = -900, 200
+_OFFSET = 352  # of the voxels in a NIfTI file with one empty extension
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of a case.
-
-    Attributes:
-        data: for the page's script, see ``assets/case.js``.
-        thumbnails: PNG files, one for each of the first maps.
-    """
+    """What is shown of a case: the data of ``assets/case.js``, and PNG files, one for each of the first maps."""
 
     data: dict[str, Any]
     thumbnails: list[bytes]
 
 
-def show(case: CaseFiles, scales: Mapping[str, float]) -> Shown:
-    """What is shown of a case.
+@dataclass(frozen=True)
+class Layer:
+    """One map in the voxels that are shown: all arrays are ``(*spatial)``, and ``focus`` is looked at first."""
 
-    Args:
-        case: a case with maps.
-        scales: the largest value of the colours, by what the values are.
+    values: np.ndarray
+    error: np.ndarray | None
+    coloured: np.ndarray
+    focus: tuple[int, ...]
+    legend: Legend
+
+    @classmethod
+    def of(cls, saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> Layer:
+        values = np.nan_to_num(saliency, posinf=0, neginf=0)
+        part = None if error is None else np.nan_to_num(error, posinf=0, neginf=0)
+        coloured = coloured_voxels(values, part, legend)
+        return cls(values, part, coloured, focus_voxel(values, coloured), legend)
+
+    def data(self, kept: KeptScan, scale: float, name: str) -> dict[str, Any]:
+        """What the page's script reads of it."""
+        error, legend = self.error, self.legend
+        return {
+            "name": name,
+            "words": legend.words,
+            "volume": _embedded(kept, *encoded(self.values)),
+            "error": None if error is None else _embedded(kept, *encoded(error)),
+            "scale": scale,
+            "own": rounded_up(float(np.abs(self.values).max(initial=0))),
+            "ownError": 1 if error is None else rounded_up(float(error.max(initial=0))),
+            "floor": min(legend.floor(error is not None), scale),
+            "signed": legend.signed,
+            "focus": list(self.focus),
+        }
+
+
+def show(case: CaseFiles, scales: Mapping[str, float]) -> Shown:
+    """What is shown of a case with maps; ``scales`` are the largest value of the colours, by what the values are.
 
     Raises:
         ValueError: when its maps cannot be read.
     """
-    if case.map_file is None:
-        raise ValueError("its map is not in the folder any more")
-    count = len(case.rows)
-    file = MapFile.open(case.map_file, count)
-    beside = None if case.error_file is None else MapFile.open(case.error_file, count)
-    if beside is not None and beside.shape != file.shape:
-        beside = None
-    legends = case.legends(count)
-    kept = case.kept
+    file, beside = case.open_maps()
+    legends, kept = case.legends(), case.kept
     has_scan = kept is not None and kept.lies_on(file.shape, file.affine)
     if kept is None or not has_scan:
-        layers, nothing = count * (1 if beside is None else 2), np.zeros(file.shape, np.float32)
+        layers, nothing = file.count * (1 if beside is None else 2), np.zeros(file.shape, np.float32)
         kept = KeptScan.of(case.case, nothing, file.read(), file.affine, legends, layers=layers)
-    maps = file.read(kept.part)
-    errors = [None] * count if beside is None else beside.read(kept.part)
-    shown = [Layer.of(*each) for each in zip(maps, errors, legends, strict=True)]
+    errors = [None] * file.count if beside is None else beside.read(kept.part)
+    shown = [Layer.of(*each) for each in zip(file.read(kept.part), errors, legends, strict=True)]
     return laid_out(case.case, kept, has_scan, [*zip(map(class_words, case.rows), shown, strict=True)], scales)
 
 
@@ -78,77 +99,66 @@ def laid_out(
         layers: for each map its name and its shown voxels.
         scales: the largest value of the colours, by what the values are.
     """
+    window = gray_window(kept.values) if has_scan else (0.0, 1.0)
+    chosen = [scales.get(layer.legend.words, layer.legend.scale) for _, layer in layers]
     data = _place(kept) | {
         "case": case,
-        "scan": embedded(kept.codes, _lattice_affine(kept), kept.step, kept.low) if has_scan else None,
-        "window": list(_window(kept.values)) if has_scan else [0, 1],
+        "scan": _embedded(kept, kept.codes, kept.step, kept.low) if has_scan else None,
+        "window": list(map(float, window)),
         "gray": has_scan and kept.codes.ndim == len(kept.shape),
         "hounsfield": has_scan and _is_ct(kept),
-        "label": None if kept.label is None else embedded(kept.label, _lattice_affine(kept)),
-        "maps": [layer.data(kept, scales.get(layer.legend.words, layer.legend.scale), name) for name, layer in layers],
+        "label": None if kept.label is None else _embedded(kept, kept.label),
+        "maps": [layer.data(kept, scale, name) for (name, layer), scale in zip(layers, chosen, strict=True)],
         "colours": {"cold": COLD, "warm": WARM},
     }
-    thumbnails = [
-        png(_thumbnail(kept, layer, scales.get(layer.legend.words, layer.legend.scale), has_scan))
-        for _, layer in layers[:_MOST_THUMBNAILS]
-    ]
-    return Shown(data, thumbnails)
+    gray = (kept.values - window[0]) / (window[1] - window[0])
+    drawn = list(zip(layers, chosen, strict=True))[:_MOST_THUMBNAILS]
+    return Shown(data, [_png(_thumbnail(kept, gray, layer, scale)) for (_, layer), scale in drawn])
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One map in the voxels that are shown.
+def encoded(saliency: np.ndarray) -> tuple[np.ndarray, float]:
+    """A map as whole numbers in int16, and the step between them: a thousandth of its largest absolute value.
 
-    Attributes:
-        values: the map ``(*spatial)``.
-        error: its standard error, of the same shape; None where there is none.
-        coloured: which voxels are coloured, of the same shape.
-        focus: the voxel that is looked at first: the peak, or where that is not coloured the strongest that is,
-            or where nothing is the middle.
-        legend: what its colours mean.
+    Zero stays zero, and so do values that are not finite.
     """
-
-    values: np.ndarray
-    error: np.ndarray | None
-    coloured: np.ndarray
-    focus: tuple[int, ...]
-    legend: Legend
-
-    @classmethod
-    def of(cls, saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> Layer:
-        values = np.nan_to_num(saliency, posinf=0, neginf=0)
-        part = None if error is None else np.nan_to_num(error, posinf=0, neginf=0)
-        size = np.abs(values)
-        coloured = (size >= legend.floor(part is not None)) & (size > 0)
-        if part is not None:
-            coloured &= size >= TIMES_ERROR * part
-        focus = peak_voxel(values)
-        if coloured.any() and not coloured[focus]:
-            focus = peak_voxel(np.where(coloured, size, 0))
-        if not coloured.any():
-            focus = tuple(count // 2 for count in size.shape)
-        return cls(values, part, coloured, focus, legend)
-
-    def data(self, kept: KeptScan, scale: float, name: str) -> dict[str, Any]:
-        """What the page's script reads of it."""
-        affine, legend = _lattice_affine(kept), self.legend
-        has_error = self.error is not None
-        return {
-            "name": name,
-            "words": legend.words,
-            "volume": embedded(*_with(encoded(self.values), affine)),
-            "error": embedded(*_with(encoded(self.error), affine)) if self.error is not None else None,
-            "scale": scale,
-            "own": rounded_up(float(np.abs(self.values).max(initial=0))),
-            "ownError": rounded_up(float(self.error.max(initial=0))) if self.error is not None else 1,
-            "floor": min(legend.floor(has_error), scale),
-            "signed": legend.signed,
-            "focus": list(self.focus),
-        }
+    finite = np.nan_to_num(saliency, posinf=0, neginf=0).astype(np.float64)
+    largest = float(np.abs(finite).max(initial=0))
+    # In the precision of the NIfTI header.
+    step = float(np.float32(largest / _LEVELS if largest > 0 else 1.0))
+    return np.rint(finite / step).astype(np.int16), step
 
 
-def _with(codes: tuple[np.ndarray, float], affine: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    return codes[0], affine, codes[1]
+def _embedded(kept: KeptScan, codes: np.ndarray, step: float = 1.0, low: float = 0.0) -> str:
+    """A volume of codes, uint8 or int16, as the base64 of a packed NIfTI file: its values are ``low + step * code``."""
+    dims = len(kept.shape)
+    move = np.eye(4)
+    move[range(dims), range(dims)] = kept.stride
+    move[range(dims), 3] = kept.start
+    header = nib.Nifti1Header()
+    header.set_data_dtype(codes.dtype)
+    header.set_data_shape(codes.shape)
+    header.set_sform(kept.affine @ move, code=1)
+    header.set_qform(kept.affine @ move, code=1, strip_shears=True)
+    header.set_xyzt_units("mm")
+    header["scl_slope"], header["scl_inter"] = step, low
+    header["vox_offset"], header["magic"] = _OFFSET, b"n+1"
+    voxels = header.binaryblock + bytes(_OFFSET - len(header.binaryblock)) + codes.tobytes(order="F")
+    return base64.b64encode(gzip.compress(voxels, 6, mtime=0)).decode()
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    """Pixels ``(rows, columns, 3)`` in uint8 as a PNG file: a report needs no package for pictures."""
+    rows, columns = pixels.shape[:2]
+    lines = np.concatenate([np.zeros((rows, 1), np.uint8), pixels.reshape(rows, -1)], axis=1)
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(lines.tobytes(), 9)),
+        (b"IEND", b""),
+    )
+    chunks = [
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def _place(kept: KeptScan) -> dict[str, Any]:
@@ -170,51 +180,29 @@ def _place(kept: KeptScan) -> dict[str, Any]:
     }
 
 
-def _lattice_affine(kept: KeptScan) -> np.ndarray:
-    """The affine ``(4, 4)`` of the shown voxels."""
-    dims = len(kept.shape)
-    move = np.eye(4)
-    move[range(dims), range(dims)] = kept.stride
-    move[range(dims), 3] = kept.start
-    return kept.affine @ move
-
-
-def _window(values: np.ndarray) -> tuple[float, float]:
-    """The values that are black and white at first, as in the pictures."""
-    low, high = np.percentile(values, [0.5, 99.9])
-    return float(low), float(max(high, low + 1e-6))
-
-
 def _is_ct(kept: KeptScan) -> bool:
-    """Whether the values are those of a CT: from air to bone, in whole numbers."""
+    """Whether the values are a CT's: from air to bone, in whole numbers."""
     values = kept.values
     is_wide = values.min() <= _AIR and np.percentile(values, 99.9) >= _BONE
     return bool(len(kept.shape) == 3 and kept.step >= 1 and is_wide)
 
 
-def _thumbnail(kept: KeptScan, layer: Layer, scale: float, has_scan: bool) -> np.ndarray:
+def _thumbnail(kept: KeptScan, gray: np.ndarray, layer: Layer, scale: float) -> np.ndarray:
     """The plane through the focus, ``(rows, columns, 3)``: axial, from the feet's side up, or the 2D image."""
-    low, high = _window(kept.values) if has_scan else (0.0, 1.0)
-    parts: list[np.ndarray] = [(kept.values - low) / (high - low), layer.values, layer.coloured]
+    parts = [gray, layer.values, layer.coloured]
     sizes = np.linalg.norm(kept.affine[:3, : len(kept.shape)], axis=0) * kept.stride
     if len(kept.shape) == 3:
         turn = nib.io_orientation(kept.affine)
-        parts = [nib.apply_orientation(part, turn).take(_turned(layer.focus, turn, part.shape)[2], 2) for part in parts]
+        axis = int(np.flatnonzero(turn[:, 0] == 2)[0])
+        place = slice(layer.focus[axis], layer.focus[axis] + 1)
+        cut = tuple(place if other == axis else slice(None) for other in range(3))
+        parts = [nib.apply_orientation(part[cut], turn)[:, :, 0] for part in parts]
         sizes = np.array([sizes[np.flatnonzero(turn[:, 0] == axis)[0]] for axis in (0, 1)])
     # Columns to the right, rows down.
     parts = [np.swapaxes(part, 0, 1)[:: 1 if kept.rows_down else -1] for part in parts]
     rows, columns = parts[0].shape[:2]
-    height = _THUMBNAIL
-    width = max(1, min(2 * height, round(height * columns * sizes[0] / (rows * sizes[1]))))
-    row = np.minimum(np.arange(height) * rows // height, rows - 1)
+    width = max(1, min(2 * _THUMBNAIL, round(_THUMBNAIL * columns * sizes[0] / (rows * sizes[1]))))
+    row = np.minimum(np.arange(_THUMBNAIL) * rows // _THUMBNAIL, rows - 1)
     column = np.minimum(np.arange(width) * columns // width, columns - 1)
     scan, values, coloured = (part[row][:, column] for part in parts)
     return blended(scan, values, coloured, scale)
-
-
-def _turned(voxel: tuple[int, ...], turn: np.ndarray, shape: tuple[int, ...]) -> list[int]:
-    """A voxel's place once axes are reordered and turned."""
-    found = [0] * len(voxel)
-    for axis, (to, direction) in enumerate(turn):
-        found[int(to)] = voxel[axis] if direction > 0 else shape[axis] - 1 - voxel[axis]
-    return found
