@@ -62,8 +62,6 @@ class SlidingRadialMasks(Masks):
     """
 
     shorter = "a larger radius or stride, for a coarser map"
-    #: whether ellipsoids that hide the whole image from every centre are refused
-    must_fit = True
 
     def __init__(
         self,
@@ -120,7 +118,7 @@ class _BoundSlidingRadialMasks(BoundMasks):
         self.radii = tuple(map(float, radii))
         self.sigmas = tuple(map(float, sigmas))
         strides = tuple(max(1, round(each)) for each in strides)
-        if masks.must_fit and sum(((n - 1) / r) ** 2 for n, r in zip(shape, self.radii, strict=True)) < 1:
+        if sum(((n - 1) / r) ** 2 for n, r in zip(shape, self.radii, strict=True)) < 1:
             raise ValueError(
                 f"`radius` {self.radii}, in voxels, hides the whole image of spatial shape {shape} from every centre, "
                 "which cannot show where the evidence lies: use a smaller one"

@@ -54,8 +54,6 @@ class SlidingWindowMasks(Masks):
     """
 
     shorter = "a larger window_size or stride, for a coarser map"
-    #: whether windows larger than the image are refused
-    must_fit = True
 
     def __init__(
         self,
@@ -107,7 +105,7 @@ class BoundSlidingWindowMasks(BoundBoxMasks):
         if masks.unit == "mm":
             window, strides = voxels_of_mm(window, spacing), voxels_of_mm(strides, spacing)
         self.window_shape = window
-        if masks.must_fit and any(w > n for w, n in zip(self.window_shape, self.spatial_shape, strict=True)):
+        if any(w > n for w, n in zip(self.window_shape, self.spatial_shape, strict=True)):
             raise ValueError(
                 f"`window_size` {self.window_shape} is larger than the image's spatial shape {self.spatial_shape}, in "
                 "voxels: a window that covers the whole image cannot show where the evidence lies; use a smaller one"

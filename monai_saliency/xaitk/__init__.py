@@ -1,40 +1,45 @@
-"""xaitk-saliency, both ways: its objects used here, and ours used there.
+"""xaitk-saliency, both ways: its objects used here, and our methods found by its discovery.
 
-========================  ==============================================================================================
+========================  =============================================================================================
 module                    what
-========================  ==============================================================================================
+========================  =============================================================================================
 ``networks``              a network as a black box: :class:`Classifier`, :class:`Detector`, :class:`Descriptor`
-``loop``                  xaitk-saliency's loops on the engine's masks and estimators
-``array_masks``           any ``PerturbImage`` as masks: :class:`PerturbImageMasks`
-``scoring``               any ``GenerateClassifierConfidenceSaliency`` as an estimator: :class:`ConfidenceScoring`
+``masks``                 any ``PerturbImage`` as masks: :class:`PerturbImageMasks`
+``estimator``             any ``GenerateClassifierConfidenceSaliency`` as an estimator: :class:`ConfidenceScoring`
 ``black_box``             any whole method for classifiers or detectors: :class:`BlackBoxInferer`
 ``chosen``                a class or object of xaitk-saliency as a method, for ``--method``: :func:`as_method`
-``fills``                 the loop of MC-RISE, with several fills
-``detections``            detections as xaitk-saliency has them, and D-RISE's match
-``arrays``, ``images``    the border between arrays with the channel last and tensors with the channel first
-========================  ==============================================================================================
+``perturbers``            our masks as xaitk-saliency's ``PerturbImage``
+``scorings``              our estimators as xaitk-saliency's scorings
+``stacks``                whole methods of these parts
+``arrays``                the border between arrays with the channel last and tensors with the channel first
+========================  =============================================================================================
 
-The classes that xaitk-saliency finds as plug-ins stand in :mod:`monai_saliency.xaitk.plugins`, and under their names
-here.
+The classes of ``perturbers``, ``scorings`` and ``stacks`` have the names, parameters, configurations and maps of
+xaitk-saliency's. Like xaitk-saliency's, they hold all masks of an image at once.
 """
 
-from monai_saliency.xaitk.array_masks import PerturbImageMasks
 from monai_saliency.xaitk.black_box import BlackBoxInferer
 from monai_saliency.xaitk.chosen import as_method
+from monai_saliency.xaitk.estimator import ConfidenceScoring
+from monai_saliency.xaitk.masks import PerturbImageMasks
 from monai_saliency.xaitk.networks import Classifier, Descriptor, Detector
-from monai_saliency.xaitk.plugins.gen_classifier_conf_sal import (
+from monai_saliency.xaitk.perturbers import MCRISEGrid, RandomGrid, RISEGrid, SlidingRadial, SlidingWindow
+from monai_saliency.xaitk.scorings import (
+    DRISEScoring,
     MCRISEScoring,
     OcclusionScoring,
     RISEScoring,
+    SimilarityScoring,
     SquaredDifferenceScoring,
 )
-from monai_saliency.xaitk.plugins.gen_descriptor_sim_sal import SimilarityScoring
-from monai_saliency.xaitk.plugins.gen_detector_prop_sal import DRISEScoring
-from monai_saliency.xaitk.plugins.gen_image_classifier_blackbox_sal import MCRISEStack, RISEStack, SlidingWindowStack
-from monai_saliency.xaitk.plugins.gen_image_similarity_blackbox_sal import SBSMStack
-from monai_saliency.xaitk.plugins.gen_object_detector_blackbox_sal import DRISEStack, RandomGridStack
-from monai_saliency.xaitk.plugins.perturb_image import MCRISEGrid, RandomGrid, RISEGrid, SlidingRadial, SlidingWindow
-from monai_saliency.xaitk.scoring import ConfidenceScoring
+from monai_saliency.xaitk.stacks import (
+    DRISEStack,
+    MCRISEStack,
+    RandomGridStack,
+    RISEStack,
+    SBSMStack,
+    SlidingWindowStack,
+)
 
 __all__ = [
     "BlackBoxInferer",

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
-from xaitk_saliency import (
-    GenerateImageClassifierBlackboxSaliency,
-    GenerateObjectDetectorBlackboxSaliency,
-    PerturbImage,
-)
+from xaitk_saliency import PerturbImage
 
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.targets.base import Target
-from monai_saliency.xaitk.array_masks import PerturbImageMasks
-from monai_saliency.xaitk.black_box import BlackBoxInferer
+from monai_saliency.xaitk.black_box import WHOLE_METHODS, BlackBoxInferer
+from monai_saliency.xaitk.masks import PerturbImageMasks
 
 __all__ = ["as_method"]
-
-_WHOLE = (GenerateImageClassifierBlackboxSaliency, GenerateObjectDetectorBlackboxSaliency)
 
 
 def as_method(found: Any) -> Callable[..., PerturbationInferer] | None:
@@ -50,9 +44,9 @@ def as_method(found: Any) -> Callable[..., PerturbationInferer] | None:
         50
     """
     cls = found if inspect.isclass(found) else type(found)
-    if not issubclass(cls, (*_WHOLE, PerturbImage)) or inspect.isabstract(cls):
+    if not issubclass(cls, (*WHOLE_METHODS, PerturbImage)) or inspect.isabstract(cls):
         return None
-    is_whole = issubclass(cls, _WHOLE)
+    is_whole = issubclass(cls, WHOLE_METHODS)
     shared = {*inspect.signature(PerturbationInferer).parameters}
     own = list(inspect.signature(cls).parameters.values()) if found is cls else []
     own = [each.replace(kind=each.KEYWORD_ONLY) for each in own if each.name not in shared]
@@ -62,7 +56,10 @@ def as_method(found: Any) -> Callable[..., PerturbationInferer] | None:
     def method(*, target: Target, estimator: Estimator | None = None, **settings: Any) -> PerturbationInferer:
         given = {each.name: settings.pop(each.name) for each in own if each.name in settings}
         slices = given.pop("slices", None)
-        made = _made(cls, given, shared) if found is cls else found
+        try:
+            made = cls(**given) if found is cls else found
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{cls.__name__} cannot be made of {given}: {error}") from error
         if is_whole:
             return BlackBoxInferer(made, target, estimator=estimator, **settings)
         return PerturbationInferer(PerturbImageMasks(made, slices), target, estimator or OcclusionScoring(), **settings)
@@ -72,11 +69,3 @@ def as_method(found: Any) -> Callable[..., PerturbationInferer] | None:
     method.__name__ = cls.__name__
     method.__doc__ = f"{cls.__name__} of xaitk-saliency."
     return method
-
-
-def _made(cls: Any, given: dict[str, Any], shared: Collection[str]) -> Any:
-    """The object with some arguments; those that this package gives in its own way stay at their defaults."""
-    try:
-        return cls(**given)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{cls.__name__} cannot be made of {given}: {error}") from error

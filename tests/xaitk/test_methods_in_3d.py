@@ -6,7 +6,6 @@ The slow one makes its own masks, perturbs, scores and averages in plain loops; 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -172,37 +171,3 @@ def test_drise_of_boxes_equals_the_slow_one() -> None:
     assert likes.shape == (BOXES, CLASSES)
     np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-6)  # overlaps are float32
     assert np.abs(expected).max() > 1e-2
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_seed_gives_the_same_map_for_any_number_of_threads(name: str) -> None:
-    """Of torch's own threads, and where several of Python's explain at once, to the last digits.
-
-    Not to the bit: MKL takes fewer threads for a product where the machine is busy (``MKL_DYNAMIC``).
-    """
-    image = torch.from_numpy(IMAGE).float()[None]
-    weight = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
-
-    def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([(x * weight).flatten(1).sum(1).tanh(), (x * weight.flip(1)).flatten(1).sum(1)], dim=1)
-
-    explain = METHODS[name][0](**settings_of(name, fill=ms.ConstantFill(0.0)))
-    before, found = torch.get_num_threads(), {}
-    try:
-        for count in (1, 2, 4):
-            torch.set_num_threads(count)
-            found[count] = explain(image, network)
-    finally:
-        torch.set_num_threads(before)
-    together = [torch.zeros(0)] * 4
-
-    def work(place: int) -> None:
-        together[place] = explain(image, network)
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for each in (found[2], found[4], *together):
-        torch.testing.assert_close(each, found[1], rtol=0, atol=1e-6 * float(found[1].abs().max()))

@@ -13,7 +13,6 @@ from torch import nn
 from xaitk_saliency import GenerateClassifierConfidenceSaliency, GenerateImageClassifierBlackboxSaliency, PerturbImage
 from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
 from xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring import RISEScoring
-from xaitk_saliency.impls.gen_classifier_conf_sal.squared_difference_scoring import SquaredDifferenceScoring
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.slidingwindow import SlidingWindowStack
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal.drise import DRISEStack
@@ -77,24 +76,7 @@ def test_masks_equal_those_of_a_perturber(theirs: PerturbImage, ours: ms.masks.b
     torch.testing.assert_close(*sums, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("perturber", [SlidingRadial((4, 5), (4, 4), (1, 1)), RandomGrid(30, (4, 3), 0.5, 1)])
-def test_any_perturber_makes_masks_for_any_estimator(perturber: PerturbImage) -> None:
-    array = perturber(IMAGES[0].movedim(0, -1).numpy())
-    maps = ms.PerturbationInferer(PerturbImageMasks(perturber), TARGET, ms.OcclusionScoring())(IMAGES[:1], NET)[0]
-    scores = [NET(torch.from_numpy(mask.astype(np.float32)) * IMAGES[:1]).softmax(1)[0] for mask in array]
-    drops, hidden = NET(IMAGES[:1]).softmax(1)[0] - torch.stack(scores), 1 - torch.from_numpy(array.astype(np.float64))
-    expected = torch.einsum("nk,nhw->khw", drops.double(), hidden) / hidden.sum(dim=0).clamp_min(1e-9)
-    torch.testing.assert_close(maps, expected.float(), rtol=0, atol=1e-5)
-
-
-def test_rendered_masks_are_copies() -> None:
-    bound = PerturbImageMasks(RISEGrid(4, 4, 0.5, 3)).bind(IMAGES[0])
-    before = bound.render(range(4)).clone()
-    bound.render(range(4)).zero_()
-    assert torch.equal(bound.render(range(4)), before)
-
-
-@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("axis", [0, 2])
 def test_a_volume_is_perturbed_slice_by_slice(axis: int) -> None:
     volume, radial = torch.rand(1, 6, 7, 5), SlidingRadial((2, 2), (3, 3), (1, 1))
     bound = PerturbImageMasks(radial, slices=axis).bind(volume)
@@ -166,20 +148,6 @@ def test_any_scoring_is_an_estimator(theirs: GenerateClassifierConfidenceSalienc
     close(found, scaled(ms.PerturbationInferer(masks, TARGET, ours)(IMAGES, NET)))
 
 
-def test_a_scoring_of_all_scores_gives_its_one_map_for_each() -> None:
-    masks = ms.SlidingWindowMasks((5, 6), (3, 4))
-    (found,) = ms.PerturbationInferer(masks, TARGET, ConfidenceScoring(SquaredDifferenceScoring())).explain(
-        IMAGES[:1], NET
-    )
-    expected = SquaredDifferenceScoring()(
-        found.reference_scores.numpy(),
-        found.scores.numpy(),
-        masks.bind(IMAGES[0]).render(range(len(found.masks)))[:, 0].numpy(),
-    )
-    for each in found.saliency:
-        np.testing.assert_allclose(each, expected, atol=1e-6)
-
-
 def test_volumes_need_a_scoring_that_is_pixelwise() -> None:
     volume, network, masks = torch.rand(1, 1, 6, 7, 5), Net(1, 6, 7, 5), ms.SlidingWindowMasks(3, 2)
     with pytest.raises(ValueError, match=r"OcclusionScoring makes maps of 2D images, got \(6, 7, 5\)"):
@@ -216,26 +184,13 @@ def test_scorings_that_do_not_fit_are_refused() -> None:
 # Whole methods. -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch", [1, 7])
-@pytest.mark.parametrize("fill", [None, ms.ConstantFill([0.2, 0.9, 0.5]), ms.BlurFill(2.0)])
+@pytest.mark.parametrize(("batch", "fill"), [(1, None), (7, ms.ConstantFill([0.2, 0.9, 0.5])), (7, ms.BlurFill(2.0))])
 def test_a_whole_method(batch: int, fill: Any) -> None:
     settings: dict[str, Any] = {"target": TARGET, "mask_batch_size": batch, "fill": fill}
     found = BlackBoxInferer(RISEStack(40, 4, 0.4, 3), **settings)(IMAGES, NET)
     close(found, scaled(ms.rise(40, 4, 0.4, 3, form="debiased", **settings)(IMAGES, NET)))
     found = BlackBoxInferer(SlidingWindowStack((5, 6), (3, 4)), **settings)(IMAGES, NET)
     close(found, scaled(ms.sliding_window((5, 6), (3, 4), **settings)(IMAGES, NET)))
-
-
-def test_what_is_known_of_a_whole_method() -> None:
-    explain = BlackBoxInferer(RISEStack(40, 4, 0.4, 3), TARGET)
-    expected = ms.rise(40, 4, 0.4, 3, target=TARGET).explain(IMAGES, NET)
-    for found, other in zip(explain.explain(IMAGES, NET), expected, strict=True):
-        assert found.num_forwards == other.num_forwards == 41
-        torch.testing.assert_close(found.scores, other.scores, rtol=0, atol=1e-5)
-        assert [each[:2] for each in found.explained] == [each[:2] for each in other.explained]
-        assert found.standard_error is None
-    grey = IMAGES[:, :1]
-    assert explain(grey, Net(1, 18, 22)).shape == (2, 3, 18, 22)
 
 
 def test_its_own_fill_stays() -> None:
@@ -380,12 +335,6 @@ def test_a_perturber_is_a_method_too() -> None:
     assert torch.equal(explain(IMAGES, NET), expected)
     cut = ChosenMethod(path, {"radius": [2, 2], "stride": [3, 3], "slices": 2})(target=TARGET)
     assert cut(torch.rand(1, 1, 6, 7, 5), Net(1, 6, 7, 5)).shape == (1, 3, 6, 7, 5)
-
-
-def test_an_object_is_a_method_without_settings() -> None:
-    method = find_method(RISEStack(20, 4, 0.4, 3))  # type: ignore[arg-type]
-    assert own_settings(method) == {}
-    assert isinstance(method(target=TARGET), BlackBoxInferer)
 
 
 def test_other_classes_are_no_methods() -> None:

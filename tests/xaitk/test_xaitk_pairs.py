@@ -25,8 +25,6 @@ from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.occlusion_based impo
 from xaitk_saliency.impls.gen_image_similarity_blackbox_sal.occlusion_based import (
     PerturbationOcclusion as SimilarityOcclusion,
 )
-from xaitk_saliency.impls.gen_image_similarity_blackbox_sal.sbsm import SBSMStack
-from xaitk_saliency.impls.gen_object_detector_blackbox_sal.drise import DRISEStack, RandomGridStack
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal.occlusion_based import (
     PerturbationOcclusion as DetectorOcclusion,
 )
@@ -59,12 +57,7 @@ SCORINGS: dict[str, tuple[Any, Estimator]] = {
     "OcclusionScoring": (OcclusionScoring(), ms.OcclusionScoring()),
     "SquaredDifferenceScoring": (SquaredDifferenceScoring(), ms.SquaredDifferenceScoring()),
 }
-IMAGES: list[tuple[tuple[int, int, int], Any]] = [
-    ((1, 24, 24), None),
-    ((1, 21, 30), 0.7),
-    ((3, 20, 20), 0.7),
-    ((3, 19, 26), [0.5, -1.0, 2.0]),
-]
+IMAGES: list[tuple[tuple[int, int, int], Any]] = [((1, 21, 30), None), ((3, 19, 26), [0.5, -1.0, 2.0])]
 
 
 def image_of(shape: tuple[int, ...], seed: int = 1) -> np.ndarray:
@@ -142,36 +135,7 @@ def test_a_detector(perturber: str, shape: tuple[int, int, int], fill: Any) -> N
     np.testing.assert_allclose(scaled(explained(explain, image, box.detect)), expected, rtol=0, atol=NEAR)
 
 
-# Whole methods by their names. ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("shape", "fill"), IMAGES)
-def test_drise_and_random_grids_of_a_detector(shape: tuple[int, int, int], fill: Any) -> None:
-    image, box = image_of(shape), BlackBox(shape, BlackBox.box_outputs(2))
-    shared: dict[str, Any] = {"target": ms.DetectionScore(0.0), "fill": fill_of(fill)}
-    expected = detected(DRISEStack(40, 5, P1, SEED, fill, 0), image, box)
-    found = explained(ms.drise(40, 5, P1, SEED, "plain", **shared), image, box.detect)
-    np.testing.assert_allclose(scaled(found), expected, rtol=0, atol=NEAR)
-    expected = detected(RandomGridStack(40, (4, 5), P1, SEED, fill, 0), image, box)
-    explain = ms.random_grid(40, (4, 5), P1, SEED, estimator=ms.DRISEScoring("plain"), **shared)
-    np.testing.assert_allclose(scaled(explained(explain, image, box.detect)), expected, rtol=0, atol=NEAR)
-
-
-@pytest.mark.parametrize(("shape", "fill"), IMAGES)
-@pytest.mark.parametrize("measure", ["euclidean", "cosine"])
-def test_sbsm(measure: str, shape: tuple[int, int, int], fill: Any) -> None:
-    image, box = image_of(shape), BlackBox(shape, outputs=9)
-    query = image_of(shape, 2)
-    stack = SBSMStack((7, 5), (3, 4), measure, fill, threads=0)
-    expected = stack.generate(channel_last(image), [channel_last(query)], XaitkDescriptors(box))
-    measure = "distance" if measure == "euclidean" else "cosine"
-    target = ms.EmbeddingSimilarity(measure, torch.from_numpy(box(query)))
-    found = explained(ms.sbsm((7, 5), (3, 4), target=target, fill=fill_of(fill)), image, box.describe)
-    np.testing.assert_allclose(scaled(found), expected, rtol=0, atol=NEAR)
-
-
-@pytest.mark.parametrize("shape", [(1, 24, 24), (1, 21, 30), (3, 20, 20), (3, 19, 26)])
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize(("shape", "count"), [((1, 21, 30), 1), ((3, 19, 26), 4)])
 @pytest.mark.parametrize("p1", [0.5, 0.3])
 def test_mc_rise(shape: tuple[int, int, int], count: int, p1: float) -> None:
     """Its colours are whole numbers from 0 to 255, and it needs an axis of channels in a grey image too."""
@@ -188,11 +152,3 @@ def test_mc_rise(shape: tuple[int, int, int], count: int, p1: float) -> None:
         found = explained(explain, image, box.classify)
         found = scaled(found).reshape(4, count, *shape[1:]).swapaxes(0, 1)  # by fill, then by class
         np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR)
-
-
-@pytest.mark.parametrize("name", PERTURBERS)
-def test_several_fills_need_their_own_masks(name: str) -> None:
-    """The one scoring that these masks refuse: xaitk-saliency's pipeline cannot run it with them either."""
-    masks = PERTURBERS[name][1]
-    with pytest.raises(ValueError, match=r"MCRISEScoring, which compares several fills, and .*Masks have one"):
-        ms.PerturbationInferer(masks, ms.ClassScore("all", "none"), ms.MCRISEScoring(P1))

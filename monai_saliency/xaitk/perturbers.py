@@ -1,0 +1,225 @@
+"""Our masks as xaitk-saliency's ``PerturbImage``. Parameters are those of xaitk-saliency's classes of these names.
+
+With a seed the masks equal xaitk-saliency's of ``threads=0``, for any number of threads. Without one, an object draws
+one and makes the same masks each time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from smqtk_core.configuration import Configurable
+from xaitk_saliency import PerturbImage
+
+from monai_saliency.fills.constant import ConstantFill
+from monai_saliency.masks.base import Masks
+from monai_saliency.masks.mc_rise import MCRISEMasks
+from monai_saliency.masks.random_grid import RandomGridMasks
+from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.sliding_radial import SlidingRadialMasks
+from monai_saliency.masks.sliding_window import SlidingWindowMasks
+
+__all__ = [
+    "Configured",
+    "MCRISEGrid",
+    "RISEGrid",
+    "RandomGrid",
+    "SlidingRadial",
+    "SlidingWindow",
+    "check_k",
+    "check_p1",
+]
+
+
+class Configured(Configurable):
+    """An object whose configuration is its constructor's arguments, each held as an attribute of the same name."""
+
+    @classmethod
+    def get_default_config(cls) -> dict[str, Any]:
+        return {name: _as_json(value) for name, value in super().get_default_config().items()}
+
+    def get_config(self) -> dict[str, Any]:
+        return {name: _as_json(getattr(self, name)) for name in self.get_default_config()}
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+class _Perturber(Configured, PerturbImage):
+    """Renders all masks of a family of this package, as the interface asks for them."""
+
+    mask_type: type[np.generic] = np.float32
+
+    @abstractmethod
+    def masks(self) -> Masks:
+        """The family of masks."""
+
+    def perturb(self, ref_image: np.ndarray) -> np.ndarray:
+        """All masks ``(masks, H, W)`` in [0, 1] of an image ``(H, W)`` or ``(H, W, C)``: 1 keeps a pixel."""
+        return self._rendered(ref_image)[:, 0]
+
+    def _rendered(self, ref_image: np.ndarray) -> np.ndarray:
+        bound = self.masks().bind(torch.empty(1, *ref_image.shape[:2], dtype=torch.float64))
+        found = np.empty((len(bound), bound.channels or 1, *ref_image.shape[:2]), dtype=self.mask_type)
+        for chunk, rendered in bound.stream(range(len(bound))):
+            found[chunk] = rendered.numpy()
+        return found
+
+
+@dataclass(eq=False)
+class RISEGrid(_Perturber):
+    """Random smooth masks of RISE (Petsiuk et al., BMVC 2018, section 3.2).
+
+    Args:
+        n: number of masks.
+        s: cells of the small grid along each axis.
+        p1: probability in [0, 1] that a cell is kept.
+        seed: of all draws; None draws one.
+        threads: kept for configurations.
+
+    Example::
+
+        >>> import numpy as np
+        >>> from monai_saliency.xaitk import RISEGrid
+        >>> RISEGrid(n=3, s=2, p1=0.5, seed=0)(np.zeros((4, 6), np.uint8)).shape
+        (3, 4, 6)
+    """
+
+    n: int
+    s: int
+    p1: float
+    seed: int | None = None
+    threads: int | None = 4
+
+    def __post_init__(self) -> None:
+        check_p1(self.p1)
+        self._seed = _drawn(self.seed)
+
+    def masks(self) -> Masks:
+        return RISEMasks(self.n, self.s, self.p1, self._seed)
+
+
+@dataclass(eq=False)
+class MCRISEGrid(_Perturber):
+    """Random smooth masks of MC-RISE (Hatakeyama et al., ACCV 2020, section 3): each hidden cell draws one of k fills.
+
+    It makes k masks for each image, for :class:`~monai_saliency.xaitk.MCRISEScoring` and
+    :class:`~monai_saliency.xaitk.MCRISEStack` only.
+    """
+
+    n: int
+    s: int
+    p1: float
+    k: int
+    seed: int | None = None
+    threads: int | None = 4
+
+    mask_type = np.float64
+
+    def __post_init__(self) -> None:
+        check_p1(self.p1)
+        check_k(self.k)
+        self._seed = _drawn(self.seed)
+
+    def masks(self) -> Masks:
+        return MCRISEMasks(self.n, [ConstantFill(0.0)] * (self.k - 1), self.s, self.p1, self._seed)
+
+    def perturb(self, ref_image: np.ndarray) -> np.ndarray:
+        """All masks ``(k, masks, H, W)`` in [0, 1]: 0 where a fill replaces a pixel, 1 elsewhere."""
+        return np.moveaxis(self._rendered(ref_image), 1, 0)
+
+
+@dataclass(eq=False)
+class RandomGrid(_Perturber):
+    """Random smooth masks with cells of one size ``s`` in pixels, whatever the image's size."""
+
+    n: int
+    s: tuple[int, int]
+    p1: float
+    seed: int | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        self.s = pair("s", self.s)
+        check_p1(self.p1)
+        self._seed = _drawn(self.seed)
+
+    def masks(self) -> Masks:
+        return RandomGridMasks(self.n, self.s, self.p1, self._seed)
+
+
+@dataclass(eq=False)
+class SlidingRadial(_Perturber):
+    """Discs and ellipses that slide over the image: each mask hides one. With ``sigma`` its edge fades (Greydanus et
+    al., ICML 2018, equation 1).
+    """
+
+    radius: tuple[float, float] = (50, 50)
+    stride: tuple[int, int] = (20, 20)
+    sigma: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        self.radius = pair("radius", self.radius)
+        self.stride = pair("stride", self.stride)
+        self.sigma = pair("sigma", self.sigma) if self.sigma else None
+        self.mask_type = np.float32 if self.sigma else np.bool_
+
+    def masks(self) -> Masks:
+        return SlidingRadialMasks(self.radius, self.stride, self.sigma)
+
+
+@dataclass(eq=False)
+class SlidingWindow(_Perturber):
+    """Windows that slide over the image (Zeiler and Fergus, ECCV 2014, section 4.2): each mask hides one.
+
+    Example::
+
+        >>> import numpy as np
+        >>> from monai_saliency.xaitk import SlidingWindow
+        >>> SlidingWindow((1, 2), (1, 2))(np.zeros((1, 4)))[:, 0].tolist()
+        [[False, False, True, True], [True, True, False, False]]
+    """
+
+    window_size: tuple[int, int] = (50, 50)
+    stride: tuple[int, int] = (20, 20)
+
+    mask_type = np.bool_
+
+    def __post_init__(self) -> None:
+        self.window_size = pair("window_size", self.window_size)
+        self.stride = pair("stride", self.stride)
+
+    def masks(self) -> Masks:
+        return SlidingWindowMasks(self.window_size, self.stride)
+
+
+def check_p1(p1: float) -> float:
+    """Refuse a probability outside [0, 1]."""
+    if not 0 <= p1 <= 1:
+        raise ValueError(f"Input p1 value of {p1} is not within the expected [0,1] range.")
+    return p1
+
+
+def check_k(k: int) -> int:
+    """Refuse a number of fills below 1."""
+    if k < 1:
+        raise ValueError(f"Input k value of {k} is not within the expected >0 range.")
+    return k
+
+
+def pair(name: str, value: Sequence[Any]) -> Any:
+    """Two numbers, for rows and for columns."""
+    if len(value) != 2:
+        raise ValueError(f"`{name}` must be two numbers, for height and width, got {value!r}")
+    return tuple(value)
+
+
+def _drawn(seed: int | None) -> int:
+    return secrets.randbits(63) if seed is None else seed

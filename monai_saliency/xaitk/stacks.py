@@ -1,0 +1,248 @@
+"""Whole methods for xaitk-saliency: its own pipelines of a perturber and a scoring, with our parts in them.
+
+Parameters are those of xaitk-saliency's classes of these names; ``threads`` apply the masks. Where an interface takes
+a ``fill`` at run time, it is an attribute.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from smqtk_classifier.interfaces.classify_image import ClassifyImage
+from xaitk_saliency import (
+    GenerateImageClassifierBlackboxSaliency,
+    GenerateImageSimilarityBlackboxSaliency,
+    GenerateObjectDetectorBlackboxSaliency,
+    PerturbImage,
+)
+from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import occlusion_based as of_classifiers
+from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import occlusion_based as of_descriptors
+from xaitk_saliency.impls.gen_object_detector_blackbox_sal import occlusion_based as of_detectors
+
+from monai_saliency.xaitk.perturbers import Configured, MCRISEGrid, RandomGrid, RISEGrid, SlidingWindow, pair
+from monai_saliency.xaitk.scorings import (
+    DRISEScoring,
+    MCRISEScoring,
+    OcclusionScoring,
+    RISEScoring,
+    SimilarityScoring,
+)
+
+__all__ = ["DRISEStack", "MCRISEStack", "RISEStack", "RandomGridStack", "SBSMStack", "SlidingWindowStack"]
+
+#: what replaces hidden pixels, in the image's own unit: zeros (None), a number, one for each channel, or an image
+Fill: TypeAlias = "int | Sequence[int] | np.ndarray | None"
+
+
+class _Stack(Configured):
+    """A pipeline of xaitk-saliency with a perturber and a scoring that belong together."""
+
+    pipeline: ClassVar[Any]
+    fill: Any = None
+    threads: int | None
+
+    @abstractmethod
+    def parts(self) -> tuple[PerturbImage, Any]:
+        """The perturber and the scoring."""
+
+    def __post_init__(self) -> None:
+        self._parts = self.parts()
+
+    def _generate(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        whole = self.pipeline(*self._parts, threads=self.threads)
+        whole.fill = self.fill
+        return whole.generate(*args, **kwargs)
+
+
+class _ClassifierStack(_Stack, GenerateImageClassifierBlackboxSaliency):
+    pipeline = of_classifiers.PerturbationOcclusion
+
+
+class _DetectorStack(_Stack, GenerateObjectDetectorBlackboxSaliency):
+    pipeline = of_detectors.PerturbationOcclusion
+
+
+@dataclass(eq=False)
+class RISEStack(_ClassifierStack):
+    """RISE (Petsiuk et al., BMVC 2018): random masks, weighted by the confidence while they are in place.
+
+    Args:
+        n: number of masks.
+        s: cells of the small grid along each axis.
+        p1: probability in [0, 1] that a cell is kept.
+        seed: of all draws; None draws one.
+        threads: that apply the masks.
+        debiased: subtract ``p1`` from the masks (Hatakeyama et al., ACCV 2020).
+
+    Example::
+
+        >>> import torch
+        >>> import numpy as np
+        >>> from monai_saliency.xaitk import Classifier, RISEStack
+        >>> stack = RISEStack(n=20, s=2, p1=0.5, seed=0)
+        >>> stack(np.ones((6, 6), np.uint8), Classifier(torch.nn.Flatten(), labels=36, activation="none")).shape
+        (36, 6, 6)
+    """
+
+    n: int
+    s: int
+    p1: float
+    seed: int | None = None
+    threads: int | None = 0
+    debiased: bool = True
+
+    def parts(self) -> tuple[PerturbImage, Any]:
+        return RISEGrid(self.n, self.s, self.p1, self.seed), RISEScoring(self.p1 if self.debiased else 0.0)
+
+
+@dataclass(eq=False)
+class SlidingWindowStack(_ClassifierStack):
+    """Windows that are hidden in turn, and the average drop of the confidence (Zeiler and Fergus, ECCV 2014)."""
+
+    window_size: tuple[int, int] = (50, 50)
+    stride: tuple[int, int] = (20, 20)
+    threads: int | None = 0
+
+    def parts(self) -> tuple[PerturbImage, Any]:
+        self.window_size, self.stride = pair("window_size", self.window_size), pair("stride", self.stride)
+        return SlidingWindow(self.window_size, self.stride), OcclusionScoring()
+
+
+@dataclass(eq=False)
+class MCRISEStack(Configured, GenerateImageClassifierBlackboxSaliency):
+    """MC-RISE (Hatakeyama et al., ACCV 2020): each hidden cell is replaced by one of several colours, and each colour
+    has its own map of each class: maps ``(colours, classes, H, W)``.
+
+    Args:
+        n: number of masks.
+        s: cells of the small grid along each axis.
+        p1: probability in [0, 1] that a cell is kept.
+        fill_colors: the colours, each one number per channel, in [0, 255].
+        seed: of all draws; None draws one.
+        threads: kept for configurations.
+
+    Raises:
+        ValueError: when there is no colour, or when colours differ in their channels or do not have the image's.
+    """
+
+    n: int
+    s: int
+    p1: float
+    fill_colors: Sequence[Sequence[int]]
+    seed: int | None
+    threads: int | None = 0
+
+    def __post_init__(self) -> None:
+        if len(self.fill_colors) == 0:
+            raise ValueError("At least one fill color must be provided")
+        if len({len(each) for each in self.fill_colors}) > 1:
+            raise ValueError(f"All fill colors must have the same number of channels, got {self.fill_colors}")
+        self._perturber = MCRISEGrid(self.n, self.s, self.p1, len(self.fill_colors), self.seed)
+
+    def _generate(self, ref_image: np.ndarray, blackbox: ClassifyImage) -> np.ndarray:
+        channels = 1 if ref_image.ndim == 2 else ref_image.shape[2]
+        if len(self.fill_colors[0]) != channels:
+            raise ValueError(
+                f"fill colors have {len(self.fill_colors[0])} channels, and the image of shape {ref_image.shape} has "
+                f"{channels}"
+            )
+        masks, labels = self._perturber(ref_image), blackbox.get_labels()
+        (reference,), perturbed = (
+            np.array([[each[label] for label in labels] for each in blackbox.classify_images(images)])
+            for images in ([ref_image], self._perturbed(ref_image, masks))
+        )
+        return MCRISEScoring(len(masks), self.p1)(reference, perturbed, masks)
+
+    def _perturbed(self, image: np.ndarray, masks: np.ndarray) -> Iterator[np.ndarray]:
+        numbers = image.reshape(*image.shape[:2], -1)
+        for hidden in np.moveaxis(1 - masks, 1, 0):
+            filled, total = np.zeros(numbers.shape), np.zeros(image.shape[:2])
+            for share, colour in zip(hidden, self.fill_colors, strict=True):
+                filled += share[..., None] * np.asarray(colour)
+                total += share
+            mixed = (1 - total)[..., None] * numbers + filled.clip(0, 255)
+            yield mixed.reshape(image.shape).astype(image.dtype)
+
+
+@dataclass(eq=False)
+class DRISEStack(_DetectorStack):
+    """D-RISE (Petsiuk et al., CVPR 2021): random masks, weighted by how well a detection is still found.
+
+    Args:
+        n: number of masks.
+        s: cells of the small grid along each axis.
+        p1: probability in [0, 1] that a cell is kept.
+        seed: of all draws; None draws one.
+        fill: what replaces hidden pixels, in the image's unit: a number, one for each channel, or an image; None for
+            zeros.
+        threads: that apply the masks.
+
+    Example::
+
+        >>> import torch
+        >>> import numpy as np
+        >>> from monai_saliency.xaitk import Detector, DRISEStack
+        >>> def network(images):
+        ...     found = {"boxes": torch.tensor([[1.0, 1, 4, 4]]), "labels": torch.tensor([0])}
+        ...     return [found | {"scores": each.mean().reshape(1)} for each in images]
+        >>> stack = DRISEStack(n=20, s=2, p1=0.5, seed=0)
+        >>> boxes, scores = np.array([[1, 1, 4, 4]]), np.array([[1.0]])
+        >>> stack(np.ones((6, 6), np.uint8), boxes, scores, Detector(network, labels=1)).shape
+        (1, 6, 6)
+    """
+
+    n: int
+    s: int
+    p1: float
+    seed: int | None = None
+    fill: Fill = None
+    threads: int | None = 0
+
+    def parts(self) -> tuple[PerturbImage, Any]:
+        return RISEGrid(self.n, self.s, self.p1, self.seed), DRISEScoring()
+
+
+@dataclass(eq=False)
+class RandomGridStack(_DetectorStack):
+    """:class:`DRISEStack` with masks whose cells have one size ``s`` in pixels, whatever the image's size."""
+
+    n: int
+    s: tuple[int, int]
+    p1: float
+    seed: int | None = None
+    fill: Fill = None
+    threads: int | None = 0
+
+    def parts(self) -> tuple[PerturbImage, Any]:
+        self.s = pair("s", self.s)
+        return RandomGrid(self.n, self.s, self.p1, self.seed), DRISEScoring()
+
+
+@dataclass(eq=False)
+class SBSMStack(_Stack, GenerateImageSimilarityBlackboxSaliency):
+    """Windows that are hidden in turn, and how far the descriptor moves away from each query's (SBSM: Dong et al., CVPR
+    workshops 2019).
+
+    Args:
+        window_size: height and width of a window.
+        stride: steps from window to window, down and across.
+        proximity_metric: a distance of ``scipy.spatial.distance.cdist``.
+        fill: what replaces hidden pixels, as for :class:`DRISEStack`.
+        threads: that apply the masks.
+    """
+
+    window_size: tuple[int, int] = (50, 50)
+    stride: tuple[int, int] = (20, 20)
+    proximity_metric: str = "euclidean"
+    fill: Fill = None
+    threads: int | None = None
+
+    pipeline = of_descriptors.PerturbationOcclusion
+
+    def parts(self) -> tuple[PerturbImage, Any]:
+        self.window_size, self.stride = pair("window_size", self.window_size), pair("stride", self.stride)
+        return SlidingWindow(self.window_size, self.stride), SimilarityScoring(self.proximity_metric)
