@@ -202,7 +202,7 @@ def map_of_rounds(
     """The map of all rounds, where each row in turn has the next of the scores."""
     state, done = estimator.start(masks, reference), 0
     while True:
-        count = len(state.indices)
+        count = len(state.ids)
         state.update(range(done, count), scores[done:count])
         done = count
         if not state.next_round():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 
 __all__ = ["Estimator", "Meaning", "ScoreState", "first_round", "score_rounding", "split_coverage", "with_ones"]
 
@@ -38,7 +38,7 @@ class ScoreState:
     """The scores of one case so far.
 
     Masks come in rounds (:meth:`~monai_saliency.masks.base.BoundMasks.next_round`). Row i of the scores belongs to mask
-    ``indices[i]``. Where all masks are one round, row i belongs to mask i.
+    ``ids[i]``. Where all masks are one round, row i belongs to mask i.
 
     Args:
         estimator: makes the map from the scores.
@@ -46,7 +46,7 @@ class ScoreState:
         reference_scores: ``(K,)``, the scores of the unperturbed image.
 
     Attributes:
-        indices: the masks of all rounds so far, in order, N of them.
+        ids: the masks of all rounds so far, in order, N of them.
         scores: ``(N, K)``, one row per mask, in the precision of ``reference_scores``; 0 where a mask has no score yet.
         seen: bool ``(N,)``, the masks that have a score.
 
@@ -68,9 +68,9 @@ class ScoreState:
         self.estimator = estimator
         self.masks = masks
         self.reference_scores = reference_scores
-        self.indices = first_round(masks)
-        self.scores = reference_scores.new_zeros(len(self.indices), len(reference_scores))
-        self.seen = torch.zeros(len(self.indices), dtype=torch.bool, device="cpu")
+        self.ids = first_round(masks)
+        self.scores = reference_scores.new_zeros(len(self.ids), len(reference_scores))
+        self.seen = torch.zeros(len(self.ids), dtype=torch.bool, device="cpu")
 
     def next_round(self) -> bool:
         """Begin the next round of masks.
@@ -83,11 +83,11 @@ class ScoreState:
         """
         if not bool(self.seen.all()):
             raise ValueError("a round begins when all masks of the one before are scored")
-        found = self.masks.next_round(self.indices, self.scores.cpu(), self.reference_scores.cpu())
+        found = self.masks.next_round(self.ids, self.scores.cpu(), self.reference_scores.cpu())
         if found is None:
             return False
-        _check_round(self.masks, found, self.indices)
-        self.indices = [*self.indices, *found]
+        _check_round(self.masks, found, self.ids)
+        self.ids = [*self.ids, *found]
         self.scores = torch.cat([self.scores, self.scores.new_zeros(len(found), self.scores.shape[1])])
         self.seen = torch.cat([self.seen, torch.zeros(len(found), dtype=torch.bool, device="cpu")])
         return True
@@ -157,24 +157,24 @@ class ScoreState:
 
     def _scored(self) -> tuple[Sequence[int], torch.Tensor]:
         """The masks that have scores, and these."""
-        indices, scores = self.indices, self.scores
+        ids, scores = self.ids, self.scores
         if not bool(self.seen.all()):
             rows = self.seen.nonzero().flatten().tolist()
-            indices, scores = [indices[row] for row in rows], scores[rows]
-        if not len(indices):
+            ids, scores = [ids[row] for row in rows], scores[rows]
+        if not len(ids):
             raise ValueError("no map without scores: `update` the state first")
-        return indices, scores
+        return ids, scores
 
 
-def first_round(masks: BoundMasks) -> Sequence[int]:
-    """The indices of the first round of masks, which does not depend on scores.
+def first_round(masks: BoundMasks) -> Sequence[Id]:
+    """The ids of the first round of masks.
 
     Raises:
         ValueError: when it has no masks.
     """
-    found = masks.next_round((), torch.zeros(0, 0), torch.zeros(0))
-    _check_round(masks, found or (), ())
-    return found or ()
+    found = masks.first_round()
+    _check_round(masks, found, ())
+    return found
 
 
 def _check_round(masks: BoundMasks, found: Sequence[int], before: Sequence[int]) -> None:
@@ -210,13 +210,13 @@ class Estimator(ABC):
 
     @abstractmethod
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         """Make the map from scores.
 
         Args:
             masks: the masks of the case.
-            indices: the indices of the n masks that were scored.
+            ids: the ids of the n masks that were scored.
             scores: ``(n, K)``, one row per scored mask.
             reference_scores: ``(K,)``, the scores of the unperturbed image.
 
@@ -237,7 +237,7 @@ class Estimator(ABC):
     def noise(
         self,
         masks: BoundMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
@@ -249,7 +249,7 @@ class Estimator(ABC):
 
         Args:
             masks: as for :meth:`compute`.
-            indices: as for :meth:`compute`.
+            ids: as for :meth:`compute`.
             scores: as for :meth:`compute`.
             reference_scores: as for :meth:`compute`.
             rounding: how far a score may be off by the network's own precision, relative to the largest score: 2^-20
@@ -261,7 +261,7 @@ class Estimator(ABC):
         return None
 
     def standard_error(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
         """How far each voxel of the map may be from the value that endless masks would give, from the scores.
 
@@ -271,7 +271,7 @@ class Estimator(ABC):
 
         Args:
             masks: as for :meth:`compute`.
-            indices: as for :meth:`compute`.
+            ids: as for :meth:`compute`.
             scores: as for :meth:`compute`.
             reference_scores: as for :meth:`compute`.
 

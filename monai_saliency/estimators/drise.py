@@ -8,7 +8,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator, score_rounding, split_coverage, with_ones
 from monai_saliency.estimators.moments import centred, in_groups, moments, scaled
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.arguments import check_option
 
 __all__ = ["DRISEScoring"]
@@ -52,10 +52,10 @@ class DRISEScoring(Estimator):
         self.form = check_option("form", form, ["centred", "plain"])
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         values = centred(scores) if self.form == "centred" else scores
-        total, coverage = split_coverage(masks.weighted_sum(indices, with_ones(values)))
+        total, coverage = split_coverage(masks.weighted_sum(ids, with_ones(values)))
         found = torch.where(coverage > 0, total / coverage, 0.0)
         if self.form == "centred" and masks.regions is not None:
             found[..., masks.regions.index == 0] = 0  # which all masks keep
@@ -64,7 +64,7 @@ class DRISEScoring(Estimator):
     def noise(
         self,
         masks: BoundMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
@@ -76,7 +76,7 @@ class DRISEScoring(Estimator):
         return score_rounding(scores, reference_scores, rounding) if is_known else None
 
     def standard_error(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
         """The standard error of each voxel of the centred map where masks are drawn at random; None for windows or
         regions that are hidden in turn, for the plain form, and for fewer than three masks.
@@ -84,7 +84,7 @@ class DRISEScoring(Estimator):
         A value S is a ratio of two means less a mean. With ``d = f - mean f`` and ``m = mean M``, its standard error is
         the root mean square of ``(d - S) * M / m - d`` over masks, divided by ``sqrt(n - 1)``.
         """
-        n = len(indices)
+        n = len(ids)
         if self.form == "plain" or not masks.drawn or n < 3:
             return None
 
@@ -92,7 +92,7 @@ class DRISEScoring(Estimator):
             d, scale = scaled(deviations)
             k = d.shape[1]
             weights = with_ones(torch.cat([d.square(), d], dim=1))
-            first, second = moments(masks, indices, weights, weights, 0.0)
+            first, second = moments(masks, ids, weights, weights, 0.0)
             square, linear, kept = first.split([k, k, 1])
             kept_square, kept_linear, kept_twice = second.split([k, k, 1])
             value = torch.where(kept > 0, linear / kept, 0.0)

@@ -9,7 +9,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator, score_rounding
 from monai_saliency.estimators.regression import SmoothRegression
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.masks.focused import BoundFocusedMasks, Focus
 from monai_saliency.utils.arguments import instance
 
@@ -43,19 +43,19 @@ class FocusedScoring(Estimator):
     """
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         bound = _focused(masks)
-        windows = [row for row, index in enumerate(indices) if index < len(bound.windows)]
+        windows = [row for row, index in enumerate(ids) if index < len(bound.windows)]
         drops = reference_scores.double() - scores[windows].double()
-        spread = [bound.windows.spread([indices[row] for row in windows], each) for each in drops.T]
+        spread = [bound.windows.spread([ids[row] for row in windows], each) for each in drops.T]
         found = torch.from_numpy(bound.windows.to_voxels(np.stack(spread))).to(bound.device, bound.dtype)
-        return self._fill(found, bound, indices, scores, reference_scores, SmoothRegression.effects)
+        return self._fill(found, bound, ids, scores, reference_scores, SmoothRegression.effects)
 
     def noise(
         self,
         masks: BoundMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
@@ -64,23 +64,23 @@ class FocusedScoring(Estimator):
         that is larger.
         """
         found = score_rounding(scores, reference_scores, rounding)
-        errors = self.standard_error(masks, indices, scores, reference_scores)
+        errors = self.standard_error(masks, ids, scores, reference_scores)
         if errors is None:
             return found
         count = (errors > 0).flatten(1).sum(dim=1).clamp_min(1)
         return torch.maximum(found.to(errors), (errors.square().flatten(1).sum(dim=1) / count).sqrt())
 
     def standard_error(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
         """The standard error of the regression inside the boxes, by the jackknife over masks. It is 0 elsewhere, where
         nothing is left to chance. None with fewer than three masks in a box.
         """
         bound = _focused(masks)
-        if any(len(focus.rows) < 3 for focus in bound.foci(indices)):
+        if any(len(focus.rows) < 3 for focus in bound.foci(ids)):
             return None
         found = torch.zeros(scores.shape[1], *bound.spatial_shape, dtype=bound.dtype, device=bound.device)
-        return self._fill(found, bound, indices, scores, reference_scores, SmoothRegression.standard_error)
+        return self._fill(found, bound, ids, scores, reference_scores, SmoothRegression.standard_error)
 
     def inside(self, masks: BoundMasks, focus: Focus, scores: torch.Tensor) -> torch.Tensor:
         """The values of one box, by its random masks.
@@ -99,14 +99,14 @@ class FocusedScoring(Estimator):
         self,
         found: torch.Tensor,
         bound: BoundFocusedMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         values: Callable[[SmoothRegression, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         """Put values of each box's regression into the maps of the scores that asked for it."""
-        foci = bound.foci(indices)
-        wanted = [bound.asked_for(indices, scores[:, k], reference_scores[k]) for k in range(scores.shape[1])]
+        foci = bound.foci(ids)
+        wanted = [bound.asked_for(ids, scores[:, k], reference_scores[k]) for k in range(scores.shape[1])]
         for focus in reversed(foci):
             rows = [k for k, places in enumerate(wanted) if focus.place in places]
             if rows:
@@ -118,7 +118,7 @@ class FocusedScoring(Estimator):
 
 def _regression(bound: BoundFocusedMasks, focus: Focus) -> SmoothRegression:
     cell = [(side.stop - side.start) / bound.cells for side in focus.box]
-    return SmoothRegression(focus.masks, focus.indices, cell)
+    return SmoothRegression(focus.masks, focus.ids, cell)
 
 
 def _focused(masks: BoundMasks) -> BoundFocusedMasks:

@@ -8,7 +8,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator, Meaning, score_rounding
 from monai_saliency.estimators.occlusion import sum_of_hidden
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 
 __all__ = ["HierarchicalScoring"]
 
@@ -36,9 +36,9 @@ class HierarchicalScoring(Estimator):
     """
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        return sum_of_hidden(masks, indices, reference_scores - scores).flatten(0, 1).to(masks.dtype)
+        return sum_of_hidden(masks, ids, reference_scores - scores).flatten(0, 1).to(masks.dtype)
 
     def meaning(self, masks: BoundMasks) -> Meaning:
         levels = getattr(masks, "num_levels", 1)
@@ -49,7 +49,7 @@ class HierarchicalScoring(Estimator):
     def noise(
         self,
         masks: BoundMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         rounding: float = 0.0,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from monai_saliency.estimators.base import Estimator, Meaning, score_rounding
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.masks.region import BoundRegionMasks
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
@@ -57,10 +57,10 @@ class HSICScoring(Estimator):
     """
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         cells = _checked(masks)
-        kept = torch.from_numpy(cells.codes(indices)["coalition"]).to(masks.device)
+        kept = torch.from_numpy(cells.codes(ids)["coalition"]).to(masks.device)
         rounding = score_rounding(scores, reference_scores)
         found = [
             _dependence(kept, values, float(smallest))
@@ -74,7 +74,7 @@ class HSICScoring(Estimator):
     def noise(
         self,
         masks: BoundMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
@@ -85,7 +85,7 @@ class HSICScoring(Estimator):
         That is ``(1 + sqrt 2)`` times the mean, since a sum of squares of independent normal numbers has no larger
         standard deviation than ``sqrt 2`` times its mean.
         """
-        kept = torch.from_numpy(_checked(masks).codes(indices)["coalition"]).to(masks.device)
+        kept = torch.from_numpy(_checked(masks).codes(ids)["coalition"]).to(masks.device)
         count, share = len(kept), kept.to(accumulation_dtype(masks.device)).mean(dim=0)
         squares = count * (share * (1 - share)).mean()
         found = []

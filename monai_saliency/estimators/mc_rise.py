@@ -9,7 +9,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.estimators.rise import RISEScoring
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.arguments import check_option, probability
 
 __all__ = ["MCRISEScoring"]
@@ -65,9 +65,9 @@ class MCRISEScoring(Estimator):
         self.p1 = float(p1)
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        return self._as_rise().compute(self._contrasts(masks), indices, scores, reference_scores)
+        return self._as_rise().compute(self._contrasts(masks), ids, scores, reference_scores)
 
     def meaning(self, masks: BoundMasks) -> Meaning:
         if self.form == "centred":
@@ -77,7 +77,7 @@ class MCRISEScoring(Estimator):
     def noise(
         self,
         masks: BoundMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
@@ -87,17 +87,17 @@ class MCRISEScoring(Estimator):
         """
         if self.form == "xaitk":
             return None
-        return self._as_rise().noise(self._contrasts(masks), indices, scores, reference_scores, rounding)
+        return self._as_rise().noise(self._contrasts(masks), ids, scores, reference_scores, rounding)
 
     def standard_error(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
         """As :meth:`~monai_saliency.RISEScoring.standard_error`, of the differences in place of the masks; None for
         ``"xaitk"``, which is biased, and for fewer than three masks.
         """
         if self.form == "xaitk":
             return None
-        return self._as_rise().standard_error(self._contrasts(masks), indices, scores, reference_scores)
+        return self._as_rise().standard_error(self._contrasts(masks), ids, scores, reference_scores)
 
     def _as_rise(self) -> RISEScoring:
         return RISEScoring(1.0, "centred" if self.form == "centred" else "debiased")
@@ -127,11 +127,11 @@ class _Contrasts(BoundMasks):
     def __len__(self) -> int:
         return len(self.base)
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        return self.base.codes(indices)
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+        return self.base.codes(ids)
 
-    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-        sums = self.base.weighted_sum(indices, weights)
+    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
+        sums = self.base.weighted_sum(ids, weights)
         total = weights.to(sums).sum(dim=0).reshape(-1, *[1] * (sums.ndim - 1))
         hidden = total - sums
         kept = total - hidden.sum(dim=1, keepdim=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from monai_saliency.estimators.base import Estimator, Meaning
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.masks.minimal import BoundMinimalMasks
 
 __all__ = ["MinimalRegionScoring"]
@@ -34,19 +34,19 @@ class MinimalRegionScoring(Estimator):
         >>> (found,) = explain.explain(image, lambda x: x[:, :, 1, 1:3].sum(-1))  # the score is the sum of two voxels
         >>> found.saliency[0].tolist()
         [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
-        >>> (region,) = found.masks.found(found.indices, found.scores, found.reference_scores)
+        >>> (region,) = found.masks.found(found.ids, found.scores, found.reference_scores)
         >>> region.voxels, region.kept_score, region.hidden_score
         (2, 2.0, 0.0)
     """
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         if not isinstance(masks, BoundMinimalMasks):
             raise ValueError(
                 f"a minimal region needs MinimalMasks, got masks of {masks.key[0]}: use minimal_region(...)"
             )
-        found = masks.found(indices, scores, reference_scores)
+        found = masks.found(ids, scores, reference_scores)
         maps = torch.zeros(len(found), *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
         for each, region in zip(maps, found, strict=True):
             for box in region.boxes:

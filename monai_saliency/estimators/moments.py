@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
 __all__ = ["centred", "in_groups", "moments", "scaled"]
@@ -17,7 +17,7 @@ _AT_ONCE = 2**23
 
 
 def moments(
-    masks: BoundMasks, indices: Sequence[int], first: torch.Tensor, second: torch.Tensor, origin: float
+    masks: BoundMasks, ids: Sequence[Id], first: torch.Tensor, second: torch.Tensor, origin: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sums of ``M - origin``, and of its square, each mask M multiplied by its weights.
 
@@ -26,7 +26,7 @@ def moments(
 
     Args:
         masks: the masks of the case.
-        indices: the indices of n masks.
+        ids: the ids of n masks.
         first: ``(n, A)``, the weights of ``M - origin``.
         second: ``(n, B)``, the weights of ``(M - origin) ** 2``.
         origin: about the mean of a mask's value, so that nothing large cancels later.
@@ -38,7 +38,7 @@ def moments(
     sums = masks.zero_sums(first), masks.zero_sums(second)
     weights = [each.to(masks.device, masks.dtype) for each in (first, second)]
     with exact_arithmetic(masks.device):
-        for chunk, rendered in masks.stream(indices):
+        for chunk, rendered in masks.stream(ids):
             power = rendered.flatten(1).sub_(origin)
             sums[0].add_((weights[0][chunk].T @ power).reshape(sums[0].shape))
             power.square_()

@@ -10,7 +10,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator, score_rounding, split_coverage, with_ones
 from monai_saliency.estimators.moments import in_groups, moments, scaled
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.boxes import Box, voxels_of
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import to_device
@@ -40,14 +40,14 @@ class OcclusionScoring(Estimator):
     """
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        return mean_while_hidden(masks, indices, reference_scores - scores)
+        return mean_while_hidden(masks, ids, reference_scores - scores)
 
     def noise(
         self,
         masks: BoundMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
@@ -59,7 +59,7 @@ class OcclusionScoring(Estimator):
         return None if masks.drawn else score_rounding(scores, reference_scores, rounding)
 
     def standard_error(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
         """The standard error of each voxel where masks are drawn at random; None where windows or regions are hidden in
         turn, which leaves nothing to chance, and for fewer than three masks.
@@ -69,37 +69,37 @@ class OcclusionScoring(Estimator):
         mean of ``1 - M``. Voxels that no mask hides have 0, as in the map.
         """
         drops = reference_scores.to(accumulation_dtype(scores.device)) - scores
-        return error_while_hidden(masks, indices, drops)
+        return error_while_hidden(masks, ids, drops)
 
 
-def mean_while_hidden(masks: BoundMasks, indices: Sequence[int], values: torch.Tensor) -> torch.Tensor:
+def mean_while_hidden(masks: BoundMasks, ids: Sequence[Id], values: torch.Tensor) -> torch.Tensor:
     """The average of some values of masks while a voxel is hidden: ``sum_i y_i (1 - M_i) / sum_i (1 - M_i)``, and 0
     where no mask hides the voxel.
 
     Args:
         masks: the masks of the case.
-        indices: the indices of n masks.
+        ids: the ids of n masks.
         values: ``(n, K)``, the values y.
 
     Returns:
         ``(K, *spatial)``, or ``(K * C, *spatial)`` where each channel has its own masks, in the masks' precision.
     """
-    total, coverage = split_coverage(sum_of_hidden(masks, indices, with_ones(values)))
+    total, coverage = split_coverage(sum_of_hidden(masks, ids, with_ones(values)))
     return torch.where(coverage > 0, total / coverage, 0.0).flatten(0, 1).to(masks.dtype)
 
 
-def error_while_hidden(masks: BoundMasks, indices: Sequence[int], values: torch.Tensor) -> torch.Tensor | None:
+def error_while_hidden(masks: BoundMasks, ids: Sequence[Id], values: torch.Tensor) -> torch.Tensor | None:
     """The standard error of :func:`mean_while_hidden`, see :meth:`OcclusionScoring.standard_error`.
 
     Args:
         masks: the masks of the case.
-        indices: the indices of n masks.
+        ids: the ids of n masks.
         values: ``(n, K)``, the values y, best in double precision.
 
     Returns:
         of the shape and precision of the mean; None where nothing is left to chance, and for fewer than three masks.
     """
-    n = len(indices)
+    n = len(ids)
     if not masks.drawn or n < 3:
         return None
 
@@ -108,7 +108,7 @@ def error_while_hidden(masks: BoundMasks, indices: Sequence[int], values: torch.
         d, scale = scaled(drops - drops.mean(dim=0))
         k = d.shape[1]
         # M - 1 is what is hidden, below zero.
-        first, second = moments(masks, indices, with_ones(-d), with_ones(torch.cat([d.square(), d], 1)), 1.0)
+        first, second = moments(masks, ids, with_ones(-d), with_ones(torch.cat([d.square(), d], 1)), 1.0)
         drop, coverage = first[:k], -first[k:]
         squares, mixed, hidden = second.split([k, k, 1])
         value = torch.where(coverage > 0, drop / coverage, 0.0)
@@ -119,7 +119,7 @@ def error_while_hidden(masks: BoundMasks, indices: Sequence[int], values: torch.
     return in_groups(masks, error, values)
 
 
-def sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+def sum_of_hidden(masks: BoundMasks, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
     """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``.
 
     Masks that each hide one box, or change nothing outside of one, are added inside that box only; others are rendered
@@ -128,18 +128,18 @@ def sum_of_hidden(masks: BoundMasks, indices: Sequence[int], weights: torch.Tens
     """
     sums = masks.zero_sums(weights)
     weights = weights.to(masks.device, masks.dtype)
-    boxes = masks.hidden_boxes(indices)
+    boxes = masks.hidden_boxes(ids)
     if boxes is not None:
         return _sum_of_boxes(sums, boxes, weights.to(sums))
-    changed = masks.changed_boxes(indices)
+    changed = masks.changed_boxes(ids)
     if changed is not None:
         weights = weights.to(sums).reshape(*weights.shape, *[1] * (sums.ndim - 1))
-        for index, box, each in zip(indices, changed, weights, strict=True):
+        for index, box, each in zip(ids, changed, weights, strict=True):
             inside: Any = (..., *box)
             sums[inside] += each * (1 - masks.render([index], box=box)[0])
         return sums
     with exact_arithmetic(masks.device):
-        for chunk, rendered in masks.stream(indices):
+        for chunk, rendered in masks.stream(ids):
             hidden = rendered.flatten(1).neg_().add_(1)
             sums += (weights[chunk].T @ hidden).reshape(sums.shape)
     return sums

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 
 __all__ = ["SmoothRegression"]
 
@@ -48,15 +48,15 @@ class SmoothRegression:
 
     Args:
         masks: bound masks of a random grid, with one mask for all channels.
-        indices: the masks that were scored, n of them.
+        ids: the masks that were scored, n of them.
         cell_shape: a cell of the masks, in voxels.
     """
 
-    def __init__(self, masks: BoundMasks, indices: Sequence[int], cell_shape: Sequence[float]) -> None:
+    def __init__(self, masks: BoundMasks, ids: Sequence[Id], cell_shape: Sequence[float]) -> None:
         self.masks = masks
         sides = zip(masks.spatial_shape, cell_shape, strict=True)
         self.bumps = [_bumps(size, max(1.0, _SMOOTH * cell)) for size, cell in sides]
-        features = masks.along_axes(indices, self.bumps).flatten(1).cpu().double()
+        features = masks.along_axes(ids, self.bumps).flatten(1).cpu().double()
         self.features = features - features.mean(dim=0)
         self.decomposed = _decomposed(self.features)
 

@@ -9,7 +9,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator, score_rounding, split_coverage, with_ones
 from monai_saliency.estimators.moments import centred, in_groups, moments, scaled
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.arguments import check_option, probability
 from monai_saliency.utils.precision import accumulation_dtype
 
@@ -68,22 +68,22 @@ class RISEScoring(Estimator):
         self.p1 = 0.0 if form == "plain" else float(p1)  # what does not count is the same in equal settings
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         if self.form == "plain":
-            weighted, coverage = split_coverage(masks.weighted_sum(indices, with_ones(scores)))
+            weighted, coverage = split_coverage(masks.weighted_sum(ids, with_ones(scores)))
             kept = coverage.mean(dim=tuple(range(1, coverage.ndim)), keepdim=True)
             # Masks that keep nothing say nothing about any voxel.
             return torch.where(kept > 0, weighted / kept, weighted).flatten(0, 1).to(masks.dtype)
         if self.form == "centred":
             # The weights sum to 0, so that masks stand for `M - p1`.
-            weighted = masks.weighted_sum(indices, centred(scores))
-            weighted /= self.p1 * max(1, len(indices) - 1)
+            weighted = masks.weighted_sum(ids, centred(scores))
+            weighted /= self.p1 * max(1, len(ids) - 1)
         else:
-            weighted = masks.weighted_sum(indices, scores)
+            weighted = masks.weighted_sum(ids, scores)
             total = scores.to(weighted).sum(dim=0)
             weighted -= self.p1 * total.reshape(-1, *[1] * (weighted.ndim - 1))
-            weighted /= self.p1 * len(indices)
+            weighted /= self.p1 * len(ids)
         if masks.regions is not None:
             # All masks keep the voxels in no region, not a fraction p1 of them, so nothing is known about these.
             weighted[..., masks.regions.index == 0] = 0
@@ -92,7 +92,7 @@ class RISEScoring(Estimator):
     def noise(
         self,
         masks: BoundMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
@@ -109,13 +109,11 @@ class RISEScoring(Estimator):
         if self.form == "plain":
             return None
         deviations = centred(scores) if self.form == "centred" else _long(scores)
-        spread = deviations.square().mean(dim=0).sqrt() * self._spread_of_masks(masks, indices[:_SPREAD_MASKS])
-        return torch.hypot(
-            spread / (self.p1 * len(indices) ** 0.5), score_rounding(scores, reference_scores).to(spread)
-        )
+        spread = deviations.square().mean(dim=0).sqrt() * self._spread_of_masks(masks, ids[:_SPREAD_MASKS])
+        return torch.hypot(spread / (self.p1 * len(ids) ** 0.5), score_rounding(scores, reference_scores).to(spread))
 
     def standard_error(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
         """The standard error of each voxel of the centred and debiased maps; None for the plain one, which is read
         relative to its own mean, and for fewer than three masks.
@@ -128,15 +126,15 @@ class RISEScoring(Estimator):
         Unlike :meth:`noise` it has a value for each voxel, and holds also where the scores depend on the voxel. Where
         they do not, both are the same on average.
         """
-        if self.form == "plain" or len(indices) < 3:
+        if self.form == "plain" or len(ids) < 3:
             return None
         is_centred = self.form == "centred"
-        n, deviations = len(indices), centred(scores) if is_centred else _long(scores)
+        n, deviations = len(ids), centred(scores) if is_centred else _long(scores)
 
         def error(d: torch.Tensor) -> torch.Tensor:
             d, scale = scaled(d)
             weights = torch.cat([d, d.square(), d.new_ones(n, 1)], dim=1)
-            sums, squares = moments(masks, indices, weights, d.square(), self.p1)
+            sums, squares = moments(masks, ids, weights, d.square(), self.p1)
             linear, quadratic, coverage = sums.split([d.shape[1], d.shape[1], 1])
             # How far the masks' own mean is from p1, voxel by voxel.
             shift = coverage / n if is_centred else torch.zeros_like(coverage)
@@ -151,15 +149,15 @@ class RISEScoring(Estimator):
 
         return in_groups(masks, error, deviations)
 
-    def _spread_of_masks(self, masks: BoundMasks, indices: Sequence[int]) -> torch.Tensor:
+    def _spread_of_masks(self, masks: BoundMasks, ids: Sequence[Id]) -> torch.Tensor:
         """The standard deviation of a voxel over masks, a mean over the voxels that masks hide."""
         hidden = None if masks.regions is None else masks.regions.index > 0
         total = _long(torch.zeros((), device=masks.device))
-        for _, rendered in masks.stream(indices):
+        for _, rendered in masks.stream(ids):
             squares = rendered.sub_(self.p1).square_()
             total += (squares if hidden is None else squares * hidden).sum(dtype=total.dtype)
         voxels = math.prod(masks.spatial_shape) if hidden is None else hidden.sum()
-        return (total / (len(indices) * (masks.channels or 1) * voxels)).sqrt()
+        return (total / (len(ids) * (masks.channels or 1) * voxels)).sqrt()
 
 
 def _long(scores: torch.Tensor) -> torch.Tensor:

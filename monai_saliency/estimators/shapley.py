@@ -12,7 +12,7 @@ import torch
 from monai_saliency.estimators.base import Estimator, score_rounding
 from monai_saliency.estimators.odd_interactions import choose, triples
 from monai_saliency.estimators.sample_reuse import adjusted
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.masks.coalition import BoundCoalitionMasks
 from monai_saliency.masks.coalition_draw import inclusion
 from monai_saliency.masks.patch_cells import Meeting
@@ -66,7 +66,7 @@ class Scored(Protocol):
     @property
     def masks(self) -> BoundMasks: ...
     @property
-    def indices(self) -> Sequence[int]: ...
+    def ids(self) -> Sequence[int]: ...
     @property
     def scores(self) -> torch.Tensor: ...
     @property
@@ -98,7 +98,7 @@ def shapley_values(explanation: Scored) -> ShapleyValues:
     """
     used = getattr(explanation, "estimator", None)
     scoring = used if isinstance(used, ShapleyScoring) else ShapleyScoring()
-    return scoring.values(explanation.masks, explanation.indices, explanation.scores, explanation.reference_scores)
+    return scoring.values(explanation.masks, explanation.ids, explanation.scores, explanation.reference_scores)
 
 
 class ShapleyScoring(Estimator):
@@ -162,17 +162,17 @@ class ShapleyScoring(Estimator):
             )
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         coalitions = _checked(masks)
-        return coalitions.paint(self.values(masks, indices, scores, reference_scores).values).flatten(0, 1)
+        return coalitions.paint(self.values(masks, ids, scores, reference_scores).values).flatten(0, 1)
 
     def values(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> ShapleyValues:
         """The values of the players, from the arguments of :meth:`compute`."""
         coalitions = _checked(masks)
-        drops = _drops(coalitions, indices, scores, reference_scores)
+        drops = _drops(coalitions, ids, scores, reference_scores)
         values, variance = _solve(coalitions, drops, self.interactions, self.unbiased)
         if coalitions.meetings is not None:
             largest = torch.cat([scores.cpu(), reference_scores[None].cpu()]).abs().amax(dim=0).double()
@@ -183,7 +183,7 @@ class ShapleyScoring(Estimator):
     def noise(
         self,
         masks: BoundMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
@@ -199,15 +199,15 @@ class ShapleyScoring(Estimator):
             rounded = rounded * max(1.0, float(probes.square().mean(dim=1).sqrt().max()))
         if coalitions.random is None:
             return rounded.to(scores)
-        errors = self.values(masks, indices, scores, reference_scores).standard_error
+        errors = self.values(masks, ids, scores, reference_scores).standard_error
         assert errors is not None
         return torch.hypot(errors.square().mean(dim=0).sqrt(), rounded).to(scores)
 
     def standard_error(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
         """That of the player on all its voxels; None where all values are exact."""
-        errors = self.values(masks, indices, scores, reference_scores).standard_error
+        errors = self.values(masks, ids, scores, reference_scores).standard_error
         return None if errors is None else _checked(masks).paint(errors).flatten(0, 1)
 
 
@@ -218,16 +218,16 @@ def _checked(masks: BoundMasks) -> BoundCoalitionMasks:
 
 
 def _drops(
-    masks: BoundCoalitionMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+    masks: BoundCoalitionMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
 ) -> torch.Tensor:
     """How far the score falls with each mask, float64 ``(N + 1, K)`` on the CPU; 0 in the last row, where none is used.
 
     A constant in all scores is gone.
     """
-    if len(set(indices)) < len(masks):
-        raise ValueError(f"Shapley values need the scores of all {len(masks)} coalitions, got {len(set(indices))}")
+    if len(set(ids)) < len(masks):
+        raise ValueError(f"Shapley values need the scores of all {len(masks)} coalitions, got {len(set(ids))}")
     drops = torch.zeros(len(masks) + 1, scores.shape[1], dtype=torch.float64)
-    drops[torch.as_tensor(list(indices))] = reference_scores.cpu().double() - scores.cpu().double()
+    drops[torch.as_tensor(list(ids))] = reference_scores.cpu().double() - scores.cpu().double()
     return drops
 
 

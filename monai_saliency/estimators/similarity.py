@@ -8,7 +8,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator, Meaning, score_rounding
 from monai_saliency.estimators.occlusion import error_while_hidden, mean_while_hidden
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.precision import accumulation_dtype
 
 __all__ = ["SimilarityScoring"]
@@ -38,9 +38,9 @@ class SimilarityScoring(Estimator):
     """
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        return mean_while_hidden(masks, indices, (reference_scores - scores).clamp_min(0))
+        return mean_while_hidden(masks, ids, (reference_scores - scores).clamp_min(0))
 
     def meaning(self, masks: BoundMasks) -> Meaning:
         return Meaning("loss of the score", signed=False)
@@ -48,7 +48,7 @@ class SimilarityScoring(Estimator):
     def noise(
         self,
         masks: BoundMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
@@ -59,8 +59,8 @@ class SimilarityScoring(Estimator):
         return None if masks.drawn else score_rounding(scores, reference_scores, rounding)
 
     def standard_error(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
         """As :meth:`~monai_saliency.OcclusionScoring.standard_error`, of the loss."""
         drops = reference_scores.to(accumulation_dtype(scores.device)) - scores
-        return error_while_hidden(masks, indices, drops.clamp_min(0))
+        return error_while_hidden(masks, ids, drops.clamp_min(0))

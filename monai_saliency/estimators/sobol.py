@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from monai_saliency.estimators.base import Estimator, Meaning, score_rounding
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.masks.sobol import BoundSobolMasks
 from monai_saliency.utils.precision import accumulation_dtype
 
@@ -44,14 +44,14 @@ class SobolScoring(Estimator):
     """
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         if not isinstance(masks, BoundSobolMasks):
             raise ValueError(f"total Sobol indices need SobolMasks, got masks of {masks.key[0]}: use sobol(...)")
         cells = len(masks.values)
         values = scores.to("cpu", accumulation_dtype(scores.device))
         values = values - values[:1]
-        design, place = (torch.from_numpy(each) for each in np.divmod(np.asarray(indices, dtype=int), cells + 2))
+        design, place = (torch.from_numpy(each) for each in np.divmod(np.asarray(ids, dtype=int), cells + 2))
         own = values.new_full((masks.num_designs, cells + 2, values.shape[1]), float("nan"))
         own[design, place] = values
         # Masks without a score are NaN, and so are their differences, which are left out.

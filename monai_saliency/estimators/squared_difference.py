@@ -8,7 +8,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator, Meaning, score_rounding
 from monai_saliency.estimators.occlusion import error_while_hidden, mean_while_hidden
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.precision import accumulation_dtype
 
 __all__ = ["SquaredDifferenceScoring"]
@@ -40,9 +40,9 @@ class SquaredDifferenceScoring(Estimator):
     """
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        return mean_while_hidden(masks, indices, 0.5 * (reference_scores - scores).square())
+        return mean_while_hidden(masks, ids, 0.5 * (reference_scores - scores).square())
 
     def meaning(self, masks: BoundMasks) -> Meaning:
         return Meaning("half the squared change of the score", 0.5, in_score_unit=False, signed=False)
@@ -50,7 +50,7 @@ class SquaredDifferenceScoring(Estimator):
     def noise(
         self,
         masks: BoundMasks,
-        indices: Sequence[int],
+        ids: Sequence[Id],
         scores: torch.Tensor,
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
@@ -61,8 +61,8 @@ class SquaredDifferenceScoring(Estimator):
         return None if masks.drawn else 0.5 * score_rounding(scores, reference_scores, rounding).square()
 
     def standard_error(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
         """As :meth:`~monai_saliency.OcclusionScoring.standard_error`, of half the squared change."""
         drops = reference_scores.to(accumulation_dtype(scores.device)) - scores
-        return error_while_hidden(masks, indices, 0.5 * drops.square())
+        return error_while_hidden(masks, ids, 0.5 * drops.square())

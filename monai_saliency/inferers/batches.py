@@ -178,7 +178,7 @@ class RoundSizes:
     """
 
     def __init__(self, most: int, states: Sequence[CaseState], network: Any) -> None:
-        self.most = min(most, sum(len(state.masks) + 1 for state in states))
+        self.most = min(most, sum(state.masks.at_most + 1 for state in states))
         is_module = type(network).__call__ is torch.nn.Module.__call__ and not isinstance(
             network, torch.jit.ScriptModule
         )

@@ -15,7 +15,7 @@ from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator, ScoreState, first_round
 from monai_saliency.inferers.agreement import Origin, differences
 from monai_saliency.inferers.explanation import Explanation, of_members
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.fingerprint import fingerprint
 from monai_saliency.storage.score_store import CaseScores
@@ -96,11 +96,11 @@ class CaseState:
     @property
     def num_rows(self) -> int:
         """Rows of all rounds so far, the unperturbed image among them."""
-        return len(self._indices) + 1
+        return len(self._ids) + 1
 
     @property
-    def _indices(self) -> Sequence[int]:
-        return self.state.indices if self.is_bound else self._first_round
+    def _ids(self) -> Sequence[Id]:
+        return self.state.ids if self.is_bound else self._first_round
 
     def rows_of_round(self, number: int) -> tuple[int, int]:
         """The rows [start, stop) of a round, from 0; none where that round has not begun.
@@ -113,11 +113,9 @@ class CaseState:
 
     def masks_of(self, start: int, stop: int) -> Sequence[int]:
         """The masks of rows [start, stop), all behind row 0."""
-        return self._indices[start - 1 : stop - 1]
+        return self._ids[start - 1 : stop - 1]
 
-    def perturb(
-        self, start: int, stop: int, out: torch.Tensor, box: Box | None = None, memory: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
+    def perturb(self, start: int, stop: int, out: torch.Tensor, box: Box | None = None) -> None:
         """Write rows of the perturbed image.
 
         Args:
@@ -125,10 +123,6 @@ class CaseState:
             stop: the last row + 1.
             out: where to write, ``(stop - start, C + H, *spatial)``: held channels stand behind the image's.
             box: the part of the image that is written; the whole image by default.
-            memory: what an earlier call gave, which may be overwritten.
-
-        Returns:
-            memory for the next call of as many rows; None where masks make no use of it.
         """
         parts = self.case.image, self.fill, self.held
         image, fill, held = parts if box is None else (each[everywhere(box)] for each in parts)
@@ -139,30 +133,11 @@ class CaseState:
             out[0] = image
             start, out = 1, out[1:]
         if start == stop:
-            return None
-        indices = self.masks_of(start, stop)
-        # Foreign masks need not know boxes: only those that restrict themselves to one are asked for it.
-        if box is not None:
-            masks = self.masks.render(indices, box=box)
-            self.masks.perturb(image, fill, masks.to(out.dtype), self.is_finite, out, box=box)
-            return None
-        # An image of one channel comes where its mask is written: half the memory to go through.
-        in_place = len(image) == 1 and not len(held) and out.is_contiguous() and self.is_finite
-        if in_place and type(self.masks).perturb is BoundMasks.perturb:
-            memory = out
-        masks = self.masks.render_into(indices, memory)
-        self.masks.perturb(image, fill, masks.to(out.dtype), self.is_finite, out)
-        return masks if self.masks.reuses_memory and memory is not out else None
-
-    def perturb_each(self, rows: Sequence[int], boxes: Sequence[Box], out: torch.Tensor) -> None:
-        """Write the part of each row inside a box that is its own: all rows of masks, or all the unperturbed image."""
-        image = self.case.image
-        if rows[0] == 0:
-            for part, box in zip(out, boxes, strict=True):
-                part[:] = image[everywhere(box)]
             return
-        indices = [self._indices[row - 1] for row in rows]
-        self.masks.perturb_each(indices, image, self.fill, boxes, self.is_finite, out)
+        # Foreign masks need not know boxes: only those that restrict themselves to one are asked for it.
+        where: dict[str, Any] = {} if box is None else {"box": box}
+        masks = self.masks.render(self.masks_of(start, stop), **where)
+        self.masks.perturb(image, fill, masks.to(out.dtype), self.is_finite, out, box=box)
 
     @cached_property
     def is_finite(self) -> bool:
@@ -396,15 +371,15 @@ class CaseState:
             raise CaseError(self.case.name, problem)
         if self.stored is not None:
             self.stored.finish(self.state.scores)
-        stopped = self.masks.stopped(self.state.indices, self.state.scores.cpu(), self.state.reference_scores.cpu())
+        stopped = self.masks.stopped(self.state.ids, self.state.scores.cpu(), self.state.reference_scores.cpu())
         if stopped:
-            logger.info("case %s: %d masks, then %s", self.case.name, len(self.state.indices), stopped)
+            logger.info("case %s: %d masks, then %s", self.case.name, len(self.state.ids), stopped)
         with stage("map"):
             explanation = Explanation(
                 name=self.case.name,
                 saliency=self.state.compute(),
                 scores=self.state.scores,
-                indices=self.state.indices,
+                ids=self.state.ids,
                 reference_scores=self.state.reference_scores,
                 target=self.target,
                 masks=self.masks,

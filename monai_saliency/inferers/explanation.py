@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.targets.base import BoundTarget
 from monai_saliency.utils.profiling import stage
 
@@ -26,7 +26,7 @@ class Explanation:
         saliency: the map ``(K, *spatial)``, on the image's device, in the score's unit; ``(K * C, *spatial)`` where
             channels have masks of their own.
         scores: ``(N, K)``, one row a mask.
-        indices: the mask of each row of ``scores``, N of them.
+        ids: the mask of each row of ``scores``, N of them.
         reference_scores: ``(K,)``, of the unperturbed image.
         target: the target, bound to the case.
         masks: the masks, bound to the case.
@@ -56,7 +56,7 @@ class Explanation:
     name: str
     saliency: torch.Tensor
     scores: torch.Tensor
-    indices: Sequence[int]
+    ids: Sequence[Id]
     reference_scores: torch.Tensor
     target: BoundTarget
     masks: BoundMasks
@@ -77,7 +77,7 @@ class Explanation:
         if self.estimator is None:
             return None
         with torch.no_grad(), stage("standard error"):
-            return self.estimator.standard_error(self.masks, self.indices, self.scores, self.reference_scores)
+            return self.estimator.standard_error(self.masks, self.ids, self.scores, self.reference_scores)
 
     def maps_beside(self, standard_error_key: Any = None) -> dict[Any, torch.Tensor]:
         """The maps to save beside the map: its disagreement as ``"disagreement"``, and its standard error, where it has
@@ -124,5 +124,5 @@ def of_members(explanation: Explanation, rounding: float) -> Explanation:
         target=bound.bound_to_mean,
     )
     assert mean.estimator is not None
-    given = mean.masks, mean.indices, mean.scores, mean.reference_scores
+    given = mean.masks, mean.ids, mean.scores, mean.reference_scores
     return replace(mean, noise=mean.estimator.noise(*given, rounding=rounding))

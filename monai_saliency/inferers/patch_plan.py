@@ -15,7 +15,7 @@ from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfe
 
 from monai_saliency.inferers.forward import Forward
 from monai_saliency.inferers.nnunet import NNUNetInferer
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.networks.inputs import TensorInput
 from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.utils.boxes import Box
@@ -170,22 +170,22 @@ def find_trims(grid: PatchGrid, reach: torch.Tensor | None) -> dict[int, Box]:
     return trims
 
 
-def find_touches(masks: BoundMasks, grid: PatchGrid, patches: Iterable[int], indices: Sequence[int]) -> np.ndarray:
+def find_touches(masks: BoundMasks, grid: PatchGrid, patches: Iterable[int], ids: Sequence[Id]) -> np.ndarray:
     """Which masks change which patches.
 
     Args:
         masks: the case's masks.
         grid: the patches.
         patches: those to look at.
-        indices: the masks to look at.
+        ids: the masks to look at.
 
     Returns:
-        ascending rows (i, patch, j): mask ``indices[i]`` changes the patch, and ``indices[j]`` is the first that
+        ascending rows (i, patch, j): mask ``ids[i]`` changes the patch, and ``ids[j]`` is the first that
         changes it in the same way.
     """
     rows = [np.empty((0, 3), dtype=int)]
     for patch in patches:
-        restricted = masks.restrict(indices, grid.boxes[patch])
+        restricted = masks.restrict(ids, grid.boxes[patch])
         assert restricted is not None
         changed = restricted[0].nonzero()[0]
         if len(changed):

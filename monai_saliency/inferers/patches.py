@@ -400,16 +400,8 @@ class RememberedPatches(Scoring):
         """Write the patches of some slots ``(n, C, *roi_size)``."""
         parts = out[everywhere(everywhere(self.grid.crop))]
         cases, rows, patches = self.slots[list(slots)].T.tolist()
-        boxes = [self.grid.boxes[patch] for patch in patches]
-        # Slots of one case, whose perturbed patches are behind its unperturbed ones, stand side by side.
-        first = 0
-        while first < len(slots):
-            stop = first + 1
-            while stop < len(slots) and (cases[stop], rows[stop] > 0) == (cases[first], rows[first] > 0):
-                stop += 1
-            here = slice(first, stop)
-            self.states[cases[first]].perturb_each(rows[here], boxes[here], out=parts[here])
-            first = stop
+        for case, row, patch, part in zip(cases, rows, patches, parts, strict=True):
+            self.states[case].perturb(row, row + 1, part[None], self.grid.boxes[patch])
         if any(self.grid.pad):
             out[:] = self._padded(parts)
 

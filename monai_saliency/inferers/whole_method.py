@@ -16,7 +16,7 @@ from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.inferer import Meet, PerturbationInferer
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
@@ -170,7 +170,7 @@ class _BoundMethodMasks(BoundMasks):
     def __len__(self) -> int:
         return self.count
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         raise ValueError(f"the changed images of {self.name} are its own: it has no masks to render")
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
@@ -184,7 +184,7 @@ class _MethodMap(Estimator):
         self.words = words
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         held: Any = masks
         return held.maps.clone()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.boxes import voxels_of
 from monai_saliency.utils.monai_private import tensor_version
 from monai_saliency.utils.tensors import to_device
@@ -52,14 +52,13 @@ class WindowRows:
 
     def __init__(self) -> None:
         self._trusted: list[CaseState] = []
-        self._memory: torch.Tensor | None = None  # of masks
         self._places: _Places | None = None
         # What the batch holds: whose rows, which voxels of each are hidden, and its version when it was written.
         self._holds: tuple[CaseState, torch.Tensor, int] | None = None
 
     def forget(self) -> None:
         """The next batch is another tensor."""
-        self._holds = self._memory = None
+        self._holds = None
 
     def write(self, state: CaseState, start: int, stop: int, out: torch.Tensor) -> None:
         """Write rows [start, stop) of a case, all of masks.
@@ -73,7 +72,7 @@ class WindowRows:
         before, self._holds = self._holds, None
         voxels = self._voxels(state, start, stop) if state in self._trusted else None
         if voxels is None or before is None or before[0] is not state or before[2] != tensor_version(out):
-            self._memory = state.perturb(start, stop, out=out, memory=self._memory)
+            state.perturb(start, stop, out=out)
         else:
             _copy(state.case.image, before[1], out)
             _copy(state.fill, voxels, out)
@@ -116,12 +115,12 @@ class WindowRows:
         return known.voxels[start - known.start : stop - known.start]
 
 
-def hidden_voxels(masks: BoundMasks, indices: Sequence[int]) -> np.ndarray | None:
+def hidden_voxels(masks: BoundMasks, ids: Sequence[Id]) -> np.ndarray | None:
     """The voxels that each mask hides, where it hides one small window.
 
     Args:
         masks: the masks of an image.
-        indices: n masks.
+        ids: n masks.
 
     Returns:
         int64 ``(n, voxels)``, places in an image whose spatial axes are one; a window that the border cuts has some of
@@ -129,7 +128,7 @@ def hidden_voxels(masks: BoundMasks, indices: Sequence[int]) -> np.ndarray | Non
     """
     if masks.channels is not None or type(masks).perturb is not BoundMasks.perturb:
         return None
-    boxes = masks.hidden_boxes(indices)
+    boxes = masks.hidden_boxes(ids)
     found = voxels_of(boxes, masks.spatial_shape, int(_SMALL * math.prod(masks.spatial_shape))) if boxes else None
     return None if found is None else found[0]
 

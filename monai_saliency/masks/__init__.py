@@ -8,7 +8,7 @@ module                    masks
 ========================  ==============================================================================================
 ``base``                  the contract: :class:`Masks` and :class:`BoundMasks`
 ``grid``                  random grids with crisp cells, for HSIC
-``sobol``                 cells dimmed by a design of random numbers, for total Sobol indices
+``sobol``                 cells dimmed by a design of random numbers, for total Sobol ids
 ``rise``                  random smooth grids, for RISE
 ``mc_rise``               the same, where one of several fills replaces each hidden cell, for MC-RISE
 ``random_grid``           smooth grids as RISE's, with cells of one size in voxels or mm

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks
 from monai_saliency.utils.boxes import Box, everywhere
 
@@ -47,13 +47,13 @@ class BoundAloneMasks(BoundMasks):
     def __len__(self) -> int:
         return len(self._first)
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``first`` and ``stop``, int ``(n, spatial_dims)``: what is shown, and the voxel behind its last one."""
-        wanted = np.asarray(indices, dtype=int)
+        wanted = np.asarray(ids, dtype=int)
         return {"first": self._first[wanted], "stop": self._stop[wanted]}
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        codes, (start, end) = self.codes(indices), np.transpose([(side.start, side.stop) for side in box])
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        codes, (start, end) = self.codes(ids), np.transpose([(side.start, side.stop) for side in box])
         first, stop = np.clip(codes["first"], start, end), np.clip(codes["stop"], start, end)
         # Where nothing is shown, the row is that of a window over all of the box. Others are below zero, unlike any.
         nothing = (first >= stop).any(axis=1)

@@ -1,9 +1,8 @@
 """The contract of masks: settings that :meth:`Masks.bind` fits to one image, and the masks of that image.
 
 :class:`BoundMasks` draws a small *code* for each mask on the CPU (a window's corner, the bits of a grid) and renders
-full-size masks from the codes, a few at a time, on any device. Mask ``i`` depends only on the seed, ``i``, the spatial
-shape and what the masks are bound to. So every division of the work over batches, workers or ranks uses the same
-masks.
+full-size masks from the codes, a few at a time, on any device. A mask is named by its id and depends only on the seed,
+its id, the spatial shape and what the masks are bound to. So every division of the work uses the same masks.
 """
 
 from __future__ import annotations
@@ -12,15 +11,19 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from monai_saliency.utils.boxes import Box, everywhere
+from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
-from monai_saliency.utils.tensors import blend, cut, to_device
+from monai_saliency.utils.tensors import blend
 
-__all__ = ["BoundMasks", "Masks"]
+__all__ = ["BoundMasks", "Id", "Masks"]
+
+#: the name of a mask, opaque to all but its family: a number in families of one round, a tuple of integers in rounds
+Id: TypeAlias = Any
 
 
 class Masks(ABC):
@@ -83,7 +86,8 @@ class Regions:
 
 
 class BoundMasks(ABC):
-    """The masks of one image. ``len(bound)`` is the number of masks.
+    """The masks of one image. A family of one round implements ``__len__``, its number of masks, and has the ids
+    0, 1, 2, ...; a family in rounds implements :meth:`first_round`, :meth:`next_round` and :attr:`at_most`.
 
     Attributes:
         spatial_shape: the image's spatial shape.
@@ -101,7 +105,7 @@ class BoundMasks(ABC):
         >>> bound = ms.RISEMasks(1000, grid_size=4, seed=0).bind(torch.zeros(1, 16, 16))
         >>> len(bound), bound.spatial_shape, bound.render(range(3)).shape
         (1000, (16, 16), torch.Size([3, 1, 16, 16]))
-        >>> torch.equal(bound.render([7]), bound.render(range(10))[7:8])  # a mask depends on its index alone
+        >>> torch.equal(bound.render([7]), bound.render(range(10))[7:8])  # a mask depends on its id alone
         True
     """
 
@@ -119,41 +123,40 @@ class BoundMasks(ABC):
         """The regions that the masks hide as a whole; None for masks that are not made of regions."""
         return None
 
-    @abstractmethod
     def __len__(self) -> int:
-        """The number of masks: for masks in rounds, of all that could be asked for."""
+        """The number of masks of a family of one round."""
+        raise TypeError(f"{type(self).__name__} come in rounds: their number depends on the scores")
 
     @property
     def at_most(self) -> int:
-        """How many masks are scored at the most: all of them, unless they come in rounds."""
+        """The largest number of masks that may be scored."""
         return len(self)
 
+    def first_round(self) -> Sequence[Id]:
+        """The ids of the first masks to score: by default all masks of the family, which has one round."""
+        return range(len(self))
+
     def next_round(
-        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[int] | None:
+        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Sequence[Id] | None:
         """The masks to score next, now that all masks of the earlier rounds are scored.
 
-        By default there is one round with every mask. Override this for masks that depend on earlier scores, such as
-        windows that are refined where the score fell. It is asked at the end of each round and nowhere else, and must
-        be a pure function of its arguments: then every worker, and every resumed run, asks for the same masks.
+        Override this for masks that depend on earlier scores, such as windows that are refined where the score fell.
+        It must be a pure function of its arguments, so that every worker and every resumed run asks for the same masks.
 
         Args:
-            indices: the masks scored so far, in order. Empty when the first round is asked for.
-            scores: ``(len(indices), K)``, their scores. ``(0, 0)`` for the first round, which no score decides.
-            reference_scores: ``(K,)``, the scores of the unperturbed image. ``(0,)`` for the first round.
+            ids: the masks of all earlier rounds, in the order in which they were asked for.
+            scores: ``(len(ids), K)``, their scores.
+            reference_scores: ``(K,)``, the scores of the unperturbed image.
 
         Returns:
-            indices of masks that were not scored before, at least one; None when there are no more.
+            ids that were not asked for before, at least one; None, the default, when there are no more.
         """
-        return None if len(indices) else range(len(self))
+        return None
 
-    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        """Why no round follows the masks that are scored, in words; empty, the default, for masks of one round.
-
-        Args:
-            indices: as for :meth:`next_round`, all masks of all rounds.
-            scores: as for :meth:`next_round`.
-            reference_scores: as for :meth:`next_round`.
+    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        """Why no round follows, in words; empty, the default, for masks of one round. Arguments as for
+        :meth:`next_round`.
         """
         return ""
 
@@ -168,7 +171,7 @@ class BoundMasks(ABC):
         return type(self).next_round is not BoundMasks.next_round
 
     @abstractmethod
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """The codes of some masks: small arrays by name, with one row per mask, from which masks are rendered."""
 
     @abstractmethod
@@ -176,48 +179,45 @@ class BoundMasks(ABC):
         """Render masks ``(n, channels or 1, *spatial)`` in [0, 1] from n codes."""
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        """The part inside a box of what :meth:`_render` gives. Override this where a part can be rendered alone."""
+        """The part of masks inside a box. Override this where a part can be rendered alone."""
         everywhere = (slice(None), slice(None), *box)
         return self._render(codes, device)[everywhere]
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray] | None:
-        """Say which masks agree inside a box, so that work on this part of the image is done once for all of them.
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray] | None:
+        """Tell which masks agree inside a box, so that work on this part of the image is done once for all of them.
 
         Args:
-            indices: the indices of n masks.
+            ids: the ids of n masks.
             box: one slice with start and stop for each spatial axis, inside the image.
 
         Returns:
             two arrays. The first, bool ``(n,)``: whether a mask hides any voxel of the box. The second, integers
             ``(n, width)``: of two masks that hide something in the box, the rows are equal exactly when the masks are
-            equal inside the box. None, the default, where masks cannot say this, or where no two masks agree.
+            equal inside the box. None, the default, where this is unknown, or where no two masks agree.
         """
         return None
 
-    def hidden_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+    def hidden_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
         """The box that each mask hides, one slice with start and stop for each spatial axis.
 
         None, the default, for masks that do anything but hide one box completely and keep the rest.
         """
         return None
 
-    def changed_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+    def changed_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
         """The box outside of which each mask keeps everything, one slice with start and stop for each spatial axis.
 
         None, the default, for masks that may change any voxel.
         """
-        return self.hidden_boxes(indices)
+        return self.hidden_boxes(ids)
 
     def render(
-        self,
-        indices: Sequence[int],
-        device: torch.device | str | None = None,
-        box: Box | None = None,
+        self, ids: Sequence[Id], device: torch.device | str | None = None, box: Box | None = None
     ) -> torch.Tensor:
         """Render full-size masks, or the part of them inside a box.
 
         Args:
-            indices: the indices of n masks, each in ``[0, len(self))``. A ``range`` is fastest.
+            ids: the ids of n masks. For masks of one round a ``range`` is fastest.
             device: where to render; :attr:`device` by default.
             box: one slice with start and stop for each spatial axis; the whole image by default.
 
@@ -226,44 +226,19 @@ class BoundMasks(ABC):
             keeps the image, 0 hides it.
 
         Raises:
-            IndexError: when an index is out of range.
+            IndexError: for masks of one round, when an id is out of range.
         """
-        for index in {min(indices), max(indices)} if len(indices) else ():
-            if not 0 <= index < len(self):
-                raise IndexError(f"mask indices must be in [0, {len(self)}), got {index}")
+        if len(ids) and not self.in_rounds:
+            for number in {min(ids), max(ids)}:
+                if not 0 <= number < len(self):
+                    raise IndexError(f"mask ids must be in [0, {len(self)}), got {number}")
         device = torch.device(device) if device is not None else self.device
-        if not len(indices):
+        if not len(ids):
             shape = self.spatial_shape if box is None else [side.stop - side.start for side in box]
             return torch.zeros(0, self.channels or 1, *shape, dtype=self.dtype, device=device)
-        codes = self.codes(indices)
+        codes = self.codes(ids)
         with exact_arithmetic(device):
             return self._render(codes, device) if box is None else self._render_box(codes, box, device)
-
-    def render_into(self, indices: Sequence[int], memory: torch.Tensor | None) -> torch.Tensor:
-        """As :meth:`render`, of full-size masks that are done with before the next call.
-
-        What is made anew for each batch leaves holes in the memory, and takes time to be given.
-
-        Args:
-            indices: as for :meth:`render`.
-            memory: what an earlier call gave, which may be overwritten; None where there is none.
-        """
-        wanted = (len(indices), self.channels or 1, *self.spatial_shape), self.dtype, self.device
-        if not self.reuses_memory or memory is None or (memory.shape, memory.dtype, memory.device) != wanted:
-            return self.render(indices)
-        with exact_arithmetic(self.device):
-            return self._write(indices, memory)
-
-    @property
-    def reuses_memory(self) -> bool:
-        """Whether :meth:`render_into` writes into memory, so that it is worth being kept. Override this, and
-        :meth:`_write`, for masks that can.
-        """
-        return False
-
-    def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
-        """Write masks ``(n, channels or 1, *spatial)`` into contiguous memory of their shape, and return it."""
-        return memory.copy_(self.render(indices))
 
     def perturb(
         self,
@@ -279,83 +254,38 @@ class BoundMasks(ABC):
         Args:
             image: ``(C, *spatial)``, or the part of it inside the box.
             fill: the case's fill, of the image's shape.
-            rendered: n masks, as :meth:`render` gives them, in the image's precision.
+            rendered: n masks from :meth:`render`, in the image's precision.
             is_finite: whether each voxel of the image has a finite distance to the fill.
             out: where to write.
             box: where the masks were rendered; the whole image by default.
         """
         blend(fill, image, rendered, is_finite, out=out)
 
-    def render_each(
-        self, indices: Sequence[int], boxes: Sequence[Box], device: torch.device | str | None = None
-    ) -> torch.Tensor:
-        """Render a part of each mask, inside a box that is its own. Override this where that takes few operations.
-
-        Args:
-            indices: the indices of n masks, at least one.
-            boxes: n boxes of one size.
-            device: as for :meth:`render`.
-
-        Returns:
-            ``(n, 1 or C, *size)``, as :meth:`render` gives each with its box.
-        """
-        each = [self.render([index], device, box) for index, box in zip(indices, boxes, strict=True)]
-        return torch.cat(each)
-
-    def perturb_each(
-        self,
-        indices: Sequence[int],
-        image: torch.Tensor,
-        fill: torch.Tensor,
-        boxes: Sequence[Box],
-        is_finite: bool,
-        out: torch.Tensor,
-    ) -> None:
-        """Write parts of perturbed images to ``out``, ``(n, C, *size)``, each inside a box that is its own.
-
-        Args:
-            indices: the indices of n masks, at least one.
-            image: ``(C, *spatial)``.
-            fill: the case's fill, of the image's shape.
-            boxes: n boxes of one size.
-            is_finite: as for :meth:`perturb`.
-            out: where to write.
-        """
-        if type(self).perturb is not BoundMasks.perturb:
-            for index, box, row in zip(indices, boxes, out.split(1), strict=True):
-                here = everywhere(box)
-                self.perturb(image[here], fill[here], self.render([index], box=box).to(out.dtype), is_finite, row, box)
-            return
-        size = [side.stop - side.start for side in boxes[0]]
-        corners = to_device(np.array([[side.start for side in box] for box in boxes]), image.device).unbind(1)
-        masks = self.render_each(indices, boxes).to(out.dtype)
-        blend(cut(fill, corners, size), cut(image, corners, size), masks, is_finite, out=out)
-
-    def stream(self, indices: Sequence[int], max_elements: int = 2**23) -> Iterator[tuple[slice, torch.Tensor]]:
+    def stream(self, ids: Sequence[Id], max_elements: int = 2**23) -> Iterator[tuple[slice, torch.Tensor]]:
         """Render many masks, a few at a time.
 
-        The chunks depend only on ``indices`` and the spatial shape, so that sums over them repeat to the bit.
+        The chunks depend only on the number of ids and the spatial shape, so that sums over them repeat to the bit.
 
         Args:
-            indices: the masks' indices.
+            ids: the ids of the masks.
             max_elements: the most mask voxels held at a time, though never less than one mask.
 
         Yields:
-            a slice of ``indices``, and the masks at these indices as :meth:`render` gives them.
+            a slice of ``ids``, and the masks with these ids from :meth:`render`.
         """
         size = max(1, (self.channels or 1) * int(np.prod(self.spatial_shape)))
         step = int(min(64, max(1, max_elements // size)))
-        for start in range(0, len(indices), step):
-            chunk = slice(start, min(start + step, len(indices)))
-            yield chunk, self.render(indices[chunk])
+        for start in range(0, len(ids), step):
+            chunk = slice(start, min(start + step, len(ids)))
+            yield chunk, self.render(ids[chunk])
 
-    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
         """Sum of masks, each multiplied by its weight, computed a few masks at a time.
 
         The sum within a chunk has the masks' precision; the sum over chunks is in float64.
 
         Args:
-            indices: the indices of n masks.
+            ids: the ids of n masks.
             weights: ``(n, K)``, one row per mask.
 
         Returns:
@@ -365,17 +295,17 @@ class BoundMasks(ABC):
         sums = self.zero_sums(weights)
         weights = weights.to(self.device, self.dtype)
         with exact_arithmetic(self.device):
-            for chunk, masks in self.stream(indices):
+            for chunk, masks in self.stream(ids):
                 sums += (weights[chunk].T @ masks.flatten(1)).reshape(sums.shape)
         return sums
 
-    def along_axes(self, indices: Sequence[int], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    def along_axes(self, ids: Sequence[Id], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
         """Masks multiplied along each axis by a matrix: what they are in other coordinates than voxels.
 
         Override this for masks that need not be rendered for it.
 
         Args:
-            indices: the indices of n masks.
+            ids: the ids of n masks.
             matrices: one for each spatial axis, ``(size, columns)``.
 
         Returns:
@@ -384,7 +314,7 @@ class BoundMasks(ABC):
         shape = (0, self.channels or 1, *(each.shape[1] for each in matrices))
         found = [torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)]
         with exact_arithmetic(self.device):
-            for _, masks in self.stream(indices):
+            for _, masks in self.stream(ids):
                 masks = masks.to(found[0])
                 for each in matrices:  # the first axis becomes the last
                     masks = torch.tensordot(masks, each.to(masks), dims=([2], [0]))
@@ -399,18 +329,18 @@ class BoundMasks(ABC):
         return torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)
 
 
-def random_rows(seed: int, indices: Sequence[int], width: int) -> np.ndarray:
-    """Random numbers in [0, 1): the rows ``indices`` of ``default_rng(seed).random((n, width))`` with n large enough.
+def random_rows(seed: int, numbers: Sequence[Any], width: int) -> np.ndarray:
+    """Some rows of ``default_rng(seed).random((n, width))`` with n large enough.
 
-    A row costs the same however large its index is, and never depends on which other rows are drawn.
+    A row costs the same however large its number is, and never depends on which other rows are drawn.
 
     Args:
         seed: seed of the table.
-        indices: row indices, at least 0.
+        numbers: of the rows, each at least 0.
         width: numbers in a row.
 
     Returns:
-        float64 ``(len(indices), width)``.
+        float64 ``(len(numbers), width)``.
 
     Example::
 
@@ -419,7 +349,7 @@ def random_rows(seed: int, indices: Sequence[int], width: int) -> np.ndarray:
         >>> bool((random_rows(0, [2], 3) == np.random.default_rng(0).random((9, 3))[2]).all())
         True
     """
-    rows, wanted = np.empty((len(indices), width)), np.asarray(indices, dtype=np.int64)
+    rows, wanted = np.empty((len(numbers), width)), np.asarray(numbers, dtype=np.int64)
     begins = np.flatnonzero(np.diff(wanted, prepend=wanted[:1]) != 1)
     for begin, end in itertools.pairwise([*begins, len(wanted)]):
         # One float64 takes one step of PCG64, so any row is reached without drawing the earlier ones.

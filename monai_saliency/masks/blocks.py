@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from monai_saliency.masks.base import Id
 from monai_saliency.masks.box import BoundBoxMasks
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks
 
@@ -53,8 +54,8 @@ class BoundBlockMasks(BoundBoxMasks):
         held = sorted((len(self.inside(block)) for block in range(len(self))), reverse=True)
         return len(self) + sum(held[: self._meeting]) + self.windows.at_most - len(self.windows.levels[0])
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        places = np.unravel_index(np.asarray(indices, dtype=int), self._grid)
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+        places = np.unravel_index(np.asarray(ids, dtype=int), self._grid)
         ends = [(axis[at], axis[at + 1]) for axis, at in zip(self._ends, places, strict=True)]
         first, stop = (np.stack(each, axis=1) for each in zip(*ends, strict=True))
         return {"first": first, "stop": stop}
@@ -66,7 +67,7 @@ class BoundBlockMasks(BoundBoxMasks):
         sides = [range(2 * int(at), min(2 * int(at) + 2, n)) for at, n in zip(place, counts, strict=True)]
         return np.ravel_multi_index(np.array(list(itertools.product(*sides))).T, counts).tolist()
 
-    def finer(self, drops: torch.Tensor, indices: Sequence[int], taken: torch.Tensor) -> list[int]:
+    def finer(self, drops: torch.Tensor, ids: Sequence[Id], taken: torch.Tensor) -> list[int]:
         """The windows that come next: inside the blocks that took most, then parts of the windows that did.
 
         Those are refined that together hold 80 % of what all of their level took: one, where a place lies inside it,
@@ -75,35 +76,35 @@ class BoundBlockMasks(BoundBoxMasks):
 
         Args:
             drops: ``(blocks,)``, what each block took from the score.
-            indices: n windows that were scored, those of a level behind those of the level before.
+            ids: n windows that were scored, those of a level behind those of the level before.
             taken: ``(n,)``, what each window took.
 
         Returns:
             none where the last level was scored, or nothing of the level took anything.
         """
-        if not indices:
+        if not ids:
             chosen = _holding(range(len(self)), drops, self._meeting)
             return sorted(window for block in chosen for window in self.inside(block))
-        number, level = next(each for each in enumerate(self.windows.levels) if indices[-1] in each[1])
+        number, level = next(each for each in enumerate(self.windows.levels) if ids[-1] in each[1])
         if number + 1 == self.windows.num_levels:
             return []
-        rows = [row for row, index in enumerate(indices) if index in level]
+        rows = [row for row, index in enumerate(ids) if index in level]
         most = self.windows.refined_at_most[number]
-        return self.windows.parts_of(_holding([indices[row] for row in rows], taken[rows], most))
+        return self.windows.parts_of(_holding([ids[row] for row in rows], taken[rows], most))
 
-    def spread(self, drops: torch.Tensor, indices: Sequence[int], taken: torch.Tensor) -> np.ndarray:
+    def spread(self, drops: torch.Tensor, ids: Sequence[Id], taken: torch.Tensor) -> np.ndarray:
         """Spread what each block took over the windows of the last level inside it, as
         :meth:`BoundHierarchicalMasks.spread` does with windows of the first level.
 
         Args:
             drops: ``(blocks,)``, what each block took from the score.
-            indices: n windows, those of a level behind those of the level before.
+            ids: n windows, those of a level behind those of the level before.
             taken: ``(n,)``, what each window took.
 
         Returns:
             a value for each window of the last level.
         """
-        rows = {int(index): row for row, index in enumerate(indices)}
+        rows = {int(index): row for row, index in enumerate(ids)}
         shares = taken.clone()
         found = np.zeros([len(axis) - 1 for axis in self.windows.bounds[-1]])
         codes = self.codes(range(len(self)))
@@ -117,16 +118,16 @@ class BoundBlockMasks(BoundBoxMasks):
             ends = zip(self.windows.bounds[-1], first, stop, strict=True)
             cells = tuple(slice(*np.searchsorted(axis, side).tolist()) for axis, *side in ends)
             found[cells] = float(drops[block]) / found[cells].size
-        return found + self.windows.spread(indices, shares)
+        return found + self.windows.spread(ids, shares)
 
 
-def _holding(indices: Sequence[int], drops: torch.Tensor, most: int) -> list[int]:
+def _holding(ids: Sequence[Id], drops: torch.Tensor, most: int) -> list[int]:
     """The masks that took most, the strongest first, until they hold enough of what all took."""
     order = drops.argsort(descending=True, stable=True)
     held = drops[order].clamp(min=0).cumsum(0)
     before = held - drops[order].clamp(min=0)
     return [
-        indices[row]
+        ids[row]
         for row, sum_before in zip(order.tolist(), before.tolist(), strict=True)
         if drops[row] > 0 and sum_before < _HELD * float(held[-1])
     ][:most]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.masks.smooth import rise_over
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.tensors import to_device
@@ -27,34 +27,34 @@ class BoundBoxMasks(BoundMasks):
     smooth: tuple[float, ...] = ()
 
     @abstractmethod
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``first`` and ``stop``, int ``(n, spatial_dims)``: each box's first voxel, and the voxel behind its last.
 
         Both may lie outside the image, where the border cuts the box.
         """
 
-    def hidden_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+    def hidden_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
         if self.smooth:
             return None
-        first, stop = self._inside(indices, [(0, size) for size in self.spatial_shape])
+        first, stop = self._inside(ids, [(0, size) for size in self.spatial_shape])
         return [tuple(map(slice, *ends)) for ends in zip(first.tolist(), stop.tolist(), strict=True)]
 
-    def changed_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+    def changed_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
         if not self.smooth:
-            return self.hidden_boxes(indices)
-        lowest, highest = self._ramps(indices, [(0, size) for size in self.spatial_shape])
+            return self.hidden_boxes(ids)
+        lowest, highest = self._ramps(ids, [(0, size) for size in self.spatial_shape])
         highest = np.maximum(highest, lowest - 1)
         return [tuple(map(slice, *ends)) for ends in zip(lowest.tolist(), (highest + 1).tolist(), strict=True)]
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
         if self.smooth:
-            return self._restrict_smooth(indices, box)
-        first, stop = self._inside(indices, [(side.start, side.stop) for side in box])
+            return self._restrict_smooth(ids, box)
+        first, stop = self._inside(ids, [(side.start, side.stop) for side in box])
         return np.asarray((first < stop).all(axis=1)), np.concatenate([first, stop], axis=1)
 
-    def _inside(self, indices: Sequence[int], sides: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    def _inside(self, ids: Sequence[Id], sides: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
         """The first voxels of boxes, and those behind their last, inside a box."""
-        codes, (start, end) = self.codes(indices), np.transpose(sides)
+        codes, (start, end) = self.codes(ids), np.transpose(sides)
         return np.maximum(codes["first"], start), np.minimum(codes["stop"], end)
 
     def _edges(self, codes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -62,19 +62,19 @@ class BoundBoxMasks(BoundMasks):
         first, stop = codes["first"].astype(float), codes["stop"].astype(float)
         return np.where(first <= 0, -np.inf, first), np.where(stop >= self.spatial_shape, np.inf, stop)
 
-    def _ramps(self, indices: Sequence[int], sides: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    def _ramps(self, ids: Sequence[Id], sides: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
         """The first and the last voxels inside a box that masks with smooth edges hide at least in part."""
-        first, stop = self._edges(self.codes(indices))
+        first, stop = self._edges(self.codes(ids))
         (start, end), half = np.transpose(sides), np.array(self.smooth) / 2
         # Their centres lie between the outer ends of the two ramps.
         lowest = np.maximum(np.floor(first - half - 0.5) + 1, start)
         highest = np.minimum(np.ceil(stop + half - 0.5) - 1, end - 1)
         return lowest.astype(int), highest.astype(int)
 
-    def _restrict_smooth(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+    def _restrict_smooth(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
         sides = [(side.start, side.stop) for side in box]
-        lowest, highest = self._ramps(indices, sides)
-        first, stop = self._edges(self.codes(indices))
+        lowest, highest = self._ramps(ids, sides)
+        first, stop = self._edges(self.codes(ids))
         (start, end), half = np.transpose(sides), np.array(self.smooth) / 2
         # An edge whose ramp ends outside the box is like any other there.
         near, far = np.floor(start + 0.5 - half), np.ceil(end - 0.5 + half)
@@ -98,17 +98,6 @@ class BoundBoxMasks(BoundMasks):
         for axis, line in enumerate(outside[1:], 1):
             masks = torch.maximum(masks, line.view(len(line), 1, *(-1 if a == axis else 1 for a in range(len(box)))))
         return masks
-
-    def render_each(
-        self, indices: Sequence[int], boxes: Sequence[Box], device: torch.device | str | None = None
-    ) -> torch.Tensor:
-        if self.smooth:  # where an edge is depends on the image's border
-            return super().render_each(indices, boxes, device)
-        place = torch.device(device) if device is not None else self.device
-        corners = np.array([[side.start for side in box] for box in boxes])
-        codes = {name: ends - corners for name, ends in self.codes(indices).items() if name in ("first", "stop")}
-        size = tuple(slice(0, side.stop - side.start) for side in boxes[0])
-        return self._render_box(codes, size, place)
 
     def _render_smooth(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         first, stop = (to_device(ends, device, self.dtype) for ends in self._edges(codes))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks, Masks, Regions
+from monai_saliency.masks.base import BoundMasks, Id, Masks, Regions
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.tensors import to_device
 
@@ -125,9 +125,9 @@ class _BoundChannelMasks(_BoundMasksOfChannels):
     def __len__(self) -> int:
         return len(self.base) * self.channels
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """The other family's codes, and ``channel``, int ``(n,)``: the channel that each mask hides a part of."""
-        which, channel = np.divmod(np.asarray(indices, dtype=int), self.channels)
+        which, channel = np.divmod(np.asarray(ids, dtype=int), self.channels)
         return {**self.base.codes(which.tolist()), "channel": channel}
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
@@ -142,30 +142,22 @@ class _BoundIndependentChannelMasks(_BoundMasksOfChannels):
     def __len__(self) -> int:
         return len(self.base) // self.channels
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """The other family's codes, with an axis for the channels: ``(n, C, ...)``."""
-        codes = self.base.codes(self._rows(indices))
+        codes = self.base.codes(self._rows(ids))
         return {name: code.reshape(-1, self.channels, *code.shape[1:]) for name, code in codes.items()}
 
-    def _rows(self, indices: Sequence[int]) -> Sequence[int]:
+    def _rows(self, ids: Sequence[Id]) -> Sequence[int]:
         """The masks of the other family, n times C."""
-        if isinstance(indices, range) and indices.step == 1:
-            return range(indices.start * self.channels, indices.stop * self.channels)
-        return (np.asarray(indices, dtype=int)[:, None] * self.channels + np.arange(self.channels)).ravel().tolist()
+        if isinstance(ids, range) and ids.step == 1:
+            return range(ids.start * self.channels, ids.stop * self.channels)
+        return (np.asarray(ids, dtype=int)[:, None] * self.channels + np.arange(self.channels)).ravel().tolist()
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         flat = {name: code.reshape(-1, *code.shape[2:]) for name, code in codes.items()}
         return self.base._render(flat, device).reshape(-1, self.channels, *self.spatial_shape)
 
-    @property
-    def reuses_memory(self) -> bool:
-        return self.base.reuses_memory
-
-    def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
-        each = memory.view(-1, 1, *self.spatial_shape)
-        return self.base._write(self._rows(indices), each).view(memory.shape)
-
-    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-        rows = self._rows(indices)
+    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
+        rows = self._rows(ids)
         each = [self.base.weighted_sum(rows[channel :: self.channels], weights) for channel in range(self.channels)]
         return torch.cat(each, dim=1)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
 
-from monai_saliency.masks.base import BoundMasks, Masks, Regions
+from monai_saliency.masks.base import BoundMasks, Id, Masks, Regions
 from monai_saliency.masks.coalition_draw import Drawn, draw_pairs
 from monai_saliency.masks.patch_cells import Hidden, Meeting, affordable_meetings, meetings, players_that_meet
-from monai_saliency.masks.region import find_regions, kept_inside, on_voxels, reads_labels, summed_on_voxels
+from monai_saliency.masks.region import find_regions, on_voxels, reads_labels, summed_on_voxels
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
@@ -190,7 +190,7 @@ class BoundCoalitionMasks(BoundMasks):
         rows = hidden.rows(np.stack([everybody & ~first, first], axis=1).reshape(-1, players))
         self.coalitions, self.random = hidden.coalitions, Drawn(left, rows.reshape(-1, 2), nobody)
 
-    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
         if self.random is None or self.meetings is None:
             return ""
         return (
@@ -206,12 +206,12 @@ class BoundCoalitionMasks(BoundMasks):
     def __len__(self) -> int:
         return len(self.coalitions)
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``coalition`` bool ``(n, players)``, True where a player is kept."""
-        return {"coalition": self.coalitions[np.asarray(indices, dtype=int)]}
+        return {"coalition": self.coalitions[np.asarray(ids, dtype=int)]}
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        hidden = ~self.codes(indices)["coalition"][:, self._inside(box)]
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        hidden = ~self.codes(ids)["coalition"][:, self._inside(box)]
         return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
 
     def _inside(self, box: Box) -> np.ndarray:
@@ -232,30 +232,16 @@ class BoundCoalitionMasks(BoundMasks):
         """Whether all voxels of a player have one value; a subclass may render others."""
         return type(self)._render_box is BoundCoalitionMasks._render_box
 
-    @property
-    def reuses_memory(self) -> bool:
-        return self._is_crisp
-
-    def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
-        return on_voxels(self._kept(self.codes(indices), self.device), self._regions.index, memory)
-
-    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
         if not self._is_crisp:
-            return super().weighted_sum(indices, weights)
-        return summed_on_voxels(self._kept(self.codes(indices), self.device), self._regions.index, weights)
+            return super().weighted_sum(ids, weights)
+        return summed_on_voxels(self._kept(self.codes(ids), self.device), self._regions.index, weights)
 
     def _kept(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         """The masks of each region, ``(n, channels or 1, 1 + regions)``."""
         coalition = to_device(codes["coalition"], device, self.dtype)
         kept = coalition.unflatten(1, (-1, self.channels or 1)).transpose(1, 2)
         return torch.cat([kept.new_ones(*kept.shape[:2], 1), kept], dim=2)
-
-    def render_each(
-        self, indices: Sequence[int], boxes: Sequence[Box], device: torch.device | str | None = None
-    ) -> torch.Tensor:
-        place = torch.device(device) if device is not None else self.device
-        kept = self.codes(indices)["coalition"].reshape(len(indices), -1, self.channels or 1).swapaxes(1, 2)
-        return kept_inside(kept, self._regions.index, boxes, place, self.dtype)
 
     def paint(self, values: torch.Tensor) -> torch.Tensor:
         """Give each voxel the value of its player; 0 where it has none.

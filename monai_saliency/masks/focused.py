@@ -10,7 +10,7 @@ import torch
 from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.masks.alone import BoundAloneMasks
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.masks.blocks import BoundBlockMasks
 from monai_saliency.masks.evidence_boxes import EvidenceBoxes
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks, HierarchicalMasks
@@ -40,9 +40,9 @@ class Focus:
 
     Attributes:
         box: the box, one slice for each spatial axis: the whole image where no evidence stands out.
-        rows: which of the given indices these masks have.
+        rows: which of the given ids these masks have.
         masks: the random masks, bound to an image of the box's shape.
-        indices: the random masks of the rows, in the same order.
+        ids: the random masks of the rows, in the same order.
         place: which of all boxes it is, and what is hidden with it.
         everywhere: whether no evidence stood out, so that the box is the whole image.
         hidden: boxes that are hidden too: other places, which give what this one gives.
@@ -52,7 +52,7 @@ class Focus:
     box: Box
     rows: list[int]
     masks: BoundMasks
-    indices: list[int]
+    ids: list[int]
     place: int
     everywhere: bool
     hidden: list[Box]
@@ -106,13 +106,13 @@ class FocusedMasks(Masks):
         >>> import torch
         >>> bound = FocusedMasks(num_masks=10, grid_size=2, window_size=4, levels=2).bind(torch.zeros(1, 16, 16))
         >>> score = torch.tensor([9.0])
-        >>> indices = list(bound.next_round([], torch.zeros(0, 1), score))  # 16 windows, and all hidden
+        >>> ids = list(bound.first_round())  # 16 windows, and all hidden
         >>> scores = torch.tensor([[9.0]] * 16 + [[3.0]])
         >>> scores[5] = 3.0  # the window at rows and columns 4 to 7 holds the evidence
-        >>> indices += bound.next_round(indices, scores, score)
+        >>> ids += bound.next_round(ids, scores, score)
         >>> scores = torch.cat([scores, torch.tensor([[9.0], [9.0], [9.0], [3.0]])])  # of its parts, the last one
-        >>> indices += bound.next_round(indices, scores, score)  # the box hidden
-        >>> last = list(bound.next_round(indices, torch.cat([scores, torch.tensor([[3.0]])]), score))
+        >>> ids += bound.next_round(ids, scores, score)  # the box hidden
+        >>> last = list(bound.next_round(ids, torch.cat([scores, torch.tensor([[3.0]])]), score))
         >>> len(last), bound.foci(last)[0].box  # around rows and columns 6 and 7
         (10, (slice(4, 8, None), slice(4, 8, None)))
     """
@@ -210,31 +210,32 @@ class BoundFocusedMasks(BoundMasks):
         """How many random masks a score has, however many masks its looks took."""
         return -(-self.num_masks // 3)
 
+    def first_round(self) -> Sequence[Id]:
+        return [*self.windows.levels[0], self.looks.whole]
+
     def next_round(
-        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[int] | None:
-        if not len(indices):
-            return [*self.windows.levels[0], self.looks.whole]
-        if all(index <= self.looks.whole for index in indices):
-            windows = [row for row, index in enumerate(indices) if index < len(self.windows)]
-            finer = self.windows.next_round([indices[row] for row in windows], scores[windows], reference_scores)
+        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Sequence[Id] | None:
+        if all(index <= self.looks.whole for index in ids):
+            windows = [row for row, index in enumerate(ids) if index < len(self.windows)]
+            finer = self.windows.next_round([ids[row] for row in windows], scores[windows], reference_scores)
             if finer is not None:
                 return finer
-        done = set(map(int, indices))
+        done = set(map(int, ids))
         rounds: list[list[int]] = [[], [], []]
         for score, reference in zip(scores.T, reference_scores, strict=True):
-            found = self._look(indices, score, reference)
+            found = self._look(ids, score, reference)
             rounds[0] += found.wanted
             if not found.wanted:
                 rounds[1] += self._tried(found)
-                rounds[2] += self.random_masks(found, indices, score)
+                rounds[2] += self.random_masks(found, ids, score)
         missing = ([index for index in dict.fromkeys(wanted) if index not in done] for wanted in rounds)
         return next(filter(None, missing), None)
 
-    def _look(self, indices: Sequence[int], scores: torch.Tensor, reference_score: torch.Tensor) -> Found:
+    def _look(self, ids: Sequence[Id], scores: torch.Tensor, reference_score: torch.Tensor) -> Found:
         """What the looks found for one score ``(n,)``, as far as they went."""
-        own = [row for row, index in enumerate(indices) if index < len(self.looks)]
-        numbers, scores = [int(indices[row]) for row in own], scores[own].cpu().double()
+        own = [row for row, index in enumerate(ids) if index < len(self.looks)]
+        numbers, scores = [int(ids[row]) for row in own], scores[own].cpu().double()
         # Asked for by the next round, by the map, by its error: it is read once.
         key = tuple(numbers), scores.numpy().tobytes(), float(reference_score)
         found = self._found.get(key)
@@ -253,20 +254,20 @@ class BoundFocusedMasks(BoundMasks):
             most = min(most, max(self._least, self.at_most - self._first_look - found.spent))
         return max(1, most // max(1, len(found.boxes)))
 
-    def random_masks(self, found: Found, indices: Sequence[int], scores: torch.Tensor) -> list[int]:
+    def random_masks(self, found: Found, ids: Sequence[Id], scores: torch.Tensor) -> list[int]:
         """The random masks of one score, without those that were tried and left."""
-        return [index for each in self.shares(found, indices, scores) for index in each]
+        return [index for each in self.shares(found, ids, scores) for index in each]
 
-    def shares(self, found: Found, indices: Sequence[int], scores: torch.Tensor) -> list[range]:
+    def shares(self, found: Found, ids: Sequence[Id], scores: torch.Tensor) -> list[range]:
         """The random masks of each place that one score asks for, without those that were tried and left.
 
         Args:
             found: what the looks found for this score.
-            indices: the masks that were scored.
+            ids: the masks that were scored.
             scores: ``(n,)``, one score of each mask.
         """
         tried, count = set(self._tried(found)), self._num_random(found)
-        places = self._places(found, indices, scores)[: self.num_masks]
+        places = self._places(found, ids, scores)[: self.num_masks]
         firsts = [len(self.looks) + place * self.num_masks for place in places]
         left = [max(1, count - _TRIED) if tried and first not in tried else count for first in firsts]
         return [range(first, first + each) for first, each in zip(firsts, left, strict=True)]
@@ -290,14 +291,14 @@ class BoundFocusedMasks(BoundMasks):
             code = (code * self.looks.most + before) * len(_KEPT) + kept
         return code * (len(self.boxes) + 1) + found.boxes[before]
 
-    def _places(self, found: Found, indices: Sequence[int], scores: torch.Tensor) -> list[int]:
+    def _places(self, found: Found, ids: Sequence[Id], scores: torch.Tensor) -> list[int]:
         """The places of one score: each box with the others that are hidden, or the whole image."""
         if not found.boxes:
             return [len(self.boxes)]
         tried = self._tried(found)
         if not tried:
             return [self._place_of(found, before, _ALL) for before in range(len(found.boxes))]
-        rows = {int(index): row for row, index in enumerate(indices)}
+        rows = {int(index): row for row, index in enumerate(ids)}
         places = []
         for before, own in enumerate(np.split(np.array(tried), len(found.boxes))):
             of = [rows[index] for index in own.tolist() if index in rows]
@@ -306,20 +307,20 @@ class BoundFocusedMasks(BoundMasks):
             places.append(self._place_of(found, before, kept))
         return places
 
-    def asked_for(self, indices: Sequence[int], scores: torch.Tensor, reference_score: torch.Tensor) -> list[int]:
+    def asked_for(self, ids: Sequence[Id], scores: torch.Tensor, reference_score: torch.Tensor) -> list[int]:
         """The places (:attr:`Focus.place`) that the evidence of one score asks for, the first found first.
 
         Args:
-            indices: indices of masks; random masks do not count.
+            ids: ids of masks; random masks do not count.
             scores: ``(n,)``, one score of each mask.
             reference_score: of the unperturbed image.
         """
-        return self._places(self._look(indices, scores, reference_score), indices, scores)
+        return self._places(self._look(ids, scores, reference_score), ids, scores)
 
-    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
         columns = list(zip(scores.T, reference_scores, strict=True))
-        found = [self._look(indices, *column) for column in columns]
-        asked = [self._places(each, indices, score) for each, (score, _) in zip(found, columns, strict=True)]
+        found = [self._look(ids, *column) for column in columns]
+        asked = [self._places(each, ids, score) for each, (score, _) in zip(found, columns, strict=True)]
         places = {place for each, own in zip(found, asked, strict=True) for place in own if each.boxes}
         if not places:
             return "nothing stood out: random masks over the whole image were the last"
@@ -345,14 +346,14 @@ class BoundFocusedMasks(BoundMasks):
             hidden.append(self.boxes.box(other - 1))
         return self.boxes.box(own), self._random[kept][self.boxes.size(own)], hidden, hidden[:before]
 
-    def foci(self, indices: Sequence[int]) -> list[Focus]:
+    def foci(self, ids: Sequence[Id]) -> list[Focus]:
         """The boxes of random masks, in the order in which they were asked for; masks of looks are left out.
 
         Args:
-            indices: indices of masks.
+            ids: ids of masks.
         """
         groups: dict[int, tuple[list[int], list[int]]] = {}
-        for row, index in enumerate(indices):
+        for row, index in enumerate(ids):
             if index >= len(self.looks):
                 place, number = divmod(int(index) - len(self.looks), self.num_masks)
                 rows, numbers = groups.setdefault(place, ([], []))
@@ -364,10 +365,10 @@ class BoundFocusedMasks(BoundMasks):
             found.append(Focus(box, rows, masks, numbers, place, place == len(self.boxes), hidden, before))
         return found
 
-    def _looked(self, indices: Sequence[int]) -> list[tuple[list[int], list[int], list[Box]]]:
+    def _looked(self, ids: Sequence[Id]) -> list[tuple[list[int], list[int], list[Box]]]:
         """Masks of looks by what is hidden with them: their rows, their numbers without that, and the boxes."""
         groups: dict[int, tuple[list[int], list[int], list[Box]]] = {}
-        for row, index in enumerate(indices):
+        for row, index in enumerate(ids):
             if index < len(self.looks):
                 own, hidden = self.looks.split(int(index))
                 code = int(index) // self.looks.each
@@ -376,21 +377,21 @@ class BoundFocusedMasks(BoundMasks):
                 numbers.append(own)
         return list(groups.values())
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``index``, int64 ``(n,)``: windows and random masks have codes of their own."""
-        return {"index": np.asarray(indices, dtype=np.int64)}
+        return {"index": np.asarray(ids, dtype=np.int64)}
 
-    def hidden_boxes(self, indices: Sequence[int]) -> list[Box] | None:
-        if any(index >= len(self.windows) for index in indices):
+    def hidden_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
+        if any(index >= len(self.windows) for index in ids):
             return None
-        return self.windows.hidden_boxes(indices)
+        return self.windows.hidden_boxes(ids)
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        wanted = np.asarray(indices, dtype=np.int64)
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        wanted = np.asarray(ids, dtype=np.int64)
         hides, rows = np.zeros(len(wanted), dtype=bool), np.full((len(wanted), 2 * len(box)), -1, dtype=np.int64)
         # A mask that differs wherever it hides anything has a row of its own; a window's row ends above -1.
         rows[:, 0] = wanted + 1
-        for at, numbers, hidden in self._looked(indices):
+        for at, numbers, hidden in self._looked(ids):
             here, own = np.asarray(at), np.asarray(numbers)
             touched = any(_common(each, box) is not None for each in hidden)
             for first, part in self.looks.families:
@@ -402,7 +403,7 @@ class BoundFocusedMasks(BoundMasks):
                 same = here[~hides[here]]
                 rows[same, 0], rows[same, 1:] = -2 - wanted[here[0]] // self.looks.each, -2
                 hides[here] = True
-        for focus in self.foci(indices):
+        for focus in self.foci(ids):
             hides[focus.rows] = any(_common(each, box) is not None for each in (focus.box, *focus.hidden))
             if _common(focus.box, box) is None:  # all masks of the place are alike there
                 rows[focus.rows, 0], rows[focus.rows, 1:] = -2 - focus.place, -3
@@ -412,12 +413,12 @@ class BoundFocusedMasks(BoundMasks):
         return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        indices = codes["index"].tolist()
-        foci = self.foci(indices)
-        if len(foci) == 1 and len(foci[0].rows) == len(indices) and foci[0].box == box and not foci[0].before:
-            return foci[0].masks.render(foci[0].indices, device)
-        masks = torch.ones(len(indices), 1, *(s.stop - s.start for s in box), dtype=self.dtype, device=device)
-        for rows, numbers, hidden in self._looked(indices):
+        ids = codes["index"].tolist()
+        foci = self.foci(ids)
+        if len(foci) == 1 and len(foci[0].rows) == len(ids) and foci[0].box == box and not foci[0].before:
+            return foci[0].masks.render(foci[0].ids, device)
+        masks = torch.ones(len(ids), 1, *(s.stop - s.start for s in box), dtype=self.dtype, device=device)
+        for rows, numbers, hidden in self._looked(ids):
             for first, part in self.looks.families:
                 of = [k for k, number in enumerate(numbers) if first <= number < first + len(part)]
                 if of:
@@ -427,7 +428,7 @@ class BoundFocusedMasks(BoundMasks):
             _hide(masks, focus.rows, focus.hidden, box)
             common = _common(focus.box, box)
             if common is not None:
-                random = focus.masks.render(focus.indices, device, within(common, focus.box))
+                random = focus.masks.render(focus.ids, device, within(common, focus.box))
                 for row, mask in zip(focus.rows, random, strict=True):
                     masks[row][everywhere(within(common, box))] = mask
             _hide(masks, focus.rows, focus.before, box)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
 
-from monai_saliency.masks.base import Masks
+from monai_saliency.masks.base import Id, Masks
 from monai_saliency.masks.box import BoundBoxMasks
 from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import (
@@ -186,25 +186,26 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         costs = [self._halves(at) * grid.share_touched(finer) for at, finer in enumerate(self.bounds[1:])]
         return [*(max(1, int(each / cost)) for cost in costs), 0]
 
+    def first_round(self) -> Sequence[Id]:
+        return self.levels[0]
+
     def next_round(
-        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[int] | None:
-        if not len(indices):
-            return self.levels[0]
-        level = self._level(indices[-1])
-        rows = [row for row, index in enumerate(indices) if index in self.levels[level]]
+        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Sequence[Id] | None:
+        level = self._level(ids[-1])
+        rows = [row for row, index in enumerate(ids) if index in self.levels[level]]
         if level + 1 == self.num_levels:
             return None
         drops = reference_scores.double() - scores[rows].double()
-        chosen = worth_refining([indices[row] for row in rows], drops, self.keep)[: self._most[level]]
+        chosen = worth_refining([ids[row] for row in rows], drops, self.keep)[: self._most[level]]
         return self.parts_of(chosen) or None
 
-    def parts_of(self, indices: Sequence[int]) -> list[int]:
+    def parts_of(self, ids: Sequence[Id]) -> list[int]:
         """The windows of the next level that windows of one level are halved into; none where they are one voxel."""
-        return sorted(part for index in indices for part in self._parts(self._level(index), index))
+        return sorted(part for index in ids for part in self._parts(self._level(index), index))
 
-    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        level = self._level(indices[-1]) + 1
+    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        level = self._level(ids[-1]) + 1
         if level == self.num_levels:
             return f"level {level} was the last"
         return f"no window of level {level} was worth halving"
@@ -224,9 +225,9 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         found = np.ravel_multi_index(np.array(list(itertools.product(*sides))).T, self._grids[level + 1])
         return (found + self.levels[level + 1].start).tolist()
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        found = np.empty((2, len(indices), len(self.spatial_shape)), dtype=int)
-        wanted = np.asarray(indices, dtype=int)
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+        found = np.empty((2, len(ids), len(self.spatial_shape)), dtype=int)
+        wanted = np.asarray(ids, dtype=int)
         for level, grid, bounds in zip(self.levels, self._grids, self.bounds, strict=True):
             here = (wanted >= level.start) & (wanted < level.stop)
             along = np.unravel_index(wanted[here] - level.start, grid)
@@ -234,7 +235,7 @@ class BoundHierarchicalMasks(BoundBoxMasks):
                 found[0, here, axis], found[1, here, axis] = ends[at], ends[at + 1]
         return {"first": found[0], "stop": found[1]}
 
-    def spread(self, indices: Sequence[int], drops: torch.Tensor) -> np.ndarray:
+    def spread(self, ids: Sequence[Id], drops: torch.Tensor) -> np.ndarray:
         """Spread what each window of the first level took from a score over the windows of the last level inside it.
 
         A window that was refined divides what it has among its parts by what each took alone; parts that took nothing
@@ -242,16 +243,16 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         over all windows is that of the first level.
 
         Args:
-            indices: n windows, those of a level behind those of the level before.
+            ids: n windows, those of a level behind those of the level before.
             drops: ``(n,)``, what each took from the score.
 
         Returns:
             a value for each window of the last level, one axis for each axis of the image.
         """
         found = np.zeros(self._grids[-1])
-        inside = self._inside_windows(indices)
+        inside = self._inside_windows(ids)
         parts: dict[int, list[int]] = {}
-        for row, (index, cells) in enumerate(zip(indices, inside, strict=True)):
+        for row, (index, cells) in enumerate(zip(ids, inside, strict=True)):
             if index in self.levels[0]:
                 found[cells] = float(drops[row]) / found[cells].size
             else:
@@ -264,9 +265,9 @@ class BoundHierarchicalMasks(BoundBoxMasks):
                     found[inside[row]] = held * share / found[inside[row]].size
         return found
 
-    def _inside_windows(self, indices: Sequence[int]) -> list[tuple[slice, ...]]:
+    def _inside_windows(self, ids: Sequence[Id]) -> list[tuple[slice, ...]]:
         """The windows of the last level inside each window."""
-        codes = self.codes(indices)
+        codes = self.codes(ids)
         ends = np.stack([codes["first"], codes["stop"]], axis=1)
         for axis, bounds in enumerate(self.bounds[-1]):
             ends[:, :, axis] = np.searchsorted(bounds, ends[:, :, axis])
@@ -285,20 +286,20 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         return values
 
 
-def worth_refining(indices: Sequence[int], drops: torch.Tensor, keep: float) -> list[int]:
+def worth_refining(ids: Sequence[Id], drops: torch.Tensor, keep: float) -> list[int]:
     """The masks of a round that are worth refining: those that let a score fall most, for each score its own.
 
     Args:
-        indices: n masks.
+        ids: n masks.
         drops: ``(n, K)``, how far each score falls with each.
         keep: the share of masks, at least one for each score.
 
     Returns:
         masks whose hiding lets a score fall: the first of each score, then the second of each, and so on.
     """
-    count = max(1, round(keep * len(indices)))
+    count = max(1, round(keep * len(ids)))
     best = [
-        [indices[row] for row in each.argsort(descending=True, stable=True)[:count].tolist() if each[row] > 0]
+        [ids[row] for row in each.argsort(descending=True, stable=True)[:count].tolist() if each[row] > 0]
         for each in drops.T
     ]
     turns = (index for turn in itertools.zip_longest(*best) for index in turn if index is not None)

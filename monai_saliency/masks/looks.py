@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.alone import BoundAloneMasks
+from monai_saliency.masks.base import Id
 from monai_saliency.masks.blocks import BoundBlockMasks
 from monai_saliency.masks.evidence_boxes import EvidenceBoxes
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks
@@ -115,7 +116,7 @@ class LookMasks:
 
 def look(
     masks: LookMasks,
-    indices: Sequence[int],
+    ids: Sequence[Id],
     scores: torch.Tensor,
     reference_score: torch.Tensor,
     spare: int,
@@ -133,12 +134,12 @@ def look(
 
     Args:
         masks: the numbers of masks.
-        indices: the masks that were scored.
+        ids: the masks that were scored.
         scores: ``(n,)``.
         reference_score: of the unperturbed image.
         spare: how many masks may be taken that only some images need. There are further looks as long as they last.
     """
-    scored = dict(zip(map(int, indices), scores.double().tolist(), strict=True))
+    scored = dict(zip(map(int, ids), scores.double().tolist(), strict=True))
     found, level = Found(fill=scored[masks.whole]), float(reference_score)
     adds = found.adds = level - found.fill
     for number in itertools.count():

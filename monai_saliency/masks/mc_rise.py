@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.masks.rise import BoundRISEMasks, RISEMasks
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.boxes import Box, everywhere
@@ -101,12 +101,12 @@ class _BoundMCRISEMasks(BoundRISEMasks):
             raise ValueError(f"one of `more_fills` gave {gave} for an image of {tuple(image.shape)}")
         return found[0].to(image)
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``grid`` bool ``(n, K, *grid_shape)``, False where the fill replaces a cell, and ``shift`` int ``(n,
         spatial_dims)``.
         """
-        codes = super().codes(indices)
-        drawn = self._drawn(np.asarray(indices, dtype=int)).reshape(-1, 1, *self.grid_shape)
+        codes = super().codes(ids)
+        drawn = self._drawn(np.asarray(ids, dtype=int)).reshape(-1, 1, *self.grid_shape)
         fills = np.arange(self.channels).reshape(-1, *[1] * len(self.grid_shape))
         return codes | {"grid": codes["grid"][:, None] | (drawn != fills)}
 
@@ -126,8 +126,8 @@ class _BoundMCRISEMasks(BoundRISEMasks):
         flat = {"grid": grids, "shift": codes["shift"].repeat(self.channels, axis=0)}
         return super()._render(flat, device).reshape(-1, self.channels, *self.spatial_shape)
 
-    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-        return self.folded_sum(indices, weights)
+    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
+        return self.folded_sum(ids, weights)
 
     def perturb(
         self,

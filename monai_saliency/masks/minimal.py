@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
 
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.utils.arguments import number
 from monai_saliency.utils.boxes import Box
@@ -60,7 +60,7 @@ class MinimalMasks(Masks):
 
         >>> import torch
         >>> bound = MinimalMasks(window_size=4, levels=2).bind(torch.zeros(1, 8, 8))
-        >>> bound.next_round((), torch.zeros(0, 0), torch.zeros(0))  # the first round: every window
+        >>> bound.first_round()  # the first round: every window
         range(0, 4)
     """
 
@@ -131,62 +131,63 @@ class BoundMinimalMasks(BoundMasks):
         windows: int = self.windows.at_most
         return windows + 3 * math.ceil(math.log(windows + 1, 4)) + 3
 
-    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        counts = [len(region.boxes) for region in self.found(indices, scores, reference_scores)]
+    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        counts = [len(region.boxes) for region in self.found(ids, scores, reference_scores)]
         return f"the smallest set of windows was known: {', '.join(map(str, counts))}"
 
+    def first_round(self) -> Sequence[Id]:
+        return self.windows.first_round()
+
     def next_round(
-        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[int] | None:
-        if not len(indices) or indices[-1] < len(self.windows):
-            found: Sequence[int] | None = self.windows.next_round(indices, scores, reference_scores)
+        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Sequence[Id] | None:
+        if ids[-1] < len(self.windows):
+            found: Sequence[int] | None = self.windows.next_round(ids, scores, reference_scores)
             if found is not None:
                 return found
         missing: dict[int, np.ndarray] = {}
-        for search in self._searches(indices, scores, reference_scores):
+        for search in self._searches(ids, scores, reference_scores):
             missing |= search.missing()
         self._sets |= missing
         return sorted(missing) or None
 
-    def found(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> list[FoundRegion]:
+    def found(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> list[FoundRegion]:
         """The region of each explained score: an answer to check, by the numbers beside it.
 
         Args:
-            indices: the masks that were scored, of all rounds: ``explanation.indices``.
-            scores: ``(len(indices), K)``, their scores: ``explanation.scores``.
+            ids: the masks that were scored, of all rounds: ``explanation.ids``.
+            scores: ``(len(ids), K)``, their scores: ``explanation.scores``.
             reference_scores: ``(K,)``, the scores of the unperturbed image.
 
         Raises:
             ValueError: when rounds are missing.
         """
-        return [search.region() for search in self._searches(indices, scores, reference_scores)]
+        return [search.region() for search in self._searches(ids, scores, reference_scores)]
 
-    def _searches(
-        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Iterator[_Search]:
+    def _searches(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> Iterator[_Search]:
         """One search for each explained score, as far as the scores go."""
         scores, reference_scores = scores.cpu(), reference_scores.cpu()
         rounding = 8 * torch.finfo(scores.dtype).eps * torch.cat([reference_scores[None], scores]).abs().amax(dim=0)
-        rows = [row for row, index in enumerate(indices) if index < len(self.windows)]
-        sets = [row for row, index in enumerate(indices) if index >= len(self.windows)]
+        rows = [row for row, index in enumerate(ids) if index < len(self.windows)]
+        sets = [row for row, index in enumerate(ids) if index >= len(self.windows)]
         double = scores.double()
         fallen = reference_scores.double() - double[rows]
         drops = torch.where(fallen.abs() <= rounding, 0.0, fallen).numpy()
-        boxes, falls, sums = self._leaves([indices[row] for row in rows], drops)
+        boxes, falls, sums = self._leaves([ids[row] for row in rows], drops)
         for k, reference in enumerate(reference_scores.tolist()):
             # What falls equally is ordered by the windows around it, and then by its place.
             order = np.lexsort((-_rounded(sums[:, k]), -_rounded(falls[:, k])))
-            known = {indices[row]: float(double[row, k]) for row in sets}
+            known = {ids[row]: float(double[row, k]) for row in sets}
             yield _Search(self, boxes[order], known, reference, float(rounding[k]))
 
-    def _leaves(self, indices: Sequence[int], drops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _leaves(self, ids: Sequence[Id], drops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The windows that were not halved: their boxes ``(n, 2, axes)``, the drops per voxel ``(n, K)``, and the sums
         of drops over all windows around them.
         """
-        codes, wanted = self.windows.codes(indices), np.asarray(indices)
+        codes, wanted = self.windows.codes(ids), np.asarray(ids)
         first, stop = codes["first"], codes["stop"]
         falls = drops / (stop - first).prod(axis=1)[:, None]
-        sums, halved = drops.copy(), np.zeros(len(indices), dtype=bool)
+        sums, halved = drops.copy(), np.zeros(len(ids), dtype=bool)
         levels = [np.flatnonzero((wanted >= level.start) & (wanted < level.stop)) for level in self.windows.levels]
         for coarse, fine in itertools.pairwise(levels):
             inside = (first[coarse] <= first[fine, None]) & (stop[coarse] >= stop[fine, None])
@@ -206,43 +207,43 @@ class BoundMinimalMasks(BoundMasks):
         digest = hashlib.sha256(ordered.tobytes()).digest()
         return len(self.windows) + int.from_bytes(digest[:8], "little") % _SETS
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``index`` int ``(n,)``: what a set keeps is not of one size, and so is looked up by its number.
 
         Raises:
             ValueError: for a set that was not asked for.
         """
-        unknown = [index for index in indices if index >= len(self.windows) and index not in self._sets]
+        unknown = [index for index in ids if index >= len(self.windows) and index not in self._sets]
         if unknown:
             raise ValueError(
                 f"mask {unknown[0]} is a set of windows that depends on scores: `next_round` has to ask for it first"
             )
-        return {"index": np.asarray(indices, dtype=np.int64)}
+        return {"index": np.asarray(ids, dtype=np.int64)}
 
-    def hidden_boxes(self, indices: Sequence[int]) -> list[Box] | None:
-        if any(index >= len(self.windows) for index in indices):
+    def hidden_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
+        if any(index >= len(self.windows) for index in ids):
             return None
-        found: list[Box] = self.windows.hidden_boxes(indices)
+        found: list[Box] = self.windows.hidden_boxes(ids)
         return found
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        if all(index < len(self.windows) for index in indices):
-            found: tuple[np.ndarray, np.ndarray] = self.windows.restrict(indices, box)
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        if all(index < len(self.windows) for index in ids):
+            found: tuple[np.ndarray, np.ndarray] = self.windows.restrict(ids, box)
             return found
-        hidden = np.stack([self.render([index], "cpu", box).numpy().ravel() == 0 for index in indices])
+        hidden = np.stack([self.render([index], "cpu", box).numpy().ravel() == 0 for index in ids])
         return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        indices = codes["index"].tolist()
-        if all(index < len(self.windows) for index in indices):
-            rendered: torch.Tensor = self.windows.render(indices, device, box)
+        ids = codes["index"].tolist()
+        if all(index < len(self.windows) for index in ids):
+            rendered: torch.Tensor = self.windows.render(ids, device, box)
             return rendered
         start, end = np.array([(side.start, side.stop) for side in box]).T
-        masks = torch.zeros(len(indices), 1, *(end - start).tolist(), dtype=self.dtype, device=device)
-        for mask, index in zip(masks, indices, strict=True):
+        masks = torch.zeros(len(ids), 1, *(end - start).tolist(), dtype=self.dtype, device=device)
+        for mask, index in zip(masks, ids, strict=True):
             if index < len(self.windows):
                 mask.copy_(self.windows.render([index], device, box)[0])
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.masks.box import BoundBoxMasks
 from monai_saliency.masks.sliding_window import BoundSlidingWindowMasks, SlidingWindowMasks
 from monai_saliency.utils.arguments import whole_number
@@ -105,8 +105,8 @@ class _BoundMultiScaleWindowMasks(BoundBoxMasks):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        places = np.asarray(indices, dtype=int)
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+        places = np.asarray(ids, dtype=int)
         found = np.searchsorted(self._starts, places, side="right") - 1
         codes = {name: np.empty((len(places), len(self.spatial_shape)), dtype=int) for name in ("first", "stop")}
         for number in np.unique(found):

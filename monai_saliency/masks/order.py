@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.tensors import check_labels, plain, to_device
@@ -94,14 +94,14 @@ class BoundOrderMasks(BoundMasks):
     def __len__(self) -> int:
         return len(self.hidden_fractions)
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``steps`` int ``(n,)``: how many steps of the order a mask takes."""
-        return {"steps": np.asarray(indices, dtype=int) + (0 if self.keep else 1)}
+        return {"steps": np.asarray(ids, dtype=int) + (0 if self.keep else 1)}
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
         # The masks are nested: inside a box, they are equal where they take as many of the steps that occur there.
         inside = self.first[box].unique().cpu().numpy()
-        taken = np.searchsorted(inside, self.codes(indices)["steps"], side="left")
+        taken = np.searchsorted(inside, self.codes(ids)["steps"], side="left")
         hides = taken < len(inside) if self.keep else taken > 0
         return hides, taken[:, None]
 

@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks, Masks, Regions, random_rows
+from monai_saliency.masks.base import BoundMasks, Id, Masks, Regions, random_rows
 from monai_saliency.masks.smooth import averaged, check_smooth, grown, widths_of
 from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
-from monai_saliency.utils.tensors import check_labels, cut, plain, to_device
+from monai_saliency.utils.tensors import check_labels, plain, to_device
 
 __all__ = [
     "BoundRegionMasks",
     "RegionMasks",
     "find_regions",
-    "kept_inside",
     "on_voxels",
     "reads_labels",
     "summed_on_voxels",
@@ -177,11 +176,11 @@ class BoundRegionMasks(BoundMasks):
     def __len__(self) -> int:
         return self.num_masks or len(self.values)
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``coalition`` bool ``(n, regions)``, True where a region is kept."""
         if self.num_masks is None:
-            return {"coalition": np.asarray(indices, dtype=int)[:, None] != np.arange(len(self.values))}
-        return {"coalition": random_rows(self.seed, indices, len(self.values)) < self.p1}
+            return {"coalition": np.asarray(ids, dtype=int)[:, None] != np.arange(len(self.values))}
+        return {"coalition": random_rows(self.seed, ids, len(self.values)) < self.p1}
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """Write one value of each region on all its voxels, and 0 on the voxels in no region.
@@ -196,11 +195,11 @@ class BoundRegionMasks(BoundMasks):
         table = torch.cat([values.new_zeros(len(values), 1), values], dim=1)
         return on_voxels(table[:, None], self.index)[:, 0]
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
         if self.smooth:
             box = grown(box, self.smooth, self.spatial_shape)
         present = self.index[box].unique().cpu().numpy()
-        hidden = ~self.codes(indices)["coalition"][:, present[present > 0] - 1]
+        hidden = ~self.codes(ids)["coalition"][:, present[present > 0] - 1]
         return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
@@ -212,30 +211,15 @@ class BoundRegionMasks(BoundMasks):
             return 1 - averaged(hidden, box, self.smooth, self.spatial_shape)
         return self._crisp(codes, box, device)
 
-    def render_each(
-        self, indices: Sequence[int], boxes: Sequence[Box], device: torch.device | str | None = None
-    ) -> torch.Tensor:
-        if self.smooth:
-            return super().render_each(indices, boxes, device)
-        place = torch.device(device) if device is not None else self.device
-        return kept_inside(self.codes(indices)["coalition"][:, None], self.index, boxes, place, self.dtype)
-
     @property
     def _is_crisp(self) -> bool:
         """Whether all voxels of a region have one value; a subclass may render others."""
         return not self.smooth and type(self)._render_box is BoundRegionMasks._render_box
 
-    @property
-    def reuses_memory(self) -> bool:
-        return self._is_crisp
-
-    def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
-        return on_voxels(self._kept(self.codes(indices), self.device), self.index, memory)
-
-    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
         if not self._is_crisp:
-            return super().weighted_sum(indices, weights)
-        return summed_on_voxels(self._kept(self.codes(indices), self.device), self.index, weights)
+            return super().weighted_sum(ids, weights)
+        return summed_on_voxels(self._kept(self.codes(ids), self.device), self.index, weights)
 
     def _crisp(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         return on_voxels(self._kept(codes, device), self.index[box].to(device))
@@ -246,19 +230,18 @@ class BoundRegionMasks(BoundMasks):
         return torch.cat([torch.ones_like(coalition[:, :, :1]), coalition], dim=2)
 
 
-def on_voxels(table: torch.Tensor, index: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
+def on_voxels(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Write what a table has for each region on all its voxels.
 
     Args:
         table: ``(n, C, 1 + regions)``. The first column is of voxels of no region.
         index: see :class:`~monai_saliency.masks.base.Regions`, or the part inside a box.
-        memory: where to write; new memory by default.
 
     Returns:
         ``(n, C, *index.shape)``.
     """
     shape, flat = table.shape[:2], index.flatten()
-    found = table.new_empty(*shape, len(flat)) if memory is None else memory.view(*shape, -1)
+    found = table.new_empty(*shape, len(flat))
     # Along the last axis of a table, `index_select` takes ten times as long as this, which needs places in 64 bits.
     for first in range(0, len(flat), _PLACES):
         part = slice(first, first + _PLACES)
@@ -281,26 +264,3 @@ def summed_on_voxels(table: torch.Tensor, index: torch.Tensor, weights: torch.Te
     with exact_arithmetic(table.device):
         sums = weights.to(table.device, dtype).T @ table.to(dtype).flatten(1)
     return on_voxels(sums.view(-1, *table.shape[1:]), index)
-
-
-def kept_inside(
-    kept: np.ndarray, index: torch.Tensor, boxes: Sequence[Box], device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
-    """Masks that keep and hide regions as a whole, each inside a box that is its own.
-
-    Args:
-        kept: ``(n, C, regions)``, how much of each region is kept.
-        index: see :class:`~monai_saliency.masks.base.Regions`. Voxels of no region are kept.
-        boxes: n boxes of one size.
-        device: where to render.
-        dtype: of the masks.
-
-    Returns:
-        ``(n, C, *size)``.
-    """
-    size = [side.stop - side.start for side in boxes[0]]
-    corners = to_device(np.array([[side.start for side in box] for box in boxes]), index.device).unbind(1)
-    found = cut(index[None], corners, size).to(device).flatten(2).long()
-    every = np.concatenate([np.ones_like(kept[:, :, :1]), kept], axis=2)
-    table = to_device(every, device, dtype)
-    return table.gather(2, found.expand(-1, table.shape[1], -1)).unflatten(2, size)

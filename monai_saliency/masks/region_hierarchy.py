@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
 
-from monai_saliency.masks.base import BoundMasks, Masks, Regions
+from monai_saliency.masks.base import BoundMasks, Id, Masks, Regions
 from monai_saliency.masks.hierarchical import HierarchicalMasks, worth_refining
 from monai_saliency.masks.region import find_regions, reads_labels
 from monai_saliency.masks.smooth import averaged, grown
@@ -54,7 +54,7 @@ class RegionHierarchyMasks(Masks):
         >>> import torch
         >>> labels = torch.tensor([[[0, 0, 3, 3], [7, 7, 7, 3], [7, 7, 7, 7], [7, 7, 7, 7]]])
         >>> bound = RegionHierarchyMasks(window_size=2, levels=2).bind(torch.zeros(1, 4, 4), labels)
-        >>> first = bound.next_round((), torch.zeros(0, 0), torch.zeros(0))
+        >>> first = bound.first_round()
         >>> bound.render(first)[0, 0].tolist()  # region 3
         [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
         >>> pieces = bound.next_round(first, torch.tensor([[5.0], [1.0]]), torch.tensor([5.0]))
@@ -133,38 +133,37 @@ class BoundRegionHierarchyMasks(BoundMasks):
             found += last
         return found
 
-    def next_round(
-        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[int] | None:
-        if not len(indices):
-            return range(len(self.values))
-        *_, last = self._rounds(indices, scores, reference_scores)
-        return self._split(indices, scores, reference_scores, last) or None
+    def first_round(self) -> Sequence[Id]:
+        return range(len(self.values))
 
-    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        rounds = list(self._rounds(indices, scores, reference_scores))
-        level = max(self._level(indices[row]) for row in rounds[-1]) + 1
+    def next_round(
+        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Sequence[Id] | None:
+        *_, last = self._rounds(ids, scores, reference_scores)
+        return self._split(ids, scores, reference_scores, last) or None
+
+    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        rounds = list(self._rounds(ids, scores, reference_scores))
+        level = max(self._level(ids[row]) for row in rounds[-1]) + 1
         if level == self.num_levels:
             return f"level {level} was the last"
         return f"no part of round {len(rounds)} was worth splitting"
 
-    def _rounds(
-        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Iterator[list[int]]:
+    def _rounds(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> Iterator[list[int]]:
         """The rows of each round, which the rounds before it decide."""
         rows = list(range(len(self.values)))
         while rows:
             yield rows
             stop = rows[-1] + 1
-            count = len(self._split(indices, scores, reference_scores, rows)) if stop < len(indices) else 0
+            count = len(self._split(ids, scores, reference_scores, rows)) if stop < len(ids) else 0
             rows = list(range(stop, stop + count))
 
     def _split(
-        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor, rows: Sequence[int]
+        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor, rows: Sequence[int]
     ) -> list[int]:
         """The pieces of those parts of a round that are worth it, ascending."""
         drops = reference_scores.double() - scores[rows].double()
-        chosen = worth_refining([indices[row] for row in rows], drops, self.keep)
+        chosen = worth_refining([ids[row] for row in rows], drops, self.keep)
         return sorted(piece for index in chosen for piece in self._pieces(index))
 
     def _pieces(self, index: int) -> list[int]:
@@ -201,11 +200,11 @@ class BoundRegionHierarchyMasks(BoundMasks):
         """The voxels of a region inside a box, bool ``(*sides)``."""
         return np.asarray(self.index[box] == region)
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``region`` int ``(n,)``, counted from 1; ``first`` and ``stop``, int ``(n, spatial_dims)``, its window."""
-        boxes = [[(side.start, side.stop) for side in self._box(index)] for index in indices]
-        ends = np.array(boxes, dtype=int).reshape(len(indices), len(self.spatial_shape), 2)
-        regions = np.array([self._region(index) for index in indices], dtype=int)
+        boxes = [[(side.start, side.stop) for side in self._box(index)] for index in ids]
+        ends = np.array(boxes, dtype=int).reshape(len(ids), len(self.spatial_shape), 2)
+        regions = np.array([self._region(index) for index in ids], dtype=int)
         return {"region": regions, "first": ends[:, :, 0], "stop": ends[:, :, 1]}
 
     def _tight(self, region: int, box: Box) -> Box | None:
@@ -218,18 +217,18 @@ class BoundRegionHierarchyMasks(BoundMasks):
             sides.append(slice(side.start + int(found[0]), side.start + int(found[-1]) + 1))
         return tuple(sides)
 
-    def changed_boxes(self, indices: Sequence[int]) -> list[Box] | None:
+    def changed_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
         empty = (slice(0, 0),) * len(self.spatial_shape)
-        boxes = [self._tight(self._region(index), self._box(index)) for index in indices]
+        boxes = [self._tight(self._region(index), self._box(index)) for index in ids]
         if self.smooth:
             boxes = [box and grown(box, self.smooth, self.spatial_shape) for box in boxes]
         return [box or empty for box in boxes]
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
         if self.smooth:
             box = grown(box, self.smooth, self.spatial_shape)
-        rows = np.zeros((len(indices), 1 + 2 * len(box)), dtype=int)
-        for row, index in zip(rows, indices, strict=True):
+        rows = np.zeros((len(ids), 1 + 2 * len(box)), dtype=int)
+        for row, index in zip(rows, ids, strict=True):
             # A region and the smallest box around what is hidden of it here say which voxels these are.
             common = _common(self._box(index), box)
             tight = self._tight(self._region(index), common) if common else None

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks, Masks, random_rows
+from monai_saliency.masks.base import BoundMasks, Id, Masks, random_rows
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
-from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import to_device
 
@@ -72,13 +71,6 @@ class BoundRISEMasks(BoundMasks):
         shifts: int ``(num_masks, spatial_dims)``, where the image begins in each stretched grid.
     """
 
-    # At most so many masks have their factors made at once, and so many numbers are in these: 4 MB in float32, since
-    # larger ones made anew leave holes in the memory; and no more than 64 full-size masks have, as many as `stream`
-    # renders.
-    _masks_ahead, _numbers_ahead, _full_masks = 256, 2**20, 64
-    # The device and the indices of the masks that were made so, and their two factors.
-    _ahead: tuple[torch.device, range, torch.Tensor, torch.Tensor] | None = None
-
     def __init__(self, masks: RISEMasks, image: torch.Tensor) -> None:
         super().__init__(image)
         self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
@@ -95,64 +87,20 @@ class BoundRISEMasks(BoundMasks):
     def __len__(self) -> int:
         return self.num_masks
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``grid`` bool ``(n, *grid_shape)``, True where a cell is kept, and ``shift`` int ``(n, spatial_dims)``."""
-        grids = random_rows(self.seed, indices, int(np.prod(self.grid_shape))) < self.p1
-        return {"grid": grids.reshape(-1, *self.grid_shape), "shift": self.shifts[np.asarray(indices, dtype=int)]}
-
-    def render(
-        self, indices: Sequence[int], device: torch.device | str | None = None, box: Box | None = None
-    ) -> torch.Tensor:
-        factors = self._drawn_ahead(indices, torch.device(device or self.device)) if box is None else None
-        if factors is None:
-            return super().render(indices, device, box)
-        with exact_arithmetic(factors[0].device):
-            return self._product(*factors)
+        grids = random_rows(self.seed, ids, int(np.prod(self.grid_shape))) < self.p1
+        return {"grid": grids.reshape(-1, *self.grid_shape), "shift": self.shifts[np.asarray(ids, dtype=int)]}
 
     @property
     def _have_factors(self) -> bool:
         """Whether masks are the product of two factors, the last axis and all others; a subclass may render others."""
         return type(self)._render is BoundRISEMasks._render
 
-    @property
-    def reuses_memory(self) -> bool:
-        return self._have_factors
-
-    def _write(self, indices: Sequence[int], memory: torch.Tensor) -> torch.Tensor:
-        factors = self._drawn_ahead(indices, self.device)
-        factors = factors or self._all_but_last_axis(self.codes(indices), self._stretching(self.device))
-        return self._product(*factors, memory)
-
-    def _drawn_ahead(self, indices: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The two factors of consecutive masks, of which many small ones are made at once; None where that is nothing
-        gained. Which are made together depends on no batch size.
-        """
-        if not self._have_factors:
-            return None
-        numbers = self.grid_shape[-1] * (math.prod(self.spatial_shape[:-1]) + self.spatial_shape[-1])
-        most = min(self._numbers_ahead, self._full_masks * math.prod(self.spatial_shape))
-        size = min(self._masks_ahead, most // numbers)
-        if not isinstance(indices, range) or indices.step != 1 or not 2 <= 2 * len(indices) <= size:
-            return None
-        first = indices.start // size * size
-        made = range(first, min(first + size, len(self)))
-        if not 0 <= made.start <= indices.start < indices.stop <= made.stop:
-            return None
-        ahead = self._ahead
-        if ahead is None or ahead[:2] != (device, made):
-            with exact_arithmetic(device):
-                factors = self._all_but_last_axis(self.codes(made), self._stretching(device))
-                ahead = self._ahead = device, made, *factors
-        chunk = slice(indices.start - first, indices.stop - first)
-        return ahead[2][chunk], ahead[3][chunk]
-
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self._product(*self._all_but_last_axis(codes, self._stretching(device)))
-
-    def _product(self, stretched: torch.Tensor, last: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
+        stretched, last = self._all_but_last_axis(codes, self._stretching(device))
         # Stretching the last axis last makes the full-size masks contiguous without a copy.
-        out = None if memory is None else memory.view(len(memory), -1, self.spatial_shape[-1])
-        return torch.bmm(stretched.transpose(1, 2), last, out=out).view(-1, 1, *self.spatial_shape)
+        return torch.bmm(stretched.transpose(1, 2), last).view(-1, 1, *self.spatial_shape)
 
     def _all_but_last_axis(
         self, codes: dict[str, np.ndarray], stretching: Sequence[torch.Tensor]
@@ -185,27 +133,27 @@ class BoundRISEMasks(BoundMasks):
             ]
         return self._weights[device]
 
-    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-        return self.folded_sum(indices, weights) if self._have_factors else super().weighted_sum(indices, weights)
+    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
+        return self.folded_sum(ids, weights) if self._have_factors else super().weighted_sum(ids, weights)
 
-    def along_axes(self, indices: Sequence[int], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
-        if not self._have_factors or not len(indices):
-            return super().along_axes(indices, matrices)
+    def along_axes(self, ids: Sequence[Id], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+        if not self._have_factors or not len(ids):
+            return super().along_axes(ids, matrices)
         dtype, axes = accumulation_dtype(self.device), zip(self._stretching(self.device), matrices, strict=True)
         with exact_arithmetic(self.device):
             stretching = [windows.to(dtype) @ each.to(self.device, dtype) for windows, each in axes]
-            others, last = self._all_but_last_axis(self.codes(indices), stretching)
+            others, last = self._all_but_last_axis(self.codes(ids), stretching)
             found = torch.bmm(others.transpose(1, 2), last)
-        return found.view(len(indices), 1, *(each.shape[1] for each in matrices))
+        return found.view(len(ids), 1, *(each.shape[1] for each in matrices))
 
-    def folded_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+    def folded_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
         """As :meth:`weighted_sum`, for masks that are stretched grids, one for each channel that has its own mask."""
         result, cells = self.zero_sums(weights), self.grid_shape
-        if not len(indices):
+        if not len(ids):
             return result
         # Masks of one shift are stretched in the same way, so their grids are added up, and the sums of all shifts are
         # stretched: about as many numbers as the image has voxels, however many masks there are.
-        shifts = self.shifts[np.asarray(indices, dtype=int)].T
+        shifts = self.shifts[np.asarray(ids, dtype=int)].T
         found, groups = zip(*(np.unique(each, return_inverse=True) for each in shifts), strict=True)
         # On each axis the cells of the first shift, then those of the next.
         lines = [len(each) * count for each, count in zip(found, cells, strict=True)]
@@ -221,9 +169,9 @@ class BoundRISEMasks(BoundMasks):
         step, together = max(1, _CELLS_AT_ONCE // len(places)), max(1, _SUMS_AT_ONCE // num_grids)
         for maps, columns in zip(result.split(together), weights.split(together, dim=1), strict=True):
             sums = maps.new_zeros(*maps.shape[:2], math.prod(lines))
-            for start in range(0, len(indices), step):
-                chunk = slice(start, min(start + step, len(indices)))
-                grids = to_device(self.codes(indices[chunk])["grid"], self.device, result.dtype)
+            for start in range(0, len(ids), step):
+                chunk = slice(start, min(start + step, len(ids)))
+                grids = to_device(self.codes(ids[chunk])["grid"], self.device, result.dtype)
                 grids = grids.view(-1, num_grids, len(places))
                 here = (corners[chunk, None] + places).flatten()
                 for of_score, weight in zip(sums, columns[chunk].T, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.utils.arguments import (
     check_option,
     finite_numbers,
@@ -136,19 +136,19 @@ class _BoundSlidingRadialMasks(BoundMasks):
     def __len__(self) -> int:
         return int(np.prod([len(each) for each in self.centres]))
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``centre``, int ``(n, spatial_dims)``: the voxel in the middle of what each mask hides."""
-        along = np.unravel_index(np.asarray(indices, dtype=int), [len(each) for each in self.centres])
+        along = np.unravel_index(np.asarray(ids, dtype=int), [len(each) for each in self.centres])
         return {"centre": np.stack([each[i] for each, i in zip(self.centres, along, strict=True)], axis=-1)}
 
-    def changed_boxes(self, indices: Sequence[int]) -> list[Box]:
-        return [self._changed(centre) for centre in self.codes(indices)["centre"]]
+    def changed_boxes(self, ids: Sequence[Id]) -> list[Box]:
+        return [self._changed(centre) for centre in self.codes(ids)["centre"]]
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
         """As :meth:`BoundMasks.restrict`. Two centres whose ellipsoids happen to agree in a small part count as
         different, unless both hide the whole box.
         """
-        centres = self.codes(indices)["centre"]
+        centres = self.codes(ids)["centre"]
         start, end = np.array([[side.start, side.stop - 1] for side in box]).T
         if any(self._reach):
             grown = self._extent + self._reach

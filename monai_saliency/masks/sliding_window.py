@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.masks.box import BoundBoxMasks
 from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import check_option, per_axis, positive_numbers, voxels_of_mm, whole_numbers
@@ -123,7 +123,7 @@ class BoundSlidingWindowMasks(BoundBoxMasks):
     def __len__(self) -> int:
         return math.prod(map(len, self.starts))
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        along = np.unravel_index(np.asarray(indices, dtype=int), [len(starts) for starts in self.starts])
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+        along = np.unravel_index(np.asarray(ids, dtype=int), [len(starts) for starts in self.starts])
         first = np.stack([starts[i] for starts, i in zip(self.starts, along, strict=True)], axis=-1)
         return {"first": first, "stop": first + self.window_shape}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.region import BoundRegionMasks, RegionMasks
 from monai_saliency.utils.arguments import instance, whole_number, whole_numbers
@@ -122,17 +122,17 @@ class BoundSobolMasks(BoundRegionMasks):
     def __len__(self) -> int:
         return self.num_masks
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``coalition`` float64 ``(n, regions)`` in [0, 1], how much of each region is kept."""
-        design, place = np.divmod(np.asarray(indices, dtype=int), len(self.values) + 2)
+        design, place = np.divmod(np.asarray(ids, dtype=int), len(self.values) + 2)
         kept = self.table[design, (place == 1).astype(int)]
         (exchanged,) = (place > 1).nonzero()
         cell = place[exchanged] - 2
         kept[exchanged, cell] = self.table[design[exchanged], 1, cell]
         return {"coalition": kept}
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
         present = self.index[box].unique().cpu().numpy()
-        kept = self.codes(indices)["coalition"][:, present[present > 0] - 1]
+        kept = self.codes(ids)["coalition"][:, present[present > 0] - 1]
         # Numbers are equal where their bits are.
         return np.asarray((kept < 1).any(axis=1)), np.ascontiguousarray(kept).view(np.int64)

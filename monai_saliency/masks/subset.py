@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks, Masks, random_rows
+from monai_saliency.masks.base import BoundMasks, Id, Masks, random_rows
 from monai_saliency.utils.arguments import per_axis, whole_number, whole_numbers
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.tensors import to_device
@@ -68,12 +68,12 @@ class BoundSubsetMasks(BoundMasks):
     def __len__(self) -> int:
         return self.num_masks
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``kept`` bool ``(n, *grid)``."""
         size = int(np.prod(self.grid))
         # The cells with the smallest of as many random numbers are a subset drawn without replacement.
-        order = random_rows(self.seed, indices, size).argsort(axis=1, kind="stable")
-        kept = np.ones((len(indices), size), dtype=bool)
+        order = random_rows(self.seed, ids, size).argsort(axis=1, kind="stable")
+        kept = np.ones((len(ids), size), dtype=bool)
         np.put_along_axis(kept, order[:, : self.num_hidden], False, axis=1)
         return {"kept": kept.reshape(-1, *self.grid)}
 
@@ -82,8 +82,8 @@ class BoundSubsetMasks(BoundMasks):
         every = [np.arange(n) * g // n for n, g in zip(self.spatial_shape, self.grid, strict=True)]
         return [cells[side] for cells, side in zip(every, box, strict=True)]
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        hidden = ~self.codes(indices)["kept"]
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        hidden = ~self.codes(ids)["kept"]
         for axis, cells in enumerate(self._cells(box)):
             hidden = np.take(hidden, np.unique(cells), axis=axis + 1)
         hidden = hidden.reshape(len(hidden), -1)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from monai_saliency.masks.base import BoundMasks, Masks, Regions
+from monai_saliency.masks.base import BoundMasks, Id, Masks, Regions
 from monai_saliency.masks.focused import BoundFocusedMasks, Focus, FocusedMasks
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks
 from monai_saliency.masks.looks import Found
@@ -30,7 +30,7 @@ class _MakesMaps(Protocol):
     """An estimator, which stands above masks."""
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor: ...
 
 
@@ -74,9 +74,10 @@ class UntilMasks(Masks):
         >>> bound = UntilMasks(RISEMasks(1000, grid_size=4), RISEScoring(), until=0.9, first=100).bind(
         ...     torch.zeros(1, 16, 16)
         ... )
-        >>> seen, scores, reference = [], torch.zeros(0, 1), torch.ones(1)
+        >>> seen, reference = list(bound.first_round()), torch.ones(1)
+        >>> scores = bound.render(seen)[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
         >>> while (found := bound.next_round(seen, scores, reference)) is not None:
-        ...     seen = [*seen, *found]  # a network whose score is the voxel (2, 2) of the mask
+        ...     seen = [*seen, *found]
         ...     scores = bound.render(seen)[:, :, 2, 2]
         >>> len(seen)
         225
@@ -139,25 +140,26 @@ class _BoundUntilMasks(BoundMasks):
     def __len__(self) -> int:
         return len(self.base)
 
+    def first_round(self) -> Sequence[Id]:
+        return range(self.first)
+
     def next_round(
-        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[int] | None:
-        n = len(indices)
-        if not n:
-            return range(self.first)
-        if n >= len(self) or self.agreement(indices, scores, reference_scores) >= self.until:
+        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> Sequence[Id] | None:
+        n = len(ids)
+        if n >= len(self) or self.agreement(ids, scores, reference_scores) >= self.until:
             return None
         return range(n, min(len(self), n + n // 2))
 
-    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        return _ended(self.agreement(indices, scores, reference_scores), self.until)
+    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        return _ended(self.agreement(ids, scores, reference_scores), self.until)
 
-    def agreement(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> float:
+    def agreement(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> float:
         """How far the map would agree with one of as many masks of another seed, in [-1, 1], see
         :class:`UntilMasks`.
 
         Args:
-            indices: the masks scored so far, at least four.
+            ids: the masks scored so far, at least four.
             scores: ``(n, K)``, their scores.
             reference_scores: ``(K,)``, the scores of the unperturbed image.
         """
@@ -165,7 +167,7 @@ class _BoundUntilMasks(BoundMasks):
         if last is not None and torch.equal(last[0], scores):
             return last[1]
         one, other = (
-            self._places(self.estimator.compute(self.base, indices[half::2], scores[half::2], reference_scores))
+            self._places(self.estimator.compute(self.base, ids[half::2], scores[half::2], reference_scores))
             for half in range(2)
         )
         found = min(map(_agreement, one, other), default=1.0)
@@ -193,45 +195,30 @@ class _BoundUntilMasks(BoundMasks):
     def drawn(self) -> bool:
         return self.base.drawn
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        return self.base.codes(indices)
+    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+        return self.base.codes(ids)
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray] | None:
-        return self.base.restrict(indices, box)
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray] | None:
+        return self.base.restrict(ids, box)
 
-    def hidden_boxes(self, indices: Sequence[int]) -> list[Box] | None:
-        return self.base.hidden_boxes(indices)
+    def hidden_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
+        return self.base.hidden_boxes(ids)
 
     def render(
-        self, indices: Sequence[int], device: torch.device | str | None = None, box: Box | None = None
+        self, ids: Sequence[Id], device: torch.device | str | None = None, box: Box | None = None
     ) -> torch.Tensor:
         # Foreign masks need not know boxes.
         part: dict[str, Any] = {} if box is None else {"box": box}
-        return self.base.render(indices, device, **part)
-
-    def render_each(
-        self, indices: Sequence[int], boxes: Sequence[Box], device: torch.device | str | None = None
-    ) -> torch.Tensor:
-        return self.base.render_each(indices, boxes, device)
-
-    def perturb_each(self, *args: Any, **kwargs: Any) -> None:
-        self.base.perturb_each(*args, **kwargs)
+        return self.base.render(ids, device, **part)
 
     def perturb(self, *args: Any, **kwargs: Any) -> None:
         self.base.perturb(*args, **kwargs)
 
-    @property
-    def reuses_memory(self) -> bool:
-        return self.base.reuses_memory
+    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
+        return self.base.weighted_sum(ids, weights)
 
-    def render_into(self, indices: Sequence[int], memory: torch.Tensor | None) -> torch.Tensor:
-        return self.base.render_into(indices, memory)
-
-    def weighted_sum(self, indices: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
-        return self.base.weighted_sum(indices, weights)
-
-    def along_axes(self, indices: Sequence[int], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
-        return self.base.along_axes(indices, matrices)
+    def along_axes(self, ids: Sequence[Id], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.base.along_axes(ids, matrices)
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         return self.base._render(codes, device)
@@ -248,10 +235,10 @@ class _BoundUntilFocusedMasks(BoundFocusedMasks):
         self.until, self.first = masks.until, masks.first
         self.key = ("UntilMasks", self.until, self.first, type(self.estimator).__name__, *self.key)
 
-    def random_masks(self, found: Found, indices: Sequence[int], scores: torch.Tensor) -> list[int]:
-        shares = self.shares(found, indices, scores)
+    def random_masks(self, found: Found, ids: Sequence[Id], scores: torch.Tensor) -> list[int]:
+        shares = self.shares(found, ids, scores)
         first = max(_FEWEST, self.first // len(shares))
-        places = {focus.place: focus for focus in self.foci(indices)}
+        places = {focus.place: focus for focus in self.foci(ids)}
         wanted: list[int] = []
         for share in shares:
             focus = places.get((share.start - len(self.looks)) // self.num_masks)
@@ -263,28 +250,26 @@ class _BoundUntilFocusedMasks(BoundFocusedMasks):
             wanted += share[: max(first, done + done // 2)]
         return wanted
 
-    def stopped(self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        words = super().stopped(indices, scores, reference_scores)
-        places, agreements = {focus.place: focus for focus in self.foci(indices)}, []
+    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+        words = super().stopped(ids, scores, reference_scores)
+        places, agreements = {focus.place: focus for focus in self.foci(ids)}, []
         for score, reference in zip(scores.T, reference_scores, strict=True):
-            for place in self.asked_for(indices, score, reference):
+            for place in self.asked_for(ids, score, reference):
                 if place in places:
                     agreements.append(self._agreement(places[place], score))
         return f"{words}; {_ended(min(agreements, default=0.0), self.until)}"
 
     def _agreement(self, focus: Focus, scores: torch.Tensor) -> float:
         """Of a box's values of one score ``(n,)``."""
-        order = np.argsort(focus.indices).tolist()
+        order = np.argsort(focus.ids).tolist()
         one, other, whole = (self._inside(focus, scores, each) for each in (order[::2], order[1::2], order))
         # The halves of a regression may agree on what all masks together do not show.
         return min(_agreement(one, other), _correlation(one + other, whole))
 
     def _inside(self, focus: Focus, scores: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
         """A box's values by some of its random masks."""
-        rows, indices = ([each[k] for k in order] for each in (focus.rows, focus.indices))
-        found: torch.Tensor = self.estimator.inside(
-            self, replace(focus, rows=rows, indices=indices), scores[rows][:, None]
-        )
+        rows, ids = ([each[k] for k in order] for each in (focus.rows, focus.ids))
+        found: torch.Tensor = self.estimator.inside(self, replace(focus, rows=rows, ids=ids), scores[rows][:, None])
         return found.flatten()
 
 

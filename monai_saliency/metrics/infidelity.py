@@ -156,5 +156,5 @@ def _sums_of_hidden(found: Scored, saliency: torch.Tensor) -> torch.Tensor:
     masks = found.masks
     precise = accumulation_dtype(masks.device)
     values = saliency.to(masks.device, precise).flatten()
-    sums = [(1 - rendered.flatten(1).to(precise)) @ values for _, rendered in masks.stream(found.indices)]
+    sums = [(1 - rendered.flatten(1).to(precise)) @ values for _, rendered in masks.stream(found.ids)]
     return torch.cat(sums).double().cpu()

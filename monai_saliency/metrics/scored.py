@@ -12,7 +12,7 @@ from monai.utils import MetricReduction
 from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
-from monai_saliency.masks.base import BoundMasks, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.metrics.base import SaliencyMetric, checked_maps
 from monai_saliency.utils.arguments import callable_network
 from monai_saliency.utils.tensors import plain
@@ -43,13 +43,13 @@ class Scored(NamedTuple):
 
     Attributes:
         masks: the masks, bound to the case.
-        indices: the mask of each score.
+        ids: the mask of each score.
         scores: ``(N,)``, float64.
         reference: the score of the unperturbed image.
     """
 
     masks: BoundMasks
-    indices: Sequence[int]
+    ids: Sequence[Id]
     scores: torch.Tensor
     reference: torch.Tensor
 
@@ -153,4 +153,4 @@ class NetworkMetric(SaliencyMetric):
                 "the maps of this target, or a target of one value"
             )
         k = one.number if len(reference) > 1 else 0
-        return Scored(state.masks, state.state.indices, scores[:, k], reference[k])
+        return Scored(state.masks, state.state.ids, scores[:, k], reference[k])

@@ -9,7 +9,7 @@ import torch
 from xaitk_saliency import GenerateClassifierConfidenceSaliency
 
 from monai_saliency.estimators.base import Estimator, Meaning
-from monai_saliency.masks.base import BoundMasks
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.arguments import flag, instance, whole_number
 
 __all__ = ["ConfidenceScoring"]
@@ -61,7 +61,7 @@ class ConfidenceScoring(Estimator):
         return getattr(self.generator, "p1", None)
 
     def compute(
-        self, masks: BoundMasks, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
         name, spatial = type(self.generator).__name__, masks.spatial_shape
         if masks.channels is not None:
@@ -71,17 +71,17 @@ class ConfidenceScoring(Estimator):
                 f"{name} makes maps of 2D images, got {spatial}; if each value depends on the masks at its voxel "
                 "alone, say so (pixelwise=True)"
             )
-        size = len(indices) * int(np.prod(spatial)) * torch.finfo(masks.dtype).bits // 8
+        size = len(ids) * int(np.prod(spatial)) * torch.finfo(masks.dtype).bits // 8
         if size > self.max_bytes:
             raise ValueError(
-                f"{name} needs all masks at once: {len(indices)} of {spatial} are {size / 2**30:.2f} GiB, and "
+                f"{name} needs all masks at once: {len(ids)} of {spatial} are {size / 2**30:.2f} GiB, and "
                 f"`max_bytes` allows {self.max_bytes / 2**30:.2f} GiB; use fewer masks, or an estimator of "
                 "monai_saliency, such as OcclusionScoring() or RISEScoring()"
             )
-        every = torch.empty(len(indices), *spatial, dtype=masks.dtype)
-        for chunk, rendered in masks.stream(indices):
+        every = torch.empty(len(ids), *spatial, dtype=masks.dtype)
+        for chunk, rendered in masks.stream(ids):
             every[chunk] = rendered[:, 0].cpu()
-        as_images = every.reshape(len(indices), -1, spatial[-1]).numpy()
+        as_images = every.reshape(len(ids), -1, spatial[-1]).numpy()
         reference, each = (values.double().cpu().numpy() for values in (reference_scores, scores))
         found = np.asarray(self.generator(reference, each, as_images))
         if found.shape == as_images.shape[1:]:  # one map of all scores

@@ -85,7 +85,7 @@ def test_a_ct_by_default_costs_at_most_40_predictions(make: Callable[[str], Bund
     assert found.per_prediction == 100
     assert network.count <= 40 * 100
     assert found.num_forwards <= network.count
-    boxes = found.masks.hidden_boxes(found.indices)
+    boxes = found.masks.hidden_boxes(found.ids)
     edges = [max(side.stop - side.start for side in box) for box in boxes]
     assert set(edges) == {48, 33, 24, 12, 6}  # 33 at the end of the last axis
     centres = torch.tensor([[(side.start + side.stop) / 2 for side in box] for box in boxes])

@@ -37,7 +37,7 @@ def indices_of(function: Callable[[torch.Tensor], torch.Tensor], grid: tuple[int
 
 @pytest.mark.parametrize("grid", [(2, 3), (1, 2, 3)])
 def test_the_g_function(grid: tuple[int, ...]) -> None:
-    """A product of functions of one cell each, whose total indices have a closed form (Saltelli and Sobol, 1995)."""
+    """A product of functions of one cell each, whose total ids have a closed form (Saltelli and Sobol, 1995)."""
     a = np.array([0.0, 1.0, 4.5, 9.0, 99.0, 99.0])
     own = 1 / (3 * (1 + a) ** 2)
     total = np.prod(1 + own) - 1

@@ -157,7 +157,7 @@ def test_an_explanation_computes_it_from_its_scores() -> None:
     assert found.standard_error is error
     assert error is not None
     assert found.noise is not None
-    expected = ms.RISEScoring().standard_error(found.masks, found.indices, found.scores, found.reference_scores)
+    expected = ms.RISEScoring().standard_error(found.masks, found.ids, found.scores, found.reference_scores)
     assert torch.equal(error, expected)  # type: ignore[arg-type]
     assert 0.8 < float(error.mean() / found.noise) < 1.4
     # Where the score follows the voxel, contributions are squares of a bounded value, which vary less than products do.

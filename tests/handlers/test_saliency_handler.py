@@ -110,11 +110,11 @@ class Unsure(RISEScoring):
     """Its map is made, and then there is no memory left, but for the second case."""
 
     def standard_error(
-        self, masks: Any, indices: Any, scores: torch.Tensor, reference_scores: torch.Tensor
+        self, masks: Any, ids: Any, scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
         if float(reference_scores[0]) < 0.75:
             raise MemoryError("no memory left")
-        return super().standard_error(masks, indices, scores, reference_scores)
+        return super().standard_error(masks, ids, scores, reference_scores)
 
 
 @pytest.mark.parametrize("listed", [True, False])

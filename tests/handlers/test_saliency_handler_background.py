@@ -64,8 +64,8 @@ class _Masks(ms.RISEMasks):
         bound = super().bind(image, **known)
         render = bound.render
 
-        def keeping(indices: Any, device: Any = None) -> torch.Tensor:
-            masks = render(indices, device)
+        def keeping(ids: Any, device: Any = None) -> torch.Tensor:
+            masks = render(ids, device)
             masks[..., 0, 0] = 1
             return masks
 

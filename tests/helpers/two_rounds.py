@@ -48,26 +48,27 @@ class _BoundTwoRounds(BoundMasks):
     def __len__(self) -> int:
         return len(self.boxes)
 
+    def first_round(self) -> Sequence[int]:
+        return range(self.num_coarse)
+
     def next_round(
-        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, ids: Sequence[Any], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> Sequence[int] | None:
-        if not len(indices):
-            return range(self.num_coarse)
-        if len(indices) > self.num_coarse:
+        if len(ids) > self.num_coarse:
             return None
         chosen = int((reference_scores[0] - scores[:, 0]).argmax())
         first = self.num_coarse + sum(map(len, self.finer[:chosen]))
         return range(first, first + len(self.finer[chosen]))
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        sides = [[(side.start, side.stop) for side in self.boxes[index]] for index in indices]
+    def codes(self, ids: Sequence[Any]) -> dict[str, np.ndarray]:
+        sides = [[(side.start, side.stop) for side in self.boxes[index]] for index in ids]
         return {"box": np.array(sides, dtype=int).reshape(len(sides), -1, 2)}
 
-    def hidden_boxes(self, indices: Sequence[int]) -> list[Box]:
-        return [self.boxes[index] for index in indices]
+    def hidden_boxes(self, ids: Sequence[Any]) -> list[Box]:
+        return [self.boxes[index] for index in ids]
 
-    def restrict(self, indices: Sequence[int], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        sides = self.codes(indices)["box"]
+    def restrict(self, ids: Sequence[Any], box: Box) -> tuple[np.ndarray, np.ndarray]:
+        sides = self.codes(ids)["box"]
         limits = np.array([(side.start, side.stop) for side in box])
         inside = np.clip(sides, limits[:, :1], limits[:, 1:])
         return (inside[..., 0] < inside[..., 1]).all(axis=1), inside.reshape(len(inside), -1)

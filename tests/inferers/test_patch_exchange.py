@@ -17,14 +17,10 @@ from monai_saliency.inferers import patch_exchange
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_exchange import Exchange, layers_of
 from monai_saliency.masks.base import Masks
-from monai_saliency.masks.channel import ChannelMasks
-from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.region import RegionMasks
-from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.targets import DiceScore, RegionScore, Target
 from monai_saliency.targets.members import MemberTarget
-from monai_saliency.utils.boxes import everywhere
 from monai_saliency.utils.patch_grid import PatchGrid
 
 
@@ -123,40 +119,3 @@ def test_patches_of_a_layer_do_not_overlap(shape: tuple[int, ...], overlap: floa
     assert max(each.max() for each in covered) == 1
     total = sum(covered)
     assert len(np.unique(layers)) <= 2 ** len(shape) * total.max()
-
-
-@pytest.mark.parametrize(
-    "masks",
-    [
-        SlidingWindowMasks((3, 5), (2, 4)),
-        SlidingWindowMasks(5, 3, smooth=3),
-        SlidingRadialMasks(3, 2),
-        RegionMasks(),
-        RegionMasks(9, 0.6),
-        RegionMasks(smooth=2),
-        CoalitionMasks(),
-        CoalitionMasks(per_channel=True),
-        ChannelMasks(SlidingWindowMasks(4, 3)),
-    ],
-    ids=lambda masks: type(masks).__name__,
-)
-def test_each_mask_in_a_box_that_is_its_own(masks: Masks) -> None:
-    """Rendered and perturbed, against one after the other; a voxel that is NaN is hidden where its mask is 0."""
-    labels = torch.arange(3).repeat_interleave(5)[None, :, None].expand(1, 15, 11)
-    image = images(2, 15, 11)
-    image[:, 7, 6] = torch.nan
-    bound = masks.bind(image, labels=labels)
-    corners = [(0, 0), (9, 3), (4, 5), (9, 6), (0, 6)]
-    boxes = [tuple(slice(start, start + size) for start, size in zip(at, (6, 5), strict=True)) for at in corners]
-    indices = [index % len(bound) for index in (0, 5, 1, 3, 2)]
-    expected = torch.cat([bound.render([index], box=box) for index, box in zip(indices, boxes, strict=True)])
-    assert torch.equal(bound.render_each(indices, boxes), expected)
-    fill, out = torch.full_like(image, 3.0), torch.empty(5, 2, 6, 5)
-    for is_finite in (True, False):
-        image = image.nan_to_num(1.0) if is_finite else image
-        bound.perturb_each(indices, image, fill, boxes, is_finite, out)
-        for row, (box, mask) in enumerate(zip(boxes, expected, strict=True)):
-            part = torch.empty(1, 2, 6, 5)
-            here = everywhere(box)
-            bound.perturb(image[here], fill[here], mask[None], is_finite, part, box=box)
-            assert torch.equal(out[row].nan_to_num(9.0), part[0].nan_to_num(9.0))

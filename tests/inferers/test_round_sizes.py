@@ -48,19 +48,22 @@ class _BoundRounds(BoundMasks):
     def __len__(self) -> int:
         return self.spatial_shape[0] * self.spatial_shape[1]
 
+    def first_round(self) -> Sequence[int]:
+        return self.next_round([], torch.zeros(0, 1), torch.zeros(1)) or ()
+
     def next_round(
-        self, indices: Sequence[int], scores: torch.Tensor, reference_scores: torch.Tensor
+        self, ids: Sequence[Any], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> Sequence[int] | None:
         ends = np.cumsum([0, *self.lengths])
-        number = list(ends).index(len(indices))
+        number = list(ends).index(len(ids))
         if number == len(self.lengths):
             return None
-        left = sorted(set(range(len(self))) - set(indices))
+        left = sorted(set(range(len(self))) - set(ids))
         turn = 0 if number == 0 else int((reference_scores[0] - scores[:, 0]).argmax())
         return [left[(turn + place) % len(left)] for place in range(self.lengths[number])]
 
-    def codes(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
-        return {"voxel": np.asarray(indices, dtype=int)}
+    def codes(self, ids: Sequence[Any]) -> dict[str, np.ndarray]:
+        return {"voxel": np.asarray(ids, dtype=int)}
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         masks = torch.ones(len(codes["voxel"]), *self.spatial_shape, dtype=self.dtype, device=device)
@@ -143,7 +146,7 @@ def test_images_share_the_batches_of_a_round() -> None:
     for one, other, image in zip(found, again, images(4), strict=True):
         (alone,) = explain((5, 3, 1), 1).explain(image[None], Sized())
         assert torch.equal(one.saliency, other.saliency)
-        assert list(one.indices) == list(alone.indices)
+        assert list(one.ids) == list(alone.ids)
         torch.testing.assert_close(one.saliency, alone.saliency, rtol=1e-5, atol=1e-6)
 
 
@@ -169,7 +172,7 @@ def test_rows_that_depend_on_each_other_in_batches_of_a_later_size(wrong: str, t
     for _ in range(2):  # what a first run has stored is not used
         stored = [ScoreStore(tmp_path).open("ct", "key")]
         (found,) = run.explain(images(), Sized(WRONG[wrong]), cases=case, stored=stored)
-        assert list(found.indices) == list(expected.indices)
+        assert list(found.ids) == list(expected.ids)
         torch.testing.assert_close(found.scores, expected.scores, rtol=1e-5, atol=1e-6)
 
 

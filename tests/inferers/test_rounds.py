@@ -69,7 +69,7 @@ def test_the_map_is_that_of_both_rounds() -> None:
     network = Spots()
     (explanation,) = explain().explain(images(), network)
     torch.testing.assert_close(explanation.saliency[0], by_hand())
-    assert list(explanation.indices) == [0, 1, 2, 3, 12, 13, 14, 15]
+    assert list(explanation.ids) == [0, 1, 2, 3, 12, 13, 14, 15]
     assert explanation.num_forwards == 1 + 4 + 4
     # Two images alone; two batches of three for five rows; two of two for four, of which one image runs alone too, and
     # as no row of these is left over, so does the unperturbed image.
@@ -98,7 +98,7 @@ def test_remembered_patches() -> None:
         for memory in (True, False, ms.PatchMemory(0, 2000))
     ]
     for remembered, whole, forgetful in zip(*maps, strict=True):
-        assert list(remembered.indices) == list(whole.indices)
+        assert list(remembered.ids) == list(whole.ids)
         torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-9, atol=1e-12)
         assert torch.equal(forgetful.scores, remembered.scores)
         assert 25 < remembered.num_forwards < 9 * 25
@@ -192,7 +192,7 @@ def test_devices_share_every_round(count: int) -> None:
     (expected,) = explain(1).explain(images(2)[:1], Spots())
     (found,) = explain(1, sharing=MasksOverDevices(["cpu"] * count)).explain(images(), Spots())
     assert torch.equal(found.saliency, expected.saliency)
-    assert list(found.indices) == list(expected.indices)
+    assert list(found.ids) == list(expected.ids)
     assert found.num_forwards == 9 + count - 1
 
 
@@ -213,10 +213,7 @@ def test_where_scores_are_unknown_it_is_refused() -> None:
 )
 def test_rounds_that_repeat_or_are_empty_are_refused(asked: list[int], problem: str, monkeypatch: Any) -> None:
     masks = TwoRounds(6).bind(images()[0])
-    first = masks.next_round
-    monkeypatch.setattr(
-        type(masks), "next_round", lambda self, indices, *scores: asked if len(indices) else first(indices, *scores)
-    )
+    monkeypatch.setattr(type(masks), "next_round", lambda *_: asked)
     state = ms.OcclusionScoring().start(masks, torch.ones(1))
     with pytest.raises(ValueError, match="a round begins when all masks of the one before are scored"):
         state.next_round()

@@ -250,7 +250,7 @@ def test_too_many_players_in_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0.9 <= float((off.abs() < 1.96 * sure).double().mean()) <= 0.985
         assert float(off.mean(dim=0).abs().max()) < 0.4 * spread[beside], "the mean over seeds is near the exact value"
     assert spread[inferer] < 0.7 * spread[None]
-    odd = ms.ShapleyScoring(interactions=True).values(found.masks, found.indices, found.scores, found.reference_scores)
+    odd = ms.ShapleyScoring(interactions=True).values(found.masks, found.ids, found.scores, found.reference_scores)
     assert float((odd.values - exact).abs().max()) < 5 * spread[inferer]
     torch.testing.assert_close(odd.values.sum(dim=0), lost[0].detach(), rtol=0, atol=1e-12)
 

@@ -50,7 +50,7 @@ def expected(count: int = 1) -> list[ms.Explanation]:
 @pytest.mark.parametrize("batch", [1, 2, 16])
 def test_batches(batch: int) -> None:
     for one, other in zip(expected(3), explain(batch).explain(images(3), Spots()), strict=True):
-        assert list(one.indices) == list(other.indices)
+        assert list(one.ids) == list(other.ids)
         assert torch.equal(one.saliency, other.saliency)
 
 
@@ -74,7 +74,7 @@ def test_a_stopped_run_goes_on(stop: int, tmp_path: Path) -> None:
     network = Spots()
     resumed = run(network)
     (whole,) = expected()
-    assert list(resumed.indices) == list(whole.indices)
+    assert list(resumed.ids) == list(whole.ids)
     assert torch.equal(resumed.saliency, whole.saliency)
     again = Spots()
     found = run(again)
@@ -82,7 +82,7 @@ def test_a_stopped_run_goes_on(stop: int, tmp_path: Path) -> None:
     assert again.images <= 4
     assert torch.equal(found.saliency, whole.saliency)
     # The sets can be rendered by whoever replayed the rounds.
-    assert torch.equal(found.masks.render(found.indices), whole.masks.render(whole.indices))
+    assert torch.equal(found.masks.render(found.ids), whole.masks.render(whole.ids))
 
 
 def test_parts_meet_in_the_store(tmp_path: Path) -> None:
@@ -98,15 +98,15 @@ def test_ranks() -> None:
 
     def rank(number: int) -> Any:
         (found,) = explain(1, sharing=MasksOverRanks()).explain(images(), Spots())
-        return found.saliency, list(found.indices)
+        return found.saliency, list(found.ids)
 
-    for saliency, indices in on_ranks(2, rank):
+    for saliency, ids in on_ranks(2, rank):
         assert torch.equal(saliency, whole.saliency)
-        assert indices == list(whole.indices)
+        assert ids == list(whole.ids)
 
 
 def test_devices() -> None:
     (whole,) = expected()
     (found,) = explain(1, sharing=MasksOverDevices(["cpu"] * 2)).explain(images(), Spots())
     assert torch.equal(found.saliency, whole.saliency)
-    assert list(found.indices) == list(whole.indices)
+    assert list(found.ids) == list(whole.ids)

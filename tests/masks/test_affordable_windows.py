@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.inferers.patch_plan import find_touches, find_trims, plan
+from monai_saliency.masks.base import Id
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks, HierarchicalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.utils.patch_grid import PatchGrid
@@ -80,18 +83,20 @@ def in_rounds(
     """
     shape = evidence.shape[1:]
     bound = HierarchicalMasks(levels=levels, inferer=inferer).bind(empty(*shape))
-    indices: list[int] = []
+    ids: list[int] = []
     scores = np.zeros((0, len(evidence)))
-    while (found := bound.next_round(indices, torch.from_numpy(scores), torch.zeros(len(evidence)))) is not None:
+    found: Sequence[Id] | None = bound.first_round()
+    while found is not None:
         boxes = bound.hidden_boxes(list(found)) or []
         scores = np.concatenate(
             [scores, [-evidence[(slice(None), *box)].reshape(len(evidence), -1).sum(1) for box in boxes]]
         )
-        indices += found
+        ids += found
+        found = bound.next_round(ids, torch.from_numpy(scores), torch.zeros(len(evidence)))
     grid = PatchGrid(inferer, shape)
-    touches = find_touches(bound, grid, find_trims(grid, None), indices)
+    touches = find_touches(bound, grid, find_trims(grid, None), ids)
     forwards = len(grid.boxes) + int((touches[:, 0] == touches[:, 2]).sum())
-    return bound, indices, forwards / len(grid.boxes)
+    return bound, ids, forwards / len(grid.boxes)
 
 
 @pytest.mark.parametrize("organs", [1, 13, 104])
@@ -105,12 +110,12 @@ def test_a_ct_in_rounds(organs: int, overlap: float) -> None:
     for organ in evidence:
         corner = random.integers(0, [110, 110, 90])
         organ[tuple(slice(c, c + 12) for c in corner)] = 1
-    bound, indices, price = in_rounds(SlidingWindowInferer((48, 48, 48), overlap=overlap), evidence)
+    bound, ids, price = in_rounds(SlidingWindowInferer((48, 48, 48), overlap=overlap), evidence)
     assert price <= 40
     assert bound.num_levels == 4
     if organs == 1:
-        assert len(indices) <= bound.at_most
-        assert all(any(index in level for index in indices) for level in bound.levels)
+        assert len(ids) <= bound.at_most
+        assert all(any(index in level for index in ids) for level in bound.levels)
 
 
 def test_the_spleen_like_ct_in_rounds() -> None:
@@ -119,11 +124,11 @@ def test_the_spleen_like_ct_in_rounds() -> None:
     """
     evidence = np.full((1, 270, 270, 225), 1e-6, dtype=np.float32)
     evidence[0, 151:170, 65:83, 101:115] = 1
-    bound, indices, price = in_rounds(SlidingWindowInferer((96, 96, 96), overlap=0.5), evidence)
+    bound, ids, price = in_rounds(SlidingWindowInferer((96, 96, 96), overlap=0.5), evidence)
     edges = [{int(edge) for axis in level for edge in np.diff(axis)[:-1]} for level in bound.bounds]
     assert edges == [{48}, {24}, {12}, {6}]
-    assert len(indices) == bound.at_most
-    cells = [box for box in bound.hidden_boxes(indices) or [] if all(side.stop - side.start == 12 for side in box)]
+    assert len(ids) == bound.at_most
+    cells = [box for box in bound.hidden_boxes(ids) or [] if all(side.stop - side.start == 12 for side in box)]
     assert sum(float(evidence[(0, *box)].sum()) for box in cells) > 0.9 * 19 * 18 * 14
     assert 15 < price <= 40
 
@@ -140,10 +145,10 @@ def test_never_more_than_40_predictions_in_rounds(
 ) -> None:
     shape, roi = zip(*axes, strict=True)
     evidence = np.random.default_rng(0).random((scores, *shape))
-    bound, indices, price = in_rounds(SlidingWindowInferer(roi, overlap=overlap), evidence, levels)
+    bound, ids, price = in_rounds(SlidingWindowInferer(roi, overlap=overlap), evidence, levels)
     assert price <= 40
     assert len(bound.levels[0]) > 1
-    assert len(indices) > len(bound.levels[0])
+    assert len(ids) > len(bound.levels[0])
 
 
 def test_scores_take_turns() -> None:

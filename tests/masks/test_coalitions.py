@@ -163,11 +163,11 @@ def test_hundreds_of_players() -> None:
 def test_restrict_says_which_masks_agree(shape: tuple[int, ...], settings: dict[str, Any]) -> None:
     bound = bind(blocks(shape, 4, 7, seed=2), 2, **settings)
     box: Box = tuple(slice(2, 7) for _ in shape)
-    indices = list(range(0, len(bound), 3))
-    hides, rows = bound.restrict(indices, box)
-    rendered = bound.render(indices, box=box)
-    assert torch.equal(rendered, bound.render(indices)[(..., *box)])
-    for one, other in itertools.combinations(range(len(indices)), 2):
+    ids = list(range(0, len(bound), 3))
+    hides, rows = bound.restrict(ids, box)
+    rendered = bound.render(ids, box=box)
+    assert torch.equal(rendered, bound.render(ids)[(..., *box)])
+    for one, other in itertools.combinations(range(len(ids)), 2):
         assert hides[one] == bool((rendered[one] == 0).any())
         if hides[one] and hides[other]:
             assert np.array_equal(rows[one], rows[other]) == torch.equal(rendered[one], rendered[other])

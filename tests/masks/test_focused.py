@@ -34,8 +34,8 @@ def explain(network: Any, shape: tuple[int, ...], target: ms.Target = LOGIT, **s
 def asked(found: Any) -> list[Any]:
     """The places that the map is made of, without those whose masks told that less or more is to be kept."""
     bound = found.masks
-    places = bound.asked_for(found.indices, found.scores[:, 0], found.reference_scores[0])
-    return sorted((f for f in bound.foci(found.indices) if f.place in places), key=lambda f: places.index(f.place))
+    places = bound.asked_for(found.ids, found.scores[:, 0], found.reference_scores[0])
+    return sorted((f for f in bound.foci(found.ids) if f.place in places), key=lambda f: places.index(f.place))
 
 
 def holds(box: tuple[slice, ...], region: tuple[slice, ...]) -> bool:
@@ -57,7 +57,7 @@ def starts(focus: Any) -> list[tuple[int, int]]:
 def test_the_evidence_is_found(shape: tuple[int, ...], region: tuple[slice, ...]) -> None:
     """The peak is strictly inside, the box holds the region, and the map ranks its voxels first."""
     found = explain(sums(region, shape=shape), shape, num_masks=400, grid_size=4)
-    (focus,) = found.masks.foci(found.indices)
+    (focus,) = found.masks.foci(found.ids)
     assert not focus.everywhere
     assert holds(focus.box, region)
     truth = torch.zeros(shape, dtype=torch.bool)
@@ -65,8 +65,8 @@ def test_the_evidence_is_found(shape: tuple[int, ...], region: tuple[slice, ...]
     saliency = found.saliency[0]
     assert bool(truth[np.unravel_index(int(saliency.argmax()), shape)])
     assert saliency[truth].mean() > 4 * saliency[~truth].abs().mean()
-    assert len(found.indices) <= found.masks.at_most
-    assert found.num_forwards == len(found.indices) + 1
+    assert len(found.ids) <= found.masks.at_most
+    assert found.num_forwards == len(found.ids) + 1
 
 
 def test_the_map_in_plain_loops() -> None:
@@ -77,14 +77,14 @@ def test_the_map_in_plain_loops() -> None:
     found = explain(
         lambda x: (x[:, 0] * torch.from_numpy(weight)).flatten(1).sum(1, keepdim=True), shape, num_masks=60, p1=p1
     )
-    bound, indices, score = found.masks, list(found.indices), found.reference_scores[0]
-    (focus,) = bound.foci(indices)
+    bound, ids, score = found.masks, list(found.ids), found.reference_scores[0]
+    (focus,) = bound.foci(ids)
     scores = found.scores[focus.rows, 0].double().numpy()
-    masks = bound.render([indices[row] for row in focus.rows])[:, 0].numpy()
+    masks = bound.render([ids[row] for row in focus.rows])[:, 0].numpy()
     expected = np.zeros(shape)
-    windows = [row for row, index in enumerate(indices) if index < len(bound.windows)]
+    windows = [row for row, index in enumerate(ids) if index < len(bound.windows)]
     drops = {}
-    for row, (y, x) in zip(windows, bound.windows.hidden_boxes([indices[row] for row in windows]), strict=True):
+    for row, (y, x) in zip(windows, bound.windows.hidden_boxes([ids[row] for row in windows]), strict=True):
         drops[(y.start, x.start), y.stop - y.start] = float(score - found.scores[row, 0])
     for (corner, edge), drop in drops.items():
         if edge == 8:
@@ -135,7 +135,7 @@ def test_two_places() -> None:
     network = sums(first, shape=shape)
     other = sums(second, shape=shape)
     found = explain(lambda x: network(x) + 0.6 * other(x), shape, num_masks=301, grid_size=4, keep=0.2)
-    foci = found.masks.foci(found.indices)
+    foci = found.masks.foci(found.ids)
     assert [len(focus.rows) for focus in foci] == [150, 150]
     assert "2 places with evidence" in found.stopped
     for focus, region in zip(foci, (first, second), strict=True):
@@ -149,7 +149,7 @@ def test_nothing_stands_out() -> None:
     """Evidence all over the image: random masks all over the image."""
     shape = (32, 40)
     found = explain(sums((slice(None), slice(None)), shape=shape), shape, num_masks=50)
-    (focus,) = found.masks.foci(found.indices)
+    (focus,) = found.masks.foci(found.ids)
     assert focus.everywhere
     assert "nothing stood out" in found.stopped
     assert len(focus.rows) == 50
@@ -158,7 +158,7 @@ def test_nothing_stands_out() -> None:
 
 def test_a_network_that_ignores_the_image() -> None:
     found = explain(lambda x: x.new_full((len(x), 1), 70.0), (32, 40), num_masks=20)
-    assert found.masks.foci(found.indices)[0].everywhere
+    assert found.masks.foci(found.ids)[0].everywhere
     assert not found.saliency.any()
 
 
@@ -166,7 +166,7 @@ def test_each_score_has_its_own_place() -> None:
     shape = (40, 48)
     regions = (slice(2, 6), slice(3, 7)), (slice(30, 34), slice(40, 44))
     found = explain(sums(*regions, shape=shape), shape, ms.ClassScore([0, 1], "none"), num_masks=200, grid_size=4)
-    foci = found.masks.foci(found.indices)
+    foci = found.masks.foci(found.ids)
     assert [len(focus.rows) for focus in foci] == [200, 200]
     for saliency, region in zip(found.saliency, regions, strict=True):
         truth = torch.zeros(shape, dtype=torch.bool)
@@ -181,7 +181,7 @@ def test_a_score_without_a_place_leaves_those_of_others_alone() -> None:
     network = sums((slice(None), slice(None)), region, shape=shape)
     both = explain(network, shape, ms.ClassScore([0, 1], "none"), num_masks=200, grid_size=4)
     alone = explain(network, shape, ms.ClassScore([1], "none"), num_masks=200, grid_size=4)
-    assert [focus.everywhere for focus in both.masks.foci(both.indices)] == [True, False]
+    assert [focus.everywhere for focus in both.masks.foci(both.ids)] == [True, False]
     torch.testing.assert_close(both.saliency[1], alone.saliency[0])
     torch.testing.assert_close(both.standard_error[1], alone.standard_error[0])
     assert bool((both.standard_error[0] > 0).all())
@@ -265,7 +265,7 @@ def test_each_of_several_places_is_enough(shape: tuple[int, ...], regions: list[
     foci = asked(found)
     assert f"one of {len(regions)} gives what another gives" in found.stopped
     assert len(foci) == len(regions)
-    assert len(found.indices) <= found.masks.at_most
+    assert len(found.ids) <= found.masks.at_most
     saliency = found.saliency[0]
     for focus in foci:
         (region,) = [region for region in regions if holds(focus.box, region)]
@@ -282,17 +282,17 @@ def test_masks_of_one_of_several_places() -> None:
     """In plain loops: the box has RISE's masks, the other places are hidden, the rest is kept."""
     shape, regions = (48, 56), [(slice(6, 10), slice(7, 11)), (slice(37, 41), slice(42, 46))]
     found = explain(either(*regions, shape=shape), shape, num_masks=90, grid_size=4)
-    bound, indices = found.masks, list(found.indices)
-    masks = bound.render(indices)
+    bound, ids = found.masks, list(found.ids)
+    masks = bound.render(ids)
     assert [len(focus.rows) for focus in asked(found)] == [24, 16]  # eight more of each were tried; 24 and left
     boxes = [focus.box for focus in asked(found)]
-    for focus in bound.foci(indices):  # those that were tried and left have masks as well
+    for focus in bound.foci(ids):  # those that were tried and left have masks as well
         kept = 0.5 * (1.0, 0.7, 0.4)[focus.place // (len(bound.boxes) + 1) % 3]
         random = ms.RISEMasks(90, 4, kept, 0)
         random = random.bind(torch.zeros(1, *(side.stop - side.start for side in focus.box)).double())
         (other,) = (box for box in boxes if box != focus.box)
         assert focus.hidden == [other]
-        for row, number in zip(focus.rows, focus.indices, strict=True):
+        for row, number in zip(focus.rows, focus.ids, strict=True):
             expected = torch.ones(1, *shape, dtype=torch.float64)
             expected[0][other] = 0
             expected[0][focus.box] = random.render([number])[0, 0]
@@ -304,7 +304,7 @@ def test_masks_of_one_of_several_places() -> None:
         expected = torch.zeros(1, *shape, dtype=torch.float64)
         expected[(0, *(slice(max(side.start - 2, 0), side.stop + 2) for side in window))] = 1
         assert torch.equal(part, expected)
-    every = [*range(0, len(bound.windows), 5), *shown, *indices[-90:]]
+    every = [*range(0, len(bound.windows), 5), *shown, *ids[-90:]]
     full = bound.render(every)
     for box in ((slice(0, 16), slice(0, 16)), (slice(16, 40), slice(8, 30)), (slice(5, 9), slice(50, 56))):
         assert torch.equal(bound.render(every, box=box), full[(slice(None), slice(None), *box)])
@@ -321,9 +321,9 @@ def test_too_many_places_are_enough() -> None:
     shape = (48, 56)
     regions = [(slice(y, y + 4), slice(x, x + 4)) for y, x in ((2, 2), (2, 42), (38, 2), (38, 42), (20, 26))]
     found = explain(either(*regions, shape=shape), shape, num_masks=50)
-    assert not any(focus.hidden for focus in found.masks.foci(found.indices))
-    assert sum(len(focus.rows) for focus in found.masks.foci(found.indices)) == 34
-    assert len(found.indices) <= found.masks.at_most
+    assert not any(focus.hidden for focus in found.masks.foci(found.ids))
+    assert sum(len(focus.rows) for focus in found.masks.foci(found.ids)) == 34
+    assert len(found.ids) <= found.masks.at_most
 
 
 def test_places_that_are_enough_by_hand() -> None:
@@ -373,7 +373,7 @@ def test_the_windows_look_again(
     found = explain(network, shape, ms.ClassScore([0], "none"), num_masks=num_masks, grid_size=4)
     foci = asked(found)
     assert f"one of {len(regions)} gives what another gives, so the others were hidden meanwhile" in found.stopped
-    assert len(found.indices) <= found.masks.at_most
+    assert len(found.ids) <= found.masks.at_most
     assert len(foci) == len(regions)
     saliency = found.saliency[0]
     for focus in foci:
@@ -390,12 +390,12 @@ def test_masks_of_the_second_look() -> None:
     """In plain loops: the first box hidden, then blocks and windows with it, then both boxes, then random masks."""
     shape, regions = (48, 56), [(slice(6, 10), slice(7, 11)), (slice(37, 41), slice(42, 46))]
     found = explain(Saturated(regions, shape, [9.0, 8.0]), shape, num_masks=90, grid_size=4)
-    bound, indices = found.masks, list(found.indices)
-    (first, second), masks = asked(found), bound.render(indices)
+    bound, ids = found.masks, list(found.ids)
+    (first, second), masks = asked(found), bound.render(ids)
     numbers = [bound.boxes.about([(s.start + s.stop) / 2 for s in focus.box], 0) for focus in (first, second)]
     inner = [bound.boxes.inner(number) for number in numbers]
     one, part, both, *parts = [
-        indices.index(bound.looks.index(bound.looks.nothing, hidden))
+        ids.index(bound.looks.index(bound.looks.nothing, hidden))
         for hidden in (
             numbers[:1],
             inner[:1],
@@ -412,21 +412,21 @@ def test_masks_of_the_second_look() -> None:
         assert torch.equal(masks[row], hidden)
     hidden = torch.ones(1, *shape, dtype=torch.float64)
     hidden[0][bound.boxes.box(inner[0])] = 0
-    looked = [row for row in range(part + 1, both) if bound.looks.split(indices[row])[0] < len(bound.windows)]
+    looked = [row for row in range(part + 1, both) if bound.looks.split(ids[row])[0] < len(bound.windows)]
     for row in looked:
-        own, boxes = bound.looks.split(indices[row])
+        own, boxes = bound.looks.split(ids[row])
         assert boxes == inner[:1]
         assert torch.equal(masks[row], hidden * bound.windows.render([own])[0])
     # The first region, which is left, lies in the first of 3 x 4 blocks, in the first two windows along each axis.
-    blocks = [index for index in indices[:both] if bound.looks.split(index)[0] > bound.looks.nothing]
+    blocks = [index for index in ids[:both] if bound.looks.split(index)[0] > bound.looks.nothing]
     assert [bound.looks.split(index) for index in blocks] == [(bound.looks.block + i, inner[:1]) for i in range(12)]
     for i, mask in enumerate(bound.render(blocks)):
         expected = hidden.clone()
         expected[0][i // 4 * 16 : i // 4 * 16 + 16, i % 4 * 16 : i % 4 * 16 + 16] = 0
         assert torch.equal(mask, expected)
-    assert [bound.looks.split(indices[row])[0] for row in looked][:4] == [0, 1, 7, 8]
-    assert all(index >= len(bound.looks) for index in indices[max(parts) + 1 :])
-    every = [*indices[:both:7], *indices[both - 20 :]]
+    assert [bound.looks.split(ids[row])[0] for row in looked][:4] == [0, 1, 7, 8]
+    assert all(index >= len(bound.looks) for index in ids[max(parts) + 1 :])
+    every = [*ids[:both:7], *ids[both - 20 :]]
     full = bound.render(every)
     for box in ((slice(0, 16), slice(0, 16)), (slice(16, 40), slice(8, 30)), (slice(34, 44), slice(40, 56))):
         assert torch.equal(bound.render(every, box=box), full[(slice(None), slice(None), *box)])
@@ -445,12 +445,12 @@ def test_a_place_that_adds_nothing_where_others_are_hidden_is_dropped() -> None:
     enough, little = Saturated(regions, shape, [9.0, 12.0]), sums((slice(20, 24), slice(26, 30)), shape=shape)
     found = explain(lambda x: enough(x) + 0.01 / 16 * little(x), shape, num_masks=200, grid_size=4)
     bound, places = found.masks, asked(found)
-    hidden = [bound.looks.split(index)[1] for index in found.indices if index < len(bound.looks)]
+    hidden = [bound.looks.split(index)[1] for index in found.ids if index < len(bound.looks)]
     assert max(map(len, hidden)) == 3
     assert "one of 2 gives what another gives" in found.stopped
     assert [sum(holds(focus.box, region) for focus in places) for region in regions] == [1, 1]
     assert len(places) == 2
-    assert len(found.indices) <= bound.at_most
+    assert len(found.ids) <= bound.at_most
 
 
 def test_boxes_that_overlap() -> None:
@@ -471,7 +471,7 @@ def test_evidence_that_adds_up_is_not_looked_at_again() -> None:
     weight = torch.full(shape, 8 / (48 * 56), dtype=torch.float64)
     weight[region] += 1
     found = explain(lambda x: (x[:, 0] * weight).flatten(1).sum(1, keepdim=True), shape, num_masks=50)
-    (focus,) = found.masks.foci(found.indices)
+    (focus,) = found.masks.foci(found.ids)
     assert len(focus.rows) == 50
     assert "were the last; hiding all of them leaves 32% of what the image adds to the score" in found.stopped
 
@@ -485,8 +485,8 @@ def test_what_hiding_raises_is_not_said_to_be_left() -> None:
         return (0.55 * x.flatten(1).mean(1) + 1.5 - 2 * shown + 1.5 * shown**2)[:, None]
 
     found = explain(network, shape, num_masks=50, grid_size=4, keep=0.1)
-    assert not found.masks.foci(found.indices)[0].everywhere
-    assert found.masks._look(found.indices, found.scores[:, 0], found.reference_scores[0]).left > 1
+    assert not found.masks.foci(found.ids)[0].everywhere
+    assert found.masks._look(found.ids, found.scores[:, 0], found.reference_scores[0]).left > 1
     assert found.stopped == "random masks in 1 place with evidence were the last"
 
 
@@ -505,7 +505,7 @@ def test_a_score_that_is_not_redundant_is_not_looked_at_twice() -> None:
     shape, region = (40, 48), (slice(13, 17), slice(30, 35))
     found = explain(sums(region, shape=shape), shape, num_masks=50)
     shown = range(len(found.masks.windows) + 1, len(found.masks.windows) + len(found.masks.alone))
-    assert not set(shown) & set(found.indices)
+    assert not set(shown) & set(found.ids)
 
 
 def test_indices_of_a_large_scan_are_numbers_of_64_bits() -> None:
@@ -531,9 +531,9 @@ def test_remembered_patches() -> None:
         ms.focused_rise(60, 3, levels=3, target=target, inferer=inferer, patch_memory=memory).explain(image, Local())[0]
         for memory in (True, False)
     )
-    assert list(remembered.indices) == list(whole.indices)
+    assert list(remembered.ids) == list(whole.ids)
     torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-8, atol=1e-9)
-    (focus,) = remembered.masks.foci(remembered.indices)
+    (focus,) = remembered.masks.foci(remembered.ids)
     assert not focus.everywhere
     assert remembered.num_forwards / remembered.per_prediction < 0.25 * whole.num_forwards
 

@@ -22,8 +22,8 @@ def bind(masks: HierarchicalMasks, *shape: int, spacing: tuple[float, ...] | Non
     return masks.bind(torch.zeros(1, *shape), spacing=spacing)
 
 
-def boxes(bound: BoundMasks, indices: Any) -> list[Any]:
-    return [tuple((side.start, side.stop) for side in box) for box in bound.hidden_boxes(indices) or ()]
+def boxes(bound: BoundMasks, ids: Any) -> list[Any]:
+    return [tuple((side.start, side.stop) for side in box) for box in bound.hidden_boxes(ids) or ()]
 
 
 def weighted(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -187,7 +187,7 @@ def test_remembered_patches() -> None:
         )[0]
         for memory in (True, False)
     )
-    assert list(remembered.indices) == list(whole.indices)
+    assert list(remembered.ids) == list(whole.ids)
     torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-8, atol=1e-9)
     assert remembered.num_forwards / remembered.per_prediction < 0.25 * whole.num_forwards
     peak = np.unravel_index(int(remembered.saliency[0].argmax()), image.shape[2:])

@@ -41,42 +41,42 @@ class TestAnyMasks:
 
     def test_stream_is_render_in_pieces(self, masks: Masks) -> None:
         bound = bind(masks, 10, 7)
-        indices = [4, 0, 8, 3, 3]
-        pieces = list(bound.stream(indices, max_elements=2 * 70))
+        ids = [4, 0, 8, 3, 3]
+        pieces = list(bound.stream(ids, max_elements=2 * 70))
         assert [len(piece) for _, piece in pieces] == [2, 2, 1]
-        assert [indices[chunk] for chunk, _ in pieces] == [[4, 0], [8, 3], [3]]
-        assert torch.equal(torch.cat([piece for _, piece in pieces]), bound.render(indices))
-        assert len(next(iter(bound.stream(indices, max_elements=1)))[1]) == 1
+        assert [ids[chunk] for chunk, _ in pieces] == [[4, 0], [8, 3], [3]]
+        assert torch.equal(torch.cat([piece for _, piece in pieces]), bound.render(ids))
+        assert len(next(iter(bound.stream(ids, max_elements=1)))[1]) == 1
 
     @pytest.mark.parametrize("num_weights", [1, 3, 7])
     def test_weighted_sum_is_the_sum_of_rendered_masks(self, masks: Masks, num_weights: int) -> None:
         for shape, dtype, tolerance in (((10, 7), torch.float64, 1e-14), ((9, 8, 7), torch.float32, 1e-6)):
             bound = bind(masks, *shape, dtype=dtype)
-            indices = [5, 0, 3, 3, 8]
+            ids = [5, 0, 3, 3, 8]
             weights = torch.randn(5, num_weights, dtype=dtype, generator=torch.Generator().manual_seed(0))
             expected = torch.zeros(num_weights, 1, *shape, dtype=torch.float64)
-            for row, mask in zip(weights, bound.render(indices), strict=True):
+            for row, mask in zip(weights, bound.render(ids), strict=True):
                 for k, weight in enumerate(row):
                     expected[k] += weight.double() * mask.double()
-            torch.testing.assert_close(bound.weighted_sum(indices, weights), expected, rtol=0, atol=tolerance * 10)
+            torch.testing.assert_close(bound.weighted_sum(ids, weights), expected, rtol=0, atol=tolerance * 10)
 
-    @pytest.mark.parametrize("indices", [[5, 0, 3, 3, 8], range(2, 7), []])
-    def test_along_axes_is_the_product_with_rendered_masks(self, masks: Masks, indices: Sequence[int]) -> None:
+    @pytest.mark.parametrize("ids", [[5, 0, 3, 3, 8], range(2, 7), []])
+    def test_along_axes_is_the_product_with_rendered_masks(self, masks: Masks, ids: Sequence[int]) -> None:
         bound = bind(masks, 9, 8, 7)
         rows, columns, slices = (
             torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
             for shape in ((9, 4), (8, 1), (7, 12))
         )
-        expected = torch.einsum("ncxyz,xa,yb,zd->ncabd", bound.render(indices).double(), rows, columns, slices)
-        found = bound.along_axes(indices, [rows, columns, slices])
+        expected = torch.einsum("ncxyz,xa,yb,zd->ncabd", bound.render(ids).double(), rows, columns, slices)
+        found = bound.along_axes(ids, [rows, columns, slices])
         assert found.dtype == torch.float64
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
-    @pytest.mark.parametrize("indices", [[-1], [0, 9999], range(3, 10_000), range(-1, 2)])
-    def test_index_out_of_range(self, masks: Masks, indices: object) -> None:
+    @pytest.mark.parametrize("ids", [[-1], [0, 9999], range(3, 10_000), range(-1, 2)])
+    def test_index_out_of_range(self, masks: Masks, ids: object) -> None:
         bound = bind(masks, 10, 7)
-        with pytest.raises(IndexError, match=rf"mask indices must be in \[0, {len(bound)}\), got (-1|9999)"):
-            bound.render(indices)
+        with pytest.raises(IndexError, match=rf"mask ids must be in \[0, {len(bound)}\), got (-1|9999)"):
+            bound.render(ids)
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     @pytest.mark.parametrize("tf32", [False, True])
@@ -115,26 +115,17 @@ def _blocks(image: torch.Tensor, spacing: object) -> torch.Tensor:
 class TestShortcuts:
     """What need not render full-size masks anew gives what rendering gives."""
 
-    @pytest.mark.parametrize("indices", [[4, 0, 2, 2], range(1, 5)])
-    def test_memory_is_written_as_masks_are_rendered(self, masks: Masks, indices: Sequence[int]) -> None:
-        bound = masks.bind(torch.zeros(2, 9, 8))
-        memory = bound.render_into(indices, None).fill_(7.0)
-        found = bound.render_into(indices, memory)
-        assert torch.equal(found, bound.render(indices))
-        assert (found.data_ptr() == memory.data_ptr()) is bound.reuses_memory
-        assert torch.equal(bound.render_into([0], memory), bound.render([0]))
-
-    @pytest.mark.parametrize("indices", [[4, 0, 2, 2], range(1, 5), []])
-    def test_sums(self, masks: Masks, indices: Sequence[int]) -> None:
+    @pytest.mark.parametrize("ids", [[4, 0, 2, 2], range(1, 5), []])
+    def test_sums(self, masks: Masks, ids: Sequence[int]) -> None:
         bound = masks.bind(torch.zeros(2, 9, 8, dtype=torch.float64))
-        weights = torch.randn(len(indices), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        expected = torch.einsum("nk,nchw->kchw", weights, bound.render(indices))
-        found = bound.weighted_sum(indices, weights)
+        weights = torch.randn(len(ids), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        expected = torch.einsum("nk,nchw->kchw", weights, bound.render(ids))
+        found = bound.weighted_sum(ids, weights)
         assert found.dtype == torch.float64
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
         rows, columns = torch.eye(9, dtype=torch.float64)[:, ::3], torch.vander(torch.arange(1, 9).double(), 2)
-        expected = torch.einsum("nchw,ha,wb->ncab", bound.render(indices), rows, columns)
-        torch.testing.assert_close(bound.along_axes(indices, [rows, columns]), expected, rtol=0, atol=1e-12)
+        expected = torch.einsum("nchw,ha,wb->ncab", bound.render(ids), rows, columns)
+        torch.testing.assert_close(bound.along_axes(ids, [rows, columns]), expected, rtol=0, atol=1e-12)
 
 
 class TestBoxes:
@@ -147,8 +138,8 @@ class TestBoxes:
     @pytest.mark.parametrize("box", [(0, 9, 0, 16), (2, 5, 3, 9), (8, 9, 0, 1)])
     def test_rendered(self, masks: Masks, box: tuple[int, int, int, int]) -> None:
         bound = masks.bind(torch.zeros(1, 9, 16), labels=self.LABELS)
-        indices, sides = [3, 0, 5], (slice(*box[:2]), slice(*box[2:]))
-        assert torch.equal(bound.render(indices, box=sides), bound.render(indices)[:, :, sides[0], sides[1]])
+        ids, sides = [3, 0, 5], (slice(*box[:2]), slice(*box[2:]))
+        assert torch.equal(bound.render(ids, box=sides), bound.render(ids)[:, :, sides[0], sides[1]])
         assert bound.render([], box=sides).shape == (0, 1, box[1] - box[0], box[3] - box[2])
 
     @pytest.mark.parametrize("masks", MASKS)

@@ -209,8 +209,8 @@ class TestScoring:
         masks = ms.UntilMasks(ms.MCRISEMasks(400, ONES, 3), ms.MCRISEScoring(), 0.9, first=50)
         explain = ms.PerturbationInferer(masks, ms.ClassScore([0], "none"), ms.MCRISEScoring())
         found = explain.explain(torch.full((1, 1, 9, 9), 3.0), lambda x: x[:, :, 4, 4])[0]
-        assert 50 < len(found.indices) <= 400
+        assert 50 < len(found.ids) <= 400
         assert found.masks.layer == "fill"
         whole = ms.PerturbationInferer(masks.masks, ms.ClassScore([0], "none"), ms.MCRISEScoring())
         all_scores = whole.explain(torch.full((1, 1, 9, 9), 3.0), lambda x: x[:, :, 4, 4])[0].scores
-        torch.testing.assert_close(found.scores, all_scores[: len(found.indices)])
+        torch.testing.assert_close(found.scores, all_scores[: len(found.ids)])

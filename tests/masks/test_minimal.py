@@ -23,7 +23,7 @@ def explain(image: torch.Tensor, network: Callable[[torch.Tensor], torch.Tensor]
 
 
 def regions(found: Any) -> list[FoundRegion]:
-    return found.masks.found(found.indices, found.scores, found.reference_scores)
+    return found.masks.found(found.ids, found.scores, found.reference_scores)
 
 
 def box_sum(*sides: slice) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -132,7 +132,7 @@ def test_what_needs_all_of_the_image() -> None:
 def test_rounding_orders_nothing(exact: list[float]) -> None:
     """Windows that take nothing from the score are taken by their place, whatever the last digits of their scores."""
     bound: Any = MinimalMasks(1.0, 2, levels=1).bind(torch.zeros(1, 4, 6))
-    first, reference = list(bound.next_round((), torch.zeros(0, 0), torch.zeros(0))), torch.tensor([10.0])
+    first, reference = list(bound.first_round()), torch.tensor([10.0])
     digits = torch.tensor([0.0, 0.0, -1.0, 2.0, 4.0, 0.0])[:, None] * 2**-20  # that of float32 near 10
     scores = torch.tensor(exact)[:, None]
     assert not torch.equal(scores + digits, scores)
@@ -146,7 +146,7 @@ def test_a_number_stands_for_one_set() -> None:
     bound: Any = MinimalMasks(0.5, 2, levels=1).bind(torch.zeros(1, 4, 6))
     reference = torch.tensor([10.0])
     scores = torch.tensor([[9.0], [4.0], [10.0], [7.0], [10.0], [8.0]])
-    first = list(bound.next_round((), torch.zeros(0, 0), torch.zeros(0)))
+    first = list(bound.first_round())
     asked = list(bound.next_round(first, scores, reference))
     assert asked == list(bound.next_round(first, scores, reference))
     assert len(asked) == 4  # nothing, and three sizes between
@@ -188,7 +188,7 @@ def test_remembered_patches() -> None:
         "levels": 3,
     }
     remembered, whole = (explain(image, network, **settings, patch_memory=memory) for memory in (True, False))
-    assert list(remembered.indices) == list(whole.indices)
+    assert list(remembered.ids) == list(whole.ids)
     torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-8, atol=1e-9)
     assert torch.equal(remembered.saliency, whole.saliency)
     (region,) = regions(remembered)
@@ -215,5 +215,5 @@ def test_no_more_masks_than_said(shape: tuple[int, ...], levels: int, keep: floa
     explain = ms.minimal_region(0.5, 4, levels, keep, target=ms.ClassScore([0], "none"))
     image = torch.ones(1, 1, *shape, dtype=torch.float64)
     (found,) = explain.explain(image, lambda x: (x[:, 0] * weight).flatten(1).sum(1, keepdim=True))
-    assert len(found.indices) <= found.masks.at_most
+    assert len(found.ids) <= found.masks.at_most
     assert "the smallest set of windows was known" in found.stopped

@@ -67,7 +67,7 @@ def test_the_slow_reference(shape: tuple[int, ...], size: int, window: int, leve
     np.testing.assert_allclose(found.saliency[0].numpy(), expected, rtol=1e-9, atol=1e-9)
     assert len(found.scores) == count <= found.masks.at_most
     assert bool((found.saliency[0][labels[0] == 0] == 0).all())
-    assert len({tuple(mask.flatten().tolist()) for mask in found.masks.render(found.indices)}) == count, "none twice"
+    assert len({tuple(mask.flatten().tolist()) for mask in found.masks.render(found.ids)}) == count, "none twice"
     (made,) = explain.replace(masks=RegionHierarchyMasks(lambda image, spacing: labels, window, levels, keep)).explain(
         torch.ones(1, 1, *shape).double(), by_weight
     )
@@ -84,7 +84,7 @@ def bind(labels: torch.Tensor = LABELS, **settings: Any) -> Any:
 
 def test_rounds_by_hand() -> None:
     bound, score = bind(), torch.tensor([10.0])
-    first = bound.next_round((), torch.zeros(0, 0), torch.zeros(0))
+    first = bound.first_round()
     assert list(first) == [0, 1]
     # Region 3 lies in one window of two voxels, so single voxels are what splits it.
     pieces = bound.next_round(first, torch.tensor([[0.0], [9.0]]), score)
@@ -108,12 +108,12 @@ def test_rounds_by_hand() -> None:
 def test_restrict_says_which_masks_agree(shape: tuple[int, ...], smooth: float) -> None:
     bound = bind(blocks(shape, 4, 5, seed=2), window_size=3, smooth=smooth)
     box: Box = tuple(slice(2, 6) for _ in shape)
-    indices = [index for index in range(len(bound)) if bool((bound.render([index]) < 1).any())]
-    touched, rows = bound.restrict(indices, box)
-    masks, whole = bound.render(indices, box=box), bound.render(indices)
+    ids = [index for index in range(len(bound)) if bool((bound.render([index]) < 1).any())]
+    touched, rows = bound.restrict(ids, box)
+    masks, whole = bound.render(ids, box=box), bound.render(ids)
     assert torch.equal(masks, whole[(..., *box)])
-    changed = bound.changed_boxes(indices)
-    for one, other in itertools.combinations(range(len(indices)), 2):
+    changed = bound.changed_boxes(ids)
+    for one, other in itertools.combinations(range(len(ids)), 2):
         outside = whole[one, 0].clone()
         outside[changed[one]] = 1
         assert bool((outside == 1).all())
@@ -123,8 +123,8 @@ def test_restrict_says_which_masks_agree(shape: tuple[int, ...], smooth: float) 
                 assert np.array_equal(rows[one], rows[other]) == torch.equal(masks[one], masks[other])
         elif np.array_equal(rows[one], rows[other]):
             assert torch.equal(masks[one], masks[other])
-    shuffled = np.random.default_rng(0).permutation(len(indices)).tolist()
-    assert torch.equal(bound.render([indices[at] for at in shuffled]), whole[shuffled])
+    shuffled = np.random.default_rng(0).permutation(len(ids)).tolist()
+    assert torch.equal(bound.render([ids[at] for at in shuffled]), whole[shuffled])
 
 
 def test_remembered_patches() -> None:

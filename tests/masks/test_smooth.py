@@ -192,7 +192,7 @@ def test_remembered_patches(kind: str) -> None:
         return chosen.explain(image, network)[0]
 
     remembered, whole = explain(True), explain(False)
-    assert list(remembered.indices) == list(whole.indices)
+    assert list(remembered.ids) == list(whole.ids)
     torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-5, atol=1e-5)
     assert remembered.num_forwards / remembered.per_prediction < 0.7 * whole.num_forwards

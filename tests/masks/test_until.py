@@ -68,7 +68,7 @@ def test_it_stops_early_and_is_as_good_as_was_asked(network: Callable[..., Any],
     for seed in range(8):
         found = explain(network, until=until, seed=seed)
         assert "reached" in found.stopped
-        n = len(found.indices)
+        n = len(found.ids)
         counts.append(n)
         assert found.num_forwards == n + 1
         assert correlation(found.saliency, endless) > until
@@ -82,7 +82,7 @@ def test_it_stops_early_and_is_as_good_as_was_asked(network: Callable[..., Any],
 
 
 def test_more_is_asked_for_more_agreement() -> None:
-    counts = [len(explain(broad, until=until).indices) for until in (0.5, 0.9, 0.97)]
+    counts = [len(explain(broad, until=until).ids) for until in (0.5, 0.9, 0.97)]
     assert counts == sorted(set(counts))
 
 
@@ -98,16 +98,16 @@ def test_all_maps_must_agree() -> None:
     """One of two values is noise."""
     method = ms.rise(grid_size=6, until=0.9, budget=300, target=ms.RegressionScore([0, 1]))
     (both,) = method.explain(image(), lambda x: torch.cat([broad(x), chaos(x)], 1))
-    assert len(both.indices) == 300
-    assert len(explain(broad, budget=300).indices) < 300
+    assert len(both.ids) == 300
+    assert len(explain(broad, budget=300).ids) < 300
 
 
 def test_rounds() -> None:
     """100, then half as many as before each time, up to the budget; each mask that of the family."""
     bound = ms.UntilMasks(ms.RISEMasks(600, 6), ms.RISEScoring()).bind(image()[0])
     plain = ms.RISEMasks(600, 6).bind(image()[0])
-    seen: list[int] = []
-    sizes = []
+    seen = list(bound.first_round())
+    sizes = [len(seen)]
     noise = torch.randn(600, 1, generator=torch.Generator().manual_seed(0))
     while (found := bound.next_round(seen, noise[: len(seen)], torch.zeros(1))) is not None:
         seen += found
@@ -117,7 +117,7 @@ def test_rounds() -> None:
     assert (len(bound), bound.in_rounds, bound.drawn) == (600, True, True)
     assert torch.equal(bound.render([3, 500]), plain.render([3, 500]))
     few = ms.UntilMasks(ms.RISEMasks(60, 6), ms.RISEScoring()).bind(image()[0])
-    assert few.next_round((), torch.zeros(0, 0), torch.zeros(0)) == range(60)
+    assert few.first_round() == range(60)
 
 
 @pytest.mark.parametrize("count", [8, 15])
@@ -142,12 +142,12 @@ def test_batches_change_nothing(batch: int) -> None:
     images = image(2)
     expected = explain(spot, images)
     found = ms.rise(grid_size=6, until=0.9, budget=BUDGET, target=TARGET, mask_batch_size=batch).explain(images, spot)
-    assert list(found[0].indices) == list(expected.indices)
+    assert list(found[0].ids) == list(expected.ids)
     torch.testing.assert_close(found[0].saliency, expected.saliency, rtol=0, atol=1e-6)
     for i, each in enumerate(found):
-        plain = ms.rise(len(each.indices), 6, target=TARGET, mask_batch_size=batch).explain(images[i : i + 1], spot)[0]
+        plain = ms.rise(len(each.ids), 6, target=TARGET, mask_batch_size=batch).explain(images[i : i + 1], spot)[0]
         torch.testing.assert_close(each.saliency, plain.saliency, rtol=0, atol=1e-6)
-        assert list(each.indices) == list(plain.indices)
+        assert list(each.ids) == list(plain.ids)
 
 
 class Stops(torch.nn.Module):
@@ -174,11 +174,11 @@ def test_a_killed_run_goes_on(stop: int, tmp_path: Path) -> None:
         return explain.explain(image(), network, cases=[Case("case")], stored=stored)[0]
 
     expected = ms.rise(20, 6, until=0.9, budget=BUDGET, target=TARGET, mask_batch_size=25).explain(image(), Stops())
-    assert len(expected[0].indices) > 200
+    assert len(expected[0].ids) > 200
     with pytest.raises(KeyboardInterrupt):
         run(Stops(stop))
     resumed = run(Stops())
-    assert list(resumed.indices) == list(expected[0].indices)
+    assert list(resumed.ids) == list(expected[0].ids)
     assert torch.equal(resumed.saliency, expected[0].saliency)
     assert resumed.stopped == expected[0].stopped
     again = Stops()
@@ -192,17 +192,17 @@ def test_ranks_ask_for_the_same() -> None:
 
     def rank(number: int) -> Any:
         found = explain(Stops(), sharing=MasksOverRanks(), mask_batch_size=16)
-        return found.saliency, list(found.indices), found.stopped
+        return found.saliency, list(found.ids), found.stopped
 
-    for saliency, indices, stopped in on_ranks(2, rank):
+    for saliency, ids, stopped in on_ranks(2, rank):
         assert torch.equal(saliency, expected.saliency)
-        assert (indices, stopped) == (list(expected.indices), expected.stopped)
+        assert (ids, stopped) == (list(expected.ids), expected.stopped)
 
 
 def test_devices_ask_for_the_same() -> None:
     expected = explain(Stops(), mask_batch_size=16)
     shared = explain(Stops(), sharing=MasksOverDevices(["cpu", "cpu"]), mask_batch_size=16)
-    assert (list(shared.indices), shared.stopped) == (list(expected.indices), expected.stopped)
+    assert (list(shared.ids), shared.stopped) == (list(expected.ids), expected.stopped)
     assert torch.equal(shared.saliency, expected.saliency)
 
 
@@ -218,7 +218,7 @@ def test_remembered_patches() -> None:
         ).explain(image().double(), local)[0]
         for memory in (True, False)
     ]
-    assert list(maps[0].indices) == list(maps[1].indices)
+    assert list(maps[0].ids) == list(maps[1].ids)
     torch.testing.assert_close(maps[0].saliency, maps[1].saliency)
     assert maps[0].num_forwards < maps[1].num_forwards * maps[0].per_prediction
 
@@ -260,7 +260,7 @@ def test_channels_and_regions(method: Callable[..., ms.PerturbationInferer]) -> 
 
     (found,) = method(until=0.9, budget=3000, target=TARGET, mask_batch_size=100).explain(pair, network)
     assert "reached" in found.stopped
-    assert len(found.indices) < 3000
+    assert len(found.ids) < 3000
     assert found.standard_error is not None
     assert found.standard_error.shape == found.saliency.shape
 
@@ -271,7 +271,7 @@ def test_the_price_says_that_more_may_come(caplog: pytest.LogCaptureFixture) -> 
     said = [record.getMessage() for record in caplog.records]
     assert "101 forwards" in said[0]
     assert said[0].endswith("further rounds, if needed, bring up to 600 more perturbed images")
-    assert f"{len(found.indices)} masks, then {found.stopped}" in said[-1]
+    assert f"{len(found.ids)} masks, then {found.stopped}" in said[-1]
 
 
 class Rounds(ms.masks.Masks):  # type: ignore[name-defined]

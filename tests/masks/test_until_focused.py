@@ -53,7 +53,7 @@ def explain(network: Any = None, images: torch.Tensor | None = None, **settings:
 
 def foci(found: ms.Explanation) -> list[Focus]:
     assert isinstance(found.masks, BoundFocusedMasks)
-    return found.masks.foci(found.indices)
+    return found.masks.foci(found.ids)
 
 
 def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -68,7 +68,7 @@ def test_it_stops_early_and_the_shape_is_as_good_as_was_asked(until: float) -> N
     for seed in range(6):
         found = explain(until=until, seed=seed, num_masks=40)
         (focus,) = foci(found)
-        assert found.num_forwards == len(found.indices) + 1
+        assert found.num_forwards == len(found.ids) + 1
         counts.append(len(focus.rows))
         promised.append(float(found.stopped.split()[-2]))
         inside = (0, *focus.box)
@@ -107,12 +107,12 @@ def test_each_place_goes_on_by_itself() -> None:
     for focus in places:
         halves = []
         for half in range(2):
-            numbers = sorted(focus.indices)[half::2]
-            scores = torch.stack([found.scores[focus.rows[focus.indices.index(number)]] for number in numbers])
+            numbers = sorted(focus.ids)[half::2]
+            scores = torch.stack([found.scores[focus.rows[focus.ids.index(number)]] for number in numbers])
             cell = [(side.stop - side.start) / 5 for side in focus.box]
             halves.append(SmoothRegression(focus.masks, numbers, cell).effects(scores)[0])
         r = correlation(*halves)
-        whole = SmoothRegression(focus.masks, focus.indices, cell).effects(found.scores[focus.rows])[0]
+        whole = SmoothRegression(focus.masks, focus.ids, cell).effects(found.scores[focus.rows])[0]
         expected.append(min(2 * r / (1 + r), correlation(halves[0] + halves[1], whole)))
         assert len(focus.rows) in {12, 18, 27, 40, 60, 90, 135, 202, 303, 454, 500}
     assert f"agreement {min(expected):.3f} reached" in found.stopped
@@ -144,7 +144,7 @@ def test_batches_change_nothing(batch: int) -> None:
     expected = method().explain(images, Spots(2))
     found = method(mask_batch_size=batch).explain(images, Spots(2))
     for one, other in zip(found, expected, strict=True):
-        assert list(one.indices) == list(other.indices)
+        assert list(one.ids) == list(other.ids)
         torch.testing.assert_close(one.saliency, other.saliency, rtol=0, atol=1e-6)
 
 
@@ -161,7 +161,7 @@ def test_a_killed_run_goes_on(stop: int, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(Spots(after=stop))
     resumed = run(Spots())
-    assert list(resumed.indices) == list(expected.indices)
+    assert list(resumed.ids) == list(expected.ids)
     assert torch.equal(resumed.saliency, expected.saliency)
     assert resumed.stopped == expected.stopped
 
@@ -171,11 +171,11 @@ def test_ranks_ask_for_the_same() -> None:
 
     def rank(number: int) -> Any:
         found = explain(sharing=MasksOverRanks(), mask_batch_size=16)
-        return found.saliency, list(found.indices), found.stopped
+        return found.saliency, list(found.ids), found.stopped
 
-    for saliency, indices, stopped in on_ranks(2, rank):
+    for saliency, ids, stopped in on_ranks(2, rank):
         assert torch.equal(saliency, expected.saliency)
-        assert (indices, stopped) == (list(expected.indices), expected.stopped)
+        assert (ids, stopped) == (list(expected.ids), expected.stopped)
 
 
 def test_what_contradicts_itself_is_refused() -> None:
