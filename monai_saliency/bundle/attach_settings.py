@@ -21,14 +21,15 @@ from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import Target
 from monai_saliency.targets.auto import AutoTarget
 from monai_saliency.targets.postprocessing import read_postprocessing
-from monai_saliency.transforms.save_dicom import can_write_dicom
-from monai_saliency.utils.arguments import check_option, flag, positive_or_none
-from monai_saliency.visualize.pictures import PICTURE_FORMATS
+from monai_saliency.transforms.writers import case_writers, writer_settings
+from monai_saliency.utils.arguments import flag
 
-__all__ = ["REGIONS", "AttachSettings"]
+__all__ = ["NETWORK_INPUT", "REGIONS", "AttachSettings"]
 
 #: where a case's label map is kept, since its own key comes to hold the label's file
 REGIONS = "saliency_regions"
+#: where a case holds what its network got
+NETWORK_INPUT = "network_input"
 
 
 class AttachSettings:
@@ -54,12 +55,6 @@ class AttachSettings:
         channels_last: explain with images whose channels come last in memory, which convolutions may run faster.
         compile: explain with the network compiled by ``torch.compile``: True, a mode such as ``"reduce-overhead"``, or
             a dictionary of its arguments.
-        picture: whether to draw pictures.
-        picture_format: of these, ``"png"`` or ``"svg"``.
-        picture_scale: the largest absolute value of their colour bars, in the map's unit; by default the score's range
-            where it is known (:class:`~monai_saliency.transforms.SaveSaliencyd`).
-        dicom: whether to write the maps of DICOM series as DICOM too
-            (:class:`~monai_saliency.transforms.SaveDicomd`).
         report: whether to make a report of the cohort at the end, ``report/index.html`` in the output folder
             (:func:`~monai_saliency.visualize.report.write_report`), and to keep in ``views/`` what it shows of the
             scans.
@@ -76,8 +71,9 @@ class AttachSettings:
         network_id: a name for the network in the store, needed where it is not a module.
         engine: shares the cohort with other processes (:mod:`monai_saliency.distributed`).
         prefix: what precedes the settings' names in a config, for errors and warnings.
-        settings: the method's own settings, by default the method's own defaults, and 100 supervoxels for
-            ``region_occlusion`` without ``label_key``.
+        settings: those of what is written (:func:`~monai_saliency.transforms.case_writers`), such as
+            ``picture=False`` or ``dicom=True``; and the method's own, by default the method's own defaults, and 100
+            supervoxels for ``region_occlusion`` without ``label_key``.
 
     Raises:
         ValueError: when a setting is wrong.
@@ -99,10 +95,6 @@ class AttachSettings:
         amp: str | bool | None = False,
         channels_last: bool = False,
         compile: bool | str | Mapping[str, Any] | None = False,
-        picture: bool = True,
-        picture_format: str = "png",
-        picture_scale: float | None = None,
-        dicom: bool = False,
         report: bool = True,
         standard_error: bool = True,
         trust: bool = False,
@@ -120,6 +112,10 @@ class AttachSettings:
         self.prefix = prefix
         # The scan's own unit needs the preprocessing, which is known at the first case.
         fill_in_unit(fill, fill_unit, Compose(), id=f"{prefix}fill")
+        self._written = {name: settings.pop(name) for name in writer_settings() if name in settings}
+        self._written |= {"key": key or "saliency", "image_key": NETWORK_INPUT, "prefix": prefix, "report": report}
+        self.writers(".")  # wrong settings are refused before the first forward
+        self.dicom = flag("dicom", self._written.get("dicom", False))
         made = label_key is None and settings.get("regions") is None
         defaults = {"num_supervoxels": 100} if made else {}
         self.method = MethodChoice(method, settings, defaults, prefix)
@@ -132,10 +128,6 @@ class AttachSettings:
         self.fill, self.fill_unit = fill, fill_unit
         self.mask_batch_size = mask_batch_size
         self.runtime = check_runtime(amp, channels_last, compile, prefix)
-        self.picture = picture
-        self.picture_format = check_option(f"{prefix}picture_format", picture_format, PICTURE_FORMATS)
-        self.picture_scale = positive_or_none(f"{prefix}picture_scale", picture_scale)
-        self.dicom = can_write_dicom(dicom)  # before the first forward
         self.report = flag("report", report)
         self.standard_error = flag("standard_error", standard_error)
         self.trust = Trust.when(trust, trust_steps)
@@ -143,6 +135,10 @@ class AttachSettings:
         self.store_dir = store_dir
         self.network_id = network_id
         self.engine = engine
+
+    def writers(self, folder: str | Path) -> Compose:
+        """What is written of each case into a folder."""
+        return case_writers(folder, **self._written)
 
     def inferer(self, evaluator: Any, postprocessing: Any, image: torch.Tensor | None = None) -> PerturbationInferer:
         """Explains what an evaluator predicts, but for what is known only at its first case: the fill in the scan's own

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from monai.data import MetaTensor
+from monai.transforms import Compose
 from monai.utils import CommonKeys
 
-from monai_saliency.bundle.attach_settings import REGIONS, AttachSettings
+from monai_saliency.bundle.attach_settings import NETWORK_INPUT, REGIONS, AttachSettings
 from monai_saliency.bundle.batches import goes_through_all, input_key, is_input, items_of, keys_of
 from monai_saliency.bundle.placement import Placement, input_file
 from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer, randomness_untouched
@@ -28,7 +29,6 @@ from monai_saliency.networks.inputs import ListInput, TensorInput
 from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.failures import Failures
 from monai_saliency.targets.auto import AutoTarget, finds_nothing
-from monai_saliency.transforms import SaveDicomd, SaveSaliencyd
 from monai_saliency.transforms.save import error_key
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.tensors import plain
@@ -68,7 +68,7 @@ class AttachedHandler(SaliencyHandler):
         super().__init__(
             settings.inferer(self._predicting, postprocessing),
             settings.network(self._predicting.network),
-            self._place,
+            Compose([self._place, settings.writers(folder)]),
             summary=Summary(folder / "summary.csv"),
             failures=Failures(folder / "failures.csv", settings.strict, shared=settings.engine is not None),
             store=settings.store(folder),
@@ -147,12 +147,6 @@ class AttachedHandler(SaliencyHandler):
 
         return refuse
 
-    def withdraw(self, case: str) -> None:
-        """Remove the row, map and picture of a case that has failed now."""
-        super().withdraw(case)
-        SaveSaliencyd([self.saliency_key, error_key(self.saliency_key)], self.folder).withdraw(case)
-        SaveDicomd(self.saliency_key, self.folder, dicom=False).withdraw(case)
-
     def __call__(self, engine: Engine) -> None:
         with randomness_untouched():
             super().__call__(engine)
@@ -210,23 +204,17 @@ class AttachedHandler(SaliencyHandler):
             self._is_found = key is not None
         if key in _OWN_KEYS:
             raise ValueError(f"the network's input has the key {key!r}, which names {_OWN_KEYS[key]} here: rename it")
-        self.image_key = "network_input" if key is None else key
+        self.image_key = NETWORK_INPUT if key is None else key
         # The same target, which chooses once for the cohort.
         evaluator = self._predicting if isinstance(self._predicting, WrappedNNUNet) else engine
         chosen = self.settings.inferer(evaluator, self._postprocessing_read, image)
         self._explains = chosen.replace(target=self.inferer.target)
         self._placement = placement = Placement(
-            self.folder,
             engine.data_loader if key is not None else None,
             self.image_key,
             self.saliency_key,
-            self.settings.picture,
             nearest=self._explains.masks.by_region,
-            standard_error_key=self.standard_error_key,
-            picture_scale=self.settings.picture_scale,
-            report=self.settings.report,
             dicom=self.settings.dicom,
-            picture_format=self.settings.picture_format,
         )
         if isinstance(self._predicting, WrappedNNUNet):
             placement.begin_from(self._predicting.transform(self.image_key))
@@ -330,7 +318,7 @@ class AttachedHandler(SaliencyHandler):
                 explanation.name,
                 ", ".join(map(str, flat)),
             )
-        return self._placement(case)
+        return self._placement({**case, NETWORK_INPUT: case[self.image_key]})
 
 
 def _constant(explanation: Explanation, score: torch.Tensor) -> str:

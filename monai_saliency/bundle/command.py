@@ -20,6 +20,7 @@ from monai_saliency.bundle.chosen_method import AUTO, all_settings, find_method,
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.folder_names import folder_name
 from monai_saliency.bundle.overlay import Overlay
+from monai_saliency.transforms.writers import writer_settings
 
 __all__ = ["HOW", "MACHINERY", "WHAT", "BundleRun", "from_environment", "scratch"]
 
@@ -29,8 +30,8 @@ WHAT = ("dataset_dir", "section", "checkpoint", "pixdim", "spatial_dims", "spati
 # Those that change no map, and so do not name the folder.
 MACHINERY = (
     *("cache", "cache_dir", "cache_checksum", "num_workers", "processes", "device", "keep_memory"),
-    *("picture", "picture_format", "picture_scale", "dicom", "report", "standard_error", "trust", "trust_steps"),
-    *("strict", "store_dir"),
+    *("standard_error", "trust", "trust_steps", "strict", "store_dir"),
+    *writer_settings(),
 )
 
 

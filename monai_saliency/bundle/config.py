@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pydoc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,15 @@ class BundleConfig:
     def get(self, id: str) -> Any:
         """What an id stands for, made or evaluated; None where there is no such id."""
         return self.parser.get_parsed_content(id) if id in self.parser else None
+
+    def given(self, names: Iterable[str], prefix: str = "") -> dict[str, Any]:
+        """The values of those of some ids that there are, by name.
+
+        Args:
+            names: ids without the prefix.
+            prefix: what precedes them in the config.
+        """
+        return {name: self.get(f"{prefix}{name}") for name in names if f"{prefix}{name}" in self.parser}
 
     def output_dir(self) -> Path:
         """Where the bundle writes: its ``output_dir``, or else ``<bundle_root>/eval``."""

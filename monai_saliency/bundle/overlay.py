@@ -21,6 +21,7 @@ from monai_saliency.bundle.chosen_method import AUTO, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.bundle.run import run as run_cohort
 from monai_saliency.storage.failures import Failures
+from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.allocator import keep_freed_memory
 from monai_saliency.utils.arguments import flag
 
@@ -61,8 +62,8 @@ class Overlay:
     @staticmethod
     def ids() -> list[str]:
         """The names of all settings but those of methods, as ids without the prefix."""
-        parameters = [*inspect.signature(Overlay).parameters, *inspect.signature(AttachSettings).parameters]
-        return [name for name in parameters if name not in ("settings", "prefix")]
+        own = [*inspect.signature(Overlay).parameters, *inspect.signature(AttachSettings).parameters]
+        return [name for name in dict.fromkeys([*own, *writer_settings()]) if name not in ("settings", "prefix")]
 
     @classmethod
     def from_config(cls) -> Overlay:

@@ -20,9 +20,8 @@ from monai_saliency.bundle.inversion import inverted_by_steps, source_key, unrec
 from monai_saliency.data.case_ids import CaseIds
 from monai_saliency.errors import root_cause
 from monai_saliency.storage.dicom import holds_series, is_dicom, order_problem, series_files, series_id, series_uid
-from monai_saliency.transforms import SaveDicomd, SaveSaliencyd
 from monai_saliency.transforms.check import header_problem
-from monai_saliency.transforms.save import error_key
+from monai_saliency.transforms.save import GRID_KEY, error_key, lies_on_scan
 
 __all__ = ["Placement", "input_file"]
 
@@ -38,7 +37,7 @@ def input_file(image: Any) -> Path | None:
 
 
 class Placement:
-    """Takes maps from the network's input back through a bundle's preprocessing, and saves them.
+    """Takes maps from the network's input back through a bundle's preprocessing.
 
     The preprocessing is what the loader's dataset applies, so its ids do not matter. A map stays on the grid of the
     network's input, which the log says, where there is no way back: for images that come from no file, for patches of
@@ -47,47 +46,27 @@ class Placement:
     image that was put together from several files goes back to the first one.
 
     Args:
-        output_dir: the folder to write below.
         loader: the evaluator's, which the preprocessing is found in.
         image_key: where a case holds the network's input.
         saliency_key: where a case holds its map.
-        picture: whether to draw pictures.
-        picture_scale, report, picture_format: as for :class:`~monai_saliency.transforms.SaveSaliencyd`.
-        dicom: as for :class:`~monai_saliency.transforms.SaveDicomd`, for maps that get back to their series.
         nearest: whether maps are resampled by nearest neighbour, for maps that are flat in regions; linearly by
             default.
-        standard_error_key: where a case holds the map's standard error, which is saved beside the map; None for none.
+        dicom: whether maps are to be written as DICOM too, for which a series must be one volume.
     """
 
     def __init__(
         self,
-        output_dir: Path,
         loader: Any,
         image_key: Hashable,
         saliency_key: str = "saliency",
-        picture: bool = True,
         nearest: bool = False,
-        standard_error_key: str | None = None,
-        picture_scale: float | None = None,
-        report: bool = False,
         dicom: bool = False,
-        picture_format: str = "png",
     ) -> None:
         self.image_key = image_key
         self.nearest = nearest
         self.saliency_key = saliency_key
+        self.dicom = dicom
         self.dataset, self.transform = _preprocessing(loader, image_key)
-        drawn: dict[str, Any] = {"picture": picture, "scale": picture_scale, "report": report}
-        drawn["picture_format"] = picture_format
-        self.on_scan = SaveSaliencyd(saliency_key, output_dir, **drawn)
-        self.on_input = SaveSaliencyd(saliency_key, output_dir, grid_key=image_key, **drawn)
-        self.as_dicom = SaveDicomd(saliency_key, output_dir, dicom, scale=picture_scale)
-        self.standard_error_key = standard_error_key
-        # Files that an earlier run has written of another map are removed where there is no error or disagreement.
-        beside: dict[str, Any] = {"picture": False, "allow_missing_keys": True}
-        keys = standard_error_key or error_key(saliency_key), "disagreement"
-        self.error_on_scan = SaveSaliencyd(keys, output_dir, **beside)
-        self.error_on_input = SaveSaliencyd(keys, output_dir, grid_key=image_key, **beside)
         file_key = source_key(self.transform, image_key) if isinstance(image_key, str) else image_key
         self._files = _files(self.dataset, image_key) or _files(self.dataset, file_key)
         self._root = None if self._files is None else _common_folder(self._files)
@@ -159,7 +138,7 @@ class Placement:
         if file is None:
             return None
         # A folder is read as one volume, by a reader that may not see gaps.
-        if image.ndim == 4 and (file.is_dir() or self.as_dicom.dicom) and holds_series(file):
+        if image.ndim == 4 and (file.is_dir() or self.dicom) and holds_series(file):
             with suppress(OptionalImportError):
                 return order_problem(series_files(file)) or header_problem(image, image.ndim - 1)
         return header_problem(image, image.ndim - 1)
@@ -172,7 +151,7 @@ class Placement:
         return [self._name(file) for file in self._files]
 
     def __call__(self, case: dict[Hashable, Any]) -> dict[Hashable, Any]:
-        """Invert and save a case's map: on the scan's grid, or where no way leads there on the network's input."""
+        """A case with its maps on the scan's grid, or where no way leads there with the grid that they lie on."""
         image = case[self.image_key]
         if input_file(image) is None:
             return self._keep(case, "they come from no file that is known")
@@ -184,9 +163,9 @@ class Placement:
         if back is None:
             return self._keep(case, reason)
         placed = {**case, self.saliency_key: back}
-        for key in {self.standard_error_key or "disagreement", "disagreement"} & case.keys():
+        for key in {error_key(self.saliency_key), "disagreement"} & case.keys():
             placed[key] = self._back(case, key)[0]  # the way of the map
-        return self.error_on_scan(self.as_dicom(self.on_scan(placed)))
+        return placed
 
     def _back(self, case: dict[Hashable, Any], key: str) -> tuple[torch.Tensor | None, str]:
         """A case's map, or its error, on its scan, by whichever way leads there; None where none does, and why."""
@@ -203,7 +182,7 @@ class Placement:
                 cause = root_cause(error)
                 reason = f"{reason} ({type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]})"
                 continue
-            if back is not None and self.on_scan.lies_on_scan(back):
+            if back is not None and lies_on_scan(back):
                 return back, ""
         return None, reason
 
@@ -228,12 +207,11 @@ class Placement:
         return inverted_by_steps(case[key], image, self.transform, self.image_key, self.nearest)
 
     def _keep(self, case: dict[Hashable, Any], reason: str) -> dict[Hashable, Any]:
-        """Save a map on the grid of the network's input."""
+        """A case whose map stays on the grid of the network's input."""
         if reason not in self._said:
             self._said.add(reason)
             logger.warning("maps lie on the grid of the network's input, with its affine, since %s", reason)
-        self.as_dicom.withdraw(str(case["case"]))
-        return self.error_on_input(self.on_input(case))
+        return {**case, GRID_KEY: case[self.image_key]}
 
 
 def _preprocessing(loader: Any, image_key: Hashable) -> tuple[Any, Callable[[Any], Any] | None]:

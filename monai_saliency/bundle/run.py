@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from monai.bundle import ConfigParser
 from monai.engines import SupervisedEvaluator
+from monai.transforms import Compose
 
-from monai_saliency.bundle.config import calling_parser
+from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.bundle.worker import Recipe
 from monai_saliency.distributed.base import Engine
 from monai_saliency.engines.run import run as run_cohort
 from monai_saliency.storage.failures import Failures
+from monai_saliency.transforms.writers import case_writers, writer_settings
 
-__all__ = ["run"]
+__all__ = ["run", "writers_of_config"]
 
 
 def run(
@@ -45,3 +48,14 @@ def run(
     """
     recipe = None if engine is None else Recipe.here((parser or calling_parser()).get(), run_id)
     run_cohort(evaluator, failures, tracker, engine=engine, recipe=recipe, **settings)
+
+
+def writers_of_config(output_dir: str, cases: Sequence[str] | None = None) -> Compose:
+    """What is written of each case, by the settings of the config in which this is called: its ids that are settings of
+    :func:`~monai_saliency.transforms.case_writers`.
+
+    Args:
+        output_dir: the output folder.
+        cases: the names of the cohort's cases.
+    """
+    return case_writers(output_dir, cases=cases, **BundleConfig(calling_parser()).given(writer_settings()))

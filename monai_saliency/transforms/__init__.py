@@ -11,6 +11,7 @@ module          transforms
 ``save``        :class:`SaveSaliencyd`: write maps on the scan's own grid
 ``save_dicom``  :class:`SaveDicomd`: write the maps of DICOM series as DICOM, with
                 :func:`save_secondary_capture`, pictures for archives
+``writers``     :func:`case_writers`: the list of all that is written for a case
 ==============  ===================================================================================
 """
 
@@ -22,6 +23,7 @@ from .saliency import Saliency, SaliencyD, Saliencyd, SaliencyDict
 from .save import SaveSaliencyD, SaveSaliencyd, SaveSaliencyDict
 from .save_dicom import SaveDicomD, SaveDicomd, SaveDicomDict
 from .secondary_capture import save_secondary_capture
+from .writers import case_writers
 
 __all__ = [
     "CheckScanD",
@@ -46,6 +48,7 @@ __all__ = [
     "SaveSaliencyD",
     "SaveSaliencyDict",
     "SaveSaliencyd",
+    "case_writers",
     "save_parametric_map",
     "save_secondary_capture",
 ]

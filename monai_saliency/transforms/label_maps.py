@@ -130,7 +130,7 @@ class LoadRegionsd(MapTransform):
 class SaveRegionsd(MapTransform):
     """Adds a case's regions to a CSV table: the map's value and the volume of each region.
 
-    The columns are described in :func:`region_rows`.
+    The columns are described in :func:`region_rows`. Cases whose masks are not made of regions are left alone.
 
     Args:
         path: the table's file, such as ``regions.csv``.
@@ -139,9 +139,6 @@ class SaveRegionsd(MapTransform):
         image_key: the key of the explained image, for its voxel sizes.
         cases: the names of the cohort's cases. Rows of other cases are removed from the table. None keeps all rows.
         allow_missing_keys: whether items may lack a key.
-
-    Raises:
-        ValueError: when called, if the explanation's masks are not made of regions.
 
     Example::
 
@@ -175,12 +172,15 @@ class SaveRegionsd(MapTransform):
 
     def __call__(self, data: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
         for key in self.key_iterator(dict(data)):
+            if data[key].masks.regions is None:
+                continue
             self.table.add(region_rows(data[key], image_spacing(data[self.image_key][None]), self.names))
         return data
 
     def withdraw(self, case: str) -> None:
         """Remove the rows of a case, which an earlier run may have written."""
-        self.table.replace({case})
+        if self.table.path.exists():
+            self.table.replace({case})
 
 
 def region_rows(

@@ -31,10 +31,12 @@ from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd", "error_key"]
+__all__ = ["GRID_KEY", "SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd", "error_key", "lies_on_scan"]
 
 logger = logging.getLogger(__name__)
 
+#: where a case holds the image on whose grid its maps lie, if that is not the scan's
+GRID_KEY = "saliency_grid"
 # Bytes of the NIfTI header, without the zero at their end.
 _INTENT_NAME, _DESCRIPTION = 15, 79
 
@@ -168,8 +170,8 @@ class SaveSaliencyd(MapTransform):
         case_key: the key of the case's name.
         title_key: the key of the picture's title; without it the title is the case's name.
         allow_missing_keys: whether items may lack a key.
-        grid_key: the key of an image ``(C, *spatial)`` to save maps on the grid of this image instead of the scan's
-            file.
+        grid_key: the key of an image ``(C, *spatial)``. Items that have it have their maps saved on the grid of this
+            image instead of the scan's file.
         scale: the largest absolute value of the pictures' colour bar, in the map's unit; see above.
         label_key: the key of a label map's file, on any grid, which the picture outlines where there is one.
         report: whether to keep, in ``views/`` below the output folder, what a report shows under the maps
@@ -229,7 +231,7 @@ class SaveSaliencyd(MapTransform):
         for key in self.key_iterator(d):
             case = str(d[self.case_key])
             saliency: torch.Tensor = d[key]
-            grid = self._grid(case, key, saliency) if self.grid_key is None else _image_grid(d[self.grid_key])
+            grid = self._grid(d, key)
             if not grid.holds(saliency):
                 raise CaseError(
                     case,
@@ -294,7 +296,7 @@ class SaveSaliencyd(MapTransform):
 
     def _label(self, data: Mapping[Hashable, Any], grid: _Grid, maps: np.ndarray) -> np.ndarray | None:
         """A case's label on the grid of its maps ``(K, *spatial)``; None where there is none."""
-        if self.grid_key is not None:  # a map that is not on its scan may have been moved in a way that no affine says
+        if self.grid_key in data:  # a map that is not on its scan may have been moved in a way that no affine says
             return None
         return _label(str(data[self.case_key]), data.get(self.label_key), grid, maps.ndim - 1)
 
@@ -319,19 +321,22 @@ class SaveSaliencyd(MapTransform):
         path = self.output_dir / f"{case}_{key}.nii.gz"
         return [path, *(path.with_name(f"{Path(case).name}_{key}.{each}") for each in PICTURE_FORMATS)]
 
-    def lies_on_scan(self, saliency: torch.Tensor) -> bool:
-        """Whether a map ``(K, *spatial)`` lies on the grid of the scan's file in its meta data."""
-        return Path(case_name(saliency)).exists() and _scan_grid(saliency).holds(saliency)
-
-    @staticmethod
-    def _grid(case: str, key: Hashable, saliency: torch.Tensor) -> _Grid:
-        if not Path(case_name(saliency)).exists():
+    def _grid(self, data: Mapping[Hashable, Any], key: Hashable) -> _Grid:
+        """The grid that a case's map must lie on."""
+        if self.grid_key in data:
+            return _image_grid(data[self.grid_key])
+        if not Path(case_name(data[key])).exists():
             raise CaseError(
-                case,
+                str(data[self.case_key]),
                 f"the scan of the map {key!r} is not known: the map must be a MetaTensor whose `filename_or_obj` is "
                 "the scan's file, as Saliencyd returns for a scan of LoadImaged",
             )
-        return _scan_grid(saliency)
+        return _scan_grid(data[key])
+
+
+def lies_on_scan(saliency: torch.Tensor) -> bool:
+    """Whether a map ``(K, *spatial)`` lies on the grid of the scan's file in its meta data."""
+    return Path(case_name(saliency)).exists() and _scan_grid(saliency).holds(saliency)
 
 
 def _labels(explanation: Explanation | None) -> list[str] | None:

@@ -71,6 +71,7 @@ class SaveDicomd(MapTransform):
         scale: the value with the last colour, in the map's unit; as for
             :class:`~monai_saliency.transforms.SaveSaliencyd` by default.
         allow_missing_keys: whether items may lack a key.
+        grid_key: items that have this key have maps that are not on their series, and are left alone.
 
     Raises:
         OptionalImportError: when highdicom is not installed. It gives the pip command.
@@ -98,8 +99,10 @@ class SaveDicomd(MapTransform):
         case_key: str = "case",
         scale: float | None = None,
         allow_missing_keys: bool = False,
+        grid_key: Hashable | None = None,
     ) -> None:
         super().__init__(keys, allow_missing_keys)
+        self.grid_key = grid_key
         self.output_dir = a_path("output_dir", output_dir)
         self.dicom = can_write_dicom(dicom)
         self.scale = positive_or_none("scale", scale)
@@ -109,7 +112,7 @@ class SaveDicomd(MapTransform):
         d = dict(data)
         for key in self.keys:
             written: set[Path] = set()
-            if key in d and self.dicom and holds_series(case_name(d[key])):
+            if self.dicom and key in d and self.grid_key not in d and holds_series(case_name(d[key])):
                 try:
                     written = self._save(d, key)
                 except AdviceError as error:

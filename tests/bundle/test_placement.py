@@ -36,6 +36,7 @@ from monai.transforms import (
 from PIL import Image
 
 from monai_saliency.bundle.placement import Placement
+from monai_saliency.transforms import case_writers
 
 AFFINE = np.array([[2.0, 0.1, 0, 5], [-0.1, 1.5, 0.2, 6], [0, -0.2, 3.0, 7], [0, 0, 0, 1]])
 
@@ -44,6 +45,17 @@ def scan(path: Path, shape: tuple[int, ...] = (10, 8, 6)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     nib.save(nib.Nifti1Image(np.random.default_rng(0).uniform(0, 1, shape).astype(np.float32), AFFINE), path)
     return path
+
+
+class Placing(Placement):
+    """Writes what it has placed."""
+
+    def __init__(self, folder: Path, loader: Any, key: Any, picture: bool = False) -> None:
+        super().__init__(loader, key)
+        self.writers = case_writers(folder, image_key=key, picture=picture, report=False)
+
+    def __call__(self, case: dict[Any, Any]) -> dict[Any, Any]:
+        return self.writers(super().__call__(case))
 
 
 def place(placement: Placement, image: Any, key: Any = "image") -> dict[Any, Any]:
@@ -58,7 +70,7 @@ def place(placement: Placement, image: Any, key: Any = "image") -> dict[Any, Any
 def test_cases_are_called_by_their_path_below_the_common_folder(tmp_path: Path) -> None:
     files = [scan(tmp_path / each / "ct.nii.gz") for each in ("a/x", "b")]
     dataset = Dataset([{"image": str(file)} for file in files], LoadImaged("image"))
-    placement = Placement(tmp_path / "maps", DataLoader(dataset), "image")
+    placement = Placing(tmp_path / "maps", DataLoader(dataset), "image")
     assert [placement.name(dataset[i], str(i)) for i in (0, 1, 0)] == ["a/x/ct", "b/ct", "a/x/ct"]
     assert placement.names(dataset[0]) == ["a/x/ct", "b/ct"]
 
@@ -68,7 +80,7 @@ def test_files_of_one_name_elsewhere_get_names_of_their_own(tmp_path: Path) -> N
     images = [LoadImage()(scan(tmp_path / each / "ct.nii.gz")) for each in "ab"]
     names = []
     for order in ((0, 1), (1, 0), (1,)):
-        placement = Placement(tmp_path / "maps", None, "image")
+        placement = Placing(tmp_path / "maps", None, "image")
         assert placement.names({"image": images[0]}) is None
         found = {i: placement.name({"image": images[i]}, str(i)) for i in order}
         names.append(found[1])
@@ -96,12 +108,12 @@ def test_files_that_differ_in_their_suffix_have_names_of_their_own(
     for path in paths:
         path.touch()
     dataset = Dataset([{"image": str(path)} for path in paths]) if listed else None
-    placement = Placement(tmp_path / "maps", None if dataset is None else DataLoader(dataset), "image")
+    placement = Placing(tmp_path / "maps", None if dataset is None else DataLoader(dataset), "image")
     images = [MetaTensor(torch.rand(1, 4, 3), meta={"filename_or_obj": str(path)}) for path in paths]
     found = [placement.name({"image": image}, str(i)) for i, image in enumerate(images)]
     assert len(set(found)) == len(files)
     # Whichever of them a process meets, and in which order.
-    again = Placement(tmp_path / "maps", None if dataset is None else DataLoader(dataset), "image")
+    again = Placing(tmp_path / "maps", None if dataset is None else DataLoader(dataset), "image")
     assert again.name({"image": images[-1]}, "9") == found[-1]
     if listed:
         assert found == names
@@ -112,15 +124,15 @@ def test_a_file_that_gives_several_cases(tmp_path: Path) -> None:
     """Listed twice, with other prompts perhaps, or cut into pieces by the loader."""
     file = scan(tmp_path / "ct.nii.gz")
     image = LoadImage()(file)
-    listed = Placement(tmp_path, DataLoader(Dataset([{"image": str(file), "prompt": i} for i in range(2)])), "image")
+    listed = Placing(tmp_path, DataLoader(Dataset([{"image": str(file), "prompt": i} for i in range(2)])), "image")
     assert [listed.name({"image": image}, place) for place in "011"] == ["ct-0", "ct-1", "ct-1"]
     assert listed.names({"image": image}) is None
-    pieces = Placement(tmp_path, DataLoader(Dataset([{"image": str(file)}])), "image")
+    pieces = Placing(tmp_path, DataLoader(Dataset([{"image": str(file)}])), "image")
     assert [pieces.name({"image": image}, place) for place in "0121"] == ["ct", "ct-1", "ct-2", "ct-1"]
 
 
 def test_cases_from_no_file_are_called_by_their_place(tmp_path: Path) -> None:
-    placement = Placement(tmp_path / "maps", None, "image")
+    placement = Placing(tmp_path / "maps", None, "image")
     image = MetaTensor(torch.rand(1, 4, 3, 2))
     assert [placement.name({"image": image}, str(i)) for i in (2, 0)] == ["case-2", "case-0"]
     assert placement.name({"image": image, "case": "ct"}, "1-0") == "ct-1-0"
@@ -131,7 +143,7 @@ def test_patch_of_a_slide_is_saved_by_its_place_on_its_own_grid(
 ) -> None:
     slide = scan(tmp_path / "slide.tif.nii")
     dataset = Dataset([{"image": str(slide)}], Compose([]))
-    placement = Placement(tmp_path / "maps", DataLoader(dataset), "image", picture=False)
+    placement = Placing(tmp_path / "maps", DataLoader(dataset), "image")
     meta = {"path": str(slide), "location": np.array([32, 64])}
     patches = [MetaTensor(torch.rand(1, 5, 4), meta=meta | {"location": np.array([x, 64])}) for x in (0, 32)]
     with caplog.at_level(logging.WARNING):
@@ -147,7 +159,7 @@ def test_array_transforms_are_inverted_where_they_can_be(tmp_path: Path) -> None
     file = scan(tmp_path / "scan.nii.gz")
     transform = Compose([LoadImage(), EnsureChannelFirst(), Resize((5, 4, 3))])
     dataset = ArrayDataset([str(file)], transform, labels=[0], label_transform=lambda label: label)
-    placement = Placement(tmp_path / "maps", DataLoader(dataset), 0)
+    placement = Placing(tmp_path / "maps", DataLoader(dataset), 0)
     place(placement, dataset[0][0], key=0)
     (written,) = (tmp_path / "maps").glob("*.nii.gz")
     assert nib.load(written).shape == (10, 8, 6)
@@ -161,7 +173,7 @@ def test_array_transforms_that_lead_elsewhere_leave_the_map_where_it_is(
     transform = Compose([LoadImage(), EnsureChannelFirst(), Transpose((0, 3, 1, 2))])
     dataset = Dataset([str(file)], transform)
     with caplog.at_level(logging.WARNING):
-        place(Placement(tmp_path / "maps", DataLoader(dataset), 0), dataset[0], key=0)
+        place(Placing(tmp_path / "maps", DataLoader(dataset), 0), dataset[0], key=0)
     assert nib.load(tmp_path / "maps" / "scan_saliency.nii.gz").shape == (6, 10, 8)
     assert "do not lead back" in caplog.text
 
@@ -185,7 +197,7 @@ def test_a_map_that_does_not_get_back_lies_on_the_networks_input(
     """A computed map is not thrown away, and the log says where it lies."""
     file = scan(tmp_path / "scan.nii.gz")
     dataset = Dataset([{"image": str(file)}], Compose([LoadImaged("image", ensure_channel_first=True), cut]))
-    placement = Placement(tmp_path / "maps", DataLoader(dataset), "image")
+    placement = Placing(tmp_path / "maps", DataLoader(dataset), "image")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             place(placement, dataset[0]["image"])
@@ -249,7 +261,7 @@ def test_a_map_goes_back_through_what_can_be_inverted(steps: list[Any], tmp_path
         nib.save(nib.Nifti1Image((rises(shape) + i).astype(np.float32), AFFINE + 0.5 * i * np.eye(4, 4)), file)
     load = [LoadImaged(keys), EnsureChannelFirstd(keys)]
     dataset = Dataset([{key: str(file) for key, file in files.items()}], Compose([*load, *steps]))
-    placement = Placement(tmp_path / "maps", DataLoader(dataset), "image", picture=False)
+    placement = Placing(tmp_path / "maps", DataLoader(dataset), "image")
     image = dataset[0]["image"]
     assert placement.names({"image": image}) == [keys[0]]
     scale = 2 if keys == ["image"] else 1
@@ -264,7 +276,7 @@ def test_a_map_goes_back_through_what_can_be_inverted(steps: list[Any], tmp_path
 
 
 def test_image_from_no_file_keeps_its_grid(tmp_path: Path) -> None:
-    placement = Placement(tmp_path / "maps", DataLoader(Dataset([], Compose([]))), "image", picture=False)
+    placement = Placing(tmp_path / "maps", DataLoader(Dataset([], Compose([]))), "image")
     case = {"image": MetaTensor(torch.rand(2, 4, 3, 2), affine=torch.as_tensor(AFFINE))}
     case["case"] = placement.name(case, "7")
     case["saliency"] = MetaTensor(torch.rand(1, 4, 3, 2)).copy_meta_from(case["image"])
@@ -291,7 +303,7 @@ def test_picture_of_a_photograph_is_upright(tmp_path: Path, monkeypatch: pytest.
     plot_saliency = save.plot_saliency
     monkeypatch.setattr(save, "plot_saliency", draw)
     image = dataset[0]["image"].mean(dim=0, keepdim=True)
-    place(Placement(tmp_path / "maps", DataLoader(dataset), "image"), image)
+    place(Placing(tmp_path / "maps", DataLoader(dataset), "image", picture=True), image)
     saved = nib.load(tmp_path / "maps" / "photo_saliency.nii.gz").get_fdata()
     assert saved.shape == (9, 6)
     assert np.unravel_index(saved.argmax(), saved.shape) == (2, 0)
@@ -339,7 +351,7 @@ def test_steps_that_move_voxels_without_recording_it(
     steps = [LoadImaged("image"), EnsureChannelFirstd("image"), Resized("image", (9, 8, 7)), step]
     dataset = Dataset([{"image": str(file)}], Compose(steps))
     with caplog.at_level(logging.WARNING):
-        place(Placement(tmp_path / "maps", DataLoader(dataset), "image", picture=False), dataset[0]["image"])
+        place(Placing(tmp_path / "maps", DataLoader(dataset), "image"), dataset[0]["image"])
     said = f"({type(step).__name__} moves voxels and does not record it)"
     assert (said in caplog.text) == (name in MOVING)
     shape = tuple(dataset[0]["image"].shape[1:]) if name in MOVING else (10, 8, 6)
@@ -358,7 +370,7 @@ def test_small_voxels_are_not_taken_for_another_grids(tmp_path: Path, caplog: py
     steps = [LoadImaged("image"), EnsureChannelFirstd("image"), Flip("image", 0)]
     dataset = Dataset([{"image": str(tmp_path / "scan.nii.gz")}], Compose(steps))
     with caplog.at_level(logging.WARNING):
-        place(Placement(tmp_path / "maps", DataLoader(dataset), "image", picture=False), dataset[0]["image"])
+        place(Placing(tmp_path / "maps", DataLoader(dataset), "image"), dataset[0]["image"])
     assert "does not lead back" in caplog.text
     saved = nib.load(tmp_path / "maps" / "scan_saliency.nii.gz").affine
     np.testing.assert_allclose(saved[:3, 0], [-5e-5, 0, 0], atol=1e-9)
@@ -375,7 +387,7 @@ def test_a_slice_of_which_monai_keeps_two_axes(steps: list[Any], tmp_path: Path)
     nib.save(nib.Nifti1Image(voxels, affine), tmp_path / "scan.nii.gz")
     load = [LoadImaged("image"), EnsureChannelFirstd("image"), SqueezeDimd("image", -1)]
     dataset = Dataset([{"image": str(tmp_path / "scan.nii.gz")}], Compose([*load, *steps]))
-    place(Placement(tmp_path / "maps", DataLoader(dataset), "image", picture=False), dataset[0]["image"])
+    place(Placing(tmp_path / "maps", DataLoader(dataset), "image"), dataset[0]["image"])
     saved = nib.load(tmp_path / "maps" / "scan_saliency.nii.gz")
     assert saved.shape[:2] == (10, 8)
     np.testing.assert_allclose(saved.affine, affine)
