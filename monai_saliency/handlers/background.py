@@ -15,18 +15,6 @@ class Background:
 
     A program that ends without :meth:`finish` still completes all pieces. When a piece raises an error, the pieces
     after it are skipped until :meth:`check` or :meth:`finish` has raised the error.
-
-    Example::
-
-        background = Background()
-        for case in cases:
-            saliency = explain(case)
-            background.submit(partial(save, saliency), ExitStack())
-            background.check()
-        background.finish()
-
-    Args:
-        limit: the largest number of pieces that wait or run.
     """
 
     def __init__(self, limit: int = 2) -> None:
@@ -37,12 +25,7 @@ class Background:
         self._cancelled = False
 
     def submit(self, work: Callable[[], None], held: ExitStack) -> None:
-        """Hand over a piece of work. Waits while ``limit`` pieces wait or run.
-
-        Args:
-            work: the piece.
-            held: contexts to close when the piece has run or is skipped. They are taken out of this stack.
-        """
+        """Hand over work, and contexts to close when it has run or is skipped. Waits while there is no room."""
         while len(self._pieces) >= self.limit:
             wait([self._pieces[0]])
             self._pieces.popleft()

@@ -39,18 +39,16 @@ _HOST, _PROCESS = "monai_saliency.host", "monai_saliency.process"
 
 
 def check(save_execute_config: str | bool | None, output_dir: str | Path) -> None:
-    """Before any work, see whether the tracking that was asked for can be done, and make its database.
-
-    MLflow's own telemetry, which connects to the internet, is switched off unless its variable is set.
+    """Before any work, check that the run can be tracked, and make the database. MLflow's telemetry is switched off.
 
     Args:
         save_execute_config: the config's id of that name, which MONAI replaces by the executed config's path where
-            ``--tracking`` is given, and leaves alone where it is not.
+            ``--tracking`` is given.
         output_dir: the run's.
 
     Raises:
         AdviceError: when the executed config stays damaged.
-        OptionalImportError: when MLflow is to record the run and is not installed.
+        OptionalImportError: when MLflow is not installed.
     """
     if isinstance(save_execute_config, bool):
         return
@@ -67,21 +65,13 @@ def check(save_execute_config: str | bool | None, output_dir: str | Path) -> Non
 
 
 def _executed_config(path: str | Path, output_dir: str | Path) -> Path:
-    """The executed config's file, from the path that MONAI tells its handler.
-
-    MONAI 1.6.1 tells it ``/maps + '/config_<time>.json'``, an expression that nothing evaluates, where ``output_dir``
-    is the plain text ``/maps``.
-    """
+    """The executed config's file: MONAI 1.6.1 names it ``/maps + '/config_<time>.json'``, which nothing evaluates."""
     name = re.search(r" \+ '/(config_\w+\.json)'$", str(path))
     return Path(output_dir) / name[1] if name else Path(path)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The executed config, whole.
-
-    MONAI 1.6.1 names it by the second and writes it in place: of two programs that start at once, as tasks of an array
-    do, one may empty it while the other reads.
-    """
+    """The executed config, which two programs that start in one second write at once."""
     end = time.monotonic() + _WRITTEN
     while True:
         try:
@@ -113,19 +103,15 @@ def _make_database(uri: str | None) -> None:
 
 
 class Tracker:
-    """Completes what MONAI's ``MLFlowHandler`` records, as a context around the evaluator's run.
+    """Completes the records of MONAI's ``MLFlowHandler``, as a context around the evaluator's run.
 
-    The handler comes with ``--tracking`` and says where: the server or database, the experiment, the run's name. This
-    adds the settings as parameters, the cohort's :func:`~monai_saliency.handlers.summary.figures` as metrics, each row
-    of
-    ``summary.csv`` as a step of the metrics ``case/score``, ``case/seconds``, ..., and as artifacts the table
+    It adds the settings as parameters, the cohort's :func:`~monai_saliency.handlers.summary.figures` as metrics, each
+    row of ``summary.csv`` as a step of the metrics ``case/score``, ``case/seconds``, ..., and as artifacts the table
     (``summary.json``, for MLflow's table view, and ``summary.csv``), ``failures.csv``, the pictures and the executed
-    config. The table counts: cases that an earlier run, or another one on the same folder, has explained are in it.
+    config.
 
-    Each run of the program is a run of its own in MLflow. It ends as ``FINISHED`` when all cases were tried, with or
-    without failures, as ``KILLED`` by Ctrl-C or SIGTERM, and as ``FAILED`` by any error; what there is by then is
-    recorded. One whose process was killed outright is ``RUNNING`` until the next one on that machine marks it
-    ``KILLED``.
+    Each run of the program is a run of its own in MLflow: ``FINISHED`` when all cases were tried, ``KILLED`` by Ctrl-C
+    or SIGTERM, and ``FAILED`` by an error. The next run on that machine marks those that were killed outright.
 
     Args:
         handlers: the evaluator's; without an ``MLFlowHandler`` among them nothing is done.
@@ -133,22 +119,10 @@ class Tracker:
         summary: the cohort's table.
         failures: the cases without a map.
         network: its class and its weights' fingerprint are recorded.
-        network_id: names the network where it is no module.
+        network_id: names the network where it is not a module.
         output_dir: the folder that the pictures are in.
         picture: whether the run draws them.
         saliency_key: the end of their names.
-
-    Example::
-
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> from monai_saliency.storage.failures import Failures
-        >>> with TemporaryDirectory() as folder:
-        ...     table = Summary(Path(folder) / "summary.csv")
-        ...     failures = Failures(Path(folder) / "failures.csv")
-        ...     with Tracker([], {"method": "rise"}, table, failures, lambda images: images):  # no handler: nothing
-        ...         print("explained")
-        explained
     """
 
     def __init__(
@@ -200,8 +174,7 @@ class Tracker:
         if (handler.artifact_location or "").startswith("file:"):
             # MONAI 1.6.1 quotes the folder twice: "my maps" becomes another folder, "my%20maps".
             handler.artifact_location = handler.artifact_location.replace("%25", "%")
-        # Left to itself the handler goes on in any unfinished run of the experiment: that of a program that was killed,
-        # whose parameters may differ and cannot be changed, or of one that runs beside this one.
+        # Left to itself the handler goes on in any unfinished run of the experiment, such as another program's.
         set_experiment(handler)
         experiment, client = handler.experiment.experiment_id, handler.client
         host = socket.gethostname()

@@ -48,12 +48,8 @@ def summarize(
         scan: the mark of the scan, see :func:`monai_saliency.handlers.made_by.scan_mark`.
 
     Returns:
-        dictionaries with the keys of :data:`COLUMNS`: the prediction of the network and its probability, the explained
-        class or output channel, the image channel (if each has a map), the score of the unperturbed image, what this
-        score is and its unit, the highest value of the map, its position (scanner mm), the lowest value, how large a
-        value can be by chance (``""`` where that is not known), whether the highest lies inside the label (``""``
-        without a label, or with an empty one, or with one that cannot be read, which the log says), and what it cost:
-        forwards, predictions, why no more masks were scored (``""`` for masks of one round), and seconds.
+        dictionaries with the keys of :data:`COLUMNS`. Positions are in scanner mm. ``noise`` is ``""`` where it is not
+        known, and ``peak_in_label`` without a label, or with one that is empty or cannot be read.
     """
     rows = []
     quantity, noise = explanation.target.quantity(), _noise(explanation)
@@ -89,18 +85,14 @@ def summarize(
 
 
 def _noise(explanation: Explanation) -> list[float | str]:
-    """The noise of each map, ``""`` where it is not known."""
-    maps = len(explanation.explained)
-    if explanation.noise is None:
-        return [""] * maps
-    return explanation.noise.repeat_interleave(maps // len(explanation.noise)).tolist()
+    maps, noise = len(explanation.explained), explanation.noise
+    return [""] * maps if noise is None else noise.repeat_interleave(maps // len(noise)).tolist()
 
 
 def is_noise(row: dict[str, Any]) -> bool:
     """Whether all values of a row's map are within five times its noise of 0, as chance alone can put them.
 
-    A map of a constant score, which is zero, counts as well. A map that is far below zero somewhere, since what was
-    hidden there speaks against the class, does not. Where the noise is not known, nothing counts.
+    A map that is zero counts as well. Where the noise is not known, nothing counts.
     """
     return peak_is_noise(row) and _within_noise(row, "lowest_saliency")
 
@@ -111,12 +103,7 @@ def peak_is_noise(row: dict[str, Any]) -> bool:
 
 
 def warn_of_noise(case: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Name a case's maps whose peak may be chance in the log.
-
-    Args:
-        case: the case's name.
-        rows: its rows of the summary.
-    """
+    """Name a case's maps whose peak may be chance in the log."""
     if noisy := [row for row in rows if peak_is_noise(row)]:
         logger.warning(
             "case %s: the %s of %s may be chance, %swithin %d times its noise of 0: nothing that was hidden supports "
@@ -155,17 +142,12 @@ def _inside(mm: np.ndarray, path: str | Path) -> bool | str:
 
 
 def figures(rows: Sequence[dict[str, Any]], failures: int = 0) -> dict[str, float]:
-    """The figures of a cohort.
-
-    Args:
-        rows: rows of the summary, as made by :func:`summarize` or as read from the file.
-        failures: how many cases ended without a map.
+    """The figures of a cohort, of rows made by :func:`summarize` or read from the file.
 
     Returns:
-        ``cases``: the number of cases in the table; ``failures``; ``forwards`` and ``seconds``: the sums of these
-        columns over the cases; ``mean_score`` and ``mean_peak_saliency``: means over the rows; ``peak_in_label``: the
-        fraction of peaks inside the label, in [0, 1], over the rows with a label. Means without any row are left out.
-        ``maps_of_noise``: the number of rows that :func:`is_noise` finds, left out where there are none.
+        ``cases``, ``failures``; the sums ``forwards`` and ``seconds``; the means ``mean_score``,
+        ``mean_peak_saliency`` and, of rows with a label, ``peak_in_label`` in [0, 1]; and ``maps_of_noise``. Means
+        without any row are left out, and so is ``maps_of_noise`` without any such map.
     """
     # All rows of a case have the same forwards and seconds.
     by_case = {row["case"]: row for row in rows}

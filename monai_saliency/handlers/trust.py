@@ -52,15 +52,7 @@ _LONGEST = 300  # characters of a problem in the table
 class Trusted:
     """An explained case whose map is measured.
 
-    Attributes:
-        explanation: its map and scores.
-        inferer: what made them.
-        network: any callable on images. The randomised network needs a module.
-        image: ``(C, *spatial)``, unperturbed, as the network got it.
-        case: its name, label map of regions, voxel sizes and file.
-        label: reads the label map ``(1, *spatial)`` on the image's grid, whose voxels that are not 0 are what should be
-            found; None where the case has none.
-        network_id: a name for the network where it is not a module.
+    ``label`` reads the label map ``(1, *spatial)`` of what should be found, on the grid of ``image`` ``(C, *spatial)``.
     """
 
     explanation: Explanation
@@ -73,14 +65,11 @@ class Trusted:
 
 
 class Trust:
-    """Measures how far to trust maps: consistency, plausibility and fidelity, beside controls.
+    """Measures how far to trust maps: consistency, plausibility and fidelity, compared with controls.
 
-    Let N be the forwards of a map. Its figures cost N for another seed (methods with one), N for another fill, N for
-    the randomised network, and ``10 * (steps + 1)`` for each of the case's maps, for insertion and deletion of the map
-    and its four controls. All go through the inferer that made the map, with its remembered patches.
-
-    What is explained is frozen: the other maps show the same class, region or boxes as the map that they are compared
-    with, whatever the randomised network would predict.
+    For a map of N forwards the figures cost N for another seed (methods with one), N for another fill, N for the
+    randomised network, and ``10 * (steps + 1)`` for each of the case's maps, for insertion and deletion of the map and
+    its four controls. The other maps explain the same class, region or boxes as the map that they are compared with.
 
     Args:
         steps: perturbed images of each insertion and deletion curve, at least 1.
@@ -89,11 +78,6 @@ class Trust:
 
     Raises:
         ValueError: when an argument is out of its range.
-
-    Example::
-
-        >>> Trust(steps=10).steps
-        10
     """
 
     def __init__(self, steps: int = 20, seed: int = 1) -> None:
@@ -103,17 +87,13 @@ class Trust:
 
     @staticmethod
     def when(wanted: bool | str, steps: int = 20) -> Trust | None:
-        """For configs: measures maps with ``steps``, or None where it is not wanted.
-
-        Raises:
-            ValueError: when ``wanted`` is not a truth value.
-        """
+        """For configs: measures maps with ``steps``, or None where it is not wanted."""
         return Trust(steps) if flag("trust", wanted) else None
 
     def mark(self, case: Trusted) -> str:
         """Sixteen hexadecimal digits of all that decides a case's figures; empty where something cannot be identified.
 
-        Figures with this mark, such as those that a stopped run has left in the table, need not be measured again.
+        A resumed run does not measure figures with this mark again.
         """
         try:
             network = network_fingerprint(case.network, case.network_id)
@@ -133,32 +113,24 @@ class Trust:
             return ""
 
     def figures(self, case: Trusted, mark: str = "") -> list[dict[str, Any]]:
-        """The figures of each map of a case.
+        """The figures of each map of a case, with the case's :meth:`mark`.
 
         A figure that cannot be measured is missing, and ``trust_problem`` says why.
-
-        Args:
-            case: the explained case.
-            mark: its :meth:`mark`, for the table.
 
         Returns:
             for each map a dictionary with keys of :data:`~monai_saliency.storage.tables.TRUST_COLUMNS`:
 
-            - ``trust_of``: the mark; ``trust_forwards``: what the case's figures cost, counted as ``forwards``;
-            - ``trust_repeatability``, ``trust_fill_agreement``: the rank correlation with the map of another seed, and
-              of another fill (the blurred image; the mean where that is the map's own);
+            - ``trust_forwards``: what the case's figures cost;
+            - ``trust_repeatability``, ``trust_fill_agreement``, ``trust_randomised``: the rank correlation with the map
+              of another seed, of another fill (the blurred image; the mean where the map has that one), and of the
+              network at random weights;
             - ``trust_relative_error``: the largest standard error over the range of the map;
               ``trust_peak_to_error``: the highest value over its standard error;
-            - ``trust_labelled``: whether the label map has any voxel; without a label map it is empty;
-            - ``trust_pointing``, ``trust_mass``, ``trust_leakage``, ``trust_auprc``: against the label. Leakage is that
-              of as many highest voxels as the label has. Behind ``_random``, ``_intensity``, ``_edges``, ``_blurred``
-              and ``_randomised`` the same figure of the controls and of the randomised network's map;
+            - ``trust_labelled``: whether the label map has any voxel; empty without a label map;
+            - ``trust_pointing``, ``trust_mass``, ``trust_leakage``, ``trust_auprc``: against the label. With
+              ``_random``, ``_intensity``, ``_edges``, ``_blurred`` or ``_randomised`` at the end: of a control;
             - ``trust_insertion``, ``trust_deletion``: areas under the curves, in the score's unit, and the controls';
-            - ``trust_randomised``: the rank correlation with the map of the network at random weights;
-            - ``trust_problem``: what could not be measured, and why;
-            - ``trust_curves``: JSON of the curves of insertion and deletion, of the map (empty name) and its controls:
-              ``{"insertion": {"": [shares of voxels, scores], "random": ...}, "deletion": ...}``; without the controls,
-              or empty, where many steps make it longer than a cell of a table may be.
+            - ``trust_curves``: the curves as JSON, without the controls where they are too long for a table.
         """
         with torch.no_grad(), stage("trust"):
             found = _Figures(case, self)
@@ -166,11 +138,7 @@ class Trust:
         return found.rows(mark)
 
     def randomised(self, network: Any) -> torch.nn.Module:
-        """A copy of the network at random weights, which is kept for the next case.
-
-        Raises:
-            ValueError: when the network is not a module, or has no parameters.
-        """
+        """A copy of the network at random weights, which is kept for the next case."""
         known = network_fingerprint(network) if isinstance(network, torch.nn.Module) else None
         if known is None or self._randomised is None or self._randomised[0] != known:
             self._randomised = (known or "", randomised(network, self.seed))
@@ -213,7 +181,7 @@ class _Figures:
         self.found: dict[str, Sequence[Any]] = {}
         self.problems: list[str] = []
         self._beside: dict[str, torch.Tensor] = {}
-        self._drawn: list[dict[str, dict[str, list[list[float]]]]] = [{} for _ in self.maps[0]]
+        self._drawn: list[dict[str, dict[str, Any]]] = [{} for _ in self.maps[0]]
 
     def measure(self) -> None:
         """Measure all of it, each figure by itself: one that fails leaves the others."""
@@ -293,7 +261,7 @@ class _Figures:
                 (curves,) = curve.curves(maps, self.image, [self.case])
                 self.found[name + beside] = [float(each.auc) for each in curves]
                 for drawn, each in zip(self._drawn, curves, strict=True):
-                    line = [each.fractions.tolist(), each.scores.tolist()]
+                    line = [[float(f"{value:.4g}") for value in part] for part in (each.fractions, each.scores)]
                     drawn.setdefault(name, {})[beside.removeprefix("_")] = line
         finally:
             self.forwards += curve.num_forwards
@@ -311,34 +279,18 @@ class _Figures:
                 self.found[name + beside] = _values(metric.compute(maps, label))
 
 
-def _as_text(curves: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> str:
-    """Curves as JSON with four digits a number, no longer than a cell may be."""
-    for names in (None, {""}):
-        kept = {
-            kind: {
-                name: [[float(f"{value:.4g}") for value in values] for values in line]
-                for name, line in lines.items()
-                if names is None or name in names
-            }
-            for kind, lines in curves.items()
-        }
-        text = json.dumps(kept, separators=(",", ":"))
-        if len(text) <= LONGEST_CELL:
-            return text
-    return ""
+def _as_text(curves: Mapping[str, Mapping[str, Any]]) -> str:
+    """Curves as JSON, no longer than a cell may be."""
+    own = {kind: {name: line for name, line in lines.items() if not name} for kind, lines in curves.items()}
+    texts = (json.dumps(each, separators=(",", ":")) for each in (curves, own))
+    return next((text for text in texts if len(text) <= LONGEST_CELL), "")
 
 
 def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch.Tensor] | None:
-    """What reads a case's label map on the grid of its image, by nearest neighbour.
+    """A function that reads a case's label map on the grid of its image, by nearest neighbour.
 
-    Args:
-        item: the case's dictionary, with ``label``: the label map's file, or the label map ``(C, *spatial)`` on the
-            image's grid.
-        image_key: the key of the image, a MetaTensor ``(C, *spatial)``.
-
-    Returns:
-        a function that gives ``(1, *spatial)``: 1 where any channel of the label map is neither 0 nor NaN, 0 elsewhere
-        and outside of the label map. It raises what reading the file raises. None where the case has no label map.
+    It gives ``(1, *spatial)``: 1 where any channel of ``label``, a file or a map ``(C, *spatial)``, is neither 0 nor
+    NaN. None where the case has no label map.
     """
     label, image = item.get("label"), item[image_key]
     if isinstance(label, torch.Tensor) and label.ndim == image.ndim and label.shape[1:] == image.shape[1:]:

@@ -93,25 +93,6 @@ def test_cancelling_completes_what_is_at_work_only(left: Callable[[], list[str]]
     assert not left()
 
 
-def test_what_is_held_stays_the_callers_where_nothing_was_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while waiting for room."""
-    go, log = threading.Event(), []
-    background = Background(limit=1)
-    background.submit(lambda: go.wait(WAIT), ExitStack())  # type: ignore[arg-type, return-value]
-
-    def interrupted(pieces: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("monai_saliency.handlers.background.wait", interrupted)
-    with pytest.raises(KeyboardInterrupt), held(log, "claim") as claim:
-        background.submit(lambda: log.append("never"), claim)
-    monkeypatch.undo()
-    assert log == ["closed claim"]
-    go.set()
-    background.finish()
-    assert log == ["closed claim"]
-
-
 def test_a_program_that_ends_without_waiting_completes_its_work() -> None:
     code = """
 import time

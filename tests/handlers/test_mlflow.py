@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import fork_server
 from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE
 from helpers.scans import LPS, write_scan
@@ -25,17 +24,14 @@ from mlflow.entities import Run
 from mlflow.store.db import utils
 from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_MLFLOW_SETTINGS
-from monai.handlers import MLFlowHandler
 from monai.networks.nets import DenseNet
-from monai.utils import path_to_sqlite_uri
 
-from monai_saliency.errors import AdviceError, CaseError, root_cause
+from monai_saliency.errors import AdviceError, root_cause
 from monai_saliency.handlers import mlflow
 from monai_saliency.handlers.mlflow import check
 from monai_saliency.handlers.summary import is_noise
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.storage.files import this_process
-from monai_saliency.utils.monai_private import set_experiment
 
 DEAD = 4194305  # above the largest process number
 
@@ -177,6 +173,7 @@ def test_every_setting_is_recorded(tmp_path: Path) -> None:
     assert (recorded["edge"], recorded["output_dir"], recorded["section"]) == (4, f"{tmp_path}/eval", None)
 
 
+@pytest.mark.slow
 def test_each_run_is_recorded_with_its_failures(cohort: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     weights = tmp_path / "weights.pt"
@@ -242,17 +239,7 @@ def test_an_interrupted_run_says_so(cohort: Path, tmp_path: Path) -> None:
     assert any(path.startswith("config_") for path in artifacts(out, recorded))
 
 
-def test_a_run_that_stops_at_an_error_says_so(cohort: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    (cohort / "imagesTs" / "b.nii.gz").write_bytes(b"no scan")
-    with pytest.raises(RuntimeError) as caught:
-        run(cohort, out, "", tracking="mlflow", strict=True, num_workers=0)
-    assert isinstance(root_cause(caught.value), CaseError)
-    (recorded,) = runs(out)
-    assert recorded.info.status == "FAILED"
-    assert recorded.data.metrics["cases"] == 1
-
-
+@pytest.mark.slow
 def test_a_settings_file_of_ones_own(cohort: Path, tmp_path: Path) -> None:
     """MONAI's way to name a server: here another database, experiment and run."""
     out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
@@ -317,81 +304,8 @@ def test_the_database_is_made_whole_by_one_of_several(executed_config: Path, mon
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
-def test_a_stop_while_the_database_is_made_leaves_none(executed_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(utils, "_upgrade_db", stop)
-        with pytest.raises(KeyboardInterrupt):
-            check(str(executed_config), executed_config.parent)
-    assert not list(executed_config.parent.glob("*mlruns.db"))
-    check(str(executed_config), executed_config.parent)
-    assert client(executed_config.parent).search_experiments()
-
-
-@pytest.mark.parametrize("beginning", ["", '{"handlers": ['])
-def test_an_executed_config_that_another_program_writes_meanwhile(
-    executed_config: Path, monkeypatch: pytest.MonkeyPatch, beginning: str
-) -> None:
-    """Two programs of one second have one file, and each empties it to write it."""
-    text = executed_config.read_text()
-    executed_config.write_text(beginning)
-    monkeypatch.setattr(mlflow.time, "sleep", lambda seconds: executed_config.write_text(text))
-    check(str(executed_config), executed_config.parent)
-    assert client(executed_config.parent).search_experiments()
-
-
 def test_an_executed_config_that_stays_damaged(executed_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executed_config.write_text(executed_config.read_text() + "}")
     monkeypatch.setattr(mlflow, "_WRITTEN", 0)
     with pytest.raises(AdviceError, match=rf"{executed_config.name} is damaged.*--save_execute_config"):
         check(str(executed_config), executed_config.parent)
-
-
-def test_untracked_runs_are_left_alone(executed_config: Path) -> None:
-    for untracked in (True, False):
-        check(untracked, executed_config.parent)
-    assert "MLFLOW_DISABLE_TELEMETRY" not in os.environ
-    assert [path.name for path in executed_config.parent.iterdir()] == [executed_config.name]
-
-
-def test_an_experiment_that_another_program_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both look for it before one of them makes it."""
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    first, second = (MLFlowHandler(path_to_sqlite_uri(tmp_path / "mlflow.db"), experiment_name="one") for _ in range(2))
-    set_experiment(first)
-    look = second.client.get_experiment_by_name
-    answers = iter([None])
-    monkeypatch.setattr(second.client, "get_experiment_by_name", lambda name: next(answers, look(name)))
-    set_experiment(second)
-    assert second.experiment.experiment_id == first.experiment.experiment_id
-
-    def fail(name: str) -> None:
-        raise RuntimeError("no server")
-
-    second.experiment = None
-    monkeypatch.setattr(second.client, "get_experiment_by_name", fail)
-    with pytest.raises(RuntimeError, match="no server"):
-        set_experiment(second)
-    first.close()
-    second.close()
-
-
-@pytest.mark.slow
-def test_two_programs_at_once(cohort: Path, tmp_path: Path) -> None:
-    command = ["-m", "monai.bundle", "run", "--bundle_root", str(BUNDLE), "--tracking", "mlflow"]
-    command += ["--config_file", str(BUNDLE / "configs" / "inference.yaml"), "--dataset_dir", str(cohort)]
-    command += ["--output_dir", str(tmp_path / "out"), "--checkpoint", "", "--method", "rise", "--num_masks", "5"]
-    command += ["--grid_size", "2", "--spatial_size", "[16,16,16]", "--picture", "False"]
-    command += ["--network_def", json.dumps({"_target_": "DenseNet", **SMALL_NET})]
-    programs = [fork_server.start(command, cwd=tmp_path / "cwd") for _ in range(2)]
-    errors = [program.communicate(timeout=300)[1] for program in programs]
-    # Who comes to its end while the other one still has a case says so, and ends with status 1: one at the most.
-    for program, error in zip(programs, errors, strict=True):
-        assert program.returncode == int("another run on this folder held it" in error), error
-    assert 0 in [program.returncode for program in programs]
-    assert len(list((tmp_path / "out").rglob("*_saliency.nii.gz"))) == 3
-    assert [(each.info.status, each.data.metrics["failures"]) for each in runs(tmp_path / "out")] == [
-        ("FINISHED", 0)
-    ] * 2

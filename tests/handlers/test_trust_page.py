@@ -38,17 +38,6 @@ def cells(page: str, metric: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_four_headings_in_their_order() -> None:
-    page = trust_page([a_row("a")])
-    assert [line.removeprefix("## ") for line in lines_with(page, "## ")] == HEADINGS
-    assert "passes: the map depends on what was learned" in page
-
-
-def test_no_page_without_figures() -> None:
-    assert trust_page([]) == ""
-    assert trust_page([dict.fromkeys(SUMMARY_COLUMNS, "")]) == ""
-
-
 def test_means_over_cases_and_marks_by_hand() -> None:
     rows = [a_row("a", trust_auprc=0.9, trust_auprc_intensity=0.7), a_row("b", trust_auprc=0.5)]
     page = trust_page(rows)
@@ -67,22 +56,11 @@ def test_lower_is_better_for_leakage_and_deletion() -> None:
     assert "What no control reaches: insertion AUC." in page
 
 
-def test_the_randomised_network_is_marked_like_a_control() -> None:
-    page = trust_page([a_row("a", trust_pointing_randomised=1)])
-    assert cells(page, "peak strictly inside")[-1] == "**the network at random weights reaches this.**"
-
-
 def test_a_metric_without_its_controls_is_no_praise() -> None:
     missing = {f"trust_auprc_{each}": "" for each in CONTROLS}
     page = trust_page([a_row("a", **missing)])
     assert cells(page, "AUPRC")[2:7] == ["0.8", "", "", "", ""]
     assert "AUPRC" not in lines_with(page, "What no control reaches")[0]
-
-
-def test_a_control_counts_only_over_the_same_maps() -> None:
-    """Where one case lacks a control, its mean would be over other cases."""
-    page = trust_page([a_row("a"), a_row("b", trust_auprc_random="")])
-    assert cells(page, "AUPRC")[3:5] == ["", "0.3"]
 
 
 def test_cases_without_label() -> None:
@@ -131,14 +109,6 @@ def test_maps_of_several_classes_are_not_mixed() -> None:
     assert "What no control reaches for maps of class 1: insertion AUC, deletion AUC." in page
 
 
-def test_consistency_by_hand() -> None:
-    rows = [a_row(case, trust_repeatability=value) for case, value in (("a", 0.2), ("b", 0.9), ("c", 0.6))]
-    page = trust_page(rows)
-    name = "rank correlation with the map of another seed"
-    assert cells(page, name) == [name, "0.6", "0.2", "0.9", "3"]
-    assert cells(page, "rank correlation with the map of another fill")[1:] == ["not measured", "", "", "0"]
-
-
 @pytest.mark.parametrize(
     ("figures", "passes", "words"),
     [
@@ -159,19 +129,6 @@ def test_verdict_by_its_rule(figures: dict[str, Any], passes: bool | None, words
     assert f"**Randomised network: {found.words}.**" in trust_page([a_row("a", **figures)])
 
 
-def test_the_network_at_random_weights_fails_where_the_maps_pass() -> None:
-    page = trust_page([a_row("a", trust_auprc_randomised=0.04)])
-    assert "The network at random weights fails to find the label: AUPRC 0.04, the maps' own 0.8." in page
-    page = trust_page([a_row("a", trust_auprc_randomised=0.5)])
-    assert "The network at random weights does not fail to find the label: AUPRC 0.5, the maps' own 0.8." in page
-
-
-def test_verdict_is_of_the_median() -> None:
-    rows = [a_row(str(i), trust_randomised=value) for i, value in enumerate((0.1, 0.2, 0.9))]
-    assert verdict(rows).passes
-    assert not verdict([*rows, a_row("d", trust_randomised=0.95)]).passes  # (0.2 + 0.9) / 2
-
-
 def test_problems_are_counted_with_their_reasons() -> None:
     problem = "insertion: out of memory"
     rows = [a_row("a", trust_problem=problem), a_row("b", trust_problem=problem), a_row("c"), a_row("d")]
@@ -180,13 +137,6 @@ def test_problems_are_counted_with_their_reasons() -> None:
     assert "Figures of 3 cases of 4 could not be measured:" in page
     assert "- 2 cases (the first is a): insertion: out of memory" in page
     assert "- 1 case (the first is d): the label: it is empty" in page
-
-
-def test_rows_of_other_runs_are_named() -> None:
-    without = dict.fromkeys(SUMMARY_COLUMNS, "") | {"case": "z"}
-    page = trust_page([a_row("a"), a_row("b", settings="b"), without])
-    assert "1 case of the table has none." in page
-    assert "**The maps were made with 2 different settings**" in page
 
 
 class TestFile:
@@ -215,29 +165,3 @@ class TestFile:
         assert tuple(table.read()[0]) == SUMMARY_COLUMNS
         write_trust_page(table)
         assert not (tmp_path / "trust.md").exists()
-
-    def test_a_users_own_file_stays(self, tmp_path: Path) -> None:
-        (tmp_path / "trust.md").write_text("my notes")
-        table = CaseTable(tmp_path / "summary.csv")
-        table.add([dict.fromkeys(SUMMARY_COLUMNS, "") | {"case": "a"}])
-        write_trust_page(table)
-        assert (tmp_path / "trust.md").read_text() == "my notes"
-
-
-class TestTable:
-    def test_further_columns_only_where_there_are_figures(self, tmp_path: Path) -> None:
-        table = CaseTable(tmp_path / "summary.csv")
-        plain = dict.fromkeys(SUMMARY_COLUMNS, "") | {"case": "a"}
-        table.add([plain | dict.fromkeys(TRUST_COLUMNS, "")])
-        header = table.path.read_text().splitlines()[0]
-        assert header == ",".join(SUMMARY_COLUMNS)
-        table.add([a_row("b")])
-        assert table.path.read_text().splitlines()[0] == ",".join((*SUMMARY_COLUMNS, *TRUST_COLUMNS))
-        first, second = table.read()
-        assert (first["case"], first["trust_auprc"]) == ("a", "")
-        assert (second["case"], second["trust_auprc"]) == ("b", "0.8")
-        table.replace({"b"})
-        assert table.path.read_text().splitlines()[0] == ",".join(SUMMARY_COLUMNS)
-
-    def test_other_tables_have_none(self, tmp_path: Path) -> None:
-        assert CaseTable(tmp_path / "failures.csv", columns=("case", "error")).further == ()
