@@ -100,13 +100,6 @@ def nnunet_bright(tmp_path_factory: pytest.TempPathFactory, nnunet_models: Path)
     return nnunet.with_bright(tmp_path_factory.mktemp("nnunet_bright"), nnunet_models)
 
 
-@pytest.fixture(scope="session")
-def nnunet_photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small nnU-Net model that nnU-Net has trained on photographs in colours: its model folder."""
-    pytest.importorskip("nnunetv2", reason='needs pip install "monai-saliency[nnunet]"')
-    return nnunet.train_on_photographs(tmp_path_factory.mktemp("nnunet_photographs"))
-
-
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Bundle]:
     """Sets up a layout and makes its folder the working directory, as its ``scripts`` need."""

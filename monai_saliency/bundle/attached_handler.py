@@ -14,9 +14,9 @@ from monai.utils import CommonKeys
 
 from monai_saliency.bundle.attach_settings import NETWORK_INPUT, REGIONS, AttachSettings
 from monai_saliency.bundle.batches import goes_through_all, input_key, is_input, items_of, keys_of
+from monai_saliency.bundle.nnunet import WrappedNNUNet, predicting
 from monai_saliency.bundle.placement import Placement, input_file
 from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer, randomness_untouched
-from monai_saliency.bundle.wrapped_nnunet import WrappedNNUNet, predicting
 from monai_saliency.cases import Case, image_spacing
 from monai_saliency.errors import CaseError
 from monai_saliency.fills.scan_unit import fill_in_unit

@@ -3,7 +3,6 @@
 from monai_saliency.data.cached_dataset import CachedDataset, cohort_dataset
 from monai_saliency.data.cohort import CohortDataset, find_cases
 from monai_saliency.data.loader import CohortLoader
-from monai_saliency.data.nnunet import find_nnunet_cases
 from monai_saliency.data.perturbed_images import PerturbedImages
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 
@@ -15,5 +14,4 @@ __all__ = [
     "SaliencyDataset",
     "cohort_dataset",
     "find_cases",
-    "find_nnunet_cases",
 ]

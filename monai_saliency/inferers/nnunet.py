@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +25,8 @@ class NNUNetInferer(OwnSteps):
     A network with ``members`` (:class:`~monai_saliency.networks.nnunet.NNUNetNetwork`) predicts the whole image member
     by member, and the results are averaged.
 
-    Explanations remember patches (:mod:`monai_saliency.inferers.patches`) and blend them in the image's own precision.
-    So what they explain differs from the prediction by the rounding of float16.
+    Explanations remember patches and blend them in the image's own precision. So what they explain differs from the
+    prediction by the rounding of float16.
 
     Args:
         patch_size: the size of a patch in voxels, from the plans. Two numbers for a network of slices: of a volume,
@@ -36,10 +36,9 @@ class NNUNetInferer(OwnSteps):
         sw_batch_size: patches in one network batch of an explanation. A prediction of one image runs one at a time, as
             nnU-Net's does.
         device: where a prediction is put together; by default where the image is.
-        spatial_dims: of the images: 3 for volumes, 2 for photographs.
 
     Raises:
-        ValueError: when ``step_size`` is out of range, or a patch has more axes than an image.
+        ValueError: when ``step_size`` is out of range.
     """
 
     #: the type of the sums of a prediction
@@ -52,15 +51,12 @@ class NNUNetInferer(OwnSteps):
         gaussian: bool = True,
         sw_batch_size: int = 2,
         device: torch.device | str | None = None,
-        spatial_dims: int = 3,
     ) -> None:
         if not 0 < step_size <= 1:
             raise ValueError(f"`step_size` must be in (0, 1], got {step_size}")
         size = [int(edge) for edge in patch_size]
-        if len(size) > spatial_dims:
-            raise ValueError(f"`patch_size` must have at most {spatial_dims} axes, as the images have, got {size}")
         # A volume's slices are its patches of one voxel along the first axis.
-        roi_size = (1,) * (spatial_dims - len(size)) + tuple(size)
+        roi_size = (1,) * (3 - len(size)) + tuple(size)
         mode = "gaussian" if gaussian else "constant"
         super().__init__(roi_size, sw_batch_size, overlap=1 - step_size, mode=mode, device=device)
         self.patch_size = tuple(size)
@@ -81,18 +77,7 @@ class NNUNetInferer(OwnSteps):
         return [*(list(range(size)) for size in shape[:-dims]), *steps]
 
     def lost(self, shape: Sequence[int]) -> torch.Tensor:
-        """How far a predicted logit may be off, since weights are too small for the type of the sums.
-
-        In the outermost corners of an image a patch weighs as little as float16 can tell from 0, and so does its logit
-        times this weight: of the sum only whole multiples are left. Each sum is rounded to the nearest of them, and so
-        is each product where the network gives that type too.
-
-        Args:
-            shape: the image's spatial shape.
-
-        Returns:
-            ``(*spatial)``, float32 on the CPU, in logits, beside what is rounding of the logits themselves.
-        """
+        """How far float16 may move a predicted logit where patches weigh little: ``(*spatial)``, float32 on the CPU."""
         grid = PatchGrid(self, shape)
         weights = self.roi_weight_map.double()[grid.crop]  # type: ignore[union-attr]
         total = torch.zeros(tuple(shape), dtype=torch.float64)
@@ -109,14 +94,11 @@ class NNUNetInferer(OwnSteps):
         Raises:
             ValueError: when logits are too large for float16, as nnU-Net does.
         """
-        members: Iterable[Callable[..., Any]] = getattr(network, "members", (network,))
-        logits, count = None, 0
-        for member in members:
-            found = self._predict(inputs, member, *args, **kwargs)
-            logits = found if logits is None else logits.add_(found)
-            count += 1
-        assert logits is not None
-        return (logits.div_(count) if count > 1 else logits).to(inputs.dtype)
+        members: Sequence[Callable[..., Any]] = getattr(network, "members", (network,))
+        logits = self._predict(inputs, members[0], *args, **kwargs)
+        for member in members[1:]:
+            logits += self._predict(inputs, member, *args, **kwargs)
+        return (logits.div_(len(members)) if len(members) > 1 else logits).to(inputs.dtype)
 
     def _predict(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         grid = PatchGrid(self, inputs.shape[2:])

@@ -21,10 +21,6 @@ from monai_saliency.utils.tensors import plain
 __all__ = ["NNUNetPreprocessD", "NNUNetPreprocessDict", "NNUNetPreprocessd"]
 
 
-#: how far apart nnU-Net's readers put the slices of a 2D image, in voxels
-_SLICES_APART = 999
-
-
 class NNUNetPreprocessd(MapTransform, InvertibleTransform):
     """Preprocesses scans as nnU-Net does, by nnU-Net's own preprocessor: transposes, crops, normalizes and resamples.
 
@@ -34,12 +30,8 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
     The result is a MetaTensor ``(C, *spatial)`` with nnU-Net's order of axes and the affine of its voxels. Its inverse
     is what nnU-Net does to its logits: it resamples to the cropped scan, fills up with zeros, and transposes.
 
-    A photograph ``(C, columns, rows)``, which
-    :func:`~monai_saliency.storage.nnunet_photographs.nnunet_photograph_loader` loads, is one slice for nnU-Net. The
-    result is ``(C, rows, columns)``.
-
     Args:
-        keys: the keys of the images ``(C, x, y, z)`` or ``(C, x, y)``.
+        keys: the keys of the images ``(C, x, y, z)``.
         plans: the content of the model's ``plans.json``.
         dataset_json: the content of its ``dataset.json``.
         configuration: the name of a configuration of the plans.
@@ -49,14 +41,7 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         allow_missing_keys: whether items may lack a key.
 
     Raises:
-        ValueError: when called, for a 2D image, where the model's slices lie across it.
-
-    Example::
-
-        >>> from importlib.util import find_spec
-        >>> if find_spec("nnunetv2"):  # pip install "monai-saliency[nnunet]"
-        ...     preprocess = NNUNetPreprocessd("image", plans={}, dataset_json={}, configuration="3d_fullres")
-        ...     assert preprocess.configuration == "3d_fullres"
+        ValueError: when called, for an image with other axes.
     """
 
     def __init__(
@@ -103,15 +88,11 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
     def _preprocess(self, image: MetaTensor) -> MetaTensor:
         plans, settings = self._managers()
         affine = image.affine.numpy(force=True).astype(np.float64)
-        volume = _with_slice(image, -1)
-        array = volume.permute(self._axes_behind_channels).numpy(force=True)
+        if image.ndim != 4:
+            raise ValueError(f"nnU-Net's preprocessing takes scans (C, x, y, z), got {tuple(image.shape)}")
+        array = plain(image).permute(self._axes_behind_channels).numpy(force=True)
         spacing = (_wrapped_spacing if self.as_given else _spacing)(image, affine)
-        is_flat = volume.ndim > image.ndim
         order = [self.axes[axis] for axis in plans.transpose_forward]
-        if is_flat:
-            if order[0] != 2:
-                raise ValueError("the image is 2D, and the model cuts slices across it: a scan of 3 axes is expected")
-            spacing = [*spacing[:2], _SLICES_APART * max(spacing[:2])]
         properties: dict[str, Any] = {"spacing": [spacing[axis] for axis in self.axes]}
         made = settings.preprocessor_class(verbose=False).run_case_npy(
             np.ascontiguousarray(array, dtype=np.float32), None, properties, plans, settings, dict(self.dataset_json)
@@ -133,8 +114,6 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
         for axis, (of, size, (start, _)) in enumerate(zip(order, scale, box, strict=True)):
             # Voxels' edges fall together, so their centres lie half a voxel from there.
             place[of, axis], place[of, 3] = size, start + (size - 1) / 2
-        if is_flat:
-            result, place = result[:, 0], place[:, [1, 2, 0, 3]]
         out = MetaTensor(result, meta=image.meta, applied_operations=[*image.applied_operations])
         out.affine = torch.as_tensor(affine @ place)
         self.push_transform(out, orig_size=image.shape[1:], extra_info=info)
@@ -143,7 +122,7 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
     def _back(self, image: MetaTensor) -> MetaTensor:
         plans, settings = self._managers()
         info = self.pop_transform(image)[TraceKeys.EXTRA_INFO]
-        values = _with_slice(image, 1)
+        values = plain(image)
         spacing = [info["spacing"][axis] for axis in plans.transpose_forward]
         network = [*spacing[: len(spacing) - len(settings.spacing)], *settings.spacing]
         if info["mode"] == "nearest":
@@ -159,16 +138,9 @@ class NNUNetPreprocessd(MapTransform, InvertibleTransform):
             .permute(self._axes_behind_channels)
             .contiguous()
         )
-        if values.ndim > image.ndim:
-            whole = whole[..., 0]
         out = MetaTensor(whole, meta=image.meta, applied_operations=image.applied_operations)
         out.affine = torch.as_tensor(info["affine"], dtype=torch.float64)
         return out
-
-
-def _with_slice(image: torch.Tensor, axis: int) -> torch.Tensor:
-    """A volume ``(C, *spatial)`` as it is; a 2D image with an axis for its one slice."""
-    return plain(image).unsqueeze(axis) if image.ndim == 3 else plain(image)
 
 
 def _pixdim(image: MetaTensor) -> list[float]:
@@ -184,20 +156,16 @@ def _wrapped_spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
 def _spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
     """The voxel sizes in mm, by axis.
 
-    They decide how many voxels the resampled scan has. So they are taken from the file's header, as nnU-Net's readers
-    do: the affine's columns have other last digits, which half a voxel is enough to turn into one more or less.
+    The file's header decides, as for nnU-Net's readers: the affine's columns have other last digits, and half a voxel
+    makes the resampled scan one voxel larger.
     """
     # MONAI's ITKReader has them as `spacing`.
     listed = _pixdim(image) or np.asarray(image.meta.get("spacing", ()), dtype=np.float64).reshape(-1).tolist()
-    sizes = nib.affines.voxel_sizes(affine)[:3].tolist()
-    if len(listed) == len(sizes) and np.allclose(listed, sizes, rtol=1e-4, atol=0):
-        return listed
-    # The axes were turned.
-    near = [[each for each in listed if abs(each - size) <= 1e-4 * size] for size in sizes]
-    return [
-        min(found, key=lambda each: abs(each - size)) if found else size
-        for found, size in zip(near, sizes, strict=True)
-    ]
+    found = []
+    for size in nib.affines.voxel_sizes(affine)[:3].tolist():
+        nearest = min(listed, key=lambda each: abs(each - size), default=size)  # the axes may have been turned
+        found.append(nearest if abs(nearest - size) <= 1e-4 * size else size)
+    return found
 
 
 NNUNetPreprocessD = NNUNetPreprocessDict = NNUNetPreprocessd

@@ -23,10 +23,9 @@ from monai_saliency.xaitk.chosen import as_method
 from monai_saliency.xaitk.estimator import ConfidenceScoring
 from monai_saliency.xaitk.masks import PerturbImageMasks
 from monai_saliency.xaitk.networks import Classifier, Descriptor, Detector
-from monai_saliency.xaitk.perturbers import MCRISEGrid, RandomGrid, RISEGrid, SlidingRadial, SlidingWindow
+from monai_saliency.xaitk.perturbers import RandomGrid, RISEGrid, SlidingRadial, SlidingWindow
 from monai_saliency.xaitk.scorings import (
     DRISEScoring,
-    MCRISEScoring,
     OcclusionScoring,
     RISEScoring,
     SimilarityScoring,
@@ -34,7 +33,6 @@ from monai_saliency.xaitk.scorings import (
 )
 from monai_saliency.xaitk.stacks import (
     DRISEStack,
-    MCRISEStack,
     RandomGridStack,
     RISEStack,
     SBSMStack,
@@ -49,9 +47,6 @@ __all__ = [
     "DRISEStack",
     "Descriptor",
     "Detector",
-    "MCRISEGrid",
-    "MCRISEScoring",
-    "MCRISEStack",
     "OcclusionScoring",
     "PerturbImageMasks",
     "RISEGrid",

@@ -22,19 +22,15 @@ class BoundArrayMasks(BoundMasks):
     """The masks of an array, for one image.
 
     Args:
-        array: ``(masks, *spatial)``, or ``(masks, fills, *spatial)`` for masks of several fills.
-        device: where maps are made.
-        dtype: of the masks.
+        image: ``(C, *spatial)``.
+        array: ``(masks, *spatial)``.
         drawn: whether the masks were drawn at random.
     """
-
-    layer = "fill"
 
     def __init__(self, image: torch.Tensor, array: np.ndarray, drawn: bool = False) -> None:
         super().__init__(image)
         self.array = array
         self.num_masks = len(array) if drawn else None
-        self.channels = array.shape[1] if array.ndim == image.ndim + 1 else None
 
     @cached_property
     def key(self) -> tuple[Any, ...]:  # type: ignore[override]
@@ -48,8 +44,7 @@ class BoundArrayMasks(BoundMasks):
         return {"mask": self.array[np.asarray(ids, dtype=int)]}
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        masks = real_tensor(codes["mask"]).to(device, self.dtype)
-        return masks if self.channels else masks[:, None]
+        return real_tensor(codes["mask"]).to(device, self.dtype)[:, None]
 
 
 class PerturbImageMasks(Masks):

@@ -17,24 +17,13 @@ import torch
 from smqtk_core.configuration import Configurable
 from xaitk_saliency import PerturbImage
 
-from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.masks.base import Masks
-from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 
-__all__ = [
-    "Configured",
-    "MCRISEGrid",
-    "RISEGrid",
-    "RandomGrid",
-    "SlidingRadial",
-    "SlidingWindow",
-    "check_k",
-    "check_p1",
-]
+__all__ = ["Configured", "RISEGrid", "RandomGrid", "SlidingRadial", "SlidingWindow", "check_p1", "pair"]
 
 
 class Configured(Configurable):
@@ -63,13 +52,10 @@ class _Perturber(Configured, PerturbImage):
 
     def perturb(self, ref_image: np.ndarray) -> np.ndarray:
         """All masks ``(masks, H, W)`` in [0, 1] of an image ``(H, W)`` or ``(H, W, C)``: 1 keeps a pixel."""
-        return self._rendered(ref_image)[:, 0]
-
-    def _rendered(self, ref_image: np.ndarray) -> np.ndarray:
         bound = self.masks().bind(torch.empty(1, *ref_image.shape[:2], dtype=torch.float64))
-        found = np.empty((len(bound), bound.channels or 1, *ref_image.shape[:2]), dtype=self.mask_type)
+        found = np.empty((len(bound), *ref_image.shape[:2]), dtype=self.mask_type)
         for chunk, rendered in bound.stream(range(len(bound))):
-            found[chunk] = rendered.numpy()
+            found[chunk] = rendered[:, 0].numpy()
         return found
 
 
@@ -104,36 +90,6 @@ class RISEGrid(_Perturber):
 
     def masks(self) -> Masks:
         return RISEMasks(self.n, self.s, self.p1, self._seed)
-
-
-@dataclass(eq=False)
-class MCRISEGrid(_Perturber):
-    """Random smooth masks of MC-RISE (Hatakeyama et al., ACCV 2020, section 3): each hidden cell draws one of k fills.
-
-    It makes k masks for each image, for :class:`~monai_saliency.xaitk.MCRISEScoring` and
-    :class:`~monai_saliency.xaitk.MCRISEStack` only.
-    """
-
-    n: int
-    s: int
-    p1: float
-    k: int
-    seed: int | None = None
-    threads: int | None = 4
-
-    mask_type = np.float64
-
-    def __post_init__(self) -> None:
-        check_p1(self.p1)
-        check_k(self.k)
-        self._seed = _drawn(self.seed)
-
-    def masks(self) -> Masks:
-        return MCRISEMasks(self.n, [ConstantFill(0.0)] * (self.k - 1), self.s, self.p1, self._seed)
-
-    def perturb(self, ref_image: np.ndarray) -> np.ndarray:
-        """All masks ``(k, masks, H, W)`` in [0, 1]: 0 where a fill replaces a pixel, 1 elsewhere."""
-        return np.moveaxis(self._rendered(ref_image), 1, 0)
 
 
 @dataclass(eq=False)
@@ -205,13 +161,6 @@ def check_p1(p1: float) -> float:
     if not 0 <= p1 <= 1:
         raise ValueError(f"Input p1 value of {p1} is not within the expected [0,1] range.")
     return p1
-
-
-def check_k(k: int) -> int:
-    """Refuse a number of fills below 1."""
-    if k < 1:
-        raise ValueError(f"Input k value of {k} is not within the expected >0 range.")
-    return k
 
 
 def pair(name: str, value: Sequence[Any]) -> Any:

@@ -18,11 +18,10 @@ from monai_saliency import estimators
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.targets.base import cosine
 from monai_saliency.xaitk.masks import BoundArrayMasks
-from monai_saliency.xaitk.perturbers import Configured, check_k, check_p1
+from monai_saliency.xaitk.perturbers import Configured, check_p1
 
 __all__ = [
     "DRISEScoring",
-    "MCRISEScoring",
     "OcclusionScoring",
     "RISEScoring",
     "SimilarityScoring",
@@ -106,35 +105,6 @@ class SquaredDifferenceScoring(_Confidences):
     def _scaled(self, maps: np.ndarray) -> np.ndarray:
         total = maps.sum(axis=0)
         return _scaled(total - total.min())
-
-
-@dataclass(eq=False)
-class MCRISEScoring(_Confidences):
-    """How far each of k fills raises the confidence (MC-RISE: Hatakeyama et al., ACCV 2020), as xaitk-saliency computes
-    it: the form ``"xaitk"`` of :class:`monai_saliency.MCRISEScoring`.
-
-    Args:
-        k: number of fills.
-        p1: the masks' probability in [0, 1] to keep a cell.
-    """
-
-    k: int
-    p1: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_k(self.k)
-        check_p1(self.p1)
-
-    def estimator(self) -> Estimator:
-        return estimators.MCRISEScoring(self.p1, "xaitk")
-
-    def generate(self, reference: np.ndarray, perturbed: np.ndarray, perturbed_masks: np.ndarray) -> np.ndarray:
-        """Maps ``(k, K, H, W)`` in [-1, 1] of masks ``(k, masks, H, W)``."""
-        if perturbed_masks.ndim != 4 or len(perturbed_masks) != self.k:
-            raise ValueError(f"masks have the axes (k, masks, H, W), with k {self.k}, got {perturbed_masks.shape}")
-        by_mask = np.moveaxis(perturbed_masks, 0, 1)
-        maps = super().generate(reference, perturbed, by_mask)
-        return np.moveaxis(maps.reshape(-1, self.k, *maps.shape[1:]), 1, 0)
 
 
 @dataclass(eq=False)

@@ -7,12 +7,11 @@ a ``fill`` at run time, it is an attribute.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from smqtk_classifier.interfaces.classify_image import ClassifyImage
 from xaitk_saliency import (
     GenerateImageClassifierBlackboxSaliency,
     GenerateImageSimilarityBlackboxSaliency,
@@ -23,16 +22,15 @@ from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import occlusion_bas
 from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import occlusion_based as of_descriptors
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import occlusion_based as of_detectors
 
-from monai_saliency.xaitk.perturbers import Configured, MCRISEGrid, RandomGrid, RISEGrid, SlidingWindow, pair
+from monai_saliency.xaitk.perturbers import Configured, RandomGrid, RISEGrid, SlidingWindow, pair
 from monai_saliency.xaitk.scorings import (
     DRISEScoring,
-    MCRISEScoring,
     OcclusionScoring,
     RISEScoring,
     SimilarityScoring,
 )
 
-__all__ = ["DRISEStack", "MCRISEStack", "RISEStack", "RandomGridStack", "SBSMStack", "SlidingWindowStack"]
+__all__ = ["DRISEStack", "RISEStack", "RandomGridStack", "SBSMStack", "SlidingWindowStack"]
 
 #: what replaces hidden pixels, in the image's own unit: zeros (None), a number, one for each channel, or an image
 Fill: TypeAlias = "int | Sequence[int] | np.ndarray | None"
@@ -110,62 +108,6 @@ class SlidingWindowStack(_ClassifierStack):
     def parts(self) -> tuple[PerturbImage, Any]:
         self.window_size, self.stride = pair("window_size", self.window_size), pair("stride", self.stride)
         return SlidingWindow(self.window_size, self.stride), OcclusionScoring()
-
-
-@dataclass(eq=False)
-class MCRISEStack(Configured, GenerateImageClassifierBlackboxSaliency):
-    """MC-RISE (Hatakeyama et al., ACCV 2020): each hidden cell is replaced by one of several colours, and each colour
-    has its own map of each class: maps ``(colours, classes, H, W)``.
-
-    Args:
-        n: number of masks.
-        s: cells of the small grid along each axis.
-        p1: probability in [0, 1] that a cell is kept.
-        fill_colors: the colours, each one number per channel, in [0, 255].
-        seed: of all draws; None draws one.
-        threads: kept for configurations.
-
-    Raises:
-        ValueError: when there is no colour, or when colours differ in their channels or do not have the image's.
-    """
-
-    n: int
-    s: int
-    p1: float
-    fill_colors: Sequence[Sequence[int]]
-    seed: int | None
-    threads: int | None = 0
-
-    def __post_init__(self) -> None:
-        if len(self.fill_colors) == 0:
-            raise ValueError("At least one fill color must be provided")
-        if len({len(each) for each in self.fill_colors}) > 1:
-            raise ValueError(f"All fill colors must have the same number of channels, got {self.fill_colors}")
-        self._perturber = MCRISEGrid(self.n, self.s, self.p1, len(self.fill_colors), self.seed)
-
-    def _generate(self, ref_image: np.ndarray, blackbox: ClassifyImage) -> np.ndarray:
-        channels = 1 if ref_image.ndim == 2 else ref_image.shape[2]
-        if len(self.fill_colors[0]) != channels:
-            raise ValueError(
-                f"fill colors have {len(self.fill_colors[0])} channels, and the image of shape {ref_image.shape} has "
-                f"{channels}"
-            )
-        masks, labels = self._perturber(ref_image), blackbox.get_labels()
-        (reference,), perturbed = (
-            np.array([[each[label] for label in labels] for each in blackbox.classify_images(images)])
-            for images in ([ref_image], self._perturbed(ref_image, masks))
-        )
-        return MCRISEScoring(len(masks), self.p1)(reference, perturbed, masks)
-
-    def _perturbed(self, image: np.ndarray, masks: np.ndarray) -> Iterator[np.ndarray]:
-        numbers = image.reshape(*image.shape[:2], -1)
-        for hidden in np.moveaxis(1 - masks, 1, 0):
-            filled, total = np.zeros(numbers.shape), np.zeros(image.shape[:2])
-            for share, colour in zip(hidden, self.fill_colors, strict=True):
-                filled += share[..., None] * np.asarray(colour)
-                total += share
-            mixed = (1 - total)[..., None] * numbers + filled.clip(0, 255)
-            yield mixed.reshape(image.shape).astype(image.dtype)
 
 
 @dataclass(eq=False)

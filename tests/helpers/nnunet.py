@@ -1,4 +1,4 @@
-"""Small nnU-Net models that nnU-Net itself has planned and trained, on made scans and on made photographs."""
+"""Small nnU-Net models that nnU-Net itself has planned and trained, on made scans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 NAME = "Dataset001_Made"
 FULL = "nnUNetTrainer__nnUNetPlans__3d_fullres"
@@ -55,22 +54,6 @@ def train_on_scans(folder: Path) -> Path:
         nib.save(nib.Nifti1Image(values, affine), path)
         nib.save(nib.Nifti1Image(labels, affine), raw / "labelsTr" / f"case{i}.nii.gz")
     return _train(folder, {"channel_names": {"0": "MRI"}, "file_ending": ".nii.gz"}, PATCHES, folds=2, iterations=60)
-
-
-def train_on_photographs(folder: Path) -> Path:
-    """Train one fold on made photographs in colours, with green blobs: its model folder."""
-    raw, random = _raw(folder), np.random.default_rng(0)
-    for i in range(5):
-        path = photograph(raw / "imagesTr" / f"case{i}_0000.png", (40, 36), i)
-        values = np.array(Image.open(path))
-        labels = _add_blobs(values[..., 1], random, 150)
-        Image.fromarray(values).save(path)
-        Image.fromarray(labels).save(raw / "labelsTr" / f"case{i}.png")
-    names = {str(channel): "rgb_to_0_1" for channel in range(3)}
-    models = _train(
-        folder, {"channel_names": names, "file_ending": ".png"}, {"2d": PATCHES["2d"]}, folds=1, iterations=200
-    )
-    return next(models.glob("*__2d"))
 
 
 def with_bright(folder: Path, models: Path) -> Path:
@@ -147,15 +130,6 @@ def scan(path: Path, affine: np.ndarray, shape: tuple[int, ...] = (14, 31, 27), 
     values[:, :3] = values[:, :, -2:] = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     nib.save(nib.Nifti1Image(values.astype(np.float32), affine), path)
-    return path
-
-
-def photograph(path: Path, shape: tuple[int, int] = (23, 31), seed: int = 0) -> Path:
-    """A picture in colours ``(rows, columns)`` with a black margin, which nnU-Net crops."""
-    values = np.random.default_rng(seed).integers(20, 100, (*shape, 3)).astype(np.uint8)
-    values[:3] = values[:, -2:] = 0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(values).save(path)
     return path
 
 

@@ -13,7 +13,7 @@ from helpers.nnunet import own_predictor
 from monai_saliency import PerturbationInferer
 from monai_saliency.estimators import OcclusionScoring
 from monai_saliency.inferers.nnunet import NNUNetInferer
-from monai_saliency.masks import PatchWindowMasks, SlidingWindowMasks
+from monai_saliency.masks import SlidingWindowMasks
 from monai_saliency.networks.nnunet import NNUNetModel
 from monai_saliency.targets import RegionScore
 
@@ -33,16 +33,17 @@ def counted(network: torch.nn.Module) -> Iterator[list[int]]:
         hook.remove()
 
 
-@pytest.mark.parametrize("mirroring", [False, True])
-@pytest.mark.parametrize("folds", [[0], [0, 1]])
-@pytest.mark.parametrize("configuration", ["3d_fullres", "2d"])
+@pytest.mark.parametrize(
+    ("configuration", "folds", "mirroring"),
+    [("3d_fullres", [0, 1], True), ("3d_fullres", [0], False), ("2d", [0], True)],
+)
 def test_predicts_what_nnunet_predicts(
     nnunet_models: Path, configuration: str, folds: list[int], mirroring: bool
 ) -> None:
     """And with as many forwards; also where patches are larger than the image."""
     model = NNUNetModel(nnunet_models, folds, configuration)
     predictor = own_predictor(model.folder, folds, mirroring)
-    network, inferer = model.network(mirroring), NNUNetInferer(model.settings.patch_size)
+    network, inferer = model.network(mirroring), NNUNetInferer(model.patch_size)
     for shape in SHAPES[configuration]:
         image = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
         with torch.no_grad(), counted(network) as ours:
@@ -74,7 +75,7 @@ def test_remembers_patches(
         member.flips = member.flips[1:2]
     image = torch.randn(1, 1, *shape, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(NNUNetInferer, "blended_in", torch.float32)
-    inferer = NNUNetInferer(model.settings.patch_size)
+    inferer = NNUNetInferer(model.patch_size)
     masks = SlidingWindowMasks(edges, edges)
     explain = PerturbationInferer(masks, RegionScore(1, "softmax"), OcclusionScoring(), inferer=inferer)
     with counted(network) as few:
@@ -86,23 +87,3 @@ def test_remembers_patches(
     assert whole.scores.std() > 1e-4
     torch.testing.assert_close(remembered.scores, whole.scores, rtol=0, atol=1e-5)
     torch.testing.assert_close(remembered.reference_scores, whole.reference_scores, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("configuration", "shape"), [("3d_fullres", (11, 30, 24)), ("2d", (4, 40, 24))])
-def test_default_explanation_is_affordable(
-    nnunet_models: Path, no_faded_batch: None, configuration: str, shape: tuple[int, ...]
-) -> None:
-    """At most 50 predictions, counted in forwards of nnU-Net's network; the unperturbed one is one of them."""
-    model = NNUNetModel(nnunet_models, 0, configuration)
-    network, inferer = model.network(mirroring=False), NNUNetInferer(model.settings.patch_size)
-    image = torch.randn(1, 1, *shape, generator=torch.Generator().manual_seed(0))
-    predictor = own_predictor(model.folder, [0], False)
-    with counted(predictor.network) as prediction:
-        predictor.predict_logits_from_preprocessed_data(image[0])
-    explain = PerturbationInferer(
-        PatchWindowMasks(inferer), RegionScore(1, "softmax", "all"), OcclusionScoring(), inferer=inferer
-    )
-    with counted(network) as explanation:
-        (found,) = explain.explain(image, network)
-    assert sum(explanation) <= 50 * sum(prediction)
-    assert found.saliency.std() > 0

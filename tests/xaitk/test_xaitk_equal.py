@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.black_boxes import Classifies, Describes, Detects
-from xaitk_saliency.impls.gen_classifier_conf_sal import mc_rise_scoring, occlusion_scoring, rise_scoring
+from xaitk_saliency.impls.gen_classifier_conf_sal import occlusion_scoring, rise_scoring
 from xaitk_saliency.impls.gen_classifier_conf_sal import squared_difference_scoring as squares
-from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import mc_rise as mc_rise_stack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import occlusion_based as of_classifiers
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import rise as rise_stack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import slidingwindow as window_stack
 from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import sbsm
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import drise
-from xaitk_saliency.impls.perturb_image import mc_rise, random_grid, rise, sliding_radial, sliding_window
+from xaitk_saliency.impls.perturb_image import random_grid, rise, sliding_radial, sliding_window
 
 from monai_saliency import xaitk
 
@@ -99,18 +98,3 @@ def test_stacks(name: str, threads: int) -> None:
         expected = drise.RandomGridStack(40, (3, 5), 0.3, 11, 5, threads=0)(*given)
         same(expected, xaitk.RandomGridStack(40, (3, 5), 0.3, 11, 5, threads=threads)(*given))
     assert len(xaitk.DRISEStack(4, 3, 0.5)(image, boxes, scores, Detects(never=True))) == 0
-
-
-@pytest.mark.parametrize("name", ["wide colour", "tall float32", "bytes"])
-def test_mc_rise(name: str) -> None:
-    image = IMAGES[name]
-    fills = [each[: image.shape[2]] for each in ([200, 0, 30], [0, 255, 9], [70, 80, 90], [255, 255, 255])]
-    masks = mc_rise.MCRISEGrid(30, 5, 0.3, 4, 7, threads=0)(image)
-    np.testing.assert_allclose(xaitk.MCRISEGrid(30, 5, 0.3, 4, 7)(image), masks, rtol=0, atol=1e-12)
-    confidences = RNG.random((30, 3))
-    expected, found = (
-        each.MCRISEScoring(4, 0.3)(confidences[0], confidences, masks) for each in (mc_rise_scoring, xaitk)
-    )
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
-    expected = mc_rise_stack.MCRISEStack(30, 5, 0.3, fills, 7, threads=0)(image, Classifies())
-    same(expected, xaitk.MCRISEStack(30, 5, 0.3, fills, 7)(image, Classifies()))

@@ -30,20 +30,17 @@ from monai_saliency import xaitk
 INTERFACES: dict[type[Any], set[type[Any]]] = {
     PerturbImage: {
         xaitk.RISEGrid,
-        xaitk.MCRISEGrid,
         xaitk.RandomGrid,
         xaitk.SlidingRadial,
         xaitk.SlidingWindow,
     },
     GenerateClassifierConfidenceSaliency: {
         xaitk.RISEScoring,
-        xaitk.MCRISEScoring,
         xaitk.OcclusionScoring,
         xaitk.SquaredDifferenceScoring,
     },
     GenerateDescriptorSimilaritySaliency: {xaitk.SimilarityScoring},
     GenerateDetectorProposalSaliency: {xaitk.DRISEScoring},
-    GenerateImageClassifierBlackboxSaliency: {xaitk.RISEStack, xaitk.MCRISEStack, xaitk.SlidingWindowStack},
     GenerateObjectDetectorBlackboxSaliency: {xaitk.DRISEStack, xaitk.RandomGridStack},
     GenerateImageSimilarityBlackboxSaliency: {xaitk.SBSMStack},
 }
@@ -52,8 +49,6 @@ OBJECTS: list[Any] = [
     xaitk.RISEGrid(10, 3, 0.25, 42, 9),
     xaitk.SlidingWindow((777, 776), (444, 445)),
     xaitk.RandomGrid(123, (55, 44), 0.2, 777, 999),
-    xaitk.MCRISEGrid(1000, 8, 0.5, 2, 42),
-    xaitk.MCRISEScoring(2, 0.3),
     xaitk.SlidingRadial((4, 5.5), (6, 7), (1, 2.5)),
     xaitk.RISEScoring(0.747),
     xaitk.OcclusionScoring(),
@@ -62,7 +57,6 @@ OBJECTS: list[Any] = [
     xaitk.DRISEScoring(),
     xaitk.RISEStack(444, 33, 0.22, 42, 99, debiased=False),
     xaitk.SlidingWindowStack((8, 9), (19, 14), 99),
-    xaitk.MCRISEStack(444, 33, 0.22, [[255, 0, 0], [0, 255, 0]], 42, 99),
     xaitk.DRISEStack(123, 8, 0.73, 98, 7, threads=5),
     xaitk.RandomGridStack(123, (8, 9), 0.73, 98, 7, threads=5),
     xaitk.SBSMStack((10, 7), (9, 3), "rogerstanimoto", threads=15),
@@ -137,9 +131,7 @@ def test_an_object_is_chosen_by_a_configuration() -> None:
     "make",
     [
         lambda p1: xaitk.RISEGrid(10, 8, p1),
-        lambda p1: xaitk.MCRISEGrid(10, 8, p1, 2),
         xaitk.RISEScoring,
-        lambda p1: xaitk.MCRISEScoring(2, p1),
     ],
 )
 @pytest.mark.parametrize("p1", [-0.3, float("nan")])
@@ -149,8 +141,6 @@ def test_a_probability_out_of_range(make: Any, p1: float) -> None:
 
 
 def test_wrong_settings() -> None:
-    image = np.zeros((9, 9, 3))
-    mc_masks = xaitk.MCRISEGrid(10, 4, 0.2, 2)(image)
     rows, masks, similar, detection = (
         np.ones((4, 2)),
         np.ones((4, 3, 3)),
@@ -160,11 +150,6 @@ def test_wrong_settings() -> None:
     cases: list[tuple[str, Any]] = [
         (r"may not be available in scipy.*'no'", lambda: xaitk.SimilarityScoring("no")),
         (r"`stride` must be two numbers, .*got \(1, 2, 3\)", lambda: xaitk.SlidingWindow((2, 2), (1, 2, 3))),  # type: ignore[arg-type]
-        (r"Input k value of -1 is not within the expected >0 range\.", lambda: xaitk.MCRISEGrid(10, 8, 0.2, -1)),
-        ("At least one fill color must be provided", lambda: xaitk.MCRISEStack(10, 8, 0.2, [], 0)),
-        ("the same number of channels", lambda: xaitk.MCRISEStack(10, 8, 0.2, [[1, 2, 3], [1, 2]], 0)),
-        (r"have 2 channels, and .* has 3", lambda: xaitk.MCRISEStack(10, 4, 0.2, [[1, 2]], 0)(image, Classifies())),
-        (r"\(k, masks, H, W\), with k 3", lambda: xaitk.MCRISEScoring(3)(np.ones(2), np.ones((10, 2)), mc_masks)),
         ("masks and respective confidence lengths", lambda: xaitk.RISEScoring()(rows[0], rows[:3], masks)),
         ("Number of classes in original image", lambda: xaitk.OcclusionScoring()(np.ones(3), rows, masks)),
         ("Size of feature vectors between", lambda: similar(np.ones(3), rows, np.ones((4, 3)), masks)),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monai_saliency.data import find_nnunet_cases
+from monai_saliency.bundle.nnunet import find_nnunet_cases
 
 
 def make(folder: Path, *names: str) -> Path:
@@ -41,19 +41,6 @@ def test_takes_the_images_of_a_dataset_with_their_labels(tmp_path: Path) -> None
     assert [case["case"] for case in find_nnunet_cases(folder, section="training")] == ["a"]
 
 
-def test_photographs_have_their_colours_in_one_file_or_in_several(tmp_path: Path) -> None:
-    for name in ("a_0000.png", "b_0000.tif", "b_0001.tif", "b_0002.tif", "c.png"):
-        make(tmp_path, name)
-        (tmp_path / f"{name}.nii.gz").rename(tmp_path / name)
-    cases = find_nnunet_cases(tmp_path, channels=3, spatial_dims=2)
-    assert [(case["case"], case["channels"]) for case in cases] == [("a", 3), ("b", 3), ("c", 3)]
-    assert cases[0]["image"] == str(tmp_path / "a_0000.png")
-    assert cases[1]["image"] == [str(tmp_path / f"b_000{i}.tif") for i in range(3)]
-    (tmp_path / "b_0001.tif").unlink()
-    with pytest.raises(ValueError, match=r"case b of .* got b_0000.tif, b_0002.tif"):
-        find_nnunet_cases(tmp_path, channels=3, spatial_dims=2)
-
-
 @pytest.mark.parametrize(
     ("names", "error"),
     [
@@ -65,10 +52,3 @@ def test_photographs_have_their_colours_in_one_file_or_in_several(tmp_path: Path
 def test_channels_must_be_complete(tmp_path: Path, names: list[str], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         find_nnunet_cases(make(tmp_path, *names), channels=2)
-
-
-def test_a_list_names_scans_as_anywhere(tmp_path: Path) -> None:
-    folder = make(tmp_path, "x_0000", "y_0000")
-    (folder / "list.csv").write_text("image\nx_0000.nii.gz\n")
-    (case,) = find_nnunet_cases(folder / "list.csv")
-    assert case["image"] == str(folder / "x_0000.nii.gz")

@@ -1,4 +1,9 @@
-"""The cases of a folder with nnU-Net's names: one file for each channel."""
+"""nnU-Net in bundles: the cases of a folder with its names, and MONAI's wrapper of it (``monai.apps.nnunet``).
+
+The wrapper takes an image as it is in the file, preprocesses it, and gives labels, which show no gradual change. So its
+logits are explained, on nnU-Net's own grid, with nnU-Net's own patches; maps go back to the wrapper's input, and from
+there through the bundle's preprocessing.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
+from monai.data import MetaTensor
+from monai.transforms import ResampleToMatch
+
 from monai_saliency.data.cohort import find_cases
+from monai_saliency.inferers.nnunet import NNUNetInferer
+from monai_saliency.networks.nnunet import network_of
 from monai_saliency.storage.formats import scan_stem
+from monai_saliency.transforms import NNUNetPreprocessd
 from monai_saliency.utils.arguments import a_path
 
-__all__ = ["find_nnunet_cases"]
+__all__ = ["WrappedNNUNet", "find_nnunet_cases", "predicting"]
 
 _FOLDERS = {None: ("imagesTs", "imagesTr"), "test": ("imagesTs",), "training": ("imagesTr",)}
 
@@ -21,12 +33,11 @@ def find_nnunet_cases(
     channels: int = 1,
     section: str | None = None,
     exclude: str | Path | None = None,
-    spatial_dims: int = 3,
 ) -> list[dict[str, Any]]:
     """Find the scans that a model of nnU-Net predicts.
 
     nnU-Net's files are called ``<case>_0000.nii.gz``, ``<case>_0001.nii.gz`` and so on, one for each channel. For one
-    channel the number may be left out. A photograph has all its colours in one file, ``<case>_0000.png``.
+    channel the number may be left out.
 
     Args:
         dataset_dir: a folder or list of scans, as for :func:`~monai_saliency.data.find_cases`, or the folder of a
@@ -35,7 +46,6 @@ def find_nnunet_cases(
         section: of a dataset's folder: ``"test"`` (``imagesTs``) or ``"training"`` (``imagesTr``). Default: the first
             that there is.
         exclude: a folder whose files are not scans of the cohort.
-        spatial_dims: 3 for scans, 2 for photographs.
 
     Returns:
         one dictionary for each case, as of :func:`~monai_saliency.data.find_cases`; ``image`` is a list of files where
@@ -44,21 +54,10 @@ def find_nnunet_cases(
     Raises:
         FileNotFoundError, ValueError: as for :func:`~monai_saliency.data.find_cases`, and when a case lacks the file of
             a channel.
-
-    Example::
-
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     for channel in range(2):
-        ...         (Path(folder) / f"brain_000{channel}.nii.gz").touch()
-        ...     [case] = find_nnunet_cases(folder, channels=2)
-        >>> case["case"], len(case["image"])
-        ('brain', 2)
     """
     root = _images(a_path("dataset_dir", dataset_dir), section)
     listed = root.is_file() or (root / "dataset.json").is_file()
-    found = find_cases(root, section if listed else None, exclude, spatial_dims, channels)
+    found = find_cases(root, section if listed else None, exclude, channels=channels)
     cases: dict[str, dict[str, Any]] = {}
     files: dict[str, dict[int, str]] = {}
     for each in found:
@@ -71,16 +70,14 @@ def find_nnunet_cases(
         name = each["case"].removesuffix(number[0])
         files.setdefault(name, {})[int(number[1])] = each["image"]
     for name, by_channel in files.items():
-        # How many channels a photograph has is known when it is read.
-        expected = range(min(len(by_channel), channels) if spatial_dims == 2 else channels)
-        if name in cases or sorted(by_channel) != list(expected):
+        if name in cases or sorted(by_channel) != list(range(channels)):
             wanted = ", ".join(f"{Path(name).name}_{channel:04d}" for channel in range(channels))
             has = ", ".join(Path(by_channel[channel]).name for channel in sorted(by_channel))
             raise ValueError(
                 f"case {name} of {root} must have {channels} channel{'s' * (channels > 1)}, each in a file ({wanted}), "
                 f"got {has}" + (" and a file without a number" if name in cases else "")
             )
-        image = [by_channel[channel] for channel in expected]
+        image = [by_channel[channel] for channel in range(channels)]
         label = _label(Path(image[0]))
         cases[name] = {
             "case": name,
@@ -109,3 +106,57 @@ def _label(image: Path) -> str:
     name = re.sub(r"_\d{4}(?=\.)", "", image.name)
     label = image.parent.with_name(image.parent.name.replace("images", "labels", 1)) / name
     return str(label) if label.is_file() and label.parent != image.parent else ""
+
+
+class WrappedNNUNet:
+    """Stands for an evaluator whose network is MONAI's ``ModelnnUNetWrapper``.
+
+    Args:
+        evaluator: the evaluator.
+
+    Attributes:
+        network: gives the logits of patches.
+        inferer: cuts the patches.
+        activation: what makes probabilities of the logits.
+        amp, amp_kwargs: how the network is autocast on a GPU, as nnU-Net does.
+        meter: the evaluator's.
+    """
+
+    def __init__(self, evaluator: Any) -> None:
+        predictor = evaluator.network.predictor
+        self.device = torch.device(predictor.device)
+        self.network = network_of(predictor, predictor.use_mirroring).to(self.device)
+        self.inferer = NNUNetInferer(
+            predictor.configuration_manager.patch_size, predictor.tile_step_size, predictor.use_gaussian
+        )
+        self.activation = "sigmoid" if predictor.label_manager.has_regions else "softmax"
+        self.amp = self.device.type == "cuda"
+        self.amp_kwargs: dict[str, Any] = {}
+        self.meter = getattr(evaluator, "meter", None)
+        plans = predictor.plans_manager.plans, predictor.dataset_json
+        names = predictor.plans_manager.available_configurations
+        settings = predictor.configuration_manager.configuration
+        same = (name for name in names if predictor.plans_manager.get_configuration(name).configuration == settings)
+        self._arguments = *plans, next(same)
+        self._transforms: dict[Any, NNUNetPreprocessd] = {}
+
+    def transform(self, key: Any) -> NNUNetPreprocessd:
+        """What the wrapper does to its input, which a case holds under a key: the same object at each call."""
+        if key not in self._transforms:
+            self._transforms[key] = NNUNetPreprocessd(key, *self._arguments, as_given=True)
+        return self._transforms[key]
+
+    def preprocess(self, case: dict[Any, Any], key: Any) -> MetaTensor:
+        """What nnU-Net's network gets of the image ``(C, *spatial)`` under a key of a case."""
+        return self.transform(key)({key: case[key]})[key].to(self.device)
+
+    @staticmethod
+    def on_grid(labels: torch.Tensor, image: MetaTensor) -> torch.Tensor:
+        """A label map on the grid of a preprocessed image."""
+        return ResampleToMatch(mode="nearest", padding_mode="zeros")(labels.cpu(), image.cpu())
+
+
+def predicting(evaluator: Any) -> Any:
+    """What predicts in an evaluator: the evaluator itself, or what is inside of MONAI's nnU-Net wrapper."""
+    is_wrapped = type(evaluator.network).__name__ == "ModelnnUNetWrapper" and hasattr(evaluator.network, "predictor")
+    return WrappedNNUNet(evaluator) if is_wrapped else evaluator
