@@ -16,25 +16,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from monai.data import get_track_meta
-from monai.transforms import Compose, Lambda, Lambdad, MapTransform, Transform
+from monai.transforms import Compose, MapTransform, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
 
-from monai_saliency.data.case_names import CaseNames
 from monai_saliency.data.cohort import CohortDataset
 from monai_saliency.data.transform_ids import forget_ids
 from monai_saliency.storage.backends import Backend, DiskBackend, LMDBBackend, MemoryBackend, guard
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint, library_versions, outline
-from monai_saliency.storage.input_files import checksum_of, input_files, known_contents
-from monai_saliency.storage.installed import gpu_versions
+from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions
 from monai_saliency.storage.locks import Locks
 from monai_saliency.storage.serialization import DamagedEntry, NotStorable, decode, encode
 from monai_saliency.utils.arguments import check_option, flag, instance, whole_numbers
@@ -70,8 +65,8 @@ def cohort_dataset(
               for cohorts larger than memory. (A pass of MONAI's ``SmartCacheDataset`` is only a part of the cohort, and
               hangs at a broken scan. Here a pass reads every case, and only the broken one fails.)
         cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
-        checksum: read each scan once in each process. Otherwise a cache on disk remembers the content of a file by its
-            place, size, modification time and change time.
+        checksum: identify a scan's files by their content, which each process reads once. Otherwise by path, size and
+            modification time.
         window: the number of scans in memory for ``"window"``, at least 1.
         map_size: the first size of the LMDB database in bytes. It grows as needed.
 
@@ -120,39 +115,6 @@ def choose_backend(
         "window": lambda: MemoryBackend(window * entries, DiskBackend(folder) if folder else None),
     }
     return check_option("cache", cache, backends)()
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What identifies a result of a case in a cache.
-
-    Attributes:
-        key: a hash of all that decides it.
-        case: a hash of the case's names, where these are no part of the key.
-        names: the names; None where they are part of the key.
-    """
-
-    key: str
-    case: str
-    names: CaseNames | None = field(default=None, compare=False)
-
-    def stored(self, item: Any) -> Any:
-        """A result as it is stored: without its names, or beside what the case is called where they stay in it."""
-        if self.names is None:
-            return item
-        unnamed = self.names.take_out(item)
-        return [self.case, item] if unnamed is None else [None, unnamed]
-
-    def read(self, stored: Any) -> Any:
-        """The result of what was stored, with the case's names; ``_MISSING`` where it is that of another name."""
-        if self.names is None:
-            return stored
-        if not isinstance(stored, list) or len(stored) != 2:
-            raise DamagedEntry("it does not say whose it is")
-        case, item = stored
-        if case is None:
-            return self.names.put_in(item)
-        return item if case == self.case else _MISSING
 
 
 class _CachedItems(ItemDataset):
@@ -227,25 +189,13 @@ class _CachedItems(ItemDataset):
         """The item after the first ``_num_prepared`` transforms."""
         return self._preprocessed(case, self._identity(case) if self._num_cached else None)
 
-    def _preprocessed(self, case: Any, identity: Identity | None) -> Any:
+    def _preprocessed(self, case: Any, identity: str | None) -> Any:
         """The item after the first ``_num_cached`` transforms."""
         return self._cached(
-            "preprocessed scans", identity, lambda: self._compute(case), lambda: self._is_current(case, identity)
+            "preprocessed scans", identity, lambda: self._compute(case), lambda: self._identity(case) == identity
         )
 
-    def _is_current(self, case: Any, identity: Identity | None) -> bool:
-        """Whether a case is still the same. Then the cache is told what its files hold."""
-        current = self._identity(case) == identity
-        durable = None if self.checksum else _durable(self.backend)
-        if current and durable is not None:
-            with suppress(OSError):
-                for state, content in known_contents(case, self._folder_keys):
-                    place = _state_key(state)
-                    if durable.get(place) is None:
-                        durable.put(place, encode(content, place))
-        return current
-
-    def _identity(self, case: Any) -> Identity | None:
+    def _identity(self, case: Any) -> str | None:
         """What identifies a case in the cache. None without a cache, or when the case cannot be identified."""
         if self.backend is None:
             return None
@@ -256,7 +206,7 @@ class _CachedItems(ItemDataset):
             return None
 
     def _cached(
-        self, what: str, identity: Identity | None, compute: Callable[[], Any], is_current: Callable[[], bool]
+        self, what: str, identity: str | None, compute: Callable[[], Any], is_current: Callable[[], bool]
     ) -> Any:
         """A result from the cache, or, if it is not there yet, from ``compute``.
 
@@ -271,49 +221,31 @@ class _CachedItems(ItemDataset):
         found = self._stored(self.backend, identity, what)
         if found is not _MISSING:
             return found
-        with self._locks.only_one(identity.key):
+        with self._locks.only_one(identity):
             found = self._stored(self.backend, identity, what)
             if found is not _MISSING:
                 return found
             return self._store(self.backend, identity, what, compute(), is_current)
 
-    def _identified(self, case: Any) -> Identity:
-        files = input_files(case, self._recall, self._folder_keys)
-        # Each time: a transform may read something of its module that a program, or a notebook's cell, has changed.
+    def _identified(self, case: Any) -> str:
+        files = input_files(case, self.checksum, self._folder_keys)
+        # Each time: somebody may have changed an attribute of a transform.
         steps = [self._steps()[: self._num_cached], _settings(self.transform)] if self._num_cached else None
-        settings, is_foreign = with_files(steps)
         outside = [get_track_meta(), torch.get_default_dtype(), torch.get_default_device().type, chosen_arithmetic()]
-        # A function may make anything of a name, such as its length.
-        unknown = is_foreign or type(case) is not dict or any(map(_calls_function, self._steps()))
-        names = None if unknown else CaseNames(case, files)
-        held, named = ([case, files], "") if names is None else (names.unnamed, fingerprint(names.names))
-        versions = library_versions() | gpu_versions()
-        return Identity(fingerprint([versions, settings, held, outside]), named, names)
-
-    def _recall(self, state: tuple[int, ...]) -> str | None:
-        """The content of a file that an earlier process has read, as the cache on disk knows it."""
-        durable = _durable(self.backend)
-        if self.checksum or durable is None:
-            return None
-        key = _state_key(state)
-        try:
-            data = durable.get(key)
-            return None if data is None else decode(data, key)
-        except (DamagedEntry, OSError):
-            return None
+        return fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
 
     def _compute(self, case: Any) -> Any:
         item = self._run(deepcopy(case), self._steps()[: self._num_cached], threading=True)
         forget_ids(item)
         return item
 
-    def _store(self, backend: Backend, identity: Identity, what: str, item: Any, is_current: Callable[[], bool]) -> Any:
-        key, stored = identity.key, identity.stored(item)
+    def _store(self, backend: Backend, identity: str, what: str, item: Any, is_current: Callable[[], bool]) -> Any:
+        key = identity
         try:
-            data = encode(stored, key, on_device=_durable(backend) is None)
+            data = encode(item, key, on_device=_durable(backend) is None)
         except NotStorable as error:
             self._warn("item", f"{what} are not cached, as they cannot be stored: {error}")
-            return identity.read(stored)
+            return item
         # If a scan was replaced meanwhile, half of the old one and half of the new one may have been read.
         if is_current():
             try:
@@ -321,14 +253,14 @@ class _CachedItems(ItemDataset):
             except OSError as error:
                 self._refused(what, "written", error)
         # Not the item itself: so the first read returns to the bit what all later reads return.
-        del item, stored
-        return identity.read(decode(data, key, trusted=True))
+        del item
+        return decode(data, key, trusted=True)
 
-    def _stored(self, backend: Backend, identity: Identity, what: str) -> Any:
-        key = identity.key
+    def _stored(self, backend: Backend, identity: str, what: str) -> Any:
+        key = identity
         try:
             data = backend.get(key)
-            return _MISSING if data is None else identity.read(decode(data, key, backend.trusted))
+            return _MISSING if data is None else decode(data, key, backend.trusted)
         except OSError as error:
             self._refused(what, "read", error)
         except DamagedEntry as error:
@@ -363,21 +295,18 @@ class CachedDataset(CohortDataset, _CachedItems):
     there until half of its memory is in use; all else is kept in the host's memory or on disk, and copied to the GPU
     at each read.
 
-    An entry is used for the same case, the same content of its files (see
-    :func:`monai_saliency.storage.input_files.input_files`) and of the files that arguments of the transforms name, the
-    same transforms with the same arguments, the same versions of monai, torch, numpy, nibabel, this package and (where
-    they are installed) CuPy and cuCIM, and the same autocast, TF32 and default device.
-    :func:`monai_saliency.storage.fingerprint.fingerprint` says what of a transform is followed, and what cannot be. It
-    is looked at each time, so that a change shows while the dataset lives. Where all transforms are MONAI's or this
-    package's, a moved folder or a renamed case keeps its entry (:mod:`monai_saliency.data.case_names`). If the cache
-    cannot be read or written, or an item cannot be stored, the item is computed at each read, with a warning.
+    An entry is used for the same case, the same files (see :func:`monai_saliency.storage.key.input_files`) and files
+    that arguments of the transforms name, the same transforms with the same arguments
+    (:func:`monai_saliency.storage.key.fingerprint`), the same versions of monai, torch, numpy, nibabel, this package
+    and (where they are installed) CuPy and cuCIM, and the same autocast, TF32 and default device. If the cache cannot
+    be read or written, or an item cannot be stored, the item is computed at each read, with a warning.
 
     Args:
         data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
         transform: the preprocessing.
         backend: where the bytes of items are kept. None caches nothing.
-        checksum: read each scan once in each process. Otherwise a cache on disk remembers the content of a file by its
-            place, size, modification time and change time.
+        checksum: identify a scan's files by their content, which each process reads once. Otherwise by path, size and
+            modification time.
 
     Raises:
         CaseError: on reading a case that cannot be loaded. Other cases are not affected.
@@ -405,24 +334,9 @@ class CachedDataset(CohortDataset, _CachedItems):
         super().__init__(data, transform)  # type: ignore[arg-type]
 
 
-def _calls_function(transform: Any) -> bool:
-    """Whether a transform runs a function that somebody gave it."""
-    return isinstance(transform, (Lambda, Lambdad)) or any(map(_calls_function, getattr(transform, "transforms", ())))
-
-
-def with_files(settings: Any) -> tuple[list[Any], bool]:
-    """What identifies settings and the files that they name, and whether code is among them that is not MONAI's."""
-    found = outline(settings, contents=True)
-    return [found.digest, [checksum_of(file) for file in found.files]], found.is_foreign
-
-
 def _durable(backend: Backend | None) -> Backend | None:
     """The part of a backend that later processes find."""
     return backend.behind if isinstance(backend, MemoryBackend) else backend
-
-
-def _state_key(state: tuple[int, ...]) -> str:
-    return fingerprint(["the content of a file", *state])
 
 
 def _keys_of(steps: Sequence[Any]) -> set[Any] | None:

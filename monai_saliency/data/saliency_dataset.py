@@ -12,12 +12,12 @@ from monai.config import KeysCollection
 from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
-from monai_saliency.data.cached_dataset import CachedDataset, Identity, choose_backend, with_files
+from monai_saliency.data.cached_dataset import CachedDataset, choose_backend
 from monai_saliency.data.random_steps import is_random
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
-from monai_saliency.networks.identity import strict_network_fingerprint
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
+from monai_saliency.networks.identity import network_key
+from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.storage.locks import Locks
 from monai_saliency.transforms import Saliencyd
 from monai_saliency.utils.arguments import callable_network
@@ -47,13 +47,12 @@ class SaliencyDataset(CachedDataset):
     inferer only the maps are computed again. A cached map is used for the same scan (its files, transforms and library
     versions), the same network and the same inferer, as they are at the read. The batch size may differ.
 
-    A module is identified by all that can be reached from it: weights, buffers, hooks, other attributes, and the code
-    of its classes (see :func:`monai_saliency.networks.identity.strict_network_fingerprint`). This is compared at each
-    read, so that a change is noticed; a ``network_id`` saves this time. Autocast and TF32 count too. Without a
-    ``network_id``, maps of a module that holds something unknown (a lambda, a class defined in a function, quantised
-    weights, an engine of an extension module), or that changes when it predicts (it counts its calls, for example), are
-    not cached, with a warning. Explaining
-    switches a module to evaluation mode for a while. So give a copy of a module that is trained at the same time.
+    A module is identified by its classes, weights, buffers and plain attributes
+    (:func:`monai_saliency.networks.network_fingerprint`). This is compared at each read, so that a change is noticed; a
+    ``network_id`` saves this time. Autocast and TF32 count too. Without a ``network_id``, maps of a module that holds
+    something unknown (a hook, a lambda, a class defined in a function, an engine of an extension module), or that
+    changes when it predicts (it counts its calls, for example), are not cached, with a warning. Explaining switches a
+    module to evaluation mode for a while. So give a copy of a module that is trained at the same time.
 
     Any number of threads may read. A network explains one case at a time, and each map is computed once. With worker
     processes use the ``"disk"`` or ``"lmdb"`` cache, since each process has its own memory.
@@ -75,8 +74,8 @@ class SaliencyDataset(CachedDataset):
         label_key: the key of the label map, for masks and targets made of regions.
         held_keys: the keys of the network's other inputs, see :class:`monai_saliency.Saliencyd`.
         device: the device to explain on. Default: the device of the image.
-        checksum: read each scan once in each process. Otherwise a cache on disk remembers the content of a file by its
-            place, size, modification time and change time.
+        checksum: identify a scan's files by their content, which each process reads once. Otherwise by path, size and
+            modification time.
         window: the number of scans, with their maps, in memory for ``"window"``, at least 1.
         map_size: the first size of the LMDB database in bytes. It grows as needed.
 
@@ -160,10 +159,8 @@ class SaliencyDataset(CachedDataset):
                         f"does not lie on the image: name {self.image_key!r} and {self.saliency_key!r}",
                     )
 
-    def _fingerprint_explaining(self) -> tuple[str, bool] | None:
-        """A hash of how maps are made, and whether code is in it that may look at the case's name. None, with a
-        warning, when it cannot be identified.
-        """
+    def _fingerprint_explaining(self) -> str | None:
+        """A hash of how maps are made. None, with a warning, when it cannot be identified."""
         if self.backend is None:
             return None
         if self._num_cached < self._num_prepared:
@@ -174,8 +171,7 @@ class SaliencyDataset(CachedDataset):
         settings = {name: value for name, value in inferer.settings.items() if name not in _SPEED}
         decides = [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
         try:
-            known, is_foreign = with_files(decides)
-            return fingerprint([known, chosen_arithmetic()]), is_foreign
+            return fingerprint([decides, chosen_arithmetic()], files=True)
         except Unfingerprintable as error:
             self._warn_uncached(f"how they are made cannot be identified: {error}")
             return None
@@ -184,14 +180,10 @@ class SaliencyDataset(CachedDataset):
         """A hash of the network. None, with a warning, when it cannot be identified."""
         network: Any = self._to_map.saliency.network
         try:
-            known = strict_network_fingerprint(network, self.network_id)
-            if known is not None:
-                return known
-            reason = "is not a module"
+            return network_key(network, self.network_id)
         except Unfingerprintable as error:
-            reason = f"holds {error}"
-        self._warn_uncached(f"the network {reason}; give it a network_id")
-        return None
+            self._warn_uncached(str(error))
+            return None
 
     def _warn_uncached(self, reason: str) -> None:
         self._warn("saliency", f"saliency maps are not cached, but computed at each read: {reason}")
@@ -220,9 +212,7 @@ class SaliencyDataset(CachedDataset):
 
         of_map = None
         if identity is not None and how is not None and network is not None:
-            named = how[1] or identity.names is None
-            decides = [identity.key, *how, network, *([identity.case] if named else [])]
-            of_map = Identity(fingerprint(decides), identity.case, None if named else identity.names)
+            of_map = fingerprint([identity, how, network])
         saliency = self._cached("saliency maps", of_map, lambda: self._explain(name, item), is_current)
         return {**item, self.saliency_key: saliency}
 

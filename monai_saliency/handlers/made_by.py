@@ -1,12 +1,10 @@
-"""What the rows of a table were made by: method, target and network in words, by which other settings are noticed."""
+"""Records the settings behind each row of a table, and reports rows of other settings, scans and cohorts."""
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from enum import Enum
 from hashlib import sha256
@@ -19,146 +17,81 @@ from monai.transforms.traits import RandomizableTrait
 from monai.utils import OptionalImportError
 
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.networks.identity import NetworkParts, network_fingerprint, own_attributes
+from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.storage.dicom import is_dicom, series_files
 from monai_saliency.storage.files import atomic_path, locked
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
-from monai_saliency.storage.input_files import input_files
+from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files
 from monai_saliency.storage.tables import CaseTable
 
-__all__ = ["MadeBy", "NetworkBefore", "described", "scan_mark", "warn_of_another_scan", "warn_of_others"]
+__all__ = ["MadeBy", "described", "scan_mark", "warn_of_another_scan", "warn_of_others"]
 
 logger = logging.getLogger(__name__)
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, np.generic)
-# How fast an inferer is, and where.
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, np.generic, set, frozenset)
+# How fast an inferer is, and where; the random state of a Compose.
 _NO_MATTER = {"sw_batch_size", "progress", "cpu_thresh", "cache_roi_weight_map", "buffer_steps", "buffer_dim"}
-_NO_MATTER |= {"device", "sw_device"}
+_NO_MATTER |= {"device", "sw_device", "R", "log_stats"}
 _DEEPEST, _MOST, _SHOWN = 5, 20, 5
 
 
 def described(
-    inferer: PerturbationInferer,
-    network: Callable[..., Any],
-    network_id: str | None = None,
-    loader: Any = None,
-    before: NetworkBefore | None = None,
+    inferer: PerturbationInferer, network: Callable[..., Any], network_id: str | None = None, loader: Any = None
 ) -> dict[str, str]:
-    """What decides a map besides the image: values in words by their place, such as ``masks.seed``.
+    """Describes what decides a map besides the image: values in words by their place, such as ``masks.seed``.
 
     Args:
         inferer: explains images.
         network: the network.
-        network_id: names the network where it is not a module.
+        network_id: names the network where it cannot be identified otherwise.
         loader: the loader, whose dataset's transform is the preprocessing; None where there is none to describe.
-        before: the network, noted before it ran. Default: as it is now. Attributes that have changed since, such as a
-            counter of calls, are named and not compared.
     """
     found: dict[str, str] = {}
     for name in ("masks", "fill", "target", "estimator", "inferer", "inputs", "output", "autocast"):
         _describe(getattr(inferer, name), name, found)
-    known, steady = (before or NetworkBefore(network, network_id)).state()
     found |= {f"network.{name}": str(value) for name, value in runtime_settings(network).items()}
     network = plain_network(network)
-    found |= {"network": type(network).__name__, "weights": known[:8] if known else "unknown"}
-    found |= _network_words(network, steady)
+    found["network"] = f"{type(network).__name__} {(network_fingerprint(network, network_id) or 'unknown')[:8]}"
     _describe(_preprocessing(loader), "preprocessing", found)
     return found
 
 
-class NetworkBefore:
-    """What a network is before it runs, by which its rows are marked.
-
-    Args:
-        network: a module, or any other callable.
-        network_id: names the network where it is not a module.
-    """
-
-    def __init__(self, network: Callable[..., Any], network_id: str | None = None) -> None:
-        network = plain_network(network)  # how it is run has its own words
-        self._network = network, network_id
-        self._weights = self._weights_now()
-        self._parts = NetworkParts(network, network_id)
-
-    def _weights_now(self) -> str | None:
-        try:
-            return network_fingerprint(*self._network)
-        except Unfingerprintable:
-            return None
-
-    def state(self) -> tuple[str | None, dict[str, str | None]]:
-        """A hash of its weights, and of each other part, where it is what it was; None where it has changed since, or
-        cannot be hashed. Rows of two states are told apart.
-        """
-        now = self._weights_now()
-        return now if now == self._weights else None, self._parts.steady()
-
-
-def _network_words(network: Any, steady: Mapping[str, str | None]) -> dict[str, str]:
-    """The words for what a network is beside its weights. The first attributes are named, and a hash stands for all."""
-    same = {name: known for name, known in steady.items() if known is not None}
-    changing = sorted(steady.keys() - same.keys())
-    found = {"network code and attributes": fingerprint(sorted(same.items()))[:8]} if steady else {}
-    for name, value in [*own_attributes(network).items()][:_MOST]:
-        if name in same:
-            plain = isinstance(value, _PLAIN)
-            found[f"network.{name}"] = str(value) if plain else f"{type(value).__qualname__} {same[name][:8]}"
-    if changing:
-        shown = ", ".join(changing[:_SHOWN]) + f" and {len(changing) - _SHOWN} more" * (len(changing) > _SHOWN)
-        found["network, not compared"] = shown
-        logger.info(
-            "the network's %s changes as it runs, or cannot be identified: rows are not told apart by it", shown
-        )
-    return found
-
-
 def _preprocessing(loader: Any) -> Any:
-    """What the dataset of a loader, or the one that it wraps, applies."""
+    """The transform of a loader's dataset, or of the dataset inside it."""
     dataset = getattr(loader, "dataset", None)
     while dataset is not None and getattr(dataset, "transform", None) is None:
         dataset = getattr(dataset, "dataset", None)
     return getattr(dataset, "transform", None)
 
 
-def _describe(value: Any, name: str, found: dict[str, str], above: tuple[int, ...] = ()) -> None:
+def _describe(value: Any, name: str, found: dict[str, str], depth: int = 0) -> None:
     """Add the words for a value, and for what it holds."""
-    try:
-        _add_words(value, name, found, above)
-    except Exception:  # of somebody's own object, or of a tensor without values: a mark must not cost a map
-        found[name] = type(value).__qualname__
-
-
-def _add_words(value: Any, name: str, found: dict[str, str], above: tuple[int, ...]) -> None:
+    kind = type(value).__qualname__
     if isinstance(value, _PLAIN):
         found[name] = str(value)
-    elif isinstance(value, torch.device) or id(value) in above or len(above) == _DEEPEST:
-        return
-    elif isinstance(value, RandomizableTrait) and not isinstance(value, Compose):
-        found[name] = type(value).__qualname__  # its attributes are what it drew last
-    elif isinstance(value, set | frozenset):
-        found[name] = str(sorted(map(str, value)))
-    elif isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) <= _MOST:
-        found[name] = str(value.tolist())
     elif isinstance(value, torch.Tensor | np.ndarray):
-        try:
-            found[name] = f"{type(value).__name__} {tuple(value.shape)} {fingerprint(value)[:8]}"
-        except Unfingerprintable:
-            found[name] = f"{type(value).__name__} {tuple(value.shape)}"
-    elif isinstance(value, functools.partial):
-        _describe([value.func, value.args, value.keywords], name, found, above)
-    elif isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str)):
+        found[name] = f"{kind} {tuple(value.shape)} {_hash(value)}"
+    elif isinstance(value, list | tuple | Mapping):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, each in [*items][:_MOST]:
-            _describe(each, f"{name}.{key}", found, (*above, id(value)))
-        found.setdefault(name, f"{len(value)} values")
+        found[name] = f"{len(value)} values"
+        for key, each in [*items][:_MOST] if depth < _DEEPEST else ():
+            _describe(each, f"{name}.{key}", found, depth + 1)
     elif hasattr(value, "__qualname__"):
         found[name] = f"{value.__module__}.{value.__qualname__}"
-    else:
-        found[name] = type(value).__qualname__
-        for key, each in sorted(getattr(value, "__dict__", {}).items()):
+    elif not isinstance(value, torch.device):
+        found[name] = kind
+        # The attributes of a random transform are what it drew last.
+        is_walked = depth < _DEEPEST and (type(value) is Compose or not isinstance(value, RandomizableTrait))
+        for key, each in sorted(getattr(value, "__dict__", {}).items()) if is_walked else ():
             if not key.startswith("_") and key not in _NO_MATTER and not isinstance(value, torch.nn.Module):
-                _describe(each, f"{name}.{key}", found, (*above, id(value)))
+                _describe(each, f"{name}.{key}", found, depth + 1)
+
+
+def _hash(value: Any) -> str:
+    try:
+        return fingerprint(value)[:8]
+    except Unfingerprintable:
+        return "unknown"
 
 
 class MadeBy:
@@ -252,16 +185,19 @@ def warn_of_others(table: CaseTable, cases: Collection[str]) -> None:
 
 
 def scan_mark(file: str | None) -> str:
-    """Eight hexadecimal digits of what a scan's files hold, wherever they lie; empty where none is known.
+    """Hashes the content of a scan's files, wherever they are.
 
     Args:
         file: the path of the scan: a file, any slice of a DICOM series, or a folder of slices.
+
+    Returns:
+        eight hexadecimal digits; empty where there is no such file.
     """
+    files: Any = file
     if file and is_dicom(file):
         with suppress(OptionalImportError):  # a bundle may read it with another package
-            contents = [content for _, content in input_files([*map(str, series_files(file))])]
-            return sha256("".join(sorted(contents)).encode()).hexdigest()[:8]
-    contents = [content for _, content in input_files(file)] if file else []
+            files = [*map(str, series_files(file))]
+    contents = sorted(content for _, content in input_files(files, checksum=True))
     return sha256("".join(contents).encode()).hexdigest()[:8] if any(contents) else ""
 
 

@@ -16,17 +16,18 @@ from monai.utils import CommonKeys
 from monai_saliency.cases import Case, case_name, image_file, image_spacing
 from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.handlers.background import Background
-from monai_saliency.handlers.made_by import MadeBy, NetworkBefore, described, scan_mark, warn_of_another_scan
+from monai_saliency.handlers.made_by import MadeBy, described, scan_mark, warn_of_another_scan
 from monai_saliency.handlers.summary import Summary, figures, summarize, warn_of_noise
 from monai_saliency.handlers.trust import Trust, Trusted, label_on_grid
 from monai_saliency.handlers.trust_page import write_trust_page
 from monai_saliency.inferers.case_explainer import CaseExplainer, Explained
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
+from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.networks.runtime import same_network
 from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.fingerprint import fingerprint
+from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import TRUST_COLUMNS
 from monai_saliency.targets.base import label_name
@@ -139,9 +140,8 @@ class SaliencyHandler:
         self._background = Background(limit=2)
         self._made_by: MadeBy | None = None
         self._is_warned = False
-        self._marked: tuple[Any, ...] | None = None  # the network whose rows the mark is for
+        self._marked = ""  # the key of the network whose rows the mark is for
         self._marks: set[str] = set()  # of the rows of this run
-        self._network: NetworkBefore | None = None  # before this run's first forward
         self._loader: Any = None
         if failures is not None:
             failures.withdraw_by(self.withdraw)
@@ -169,7 +169,6 @@ class SaliencyHandler:
     def attach(self, engine: Engine) -> None:
         """Register with an evaluator."""
         engine.add_event_handler(Events.STARTED, self._forget)
-        engine.add_event_handler(Events.ITERATION_STARTED, self._note_network)
         # Before an iteration: an evaluator may count errors inside it as failures of the iteration's own cases.
         engine.add_event_handler(Events.ITERATION_STARTED, self._background.check)
         engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self)
@@ -181,12 +180,8 @@ class SaliencyHandler:
 
     def _forget(self, engine: Engine) -> None:
         """Rows of this run are marked by what the network is now, not in a run before it."""
-        self._marked, self._network = None, None
+        self._marked = ""
         self._marks.clear()
-
-    def _note_network(self, engine: Engine) -> None:
-        if self._network is None and self.summary is not None:
-            self._network = NetworkBefore(self.explainer.network, self.explainer.network_id)
 
     def finish(self) -> None:
         """Wait until all explained cases are written. An evaluator that this is attached to does so at its end.
@@ -252,15 +247,14 @@ class SaliencyHandler:
 
     def _write_later(self, batch: Batch, cases: Sequence[Case], explained: Explained) -> None:
         network = self.explainer.network, self.explainer.network_id
-        before = self._network or NetworkBefore(*network)
         # A handler may give the network other weights between two cases.
-        if self.summary is not None and (state := before.state()) != self._marked:
-            made_by = MadeBy(self.summary, described(self.whole_inferer, *network, self._loader, before))
+        if self.summary is not None and (known := network_fingerprint(*network) or "unknown") != self._marked:
+            made_by = MadeBy(self.summary, described(self.whole_inferer, *network, self._loader))
             # An engine runs the evaluator for each of its units.
             if self._made_by is None or self._made_by.mark != made_by.mark:
                 self._made_by = made_by
                 made_by.note()
-            self._marked = state
+            self._marked = known
         # It is saved later, when the mark may be that of the next case.
         mark = self._made_by.mark if self._made_by is not None else ""
         self._marks.add(mark)

@@ -32,9 +32,9 @@ from monai_saliency.metrics.perturbation_curve import Deletion, Insertion
 from monai_saliency.metrics.pointing import Pointing
 from monai_saliency.metrics.randomisation import randomised, resemblance
 from monai_saliency.metrics.repeatability import RankAgreement, Repeatability
-from monai_saliency.networks.identity import network_fingerprint, network_parts, scores_key
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
+from monai_saliency.networks.identity import network_fingerprint, scores_key
 from monai_saliency.storage.formats import load_image
+from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.storage.tables import LONGEST_CELL, TRUST_COLUMNS
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import flag, whole_number
@@ -97,11 +97,10 @@ class Trust:
         """
         try:
             network = network_fingerprint(case.network, case.network_id)
-            parts = {} if case.network_id else network_parts(case.network)
-            if network is None or None in parts.values():
+            if network is None:
                 return ""
             inferer = case.inferer
-            settings = [fingerprint(each) for each in [*inferer.deciding, inferer.estimator, parts]]
+            settings = [*inferer.deciding, inferer.estimator]
             label = None if case.label is None else plain(case.label()).cpu()
             image = replace(case.case, image=case.image)
             key = scores_key(network, settings, image, isinstance(inferer.fill, CaseFill))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,10 +17,10 @@ from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
-from monai_saliency.networks.identity import network_fingerprint, network_parts, scores_key
+from monai_saliency.networks.identity import network_key, scores_key
 from monai_saliency.sharding import Part
 from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.fingerprint import Unfingerprintable, fingerprint
+from monai_saliency.storage.key import Unfingerprintable
 from monai_saliency.storage.score_store import CaseScores, ScoreStore
 from monai_saliency.utils.arguments import callable_network, instance
 from monai_saliency.utils.tensors import plain
@@ -120,8 +120,6 @@ class CaseExplainer:
         self.assignment = Assignment()
         self.explained: list[str] = []
         self.waiting: list[str] = []
-        self._before = self._parts_of_network()
-        self._moving: set[str] | None = None
 
     def assign(self, assignment: Assignment) -> None:
         """Set what the runs from now on do here."""
@@ -257,7 +255,6 @@ class CaseExplainer:
             )
         cases = [each.case for each in claimed]
         states = inferer.score(images, self.network, cases=cases, stored=stored, part=assigned.part)
-        self._note_moves()
         # Complete cases are held only if all of the batch can be explained: otherwise each is explained alone.
         with ExitStack() as stack:
             wholes = [stack.enter_context(ExitStack()) for _ in states]
@@ -278,48 +275,19 @@ class CaseExplainer:
                 return None
         return state.explanation()
 
-    def _parts_of_network(self) -> dict[str, str | None]:
-        """A hash of each thing beside tensors that decides what the network gives; none where it goes by its name."""
-        return {} if self.network_id or self.store is None else network_parts(self.network)
-
-    def _steady_parts(self) -> dict[str, str]:
-        """The same for the batch that begins, without what cannot be identified and what changes by being run, as a
-        count of calls: its scores could not be used again otherwise. What changes between two batches was changed by
-        somebody, and before the first batch by the evaluator's own forward, as far as is known.
-        """
-        now = self._parts_of_network()
-        if self._moving is None:
-            self._moving = _changed(self._before, now)
-        self._before = now
-        return {name: known for name, known in now.items() if known is not None and name not in self._moving}
-
-    def _note_moves(self) -> None:
-        """Note what of the network has changed by being run."""
-        self._moving = (self._moving or set()) | _changed(self._before, self._parts_of_network())
-
     def _stored(
         self, images: torch.Tensor, cases: Sequence[Case], inferer: PerturbationInferer
     ) -> list[CaseScores] | None:
         """The scores on disk of each case; None where none are kept."""
         if self.store is None:
             return None
-        # Computed for each batch: weights may change in place between batches.
-        network = network_fingerprint(self.network, self.network_id)
-        if network is None:
-            warnings.warn("scores are not kept: the network is no module, so give it a network_id", stacklevel=2)
-            return None
         try:
-            # And so may an attribute of a fill, or a constant that it reads.
-            settings = [fingerprint(setting) for setting in [*inferer.deciding, self._steady_parts()]]
+            # For each batch: weights, or an attribute of a fill, may change in place between batches.
+            network = network_key(self.network, self.network_id)
             reads_file = isinstance(inferer.fill, CaseFill)
             each = [replace(case, image=image) for case, image in zip(cases, images, strict=True)]
-            keys = [scores_key(network, settings, case, reads_file) for case in each]
+            keys = [scores_key(network, inferer.deciding, case, reads_file) for case in each]
         except Unfingerprintable as error:
             warnings.warn(f"scores are not kept: {error}", stacklevel=2)
             return None
-        doubtful = None in self._before.values() or bool(self._moving)
-        return [self.store.open(case.name, key, doubtful) for case, key in zip(cases, keys, strict=True)]
-
-
-def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    return {name for name in {**one, **other} if one.get(name) != other.get(name)}
+        return [self.store.open(case.name, key) for case, key in zip(cases, keys, strict=True)]

@@ -17,7 +17,7 @@ from monai_saliency.inferers.agreement import Origin, differences
 from monai_saliency.inferers.explanation import Explanation, of_members
 from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.networks.outputs import rows
-from monai_saliency.storage.fingerprint import fingerprint
+from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.boxes import Box, everywhere

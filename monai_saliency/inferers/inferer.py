@@ -39,9 +39,7 @@ from monai_saliency.targets.base import Target
 from monai_saliency.targets.members import MemberTarget
 from monai_saliency.utils.allocator import give_back_freed_memory
 from monai_saliency.utils.arguments import callable_network, flag, instance
-from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import score_precision
-from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import BusyMeter
 
 __all__ = ["Meet", "PerturbationInferer", "Sharing", "explaining"]
@@ -304,9 +302,9 @@ class PerturbationInferer(Inferer):
         """What :meth:`start` gives, with what is known of the network that scores."""
         states, split = self.start(*given)
         deciding = {**self.deciding_by_name, "estimator": self.estimator}
-        if shared and any(further := [forward.args, forward.kwargs, split.held_values]):
-            deciding["further inputs"] = tree_map(_on_host, further)
-        origin = Origin(deciding, forward.network, shared, by_code=is_part)
+        if any(further := [forward.args, forward.kwargs, split.held_values]):
+            deciding["further inputs"] = further
+        origin = Origin(deciding, forward.network) if shared else None
         for state in states:
             if is_part:
                 state.note_image()
@@ -431,10 +429,6 @@ def explaining(inferer: Any) -> PerturbationInferer:
     """
     words = "an inferer made by a method, such as sliding_window(target=...)"
     return instance("inferer", inferer, PerturbationInferer, words)
-
-
-def _on_host(value: Any) -> Any:
-    return plain(value).cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _meet_all(meet: Meet, states: Sequence[CaseState]) -> None:

@@ -45,7 +45,6 @@ __all__ = [
     "profile_all_threads",
     "scan_interval",
     "script_digest",
-    "script_text",
     "set_experiment",
     "single_process",
     "tensor_version",
@@ -152,66 +151,21 @@ def global_hooks() -> list[Callable[..., Any]]:
     return [*hooks._global_forward_pre_hooks.values(), *hooks._global_forward_hooks.values()]
 
 
-def script_text(module: torch.jit.ScriptModule) -> str:
-    """The code of a TorchScript module and its settings, but not the contents of its tensors."""
-    return str(module._c.dump_to_str(True, True, False))
-
-
 def script_digest(module: torch.jit.ScriptModule) -> str:
-    """The sha256 of all that a TorchScript module is: its code, its settings, and its tensors and other constants.
-
-    They are read from the archive that torch saves, since a frozen module shows nothing of them.
-    """
+    """The sha256 of the archive that torch saves of a TorchScript module: its code, its tensors and other constants."""
     buffer = io.BytesIO()
     torch.jit.save(module, buffer)
     archive = zipfile.ZipFile(buffer)
-    entries = {name.partition("/")[2]: name for name in archive.namelist()}
-    names = _ScriptNames()
-    pickled = [names.plain(archive.read(entries[name])) for name in ("data.pkl", "constants.pkl") if name in entries]
-    code = sorted((names.of_file(name), name) for name in entries if name.endswith(".py"))
-    values = sorted(name for name in entries if name.startswith(("data/", "constants/")))
-    parts = [*pickled, *(part for known, name in code for part in (known, names.plain(archive.read(entries[name]))))]
-    parts += [part for name in values for part in (name.encode(), archive.read(entries[name]))]
-    hasher = hashlib.sha256()
-    for part in parts:
-        hasher.update(b"%d:" % len(part) + part)
-    return hasher.hexdigest()
+    seen: dict[bytes, bytes] = {}
 
+    def plain(content: bytes) -> bytes:
+        # Classes of equal names have numbers, which depend on what this process has loaded before.
+        return re.sub(rb"___torch_mangle_\d+", lambda found: seen.setdefault(found[0], b"%d" % len(seen)), content)
 
-class _ScriptNames:
-    """The names of TorchScript's classes, without the number by which this process tells equal names apart.
-
-    Classes of one archive that have equal names otherwise are numbered in the order in which they are met.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, bytes] = {}
-
-    def plain(self, content: bytes) -> bytes:
-        """Content with such names in it, and with no others, and with a class's constants in the order of their names.
-
-        Torch writes these in the order of a set, which another process may have in another one.
-        """
-        content = re.sub(
-            rb"(?:^  \w+ : Final\[.*\n)+",
-            lambda found: b"".join(sorted(found[0].splitlines(True))),
-            content,
-            flags=re.M,
-        )
-        return re.sub(rb"__torch__(?:\.\w+)+", lambda found: self._name(found[0]), content)
-
-    def _name(self, name: bytes) -> bytes:
-        if name not in self._known:
-            bare = re.sub(rb"\.___torch_mangle_\d+", b"", name)
-            count = sum(re.fullmatch(re.escape(bare) + rb"#\d+", known) is not None for known in self._known.values())
-            self._known[name] = b"%s#%d" % (bare, count)
-        return self._known[name]
-
-    def of_file(self, path: str) -> bytes:
-        """What stands for a file of code: the classes in it."""
-        module = path.removeprefix("code/").removesuffix(".py").replace("/", ".").encode()
-        found = sorted(plain for name, plain in self._known.items() if name.rpartition(b".")[0] == module)
-        return b",".join(found) or re.sub(rb"\.___torch_mangle_\d+", b"", module)
+    data = plain(archive.read("archive/data.pkl"))
+    names = [name for name in archive.namelist() if not name.endswith((".debug_pkl", "serialization_id", "data.pkl"))]
+    others = [(plain(name.encode()), plain(archive.read(name))) for name in sorted(names)]
+    return hashlib.sha256(repr([data, *sorted(others)]).encode()).hexdigest()
 
 
 def event_handlers(engine: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:

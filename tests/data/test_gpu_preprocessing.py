@@ -40,9 +40,9 @@ from monai_saliency.data.cached_dataset import cohort_dataset
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.data.loader import CohortLoader
 from monai_saliency.errors import CaseError
-from monai_saliency.storage import installed, serialization
+from monai_saliency.storage import serialization
 from monai_saliency.storage.backends import MemoryBackend
-from monai_saliency.storage.fingerprint import fingerprint
+from monai_saliency.storage.key import fingerprint, library_versions, package_version
 from monai_saliency.transforms import SaveSaliencyd
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -242,7 +242,7 @@ def test_cupy_that_cannot_be_imported_where_the_cache_is_read(
     cohort: Path, computed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where another version, or none, is installed, the scan is computed again."""
-    monkeypatch.setattr(cached_dataset, "gpu_versions", lambda: {"cupy": "14.2"})
+    monkeypatch.setattr(cached_dataset, "library_versions", lambda: {"cupy": "14.2"})
     steps = cached_cohort.preprocessing(ToCupyd("image"))
     with monkeypatch.context() as here:
         fake_cupy(here)
@@ -294,8 +294,7 @@ def forget(package: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    installed.package_version.cache_clear()
-    installed._providers.cache_clear()
+    package_version.cache_clear()
 
 
 @pytest.fixture
@@ -330,7 +329,7 @@ def test_another_function_of_cucim_is_another_entry(
     forget("cucim")
     assert np.array_equal(first(name="scale", factor=2.0), 2 * plain)
     assert computed() == {"a": 1}
-    assert installed.gpu_versions()["cucim"] == "25.4"
+    assert library_versions()["cucim"] == "25.4"
 
 
 def test_cucim_that_is_not_installed(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +359,7 @@ def test_cucims_own_functions_differ() -> None:
         CuCIMd("image", name="scale_intensity_range", a_min=0, a_max=1, b_min=0, b_max=2),
     ]
     assert len({fingerprint(step) for step in steps}) == len(steps)
-    assert {"cupy", "cucim"} <= installed.gpu_versions().keys()
+    assert {"cupy", "cucim"} <= library_versions().keys()
 
 
 def test_the_device_of_a_transform_is_another_entry() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from monai_saliency.networks import identity
 from monai_saliency.networks.adapters import OnImageGrid
 from monai_saliency.networks.checkpoints import load_checkpoint
 from monai_saliency.networks.identity import network_fingerprint
@@ -168,29 +167,7 @@ def test_every_change_is_noticed(change: Any) -> None:
     module = network()
     before = network_fingerprint(module)
     change(module)
-    found = network_fingerprint(module)
-    assert found != before
-    identity._known.clear()
-    assert network_fingerprint(module) == found
-
-
-def test_weights_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[object] = []
-    fingerprint = identity.fingerprint
-    monkeypatch.setattr(identity, "fingerprint", lambda value: hashed.append(value) or fingerprint(value))
-    module, twin = network(), network()
-    first = network_fingerprint(module)
-    module.eval()(torch.rand(1, 1, 5, 5))
-    assert [network_fingerprint(module) for _ in range(3)] == [first] * 3
-    assert len(hashed) == 1
-    assert network_fingerprint(twin) == first
-    with torch.no_grad():
-        module[0].weight.add_(1)  # type: ignore[index, operator, union-attr]
-        changed = network_fingerprint(module)
-        module[0].weight.copy_(twin[0].weight)  # type: ignore[index, operator, union-attr]
-    assert changed != first
-    assert network_fingerprint(module) == first
-    assert len(hashed) == 4
+    assert network_fingerprint(module) != before
 
 
 @pytest.mark.parametrize(
@@ -215,17 +192,6 @@ def test_weights_that_autograd_never_sees() -> None:
         before = network_fingerprint(module)
         module[0].weight.add_(1)  # type: ignore[index, operator, union-attr]
         assert network_fingerprint(module) != before
-
-
-def test_a_network_that_is_no_module() -> None:
-    assert network_fingerprint(len) is None
-    assert network_fingerprint(len, "a") == network_fingerprint(len, "a") != network_fingerprint(len, "b")
-
-
-def test_settings_count_as_far_as_they_are_printed() -> None:
-    first, second = (torch.nn.Sequential(torch.nn.MaxPool2d(2, stride)) for stride in (1, 2))
-    assert network_fingerprint(first) != network_fingerprint(second)
-    assert network_fingerprint(first) == network_fingerprint(torch.nn.Sequential(torch.nn.MaxPool2d(2, 1)))
 
 
 class Halving(torch.nn.Module):
