@@ -316,7 +316,11 @@ def package_version(package: str) -> str:
 def library_versions() -> dict[str, str]:
     """The versions of this package and of the packages that compute a result, with CuPy and cuCIM where installed."""
     found = {"monai_saliency": __version__} | {name: str(module.__version__) for name, module in _LIBRARIES.items()}
-    return found | {name: package_version(name) for name in ("cupy", "cucim") if util.find_spec(name)}
+    return found | {name: package_version(name) for name in ("cupy", "cucim") if _is_there(name)}
+
+
+def _is_there(package: str) -> bool:
+    return package in sys.modules or util.find_spec(package) is not None
 
 
 def _name(kind: type) -> str:
@@ -342,15 +346,16 @@ def input_files(case: Any, checksum: bool = False, folder_keys: Collection[Any] 
 
 
 def checksum_of(file: str | Path) -> str:
-    """The sha256 of a file, which is read once while its size and time stay; "" where it cannot be read."""
+    """The sha256 of a file, which is read once while it stays as it is; "" where it cannot be read."""
     try:
-        return _checksum(str(file), _mark(str(file)))
+        status = os.stat(file)
+        return _checksum(str(file), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     except OSError:
         return ""
 
 
 @functools.lru_cache(maxsize=65536)
-def _checksum(file: str, mark: str) -> str:
+def _checksum(file: str, *state: int) -> str:
     hasher = hashlib.sha256()
     with open(file, "rb") as content:
         while block := content.read(1 << 20):

@@ -344,7 +344,7 @@ def test_cucim_that_is_not_installed(cohort: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(builtins, "__import__", without)
     fake_cupy(monkeypatch)
     steps = cached_cohort.preprocessing(ToCupyd("image"), CuCIMd("image", name="image_flip", spatial_axis=(1,)))
-    with pytest.warns(UserWarning, match=r"transform 10 of 10, CuCIMd, is not cached.*cucim.*image_flip"):
+    with pytest.warns(UserWarning, match=r"transform 10 of 10, CuCIMd, is not cached"):
         items = cached_cohort.dataset(cohort, "memory", steps)
     with pytest.raises(CaseError, match=r"^case a: cucim is not installed: pip install cucim-cu12"):
         items[0]
