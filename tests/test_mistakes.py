@@ -20,7 +20,7 @@ import monai_saliency as ms
 from monai_saliency import data, metrics, transforms
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.handlers.summary import Summary
-from monai_saliency.storage.backends import MemoryBackend
+from monai_saliency.storage.cache import MemoryBackend
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.utils.profiling import trace

@@ -1,44 +1,66 @@
 """Preprocessing that is computed once for each scan, and cached in memory, on disk, in LMDB or in a moving window.
 
-Where a cache may be:
-
-- ``memory``: in the process. Each worker process has its own cache, which ends with the process.
-- ``disk``: in any folder, also one that several machines share. Entries are never removed: delete the folder when it is
-  too large.
-- ``lmdb``: on a local disk, on a cluster the scratch disk of the node. LMDB maps its file into memory, which network
-  file systems do not support.
-
 Reading an entry never runs code, whoever wrote it, but its voxels are used as they are. So share a folder only with
 people who may also replace your scans.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from monai.data import get_track_meta
+from monai.data import MetaTensor, get_track_meta
 from monai.transforms import Compose, MapTransform, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
+from monai.transforms.utils import reset_ops_id
 
 from monai_saliency.data.cohort import CohortDataset
-from monai_saliency.data.transform_ids import forget_ids
-from monai_saliency.storage.backends import Backend, DiskBackend, LMDBBackend, MemoryBackend, guard
+from monai_saliency.storage.cache import (
+    Backend,
+    DiskBackend,
+    EntryError,
+    LMDBBackend,
+    MemoryBackend,
+    decode,
+    encode,
+)
 from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions
-from monai_saliency.storage.locks import Locks
-from monai_saliency.storage.serialization import DamagedEntry, NotStorable, decode, encode
 from monai_saliency.utils.arguments import check_option, flag, instance, whole_numbers
 from monai_saliency.utils.monai_private import ItemDataset
 from monai_saliency.utils.precision import chosen_arithmetic
 
-__all__ = ["CachedDataset", "choose_backend", "cohort_dataset"]
+__all__ = ["CachedDataset", "ItemKey", "choose_backend", "cohort_dataset", "is_random", "reads_differ"]
 
 _MISSING = object()
+
+
+class ItemKey(NamedTuple):
+    """What identifies a result of a case in a cache: a hash of all that decides it, and the case's files.
+
+    The names of files are often a patient's, so an entry holds their numbers in the place of their names.
+    """
+
+    digest: str
+    files: tuple[str, ...]
+
+    def without_names(self, item: Any) -> Any:
+        return _renamed(item, {file: f"\0file {number}" for number, file in enumerate(self.files)})
+
+    def with_names(self, item: Any) -> Any:
+        return _renamed(item, {f"\0file {number}": file for number, file in enumerate(self.files)})
+
+
+# Random transforms keep what they have drawn in their attributes, so one thread at a time draws. No fork finds it held.
+_drawing = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_drawing.acquire, after_in_parent=_drawing.release, after_in_child=_drawing.release)
 
 
 def cohort_dataset(
@@ -58,12 +80,12 @@ def cohort_dataset(
         cache: where preprocessed scans are kept:
 
             - ``"none"``: nowhere;
-            - ``"memory"``: all scans in the memory of this process;
-            - ``"disk"``: one file for each scan in ``cache_dir``;
+            - ``"memory"``: all scans in the memory of this process. Each worker process has its own cache;
+            - ``"disk"``: one file for each scan in ``cache_dir``, which several machines may share. Files are never
+              removed: delete the folder when it is too large;
             - ``"lmdb"``: an LMDB database in ``cache_dir``, which must not be on a network file system;
             - ``"window"``: the last ``window`` scans in memory, and all scans as files in ``cache_dir`` if it is given,
-              for cohorts larger than memory. (A pass of MONAI's ``SmartCacheDataset`` is only a part of the cohort, and
-              hangs at a broken scan. Here a pass reads every case, and only the broken one fails.)
+              for cohorts larger than memory.
         cache_dir: the folder of ``"disk"``, ``"lmdb"`` and ``"window"``.
         checksum: identify a scan's files by their content, which each process reads once. Otherwise by path, size and
             modification time.
@@ -87,20 +109,8 @@ def cohort_dataset(
 def choose_backend(
     cache: str, cache_dir: str | Path | None, window: int, map_size: int, entries: int = 1
 ) -> Backend | None:
-    """The backend of a cache.
-
-    Args:
-        cache: the name of the cache, see :func:`cohort_dataset`.
-        cache_dir: the folder of the cache, see :func:`cohort_dataset`.
-        window: the number of scans in memory for ``"window"``, at least 1.
-        map_size: the first size of an LMDB database in bytes.
-        entries: how many entries a scan has.
-
-    Returns:
-        the backend. None for ``"none"``.
-
-    Raises:
-        ValueError: when there is no such cache, or an argument is missing or out of its range.
+    """The backend of a cache whose scans have so many ``entries`` each. The arguments are those of
+    :func:`cohort_dataset`, and so are the errors.
     """
     whole_numbers("window", window, 1)
     whole_numbers("map_size", map_size, 1)
@@ -122,7 +132,7 @@ class _CachedItems(ItemDataset):
 
     # Not MONAI's cached datasets: PersistentDataset and LMDBDataset return plain tensors from a warm cache, do not
     # notice changed transforms and files, and unpickle. CacheDataset fails for all scans when one fails, and returns
-    # the cached object itself. `cohort_dataset` describes SmartCacheDataset.
+    # the cached object itself. A pass of SmartCacheDataset is a part of the cohort, and hangs at a broken scan.
 
     backend: Backend | None = None
     checksum = False
@@ -130,7 +140,6 @@ class _CachedItems(ItemDataset):
     def __init__(self, data: Sequence[Any], transform: Any) -> None:
         super().__init__(data, transform)
         self._warned: set[str] = set()
-        self._locks = Locks()
         steps = self._steps()
         self._num_cached = self._num_prepared = self._count_cached(steps)
         self._folder_keys = _keys_of(steps[: self._num_cached])
@@ -143,7 +152,7 @@ class _CachedItems(ItemDataset):
     def _count_cached(self, steps: Sequence[Any]) -> int:
         """How many transforms are cached. Warns if a deterministic transform cannot be."""
         for number, step in enumerate(steps):
-            if isinstance(step, RandomizableTrait) and type(step) is not Compose:
+            if is_random(step):
                 return number
             reason = None if isinstance(step, Transform) else "it is not a monai Transform, so it may be random"
             try:
@@ -168,8 +177,7 @@ class _CachedItems(ItemDataset):
         """Run the transforms that are not cached."""
         if not any(isinstance(step, ThreadUnsafe) for step in steps):
             return self._run(item, steps)
-        # Random transforms keep what they have drawn in their attributes.
-        with self._locks.only_one("random"):
+        with _drawing:
             return self._run(item, steps)
 
     def _run(self, item: Any, steps: Sequence[Any], threading: bool = False) -> Any:
@@ -187,84 +195,71 @@ class _CachedItems(ItemDataset):
 
     def _prepared(self, case: Any) -> Any:
         """The item after the first ``_num_prepared`` transforms."""
-        return self._preprocessed(case, self._identity(case) if self._num_cached else None)
+        return self._preprocessed(case, self._key_of(case) if self._num_cached else None)
 
-    def _preprocessed(self, case: Any, identity: str | None) -> Any:
+    def _preprocessed(self, case: Any, key: ItemKey | None) -> Any:
         """The item after the first ``_num_cached`` transforms."""
-        return self._cached(
-            "preprocessed scans", identity, lambda: self._compute(case), lambda: self._identity(case) == identity
-        )
+        return self._cached("preprocessed scans", key, lambda: self._compute(case), lambda: self._key_of(case) == key)
 
-    def _identity(self, case: Any) -> str | None:
-        """What identifies a case in the cache. None without a cache, or when the case cannot be identified."""
+    def _key_of(self, case: Any) -> ItemKey | None:
+        """A hash of all that decides a preprocessed case. None without a cache, or when it cannot be identified."""
         if self.backend is None:
             return None
+        # At each read, so that a changed file or transform is noticed.
+        steps = [self._steps()[: self._num_cached], _settings(self.transform)] if self._num_cached else None
+        outside = [get_track_meta(), torch.get_default_dtype(), torch.get_default_device().type, chosen_arithmetic()]
         try:
-            return self._identified(case)
+            files = input_files(case, self.checksum, self._folder_keys)
+            digest = fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
+            return ItemKey(digest, tuple(file for file, _ in files))
         except Unfingerprintable as error:
             self._warn("case", f"some cases are not cached, since they cannot be identified: {error}")
             return None
 
+    def _compute(self, case: Any) -> Any:
+        item = self._run(deepcopy(case), self._steps()[: self._num_cached], threading=True)
+        reset_ops_id(item)  # a memory address, with which Invertd would refuse an item of another process
+        return item
+
     def _cached(
-        self, what: str, identity: str | None, compute: Callable[[], Any], is_current: Callable[[], bool]
+        self, what: str, key: ItemKey | None, compute: Callable[[], Any], is_current: Callable[[], bool]
     ) -> Any:
         """A result from the cache, or, if it is not there yet, from ``compute``.
 
         Args:
             what: what the results are called in warnings, in the plural.
-            identity: what identifies the result in the cache. None does not cache it.
-            compute: computes the result. For each key, one thread at a time calls it.
-            is_current: called after computing. Returns whether the result still has this identity.
+            key: identifies the result in the cache. None does not cache it.
+            compute: computes the result.
+            is_current: called after computing. Returns whether the result still has this key.
         """
-        if self.backend is None or identity is None:
+        if self.backend is None or key is None:
             return compute()
-        found = self._stored(self.backend, identity, what)
-        if found is not _MISSING:
-            return found
-        with self._locks.only_one(identity):
-            found = self._stored(self.backend, identity, what)
-            if found is not _MISSING:
-                return found
-            return self._store(self.backend, identity, what, compute(), is_current)
+        found = self._stored(self.backend, key, what)
+        return found if found is not _MISSING else self._store(self.backend, key, what, compute(), is_current)
 
-    def _identified(self, case: Any) -> str:
-        files = input_files(case, self.checksum, self._folder_keys)
-        # Each time: somebody may have changed an attribute of a transform.
-        steps = [self._steps()[: self._num_cached], _settings(self.transform)] if self._num_cached else None
-        outside = [get_track_meta(), torch.get_default_dtype(), torch.get_default_device().type, chosen_arithmetic()]
-        return fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
-
-    def _compute(self, case: Any) -> Any:
-        item = self._run(deepcopy(case), self._steps()[: self._num_cached], threading=True)
-        forget_ids(item)
-        return item
-
-    def _store(self, backend: Backend, identity: str, what: str, item: Any, is_current: Callable[[], bool]) -> Any:
-        key = identity
+    def _store(self, backend: Backend, key: ItemKey, what: str, item: Any, is_current: Callable[[], bool]) -> Any:
+        """Store a result, and return it as all later reads will."""
         try:
-            data = encode(item, key, on_device=_durable(backend) is None)
-        except NotStorable as error:
-            self._warn("item", f"{what} are not cached, as they cannot be stored: {error}")
-            return item
-        # If a scan was replaced meanwhile, half of the old one and half of the new one may have been read.
+            data = encode(key.without_names(item), key.digest)
+            item = decode(data, key.digest)
+        except EntryError as error:
+            self._warn("stored", f"some {what} cannot be stored, and are computed at each read: {error}")
+            return key.with_names(item)
         if is_current():
             try:
-                backend.put(key, data)
+                backend.put(key.digest, data)
             except OSError as error:
                 self._refused(what, "written", error)
-        # Not the item itself: so the first read returns to the bit what all later reads return.
-        del item
-        return decode(data, key, trusted=True)
+        return key.with_names(item)
 
-    def _stored(self, backend: Backend, identity: str, what: str) -> Any:
-        key = identity
+    def _stored(self, backend: Backend, key: ItemKey, what: str) -> Any:
         try:
-            data = backend.get(key)
-            return _MISSING if data is None else decode(data, key, backend.trusted)
+            data = backend.get(key.digest)
+            return _MISSING if data is None else key.with_names(decode(data, key.digest))
         except OSError as error:
             self._refused(what, "read", error)
-        except DamagedEntry as error:
-            self._warn("damaged", f"entry {key} of the {what} is damaged, and is computed again: {error}")
+        except EntryError as error:
+            self._warn("damaged", f"entry {key.digest} of the {what} is damaged, and is computed again: {error}")
         return _MISSING
 
     def _refused(self, what: str, action: str, error: OSError) -> None:
@@ -272,11 +267,9 @@ class _CachedItems(ItemDataset):
         self._warn(f"errno {error.errno}", f"{text}. Make room, mend the permissions, or choose another `cache_dir`")
 
     def _warn(self, about: str, text: str) -> None:
-        with guard:
-            if about in self._warned:
-                return
+        if about not in self._warned:
             self._warned.add(about)
-        warnings.warn(text, stacklevel=3)
+            warnings.warn(text, stacklevel=3)
 
 
 class CachedDataset(CohortDataset, _CachedItems):
@@ -286,20 +279,16 @@ class CachedDataset(CohortDataset, _CachedItems):
     be identified (it holds a lambda or a local function), is not cached either, nor are those after it. A warning names
     it. Transforms that are not cached run at each read.
 
-    Every read returns the same values, from a cold or a warm cache, in any process: MetaTensors with all meta data, so
-    that ``Invertd`` works. Each read returns a copy. The ``id`` of every transform in ``applied_operations`` is "none",
-    with which ``Invertd`` accepts any transform of the same class.
-
-    Transforms may run on a GPU, those of CuPy and cuCIM too, and items come back where they were
-    (:mod:`monai_saliency.storage.devices`). In memory alone, without a folder behind it, tensors on a GPU are kept
-    there until half of its memory is in use; all else is kept in the host's memory or on disk, and copied to the GPU
-    at each read.
+    Every read returns a copy with the same values, from a cold or a warm cache, in any process: MetaTensors with all
+    meta data, so that ``Invertd`` works. Transforms may run on a GPU: tensors are kept in the host's memory or on disk,
+    and come back on the current GPU, or on the CPU where the process cannot use one.
 
     An entry is used for the same case, the same files (see :func:`monai_saliency.storage.key.input_files`) and files
     that arguments of the transforms name, the same transforms with the same arguments
-    (:func:`monai_saliency.storage.key.fingerprint`), the same versions of monai, torch, numpy, nibabel, this package
-    and (where they are installed) CuPy and cuCIM, and the same autocast, TF32 and default device. If the cache cannot
-    be read or written, or an item cannot be stored, the item is computed at each read, with a warning.
+    (:func:`monai_saliency.storage.key.fingerprint`), the same versions of the packages, and the same autocast, TF32 and
+    default device. This is compared at each read. If the cache cannot be read or written, or an item cannot be stored,
+    the item is computed at each read, with a warning. Two threads or processes that read a scan for the first time may
+    both compute it.
 
     Args:
         data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
@@ -334,9 +323,33 @@ class CachedDataset(CohortDataset, _CachedItems):
         super().__init__(data, transform)  # type: ignore[arg-type]
 
 
-def _durable(backend: Backend | None) -> Backend | None:
-    """The part of a backend that later processes find."""
-    return backend.behind if isinstance(backend, MemoryBackend) else backend
+def is_random(step: Any) -> bool:
+    """Whether a transform is random, or a ``Compose`` of which a step is."""
+    if type(step) is Compose:
+        return any(is_random(part) for part in step.transforms)
+    return isinstance(step, RandomizableTrait)
+
+
+def reads_differ(dataset: Any) -> bool:
+    """Whether a dataset, or one that it wraps, applies a random transform."""
+    while dataset is not None:
+        if is_random(getattr(dataset, "transform", None)):
+            return True
+        dataset = getattr(dataset, "dataset", None)
+    return False
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A value whose texts are replaced; those of meta data in place."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if type(value) is dict:
+        return {key: _renamed(content, names) for key, content in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_renamed(content, names) for content in value)
+    if isinstance(value, MetaTensor):
+        value.meta = _renamed(value.meta, names)
+    return value
 
 
 def _keys_of(steps: Sequence[Any]) -> set[Any] | None:

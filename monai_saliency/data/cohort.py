@@ -166,12 +166,7 @@ def _files_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterat
     """
     try:
         status = os.stat(folder)
-        # Not `os.path.isdir` alone, which is false in a folder whose list may be read and whose files may not.
-        entries = [
-            (entry, os.path.isdir(entry) or entry.is_dir(follow_symlinks=False))
-            for entry in os.scandir(folder)
-            if not entry.name.startswith(".") and entry.name.lower() not in _OF_THE_SYSTEM
-        ]
+        entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except FileNotFoundError:  # it was removed meanwhile
         return
     except OSError as error:
@@ -182,9 +177,10 @@ def _files_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterat
     here = status.st_dev, status.st_ino
     if here in above:
         return
-    for entry, is_folder in entries:
-        if is_folder:
-            yield from _files_below(entry.path, (*above, here))
+    for entry in entries:
+        if os.path.isdir(entry) or entry.is_dir(follow_symlinks=False):
+            if entry.name.lower() not in _OF_THE_SYSTEM:
+                yield from _files_below(entry.path, (*above, here))
         elif os.path.isfile(entry) or not os.path.exists(entry):
             yield entry.path
 

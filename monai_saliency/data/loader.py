@@ -21,7 +21,6 @@ from monai.utils import CommonKeys
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
-from monai_saliency.storage.devices import is_cupy
 from monai_saliency.storage.failures import Failures
 from monai_saliency.utils.arguments import flag, instance, torch_device, whole_number
 from monai_saliency.utils.monai_private import tree_map
@@ -36,18 +35,37 @@ class _Failed:
     error: CaseError
     trace: str
 
+    @classmethod
+    def of(cls, error: BaseException, name: str, before: str = "") -> _Failed:
+        return cls(as_case_error(error, name, before=before), "".join(traceback.format_exception(error)))
+
 
 class _Guarded(Dataset):
-    """Items of a dataset. For an item that fails, ``__getitem__`` returns the error and never raises it."""
+    """Items of a dataset. For an item that fails, ``__getitem__`` returns the error and never raises it.
 
-    def __init__(self, dataset: Dataset, names: Sequence[str]) -> None:
+    For worker processes items are packed: as bytes, since one that cannot be pickled would keep a queue waiting for
+    ever, and with tensors in the host's memory, since what a process holds on a GPU ends with the process.
+    """
+
+    def __init__(self, dataset: Dataset, names: Sequence[str], packed: bool = False) -> None:
         self.dataset = dataset
         self.names = names
+        self.packed = packed
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index: int) -> Any:
+        found = self._guarded(index)
+        if not self.packed:
+            return found
+        try:
+            return bytes(ForkingPickler.dumps(tree_map(_on_host, found)))
+        except Exception as error:
+            failed = _Failed.of(error, self.names[index], "it cannot be sent from its worker process: ")
+            return bytes(ForkingPickler.dumps(failed))
+
+    def _guarded(self, index: int) -> Any:
         try:
             item = self.dataset[index]
             if not isinstance(item, Mapping):
@@ -57,21 +75,7 @@ class _Guarded(Dataset):
                 )
             return item
         except (Exception, SystemExit) as error:  # no signal ends the program in a worker's thread
-            return _Failed(as_case_error(error, self.names[index]), "".join(traceback.format_exception(error)))
-
-
-class _Packed(_Guarded):
-    """The same items as bytes, for worker processes. One that cannot be sent fails, where a queue waits for ever.
-
-    Tensors are sent in the host's memory: what a process holds on a GPU ends with the process.
-    """
-
-    def __getitem__(self, index: int) -> bytes:
-        try:
-            return bytes(ForkingPickler.dumps(tree_map(_on_host, super().__getitem__(index))))
-        except Exception as error:
-            failed = as_case_error(error, self.names[index], before="it cannot be sent from its worker process: ")
-            return bytes(ForkingPickler.dumps(_Failed(failed, "".join(traceback.format_exception(error)))))
+            return _Failed.of(error, self.names[index])
 
 
 def _on_host(value: Any) -> Any:
@@ -89,11 +93,7 @@ def _use_gpu(number: int | None) -> None:
 
 
 def _own_signals(worker: int) -> None:
-    """Prepare a worker process: its parent handles Ctrl-C, and SIGTERM ends the worker.
-
-    Args:
-        worker: not used.
-    """
+    """Prepare a worker process: its parent handles Ctrl-C, and SIGTERM ends the worker."""
     # A forked worker inherits the parent's handlers, and, from the thread that starts it, both signals blocked.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
@@ -258,10 +258,7 @@ class CohortLoader:
             batch = self._collate(items)
         except Exception as error:
             if len(items) == 1:
-                trace = "".join(traceback.format_exception(error))
-                yield _Failed(
-                    as_case_error(error, str(items[0].get("case")), before="no batch can be made of it: "), trace
-                )
+                yield _Failed.of(error, str(items[0].get("case")), "no batch can be made of it: ")
                 return
             for item in items:
                 yield from self._collated([item])
@@ -275,7 +272,7 @@ class CohortLoader:
             yield from (guarded[index] for index in range(len(guarded)))
         elif self.processes:
             packed = DataLoader(
-                _Packed(self.dataset, self.names),
+                _Guarded(self.dataset, self.names, packed=True),
                 batch_size=None,
                 num_workers=self.num_workers,
                 prefetch_factor=1,
@@ -299,9 +296,6 @@ class CohortLoader:
     def _collate(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         if self.image_key not in items[0]:
             raise KeyError(f"the item has no {self.image_key!r}, but {sorted(map(str, items[0]))}")
-        for key, value in items[0].items():
-            if is_cupy(value):
-                raise AdviceError(f"its {key!r} is an array of CuPy: end the transforms with EnsureTyped({key!r})")
         batch = list_data_collate(items)
         if self.device is not None and self.device.type != "cpu":
             for key, value in batch.items():

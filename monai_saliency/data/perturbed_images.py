@@ -11,7 +11,7 @@ from monai.utils import CommonKeys, convert_to_tensor, ensure_tuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from monai_saliency.cases import Case, image_file
-from monai_saliency.data.random_steps import reads_differ
+from monai_saliency.data.cached_dataset import reads_differ
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.sharding import Unit, check_rank, units

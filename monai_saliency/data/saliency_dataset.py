@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,11 @@ from monai.config import KeysCollection
 from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
-from monai_saliency.data.cached_dataset import CachedDataset, choose_backend
-from monai_saliency.data.random_steps import is_random
+from monai_saliency.data.cached_dataset import CachedDataset, ItemKey, choose_backend, is_random
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.networks.identity import network_key
 from monai_saliency.storage.key import Unfingerprintable, fingerprint
-from monai_saliency.storage.locks import Locks
 from monai_saliency.transforms import Saliencyd
 from monai_saliency.utils.arguments import callable_network
 from monai_saliency.utils.precision import chosen_arithmetic
@@ -26,7 +24,7 @@ from monai_saliency.utils.precision import chosen_arithmetic
 __all__ = ["SaliencyDataset"]
 
 # For all datasets: two datasets of one network must not switch its mode at the same time.
-_networks = Locks()
+_explaining = threading.RLock()
 # Settings that change no map.
 _SPEED = {"mask_batch_size", "meter", "progress", "sharing"}
 # Where MONAI's transforms that move voxels are.
@@ -48,14 +46,13 @@ class SaliencyDataset(CachedDataset):
     versions), the same network and the same inferer, as they are at the read. The batch size may differ.
 
     A module is identified by its classes, weights, buffers and plain attributes
-    (:func:`monai_saliency.networks.network_fingerprint`). This is compared at each read, so that a change is noticed; a
-    ``network_id`` saves this time. Autocast and TF32 count too. Without a ``network_id``, maps of a module that holds
-    something unknown (a hook, a lambda, a class defined in a function, an engine of an extension module), or that
-    changes when it predicts (it counts its calls, for example), are not cached, with a warning. Explaining switches a
-    module to evaluation mode for a while. So give a copy of a module that is trained at the same time.
+    (:func:`monai_saliency.networks.network_fingerprint`); a ``network_id`` saves this time. Without a ``network_id``,
+    maps of a module that holds something unknown (a hook, a lambda, a class defined in a function), or that changes
+    when it predicts (it counts its calls), are not cached, with a warning. Explaining switches a module to evaluation
+    mode for a while. So give a copy of a module that is trained at the same time.
 
-    Any number of threads may read. A network explains one case at a time, and each map is computed once. With worker
-    processes use the ``"disk"`` or ``"lmdb"`` cache, since each process has its own memory.
+    Any number of threads may read, and one case at a time is explained. With worker processes use the ``"disk"`` or
+    ``"lmdb"`` cache, since each process has its own memory.
 
     Args:
         data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
@@ -74,8 +71,7 @@ class SaliencyDataset(CachedDataset):
         label_key: the key of the label map, for masks and targets made of regions.
         held_keys: the keys of the network's other inputs, see :class:`monai_saliency.Saliencyd`.
         device: the device to explain on. Default: the device of the image.
-        checksum: identify a scan's files by their content, which each process reads once. Otherwise by path, size and
-            modification time.
+        checksum: identify a scan's files by their content. Otherwise by path, size and modification time.
         window: the number of scans, with their maps, in memory for ``"window"``, at least 1.
         map_size: the first size of the LMDB database in bytes. It grows as needed.
 
@@ -123,19 +119,14 @@ class SaliencyDataset(CachedDataset):
         self.image_key = image_key
         self.saliency_key = saliency_key
         self._to_map = Saliencyd(image_key, network, inferer, saliency_key, device, label_key, held_keys)
-        self._process = os.getpid()
         steps = self._steps()
         self._num_prepared = next((i for i, step in enumerate(steps) if is_random(step)), len(steps))
         self._check_names(steps)
         self._warn_of_one_moved(steps)
-        self._fingerprint_explaining()  # warns now, and not after the first map
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _process=os.getpid())
 
     def _check_names(self, steps: Sequence[Any]) -> None:
         for number, step in enumerate(steps[: self._num_prepared]):
-            if self.saliency_key not in _keys(step):
+            if not any(self.saliency_key in part.keys for part in _parts(step)):
                 continue
             after, inner = "as no transform is random", ""
             if self._num_prepared < len(steps):
@@ -152,69 +143,56 @@ class SaliencyDataset(CachedDataset):
             for part in _parts(step):
                 keys = {self.image_key, self.saliency_key} & set(part.keys)
                 if type(part).__module__.startswith(_MOVING) and len(keys) == 1:
-                    (key,) = keys
                     self._warn(
                         "moved",
-                        f"transform {number} of {len(steps)}, {type(part).__name__}, moves {key!r} alone, so the map "
-                        f"does not lie on the image: name {self.image_key!r} and {self.saliency_key!r}",
+                        f"transform {number} of {len(steps)}, {type(part).__name__}, moves {keys.pop()!r} alone, so "
+                        f"the map does not lie on the image: name {self.image_key!r} and {self.saliency_key!r}",
                     )
-
-    def _fingerprint_explaining(self) -> str | None:
-        """A hash of how maps are made. None, with a warning, when it cannot be identified."""
-        if self.backend is None:
-            return None
-        if self._num_cached < self._num_prepared:
-            name = type(self._steps()[self._num_cached]).__name__
-            self._warn_uncached(f"{name}, before the first random transform, cannot be identified")
-            return None
-        inferer = self._to_map.saliency.inferer
-        settings = {name: value for name, value in inferer.settings.items() if name not in _SPEED}
-        decides = [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
-        try:
-            return fingerprint([decides, chosen_arithmetic()], files=True)
-        except Unfingerprintable as error:
-            self._warn_uncached(f"how they are made cannot be identified: {error}")
-            return None
-
-    def _fingerprint_network(self) -> str | None:
-        """A hash of the network. None, with a warning, when it cannot be identified."""
-        network: Any = self._to_map.saliency.network
-        try:
-            return network_key(network, self.network_id)
-        except Unfingerprintable as error:
-            self._warn_uncached(str(error))
-            return None
-
-    def _warn_uncached(self, reason: str) -> None:
-        self._warn("saliency", f"saliency maps are not cached, but computed at each read: {reason}")
 
     def _prepared(self, case: Any) -> Any:
         name = str(case.get("case", "without a name"))
-        if not self.network_id:
-            self._check_process(name)
         # The keys are computed before the scan is read, so that no map is cached for another scan or network.
-        identity = self._identity(case)
-        how = self._fingerprint_explaining()
-        network = None if how is None else self._fingerprint_network()
-        item = self._preprocessed(case, identity if self._num_cached else None)
+        scan = self._key_of(case)
+        key = self._map_key(scan)
+        item = self._preprocessed(case, scan if self._num_cached else None)
         item = self._finish(item, self._steps()[self._num_cached : self._num_prepared])
         self._check_item(name, item)
 
         def is_current() -> bool:
-            if self._fingerprint_network() == network:
-                return self._identity(case) == identity and self._fingerprint_explaining() == how
+            if self._map_key(self._key_of(case)) == key:
+                return True
             self._warn(
                 "changed",
-                "a saliency map is not cached, as the network changed while it explained: one that changes itself, "
-                "such as by counting its calls, needs a network_id to have its maps cached",
+                "a saliency map is not cached, as its scan or the network changed while it was explained: a network "
+                "that changes itself, such as by counting its calls, needs a network_id to have its maps cached",
             )
             return False
 
-        of_map = None
-        if identity is not None and how is not None and network is not None:
-            of_map = fingerprint([identity, how, network])
-        saliency = self._cached("saliency maps", of_map, lambda: self._explain(name, item), is_current)
+        saliency = self._cached("saliency maps", key, lambda: self._explain(name, item), is_current)
         return {**item, self.saliency_key: saliency}
+
+    def _map_key(self, scan: ItemKey | None) -> ItemKey | None:
+        """A hash of all that decides the map of a scan. None, with a warning, when it cannot be identified."""
+        if self.backend is None or scan is None:
+            return None
+        network, inferer = self._to_map.saliency.network, self._to_map.saliency.inferer
+        if self._num_cached < self._num_prepared:
+            name = type(self._steps()[self._num_cached]).__name__
+            return self._unknown(f"{name}, before the first random transform, cannot be identified")
+        settings = {name: value for name, value in inferer.settings.items() if name not in _SPEED}
+        decides = [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
+        try:
+            how = fingerprint([decides, chosen_arithmetic()], files=True)
+        except Unfingerprintable as error:
+            return self._unknown(f"how they are made cannot be identified: {error}")
+        try:
+            return scan._replace(digest=fingerprint([scan.digest, how, network_key(network, self.network_id)]))
+        except Unfingerprintable as error:
+            return self._unknown(str(error))
+
+    def _unknown(self, reason: str) -> ItemKey | None:
+        self._warn("saliency", f"saliency maps are not cached, but computed at each read: {reason}")
+        return None
 
     def _check_item(self, name: str, item: Any) -> None:
         if not isinstance(item, Mapping):
@@ -229,32 +207,11 @@ class SaliencyDataset(CachedDataset):
             raise CaseError(name, f"it already holds a {self.saliency_key!r}: choose another saliency_key")
 
     def _explain(self, name: str, item: Mapping[Any, Any]) -> Any:
-        self._check_process(name)
         try:
-            with _networks.only_one(str(id(self._to_map.saliency.network))):
+            with _explaining:
                 return self._to_map(item)[self.saliency_key]
         except Exception as error:
             raise as_case_error(error, name, "it could not be explained: ") from error
-
-    def _check_process(self, name: str) -> None:
-        if os.getpid() != self._process and self._is_on_cuda():
-            raise CaseError(
-                name,
-                "a network on a CUDA device cannot be used in a forked worker process: use threads, give the loader "
-                "multiprocessing_context='spawn', or fill a disk or lmdb cache first and give a network_id",
-            )
-
-    def _is_on_cuda(self) -> bool:
-        network, device = self._to_map.saliency.network, self._to_map.saliency.device
-        if device is not None:
-            return torch.device(device).type == "cuda"
-        return isinstance(network, torch.nn.Module) and any(weights.is_cuda for weights in network.parameters())
-
-
-def _keys(step: Any) -> Iterator[Any]:
-    """The keys of a transform and of the transforms inside it."""
-    for part in _parts(step):
-        yield from part.keys
 
 
 def _parts(step: Any) -> Iterator[MapTransform]:

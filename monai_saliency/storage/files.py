@@ -11,15 +11,14 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from io import FileIO
 from pathlib import Path
 from uuid import uuid4
 
 import nibabel as nib
+from filelock import FileLock, Timeout
 from nibabel.spatialimages import SpatialImage
 
 from monai_saliency.errors import AdviceError, OutputError
-from monai_saliency.storage.file_locks import lock_file, unlock_file
 
 __all__ = ["atomic_path", "is_running", "load_scan", "locked", "remove_stale", "temporary_path", "this_process"]
 
@@ -29,6 +28,7 @@ _PROCESS = re.compile(r"\d+(\.\d+){0,2}")
 _LONGEST_NAME = 255  # bytes, of file systems in use
 # What the file system says of one name. Other names may do.
 _BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EISDIR}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _FORGOTTEN = 24 * 3600  # seconds
 
 
@@ -212,34 +212,23 @@ def locked(path: str | Path, wait: bool = True) -> Iterator[str | None]:
         OutputError: when the file cannot be made or opened.
         ValueError: when the file system does not take the file's name.
     """
-    path = Path(path)
+    path, holder = Path(path), None
     with ExitStack() as stack:
-        with _naming(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # For writing: NFS turns flock into a lock that needs a file opened for writing.
-            file = stack.enter_context(open(path, "ab+", buffering=0))
-        holder = None
         try:
-            lock_file(file, wait)
-            stack.callback(unlock_file, file)
-        except OSError as error:
-            # SMB reports a lock that somebody else holds as "permission denied".
-            if not wait and isinstance(error, BlockingIOError | PermissionError):
-                holder = _holder(file)
-            else:
-                _warn_no_locks(str(error))
-        if holder is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(path, timeout=-1 if wait else 0))
             with suppress(OSError):  # the text is for people: a full disk must not cost the lock
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        except Timeout:
+            with suppress(OSError):  # on SMB nobody can read a locked file
+                holder = path.read_text(errors="replace").strip()
+            holder = holder or "another run"
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                with _naming(path):
+                    raise
+            _warn_no_locks(str(error))
         yield holder
-
-
-def _holder(file: FileIO) -> str:
-    with suppress(OSError):  # on SMB nobody can read a locked file
-        file.seek(0)
-        return file.read().decode(errors="replace").strip() or "another run"
-    return "another run"
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cached_cohort import Logged, all_once, dataset, digest, expected, in_children, preprocessing
-from helpers.caches import FILED, KINDS, behind
+from helpers.caches import FILED, behind
 from helpers.items import assert_same
 from helpers.warned import our_warnings
 from monai.transforms import (
@@ -29,9 +29,6 @@ from monai.transforms import (
 
 from monai_saliency.data.cached_dataset import cohort_dataset
 from monai_saliency.data.cohort import find_cases
-from monai_saliency.storage import backends
-from monai_saliency.storage.backends import DiskBackend
-from monai_saliency.storage.serialization import decode
 
 
 class Object(MapTransform):
@@ -61,13 +58,13 @@ def poisons(marker: Path) -> list[bytes]:
     return [pickle.dumps(Evil(marker)), saved.getvalue(), old.getvalue(), array.getvalue()]
 
 
-@pytest.mark.parametrize("cache", FILED)
+@pytest.mark.parametrize("cache", ["disk", "lmdb"])
 def test_damaged_entries(cohort: Path, cache: str, computed: Any, tmp_path: Path) -> None:
     """Each is computed again, reported once, repaired, and runs nothing."""
     uncached = expected(cohort)
     first = dataset(cohort, cache)
     list(first)
-    key, other = (first._identified(first.data[i]).key for i in range(2))
+    key, other = (first._key_of(first.data[i]).digest for i in range(2))
     good = bytes(behind(first.backend).get(key) or b"")
     marker = tmp_path / "poisoned"
     flipped = bytearray(good)
@@ -94,8 +91,6 @@ def test_damaged_database(cohort: Path, computed: Any, tmp_path: Path, poisoned:
     uncached = expected(cohort)
     list(dataset(cohort, "lmdb"))
     file = cohort.parent / "cache" / "cache.lmdb"
-    backends._before_fork()
-    backends._after_fork()
     whole = file.read_bytes()
     marker = tmp_path / "poisoned"
     contents = poisons(marker) if poisoned else [whole[:-4096], whole[:9000], whole[:50], bytes(20000)]
@@ -111,8 +106,6 @@ def test_damaged_database(cohort: Path, computed: Any, tmp_path: Path, poisoned:
         for item, reference in zip(dataset(cohort, "lmdb"), uncached, strict=True):
             assert_same(item, reference)
         assert computed() == {}
-        backends._before_fork()
-        backends._after_fork()
     assert not marker.exists()
 
 
@@ -174,26 +167,6 @@ class FromMemory(MapTransform):
         return {"image": self.images["abcd".index(data["case"])].clone()}
 
 
-@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="no user ids here")
-def test_unreadable_entry(cohort: Path) -> None:
-    uncached = expected(cohort)
-    items = dataset(cohort, "disk", transform=Compose([FromMemory("image", [item["image"] for item in uncached])]))
-    with as_nobody() as folder:
-        if os.geteuid() == 65534:
-            os.seteuid(0)
-            folder.chmod(0o777)
-            os.seteuid(65534)
-        backend = items.backend = DiskBackend(folder)
-        items[0]
-        (entry,) = (path for path in folder.rglob("*") if path.is_file())
-        assert entry == backend.path(items._identified(items.data[0]).key)
-        entry.chmod(0o000)
-        with pytest.warns(UserWarning, match="cannot be read in the cache, .*Permission denied"):
-            assert_same(items[0]["image"], uncached[0]["image"])
-        # It was replaced.
-        assert os.access(entry, os.R_OK)
-
-
 @pytest.mark.parametrize("cache", FILED)
 def test_full_disk(cohort: Path, cache: str) -> None:
     """A limit on the size of files, which the kernel enforces as it does a full disk. In a child, where it may stay."""
@@ -209,22 +182,12 @@ def test_full_disk(cohort: Path, cache: str) -> None:
         assert "preprocessed scans cannot be" in warning
 
     in_children([child])
-    # Nothing half written is left: only what is known of the scans' content, which fits.
-    left = [path for path in (cohort.parent / "cache").rglob("*") if path.is_file() and "lmdb" not in path.name]
-    assert len(left) <= len(uncached)
-    assert all(len(decode(path.read_bytes(), path.stem)) == 64 for path in left)
+    # Nothing half written is left.
+    assert not [path for path in (cohort.parent / "cache").rglob("*") if path.is_file() and "lmdb" not in path.name]
     assert [digest(item) for item in dataset(cohort, cache)] == uncached
 
 
-def test_cache_dir_is_a_file(cohort: Path) -> None:
-    (cohort.parent / "cache").write_text("x")
-    for cache in FILED:
-        items = dataset(cohort, cache)
-        with pytest.warns(UserWarning, match="cannot be (read|written) .*Make room, .* choose another `cache_dir`"):
-            assert len(list(items)) == 4
-
-
-@pytest.mark.parametrize("cache", KINDS)
+@pytest.mark.parametrize("cache", ["memory", "disk"])
 def test_a_lambda_is_not_cached(cohort: Path, cache: str, computed: Any) -> None:
     """Nor what follows it; what stands before it is."""
     for number in (1, 2):
@@ -253,7 +216,7 @@ def test_plain_callables_run_at_each_read(cohort: Path, computed: Any) -> None:
 
 def test_items_that_cannot_be_stored(cohort: Path, computed: Any) -> None:
     items = dataset(cohort, "disk", preprocessing(Object("image")))
-    with pytest.warns(UserWarning, match=r"cannot be stored: item\['odd'\] is of type builtins.object") as caught:
+    with pytest.warns(UserWarning, match=r"cannot be stored, .*: it holds a object") as caught:
         assert all("odd" in item for item in [*items, *items])
     assert len(our_warnings(caught)) == 1
     assert computed() == all_once(2)

@@ -131,21 +131,6 @@ class TestPlainFolder:
         (tmp_path / "closed").rename(tmp_path / "lost+found")
         assert [case["case"] for case in find_cases(tmp_path)] == ["a"]
 
-    def test_a_folder_whose_files_cannot_be_reached(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its parent may be listed but not entered: then nobody can ask what a name in it is."""
-        touch(tmp_path, "a.nii.gz", "closed/deep/b.nii.gz")
-        stat, is_folder = os.stat, os.path.isdir
-
-        def refused(path: Any, *args: Any, **kwargs: Any) -> Any:
-            if os.fspath(path).endswith("deep"):
-                raise PermissionError(13, "Permission denied", path)
-            return stat(path, *args, **kwargs)
-
-        monkeypatch.setattr(os, "stat", refused)
-        monkeypatch.setattr(os.path, "isdir", lambda path: not os.fspath(path).endswith("deep") and is_folder(path))
-        with pytest.raises(AdviceError, match=r"the folder .*deep cannot be read"):
-            find_cases(tmp_path)
-
     @pytest.mark.parametrize("name", ["nowhere", "file.nii.gz"])
     def test_no_folder(self, tmp_path: Path, name: str) -> None:
         touch(tmp_path, "file.nii.gz")
@@ -233,12 +218,6 @@ class TestDecathlonFolder:
         assert all(name.startswith("a") and "/" not in name and ".." not in name for name in names)
         assert names == [case["case"] for case in find_cases(tmp_path / "cohort")]
 
-    def test_a_listed_scan_elsewhere_in_a_folder_whose_name_is_not_utf8(self, tmp_path: Path) -> None:
-        folder = os.fsdecode(b"M\xfcller")
-        touch(tmp_path, f"{folder}/a.nii.gz", "cohort/a.nii.gz")
-        decathlon(tmp_path / "cohort", test=[f"../{folder}/a.nii.gz", "a.nii.gz"])
-        assert [case["case"][:2] for case in find_cases(tmp_path / "cohort")] == ["a", "a-"]
-
     def test_a_listed_scan_is_missing(self, tmp_path: Path) -> None:
         """It is a case, unless all are missing."""
         decathlon(tmp_path, test=["./imagesTs/b.nii.gz", "./imagesTs/a.nii.gz"])
@@ -258,7 +237,7 @@ class TestDecathlonFolder:
         with pytest.raises(ValueError, match="share the name 'imagesTs/a'"):
             find_cases(tmp_path)
 
-    @pytest.mark.parametrize("text", ['{"test": [', "", b"\xff\xfe{}"])
+    @pytest.mark.parametrize("text", ['{"test": [', b"\xff\xfe{}"])
     def test_broken_json(self, tmp_path: Path, text: str | bytes) -> None:
         (tmp_path / "dataset.json").write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(ValueError, match=r"dataset.json is not valid JSON .*mend it, or remove it"):

@@ -72,13 +72,6 @@ def test_no_row_is_lost_by_the_name_of_its_split(folder: Path) -> None:
             find_cases(folder / "list.csv")
 
 
-def test_lines_end_where_a_csv_file_says(folder: Path) -> None:
-    """Other characters that end a line of text, and a line break in quotes, are part of a cell."""
-    text = 'image,note\nx/a.png,"first\nline"\nx/b.png,first\x0bline\u2028x/c.nii.gz\n'
-    (folder / "list.csv").write_text(text, encoding="utf-8", newline="")
-    assert names(folder / "list.csv") == ["x/a", "x/b"]
-
-
 def test_a_datalist_is_what_monai_makes_of_it(folder: Path) -> None:
     """Channels in files of their own, a class in place of a label map, and a section with a name of its own."""
     content = {

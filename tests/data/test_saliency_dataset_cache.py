@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.caches import FILED, behind
+from helpers.caches import behind
 from helpers.items import assert_same
 from helpers.mapped_cohort import (
     BOTH,
@@ -33,7 +32,6 @@ from monai.transforms import (
 import monai_saliency as ms
 from monai_saliency.data.cached_dataset import cohort_dataset
 from monai_saliency.data.cohort import find_cases
-from monai_saliency.utils.timing import BusyMeter
 
 
 @pytest.fixture
@@ -41,8 +39,8 @@ def cohort(tmp_path: Path, notes: Any) -> Path:
     return write_cohort(tmp_path / "cohort")
 
 
-@pytest.mark.parametrize("cache", FILED)
-def test_what_changed_is_computed(cohort: Path, cache: str, notes: Any) -> None:
+def test_what_changed_is_computed(cohort: Path, notes: Any) -> None:
+    cache = "disk"
     list(dataset(cohort, cache))
     assert notes() == {"scans": 3, "maps": 3}
     list(dataset(cohort, cache))
@@ -62,13 +60,10 @@ def test_what_changed_is_computed(cohort: Path, cache: str, notes: Any) -> None:
     changed(0, 3, network=box_sum, network_id="v1")
     changed(0, 3, network=box_sum, network_id="v2")
     changed(0, 3, inferer=explain(fill=ms.ConstantFill(1.0)))
-    changed(0, 3, inferer=explain(fill=ms.MeanFill()))
     changed(0, 3, inferer=explain(classes=[0]))
     changed(0, 3, inferer=explain(estimator=ms.RISEScoring(form="plain")))
-    changed(0, 3, inferer=explain((4, 4, 4)))
     # What changes no map.
     changed(0, 0, inferer=explain(mask_batch_size=NUM_MASKS + 1))
-    changed(0, 0, inferer=explain(meter=BusyMeter()))
     changed(0, 0, RandFlipd(BOTH, prob=0.0))
     # The scans: all of it.
     changed(3, 3, ScaleIntensityd("image"))
@@ -123,21 +118,13 @@ def test_changed_while_it_is_explained(cohort: Path, notes: Any, what: str) -> N
         return found
 
     items._explain = interrupted  # type: ignore[method-assign]
-    with pytest.warns(UserWarning, match="changed while") if what == "weights" else nullcontext():
+    with pytest.warns(UserWarning, match="changed while"):
         assert items[0]["saliency"].max() == 64
     assert changes
     notes()
     for _ in range(2):
         assert items[0]["saliency"].max() == 7 * 64
     assert notes() == {"scans": int(what == "scan"), "maps": 1}
-
-
-def test_a_stride_is_no_weight(cohort: Path, notes: Any) -> None:
-    """What a part is made with counts too, though it is no parameter."""
-    for stride in (1, 2):
-        pool = [torch.nn.MaxPool3d(1, stride), torch.nn.Flatten()]
-        list(dataset(cohort, "disk", network=torch.nn.Sequential(BoxSum(), torch.nn.Unflatten(1, (1, 1, 1, 1)), *pool)))
-        assert notes()["maps"] == 3
 
 
 class Holding(BoxSum):
@@ -149,18 +136,30 @@ class Holding(BoxSum):
 
 
 def test_what_a_network_holds_tells_it_from_others(cohort: Path, notes: Any) -> None:
-    """It is noticed while a dataset is in use, in place too."""
+    """Equal weights, equal print, another map: functions, whole numbers, tensors and containers of them count too."""
+    relu, gelu = torch.nn.functional.relu, torch.nn.functional.gelu
+    for held in (relu, gelu, 1, 3, 1.0, (1, 3), {"act": relu}, [torch.zeros(2)], [torch.ones(2)]):
+        for maps in (3, 0):
+            list(dataset(cohort, "disk", network=Holding(held)))
+            assert notes()["maps"] == maps
+    # It is noticed while a dataset is in use, in place too.
     network = Holding([1, 3])
     items = dataset(cohort, "disk", network=network)
     for number, maps in ((3, 3), (4, 3), (4, 0)):
         network._held[1] = number
         list(items)
         assert notes()["maps"] == maps
+    # What cannot be identified may be anything.
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="the network holds .*: give it a network_id") as caught:
+            list(dataset(cohort, "disk", network=Holding([lambda: 1])))
+        assert len(our_warnings(caught)) == 1
+        assert notes()["maps"] == 3
 
 
 def test_a_network_that_holds_a_lambda_is_not_cached(cohort: Path, notes: Any) -> None:
     items = dataset(cohort, network=Holding(lambda x: x))
-    with pytest.warns(UserWarning, match="computed at each read: the network holds a lambda .* give it a network_id"):
+    with pytest.warns(UserWarning, match="computed at each read: the network holds a lambda .*: give it a network_id"):
         assert torch.equal(items[0]["saliency"].as_tensor(), items[0]["saliency"].as_tensor())
     assert notes()["maps"] == 2
     items = dataset(cohort, network=Holding(lambda x: x), network_id="one")
@@ -190,7 +189,7 @@ def test_maps_under_autocast_are_kept_apart(cohort: Path, notes: Any) -> None:
 
 def test_a_network_that_counts_its_calls_is_not_cached(cohort: Path, notes: Any) -> None:
     items = dataset(cohort, network=Counting())
-    with pytest.warns(UserWarning, match="the network changed while it explained: .* network_id") as caught:
+    with pytest.warns(UserWarning, match="the network changed while .* network_id") as caught:
         found = [items[0], items[0]]
     for item in found:
         assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
@@ -201,7 +200,7 @@ def test_a_network_that_counts_its_calls_is_not_cached(cohort: Path, notes: Any)
     assert notes()["maps"] == 1
 
 
-@pytest.mark.parametrize("cache", FILED)
+@pytest.mark.parametrize("cache", ["disk", "window"])
 def test_damaged_entries(cohort: Path, cache: str, notes: Any) -> None:
     reference = list(dataset(cohort, "none"))
     list(dataset(cohort, cache))
@@ -210,7 +209,7 @@ def test_damaged_entries(cohort: Path, cache: str, notes: Any) -> None:
     backend = behind(items.backend)
     keys: list[str] = []
     stored = items._stored
-    items._stored = lambda backend, identity, what: keys.append(identity) or stored(backend, identity, what)  # type: ignore
+    items._stored = lambda backend, key, what: keys.append(key.digest) or stored(backend, key, what)  # type: ignore
     items[1]
     scan_key, map_key = keys
     entry, other = (bytes(backend.get(key) or b"") for key in (map_key, scan_key))
@@ -253,10 +252,10 @@ def test_a_lambda_before_the_map(cohort: Path, notes: Any) -> None:
     for number in (1, 2):
         transform = preprocessing(Lambdad("image", lambda x, n=number: x * n), RandFlipd(BOTH, prob=0.5))
         with pytest.warns(UserWarning, match="^transform 5 of 6, Lambdad, is not cached") as caught:
-            items = dataset(cohort, "disk", transform)
+            found = [item for items in [dataset(cohort, "disk", transform)] for item in [*items, *items]]
         _, second = our_warnings(caught)
         assert "saliency maps are not cached, but computed at each read: Lambdad, " in second
-        for item in [*items, *items]:
+        for item in found:
             assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
             assert item["image"].max() in (number, 2 * number, 3 * number)
     assert notes() == {"scans": 3, "maps": 12}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import os
 import time
@@ -27,7 +26,7 @@ from monai.transforms import (
 from helpers.caches import FILED
 from monai_saliency.data.cached_dataset import CachedDataset, cohort_dataset
 from monai_saliency.data.cohort import find_cases
-from monai_saliency.storage.serialization import encode
+from monai_saliency.storage.key import fingerprint
 from monai_saliency.transforms import CheckScand
 
 AFFINE = np.array([[-1.5, 0.2, 0, 10], [0.1, 2, 0, -20], [0, 0, 2.5, 5], [0, 0, 0, 1]])
@@ -98,7 +97,7 @@ def dataset(cohort: Path, cache: str, transform: Any = None, **options: Any) -> 
 
 
 def digest(item: Any) -> str:
-    return hashlib.sha256(encode(item, "")).hexdigest()
+    return fingerprint(item)
 
 
 def expected(cohort: Path, transform: Any = None) -> list[Any]:

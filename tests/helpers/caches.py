@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from monai_saliency.storage.backends import DiskBackend, LMDBBackend, MemoryBackend
+from monai_saliency.storage.cache import DiskBackend, LMDBBackend, MemoryBackend
 
 KINDS = ("memory", "disk", "lmdb", "window")
 

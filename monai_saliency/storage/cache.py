@@ -1,0 +1,273 @@
+"""Where preprocessed items are kept: in memory, in files, in an LMDB database. Reading an entry never runs code.
+
+A backend has ``get(key) -> bytes or None`` and ``put(key, data)``. Both raise ``OSError`` when the operating system
+refuses. A backend can be sent to another process; entries in memory are not sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pathlib
+import re
+import threading
+import uuid
+import warnings
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import filelock
+import lmdb
+import monai.utils.enums
+import numpy as np
+import torch
+from monai.data import MetaTensor
+
+from monai_saliency.storage.files import remove_stale, temporary_path
+from monai_saliency.utils.monai_private import cuda_is_lost
+
+__all__ = ["Backend", "DiskBackend", "EntryError", "LMDBBackend", "MemoryBackend", "decode", "encode"]
+
+# The types in MONAI's items that torch does not load by itself.
+_TYPES: list[Any] = [
+    *(MetaTensor, np.ndarray, np.dtype, pathlib.PosixPath, pathlib.WindowsPath),
+    *(np.zeros(0).__reduce__()[0], np.float32(0).__reduce__()[0]),  # the functions that make arrays and numbers
+    *(kind for kind in vars(np.dtypes).values() if isinstance(kind, type)),
+    *(kind for kind in vars(np).values() if isinstance(kind, type) and issubclass(kind, np.generic)),
+    *(kind for kind in vars(monai.utils.enums).values() if isinstance(kind, type) and issubclass(kind, Enum)),
+]
+torch.serialization.add_safe_globals(_TYPES)
+_CHECKSUM = 4  # bytes
+
+
+class EntryError(ValueError):
+    """An item that cannot be stored, or bytes that are not the item of a key."""
+
+
+def encode(item: Any, key: str) -> bytes:
+    """Convert an item to bytes.
+
+    Args:
+        item: tensors, MetaTensors, arrays, numbers, text, paths, MONAI's enumerations, and containers of these.
+        key: the key under which the bytes will be stored.
+
+    Raises:
+        EntryError: when the item holds a value that cannot be stored.
+    """
+    buffer = io.BytesIO()
+    try:
+        torch.save(_compact(item), buffer)
+    except Exception as error:  # pickle raises many
+        raise EntryError(f"{type(error).__name__}: {error}") from error
+    data = buffer.getvalue()
+    return _checksum(data, key) + data
+
+
+def decode(data: bytes, key: str) -> Any:
+    """Convert bytes back to an item, whose tensors and arrays are copies.
+
+    A tensor that was on a GPU comes back on the current GPU, or on the CPU where this process cannot use one.
+
+    Args:
+        data: the bytes made by :func:`encode`.
+        key: the key under which the bytes were stored.
+
+    Raises:
+        EntryError: when the bytes are damaged or stored under another key, or hold a type that is not loaded.
+        torch.OutOfMemoryError: when the GPU does not take a tensor.
+    """
+    content = memoryview(data)[_CHECKSUM:]
+    if data[:_CHECKSUM] != _checksum(content, key):
+        raise EntryError("its checksum differs")
+    try:
+        return torch.load(io.BytesIO(content), map_location=_place, weights_only=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # bytes of unknown origin can raise errors of any type
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        words = f"it holds a {refused[1]}" if refused else f"{type(error).__name__}: {error}"
+        raise EntryError(words) from error
+
+
+def _checksum(data: bytes | memoryview, key: str) -> bytes:
+    return zlib.crc32(data, zlib.crc32(key.encode())).to_bytes(_CHECKSUM, "big")
+
+
+def _place(storage: Any, location: str) -> Any:
+    is_usable = location.startswith("cuda") and torch.cuda.is_available() and not cuda_is_lost()
+    return storage.cuda() if is_usable else storage
+
+
+def _compact(value: Any) -> Any:
+    """A value whose tensors hold no memory beyond their voxels: a view is stored with all that it is a view of."""
+    if isinstance(value, torch.Tensor):
+        return value.clone() if value.untyped_storage().nbytes() != value.nbytes else value
+    if type(value) is dict:
+        return {key: _compact(content) for key, content in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_compact, value))
+    return value
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """The interface of a backend."""
+
+    def get(self, key: str) -> bytes | None: ...
+
+    def put(self, key: str, data: bytes) -> None: ...
+
+
+class MemoryBackend:
+    """Entries in the memory of this process.
+
+    Args:
+        limit: the largest number of entries. The entries that were used last are kept. Default: all.
+        behind: a slower backend that keeps all entries, for those that are not in memory.
+    """
+
+    def __init__(self, limit: int | None = None, behind: Backend | None = None) -> None:
+        self.limit = limit
+        self.behind = behind
+        self._entries: OrderedDict[str, bytes] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_entries": OrderedDict()}
+
+    def get(self, key: str) -> bytes | None:
+        data = self._entries.get(key)
+        if data is None and self.behind is not None:
+            data = self.behind.get(key)
+        if data is not None:
+            self._keep(key, data)
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        self._keep(key, data)
+        if self.behind is not None:
+            self.behind.put(key, data)
+
+    def _keep(self, key: str, data: bytes) -> None:
+        with _alone:
+            self._entries[key] = data
+            self._entries.move_to_end(key)
+            while self.limit is not None and len(self._entries) > self.limit:
+                self._entries.popitem(last=False)
+
+
+class DiskBackend:
+    """One file for each entry. Any number of processes may share the folder, also on a network file system.
+
+    The unfinished files of processes that were killed on this machine are removed.
+
+    Args:
+        folder: the folder of the files. It is made when the first entry is written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        remove_stale(self.folder, "??")  # only where entries are, since the folder may hold other files
+
+    def path(self, key: str) -> Path:
+        """The file of an entry."""
+        return self.folder / key[:2] / key
+
+    def get(self, key: str) -> bytes | None:
+        try:
+            return self.path(key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def put(self, key: str, data: bytes) -> None:
+        path = self.path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_path(path)
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class LMDBBackend:
+    """Entries of an LMDB database. It must be on a local disk, not on a network file system.
+
+    One thread of one process at a time has the database open, so that it is never opened twice in a process, no fork
+    finds it open, and its pages count as memory of the process only for a moment.
+
+    Args:
+        path: the file of the database. It is made when it is first used, with a lock file next to it.
+        map_size: the first size of the database in bytes. It grows as needed. (On Windows the file has this size from
+            the beginning.)
+    """
+
+    def __init__(self, path: str | Path, map_size: int = 1 << 30) -> None:
+        self.path = Path(path)
+        self.map_size = map_size
+
+    def get(self, key: str) -> bytes | None:
+        with self._opened(0) as environment, environment.begin() as transaction:
+            found: bytes | None = transaction.get(key.encode())
+            return found
+
+    def put(self, key: str, data: bytes) -> None:
+        # Twice the entry: a transaction writes copies of the pages that it changes.
+        with self._opened(2 * len(data) + (1 << 20)) as environment, environment.begin(write=True) as transaction:
+            transaction.put(key.encode(), data)
+
+    @contextmanager
+    def _opened(self, room: int) -> Iterator[lmdb.Environment]:
+        """The database, with room for so many bytes more. Errors of LMDB become errors of the operating system."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone, filelock.FileLock(f"{self.path}.lock"):
+            environment = None
+            try:
+                environment = self._environment(room)
+                yield environment
+            except lmdb.Error as error:
+                raise OSError(errno.EIO, f"{type(error).__name__}: {error}", str(self.path)) from error
+            finally:
+                if environment is not None:
+                    environment.close()
+
+    def _environment(self, room: int) -> lmdb.Environment:
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            # Our lock stands for LMDB's, whose file on a full disk would end the process. Without `metasync` a power
+            # failure may lose the last entries, but never damages the database.
+            environment = lmdb.open(
+                str(self.path), max(self.map_size, size + room), subdir=False, lock=False, metasync=False
+            )
+            pages = environment.info()["last_pgno"] + 1
+            if self.path.stat().st_size >= pages * environment.stat()["psize"]:
+                return environment
+            environment.close()
+            reason = "it is cut off"
+        except lmdb.Error as error:
+            if not size:  # it could not be made, on a full disk for example
+                self.path.unlink(missing_ok=True)
+            if not size or not isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.VersionMismatchError):
+                raise
+            reason = str(error)
+        suffix = f".damaged-{uuid.uuid4().hex[:8]}"
+        warnings.warn(
+            f"{self.path} is not an LMDB database ({reason}): renamed to *{suffix}, and a new one is made", stacklevel=2
+        )
+        with suppress(FileNotFoundError):
+            self.path.rename(f"{self.path}{suffix}")
+        return self._environment(room)
+
+
+# No other thread is in a backend when a process forks, so that the child finds no open database and no held lock.
+_alone = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_alone.acquire, after_in_parent=_alone.release, after_in_child=_alone.release)
