@@ -41,21 +41,13 @@ _PREDICTION = re.compile("pred|prob|class|cls|logit|seg|mask|out", re.IGNORECASE
 
 @dataclass(frozen=True)
 class Choice:
-    """The target chosen for one case.
-
-    Attributes:
-        target: the target.
-        words: what is explained and why, in words.
-        path: keys and indices, from the outside in, of the part of the output that the target reads; None for all.
-        prepare: applied to this part before the target reads it; None for nothing.
-        prediction: 1 or 0, what the bundle makes of a network's one output by a threshold; None where it does not.
-    """
+    """The target chosen for one case, and the part of the output that it reads."""
 
     target: Target
-    words: str
-    path: tuple[Any, ...] | None = None
-    prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
-    prediction: int | None = None
+    words: str  # what is explained and why
+    path: tuple[Any, ...] | None = None  # keys and indices, from the outside in; None for all
+    prepare: Callable[[torch.Tensor], torch.Tensor] | None = None  # applied to this part first
+    prediction: int | None = None  # 1 or 0, where the bundle makes it of one output by a threshold
 
     def read(self, output: Any) -> Any:
         """The part of a network output that the target reads, prepared for it."""
@@ -342,10 +334,7 @@ def _detections(output: Any) -> bool:
 
 
 def _warn_if_saturated(target: Target, values: torch.Tensor, case: Case) -> None:
-    """Warn where all explained scores come from a softmax and are 1 to six digits.
-
-    Half of the evidence could be hidden without a measurable change.
-    """
+    """Warn where all explained scores come from a softmax and are 1 to six digits."""
     if getattr(target, "activation", None) != "softmax":
         return
     with warnings.catch_warnings():

@@ -65,10 +65,7 @@ class Quantity(NamedTuple):
 
 
 def quantity_after(activation: str) -> Quantity:
-    """What an activation of :data:`ACTIVATIONS` makes of the network's output.
-
-    Whether a network without one ends in logits, probabilities or anything else, only its author knows.
-    """
+    """What an activation of :data:`ACTIVATIONS` makes of the network's output."""
     if activation == "none":
         return Quantity("network output", "network output")
     return Quantity(f"{activation} probability", "probability")
@@ -234,16 +231,7 @@ def label_name(label: int | str) -> str:
 
 
 def check_tensor(output: Any, case: Case, target: str) -> torch.Tensor:
-    """Return the output if it is a tensor.
-
-    Args:
-        output: the network's output.
-        case: the case, for the error.
-        target: the target's name, for the error.
-
-    Raises:
-        CaseError: when it is not a tensor. The message lists the tensors in it.
-    """
+    """Return the output if it is a tensor."""
     if isinstance(output, torch.Tensor):
         return output
     parts = choices(output)
@@ -259,11 +247,7 @@ def check_tensor(output: Any, case: Case, target: str) -> torch.Tensor:
 
 
 def check_finite(output: torch.Tensor, case: Case) -> None:
-    """Refuse an output with NaN or infinite values, and say so where the image has them already.
-
-    Raises:
-        CaseError: when there are any.
-    """
+    """Refuse an output with NaN or infinite values, and say so where the image has them already."""
     if not bool(torch.isfinite(output).all()):
         wrong = int((~torch.isfinite(case.image)).sum())
         if wrong:
@@ -280,18 +264,7 @@ def check_finite(output: torch.Tensor, case: Case) -> None:
 
 
 def check_indices(indices: Sequence[int], count: int, name: str, what: str, case: Case) -> None:
-    """Refuse indices that are not in ``[0, count)``.
-
-    Args:
-        indices: indices of classes, channels or values.
-        count: number of classes, channels or values that the network gives.
-        name: the parameter that holds the indices, for the error.
-        what: the word for one of them, such as ``"class"``, for the error.
-        case: the case, for the error.
-
-    Raises:
-        CaseError: naming the first index that is out of range.
-    """
+    """Refuse indices that are not in ``[0, count)``."""
     for index in indices:
         if not 0 <= index < count:
             plural = f"{what}es" if what.endswith("s") else f"{what}s"
@@ -303,18 +276,7 @@ def check_indices(indices: Sequence[int], count: int, name: str, what: str, case
 
 
 def place_in_batch(count: int, name: str, what: str, case: Case) -> int:
-    """Which entry of a setting that is given for each image of a batch is a case's own.
-
-    Args:
-        count: how many entries were given.
-        name: the parameter that holds them, for the error.
-        what: the word for them, such as ``"label maps"``, for the error.
-        case: the case.
-
-    Raises:
-        CaseError: when there is not one entry for each image that is explained together. An evaluator or a dataset may
-            give images one by one: each would be the first of its batch.
-    """
+    """Which entry of a setting that is given for each image of a batch is a case's own."""
     fits = case.index < count if case.batch is None else case.batch == count
     if not fits:
         images = "" if case.batch is None else f", which holds {case.batch} here"
@@ -327,17 +289,7 @@ def place_in_batch(count: int, name: str, what: str, case: Case) -> int:
 
 
 def check_volume(output: Any, case: Case, target: str, what: str = "a segmentation") -> torch.Tensor:
-    """Return an output ``(1, C, *spatial)`` in float32 or float64, if it has as many spatial axes as the image.
-
-    Args:
-        output: the network's output for the unperturbed case.
-        case: the case.
-        target: the target's name, for the error.
-        what: the word for such an output, for the error.
-
-    Raises:
-        CaseError: when the output has another form, or NaN or infinite values.
-    """
+    """Return an output ``(1, C, *spatial)`` in float32 or float64, if it has as many spatial axes as the image."""
     output = check_tensor(output, case, target)
     if output.ndim != case.image.ndim + 1:
         raise CaseError(
@@ -350,16 +302,7 @@ def check_volume(output: Any, case: Case, target: str, what: str = "a segmentati
 
 
 def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
-    """Refuse a softmax of one channel, and warn when an activation is applied to values that look like probabilities.
-
-    Args:
-        output: ``(1, C, ...)``, the network's output for the unperturbed case.
-        activation: a key of :data:`ACTIVATIONS`.
-        case: the case, for messages.
-
-    Raises:
-        CaseError: for a softmax of one channel.
-    """
+    """Refuse a softmax of one channel, and warn of an activation on values that look like probabilities."""
     if activation == "none":
         return
     if activation == "softmax" and output.shape[1] == 1:
@@ -377,10 +320,7 @@ def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
 
 
 def digits(output: torch.Tensor) -> torch.Tensor:
-    """A few numbers ``(4,)`` that differ between outputs, float64: the norm, the sum, and two weighted sums.
-
-    Unlike a hash, they hardly change with the last bits, in which machines differ.
-    """
+    """A few numbers ``(4,)`` that differ between outputs, float64: the norm, the sum, and two weighted sums."""
     values = output.detach().flatten().double()
     places = torch.arange(len(values), dtype=values.dtype, device=values.device)
     waves = [torch.cos(places * step + 1.0) for step in (1.0, 0.0317)]
@@ -393,10 +333,7 @@ def to_float(output: torch.Tensor) -> torch.Tensor:
 
 
 def cosine(vectors: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
-    """Cosine similarity ``(..., M)`` of vectors ``(..., D)`` and references ``(M, D)``, in [-1, 1]; 0 for zero vectors.
-
-    Computed in the vectors' full precision, also under autocast or TF32.
-    """
+    """Cosine similarity ``(..., M)`` of vectors ``(..., D)`` and references ``(M, D)``; 0 for zero vectors."""
     normalize = torch.nn.functional.normalize
     with exact_arithmetic(vectors.device):
         return normalize(vectors, dim=-1) @ normalize(references, dim=-1).T

@@ -34,14 +34,7 @@ _KEYS = (("boxes", "labels", "labels_scores"), ("box", "label", "label_scores"),
 
 @dataclass(frozen=True)
 class _Detections:
-    """The detections of B images, each padded to N boxes by boxes with a score of 0.
-
-    Attributes:
-        boxes: corners ``(B, N, 4 or 6)``.
-        objectness: ``(B, N)``; the score of the label where the detector gives no scores of all classes.
-        classes: the best class of each box ``(B, N)``, -1 in the padding.
-        vectors: the scores of all classes ``(B, N, classes)``; None where the detector does not give them.
-    """
+    """The detections of B images, each padded to N boxes by boxes with a score of 0."""
 
     boxes: torch.Tensor
     objectness: torch.Tensor
@@ -191,27 +184,14 @@ class DetectionScore(Target):
 
 
 def _own(given: Any, ndim: int, name: str, case: Case) -> Any:
-    """The part of one image of a setting that is given once for all images, or as a list with one entry per image.
-
-    Args:
-        given: the setting.
-        ndim: number of axes of one image's part.
-        name: the setting's name, for the error.
-        case: the case.
-    """
+    """The part of one image of a setting that is given once for all images, or as a list with one entry per image."""
     if isinstance(given, (torch.Tensor, np.ndarray)) or not len(given) or np.ndim(given[0]) < ndim:
         return given
     return given[place_in_batch(len(given), name, "entries", case)]
 
 
 def _numbers(value: Any, name: str, case: Case) -> torch.Tensor:
-    """A tensor, array or list of numbers as a tensor.
-
-    Args:
-        value: the numbers.
-        name: what they are, for the error.
-        case: the case, for the error.
-    """
+    """A tensor, array or list of numbers as a tensor."""
     try:
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
             return torch.stack(tuple(value))
@@ -245,13 +225,7 @@ def _check_confidence(objectness: torch.Tensor, case: Case) -> None:
 
 
 class _Reader:
-    """Reads a detector's output.
-
-    Args:
-        keys: the keys of boxes, labels and scores.
-        objectness_key: the key of objectness, if there is one.
-        case: the case.
-    """
+    """Reads a detector's output."""
 
     def __init__(self, keys: Sequence[str], objectness_key: str | None, case: Case) -> None:
         self.keys = keys
@@ -329,15 +303,7 @@ def _padded(parts: Sequence[torch.Tensor], value: float = 0) -> torch.Tensor:
 
 
 class _BoundDetectionScore(BoundTarget):
-    """Scores of M reference boxes ``(M, 4 or 6)``.
-
-    Args:
-        reader: reads the detector's output.
-        found: the detections of the unperturbed image.
-        boxes: the reference boxes.
-        classes: their classes ``(M,)``; None for any class.
-        vectors: their scores of all classes ``(M, classes)``, where they are known.
-    """
+    """Scores of M reference boxes ``(M, 4 or 6)``."""
 
     def __init__(
         self,

@@ -16,9 +16,6 @@ from monai_saliency.utils.arguments import instance
 __all__ = ["FunctionScore"]
 
 
-_MANY = 2**25
-
-
 class FunctionScore(Target):
     """The scores that a user's function computes from the network's output.
 
@@ -52,7 +49,6 @@ class FunctionScore(Target):
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         scores = _scores(self.function, reference_output, case)
-        _check_rows_alone(self.function, reference_output, scores, case)
         count = scores.shape[1]
         labels = self.labels
         if labels is None:
@@ -79,29 +75,6 @@ class _BoundFunctionScore(BoundTarget):
 
     def quantity(self) -> Quantity:
         return Quantity("score of a function", "as the function gives it")
-
-
-def _check_rows_alone(function: Callable[[Any], torch.Tensor], output: Any, scores: torch.Tensor, case: Case) -> None:
-    """Refuse a function under which an image's score depends on the other images of its batch."""
-    # A large output is not doubled for this.
-    if not isinstance(output, torch.Tensor) or not output.is_floating_point() or output.numel() > _MANY:
-        return
-    # Beside another output, still a probability where this is one, the unperturbed image must keep its scores.
-    found = function(torch.cat([output, 0.5 * output + 0.25]))
-    if not isinstance(found, torch.Tensor) or found.shape[:1] != (2,) or found[0].numel() != scores.numel():
-        return  # the first batch says so
-    beside = to_float(found)[:1].reshape(scores.shape)
-    if not torch.allclose(beside, scores, rtol=1e-4, atol=1e-6, equal_nan=True):
-        raise CaseError(
-            case.name,
-            f"`function` mixes the images of a batch: the unperturbed image scores {_figures(scores)} alone and "
-            f"{_figures(beside)} beside another one; compute each row from its own image, such as "
-            "output.flatten(1).mean(1)",
-        )
-
-
-def _figures(scores: torch.Tensor) -> str:
-    return ", ".join(f"{score:.6g}" for score in scores.flatten().tolist()[:4])
 
 
 def _scores(function: Callable[[Any], torch.Tensor], output: Any, case: Case) -> torch.Tensor:

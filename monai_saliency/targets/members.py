@@ -14,24 +14,7 @@ __all__ = ["MemberTarget"]
 
 
 class MemberTarget(Target):
-    """The scores of a target for each of k networks, whose outputs ``(B, C, ...)`` stand side by side along axis 1.
-
-    What is asked is frozen on the mean of the outputs. There are ``k * K`` scores: all of the first network, all of the
-    second, ...
-
-    Args:
-        target: the target.
-        count: k.
-
-    Example::
-
-        >>> import torch
-        >>> from monai_saliency import ClassScore
-        >>> output = torch.tensor([[0.2, 0.8, 0.5, 0.4]])  # two networks of two classes
-        >>> bound = MemberTarget(ClassScore("predicted", "none"), 2).bind(output, Case("ct_7", torch.zeros(1, 8, 8)))
-        >>> [round(score, 1) for score in bound(output)[0].tolist()]  # 0.6 on average for class 1, 0.35 for class 0
-        [0.8, 0.4]
-    """
+    """The scores of a target for each of k networks, whose outputs ``(B, C, ...)`` stand side by side along axis 1."""
 
     def __init__(self, target: Target, count: int) -> None:
         self.target = target

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import scipy.special
 import torch
 from monai.transforms import (
     Activations,
@@ -19,8 +18,6 @@ from monai.transforms import (
     CopyItemsd,
     Lambda,
     Lambdad,
-    RandLambda,
-    RandLambdad,
 )
 from monai.utils import CommonKeys
 
@@ -29,14 +26,6 @@ from monai_saliency.targets.regions import Labels
 
 __all__ = ["Reading", "read_postprocessing"]
 
-_SIGMOIDS = (
-    *(torch.sigmoid, torch.nn.functional.sigmoid, torch.special.expit, torch.Tensor.sigmoid),
-    scipy.special.expit,
-)
-_SOFTMAXES = (
-    *(torch.softmax, torch.nn.functional.softmax, torch.special.softmax, torch.Tensor.softmax),
-    scipy.special.softmax,
-)
 # Modules of MONAI whose transforms only lead to others, and of those that change an image's numbers.
 _BASES = ("monai.transforms.transform", "monai.transforms.inverse", "monai.transforms.traits")
 _INTENSITY = "monai.transforms.intensity."
@@ -44,31 +33,17 @@ _INTENSITY = "monai.transforms.intensity."
 
 @dataclass(frozen=True)
 class Reading:
-    """What a bundle's postprocessing does with a prediction.
+    """How a bundle's postprocessing reads a prediction."""
 
-    Attributes:
-        activation: ``"softmax"`` or ``"sigmoid"``; None if it applies neither.
-        discrete: how it makes labels; None if it does not. ``"argmax"``: of each voxel the highest channel;
-            ``"threshold"``: all channels that reach ``threshold``; ``"positive"``: the highest channel, if it is
-            above 0.
-        unread: what else it makes of the network's numbers, in words: a function that cannot be read, or rounding; None
-            if nothing.
-        threshold: in the unit of the activation's values, or of the network's numbers where there is no activation.
-    """
-
-    activation: str | None = None
+    activation: str | None = None  # "softmax" or "sigmoid"
+    #: how it makes labels: "argmax", "threshold" (all channels that reach it), "positive" (the highest, if above 0)
     discrete: str | None = None
-    unread: str | None = None
-    threshold: float = 0.5
+    unread: str | None = None  # what else it makes of the numbers, in words
+    threshold: float = 0.5  # in the unit of the activation's values, or of the network's numbers
 
     def labels(self, values: torch.Tensor, activation: str) -> Labels:
-        """The labels that the bundle makes of a network's output.
-
-        Args:
-            values: ``(1, C, *spatial)``, the output for one image.
-            activation: of the score. It counts where the bundle makes no labels: with ``"sigmoid"`` a channel's voxels
-                are those above one half, otherwise each voxel has the highest channel. It also stands for a function
-                that cannot be read.
+        """The labels that the bundle makes of an output ``(1, C, *spatial)``. The score's activation counts where the
+        bundle makes no labels, and stands for a function that cannot be read.
         """
         found, several = values[0], values.shape[1] > 1
         own = self.activation or (activation if self.unread else "none")
@@ -148,9 +123,9 @@ def _steps(transform: Any) -> Iterator[tuple[Any, Reading]]:
         yield from ((key, Reading("sigmoid", "positive")) for key, _ in keys)
     elif isinstance(transform, (Lambdad, Lambda)):
         for key, i in keys:
-            written = _setting(transform, "overwrite", i)
-            if isinstance(written, str) or written is None or written:
-                yield written if isinstance(written, str) else key, _lambda(transform, i)
+            written, function = _setting(transform, "overwrite", i), _setting(transform, "func", i)
+            if function is not None and (isinstance(written, str) or written is None or written):
+                yield written if isinstance(written, str) else key, _function(function)
     elif transform is not None and (unread := _of_unknown(transform)) is not None:
         yield from ((key, unread) for key, _ in keys)
 
@@ -180,36 +155,9 @@ def _labels(transform: Any, index: int) -> Reading:
     return Reading(unread="rounds it" if _setting(transform, "rounding", index) is not None else None)
 
 
-def _lambda(transform: Any, index: int) -> Reading:
-    """What a ``Lambda(d)`` does for its key at ``index``."""
-    function = _setting(transform, "func", index)
-    if function is None or not isinstance(transform, (RandLambda, RandLambdad)):
-        return Reading() if function is None else _function(function)
-    return Reading(unread=f"applies {_name(function)} to it at random")
-
-
 def _function(function: Any, how: str = "") -> Reading:
-    """What a function makes of one prediction, channel first, as far as it is known.
-
-    It is not tried: a function may note what it is given.
-    """
-    settings: dict[str, Any] = {}
-    whole = function
-    if isinstance(function, functools.partial) and not function.args:
-        function, settings = function.func, function.keywords
-    if isinstance(function, torch.nn.Identity):
-        return Reading()
-    if not settings and (_is_one_of(function, _SIGMOIDS) or type(function) is torch.nn.Sigmoid):
-        return Reading("sigmoid")
-    if _is_one_of(function, _SOFTMAXES) and settings in ({"dim": 0}, {"axis": 0}):
-        return Reading("softmax")
-    if type(function) is torch.nn.Softmax and function.dim == 0:
-        return Reading("softmax")
-    return Reading(unread=f"applies {_name(whole)} to it{how}")
-
-
-def _is_one_of(function: Any, known: tuple[Any, ...]) -> bool:
-    return any(function is each for each in known)
+    """A function is not tried, since it may note what it is given: `activation` says what its numbers are."""
+    return Reading(unread=f"applies {_name(function)} to it{how}")
 
 
 def _of_unknown(transform: Any) -> Reading | None:

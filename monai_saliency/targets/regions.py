@@ -19,12 +19,8 @@ __all__ = ["Labels", "Prediction", "check_region", "components", "given_region",
 
 
 class Labels:
-    """Labels that are known, of one image.
-
-    Args:
-        values: bool ``(C, *spatial)``, the voxels of each channel, which may overlap; or ``(*spatial)``, the channel of
-            each voxel, where a number that is not a channel stands for none.
-        background: whether channel 0 is background.
+    """Labels of one image: bool ``(C, *spatial)``, which may overlap, or the channel of each voxel ``(*spatial)``; a
+    number that is not a channel stands for none. Channel 0 may be background.
     """
 
     def __init__(self, values: torch.Tensor, background: bool) -> None:
@@ -50,14 +46,7 @@ class Labels:
 
 
 class Prediction:
-    """The segmentation of an unperturbed image.
-
-    Args:
-        output: the network's output ``(1, C, *spatial)``.
-        activation: with ``"sigmoid"``, channels may overlap, and a channel's voxels are those with a probability above
-            0.5. Otherwise a voxel belongs to the channel with the highest output.
-        case: the case, for errors.
-    """
+    """The segmentation of an output ``(1, C, *spatial)``: with ``"sigmoid"`` channels may overlap."""
 
     def __init__(self, output: torch.Tensor, activation: str, case: Case) -> None:
         self.output = output
@@ -75,11 +64,7 @@ class Prediction:
         return self.output[0].argmax(dim=0)
 
     def region(self, channel: int) -> torch.Tensor:
-        """The voxels of a channel, bool ``(*spatial)``.
-
-        Raises:
-            CaseError: when there is one channel and the activation is not ``"sigmoid"``.
-        """
+        """The voxels of a channel, bool ``(*spatial)``."""
         return self.output[0, channel] > 0 if self.overlapping else self._highest == channel
 
     def channels(self) -> list[int]:
@@ -90,15 +75,7 @@ class Prediction:
 
 
 def check_region(region: Any, words: Collection[str]) -> None:
-    """Refuse a region that is neither one of the words nor a label tensor.
-
-    Args:
-        region: the setting of a target.
-        words: the words that it may be.
-
-    Raises:
-        ValueError: when it is anything else.
-    """
+    """Refuse a region that is neither one of the words nor a label tensor."""
     if isinstance(region, torch.Tensor) or (isinstance(region, str) and region in words):
         return
     got = (
@@ -111,20 +88,7 @@ def check_region(region: Any, words: Collection[str]) -> None:
 
 
 def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch.Tensor:
-    """A user's label tensor as a region on the output's grid.
-
-    Args:
-        region: ``(*spatial)``, ``(1, *spatial)`` or, for a batch, ``(B, 1, *spatial)``; not 0 inside the region. On the
-            grid of the output or of the image.
-        spatial: the output's spatial shape.
-        case: the case.
-
-    Returns:
-        bool ``(*spatial)``.
-
-    Raises:
-        CaseError: when the shape does not fit, or when nothing of the region is left on the output's grid.
-    """
+    """A user's label tensor as a region on the output's grid."""
     own = region
     if own.ndim == len(spatial) + 2:
         own = own[place_in_batch(len(own), "region", "label maps", case) if len(own) > 1 else 0]
@@ -145,20 +109,7 @@ def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch
 
 
 def label_region(values: Sequence[int] | None, spatial: torch.Size, case: Case) -> torch.Tensor:
-    """The region where the case's label map has one of some values, on the output's grid.
-
-    Args:
-        values: values of the label map; None for all but 0.
-        spatial: the output's spatial shape.
-        case: the case, with its label map.
-
-    Returns:
-        bool ``(*spatial)``.
-
-    Raises:
-        CaseError: when the case has no label map or one of another shape than the image, or when nothing of the region
-            is left on the output's grid.
-    """
+    """The region where the case's label map has one of some values, on the output's grid."""
     if case.labels is None:
         raise CaseError(
             case.name,
@@ -184,17 +135,7 @@ def label_region(values: Sequence[int] | None, spatial: torch.Size, case: Case) 
 
 
 def on_grid(region: torch.Tensor, spatial: torch.Size, what: str, case: Case) -> torch.Tensor:
-    """Resample a region to another grid, to the nearest voxel.
-
-    Args:
-        region: bool ``(*shape)``.
-        spatial: the new spatial shape.
-        what: the words for the region in the error.
-        case: the case, for the error.
-
-    Raises:
-        CaseError: when the region is not empty, and nothing of it is left on the new grid.
-    """
+    """Resample a region to another grid, to the nearest voxel."""
     if region.shape == spatial:
         return region
     resampled = (
@@ -210,18 +151,7 @@ def on_grid(region: torch.Tensor, spatial: torch.Size, what: str, case: Case) ->
 
 
 def components(region: torch.Tensor, limit: int, min_size: int) -> list[torch.Tensor]:
-    """The connected components of a region, the largest first. Voxels that touch at a corner are connected.
-
-    Of two components of equal size, the one with the first voxel in memory order comes first.
-
-    Args:
-        region: bool ``(*spatial)``, on any device; it is copied to the CPU.
-        limit: the most components to return.
-        min_size: the smallest number of voxels of a component.
-
-    Returns:
-        one bool tensor ``(*spatial)`` per component, on the region's device.
-    """
+    """The connected components of a region, the largest first. Voxels that touch at a corner are connected."""
     found, _ = ndimage.label(region.numpy(force=True), structure=np.ones([3] * region.ndim))
     sizes = np.bincount(found.ravel())[1:]
     order = [i + 1 for i in np.argsort(-sizes, kind="stable") if sizes[i] >= min_size][:limit]

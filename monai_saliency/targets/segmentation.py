@@ -242,11 +242,6 @@ class RegionScore(_SegmentationTarget):
 class PredictedRegionScore(RegionScore):
     """A :class:`RegionScore` in the regions that somebody else's steps make of the unperturbed output, such as a
     bundle's postprocessing.
-
-    Args:
-        channel: the output channels to explain.
-        activation: as for :class:`RegionScore`.
-        labels: gives the labels of an output ``(1, C, *spatial)``.
     """
 
     def __init__(self, channel: int | Sequence[int], activation: str, labels: Callable[[torch.Tensor], Labels]) -> None:

@@ -3,12 +3,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from monai.apps.detection.networks.retinanet_detector import RetinaNetDetector
 from monai.apps.detection.utils.anchor_utils import AnchorGeneratorWithAnchorShape
-from xaitk_saliency.impls.gen_detector_prop_sal.drise_scoring import DRISEScoring
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
@@ -116,24 +114,6 @@ def test_scores_do_not_depend_on_the_batch(kind: str) -> None:
     alone = torch.cat([bound([image]) for image in perturbed])
     assert torch.equal(together, alone)
     assert together.min() >= 0
-
-
-def test_agrees_with_xaitk_saliency() -> None:
-    """Its boxes end at their last voxel, and it scales each map to a magnitude of 1; one-voxel masks show scores."""
-    (reference,) = detections([3], 2, classes=4, seed=5)
-    perturbed = detections([7] * 10, 2, classes=4, seed=6)
-
-    def rows(image: dict) -> np.ndarray:
-        corners = image["boxes"] - torch.tensor([0, 0, 1, 1])
-        return torch.cat([corners, image["objectness"][:, None], image["labels_scores"]], 1).double().numpy()
-
-    masks = np.eye(10).reshape(10, 2, 5)
-    theirs = DRISEScoring().generate(rows(reference), np.stack([rows(image) for image in perturbed]), masks)
-    bound = DetectionScore(0.0, objectness_key="objectness").bind([reference], CASES[2])
-    order = (reference["labels_scores"].amax(1) * reference["objectness"]).argsort(descending=True)
-    ours = bound(perturbed).T.numpy()
-    expected = theirs.reshape(3, 10)[order.numpy()]
-    np.testing.assert_allclose(ours / ours.max(axis=1, keepdims=True), expected, atol=1e-5)
 
 
 def box(*corners: float, label: int = 1, score: float = 0.9) -> dict[str, torch.Tensor]:
@@ -297,10 +277,7 @@ class TestByHand:
         [
             ({"labels_scores": torch.tensor([3.0])}, r"must be in \[0, 1\], and the network gives up to 3; .* sigmoid"),
             ({"boxes": torch.tensor([[8.0, 8, 4, 6]])}, r"finite corners, .* got \[8, 8, 4, 6\]; .*convert_box_mode"),
-            ({"boxes": torch.tensor([[8.0, 8, math.nan, 10]])}, "that the network gives must be finite corners"),
             ({"labels": torch.tensor([1, 2])}, r"1 boxes of an image and 'labels' of shape \(2,\).*one row for each"),
-            ({"labels": torch.eye(3)[:1]}, r"1 boxes of an image and 'labels' of shape \(1, 3\)"),
-            ({"labels_scores": torch.ones(2)}, r"1 boxes of an image and 'labels_scores' of shape \(2,\)"),
             ({"labels": ["nodule"]}, "'labels' of the detections must be a tensor of numbers"),
             ({"boxes": torch.zeros(1, 1, 4)}, "this image has 4 corner coordinates"),
         ],
@@ -321,10 +298,8 @@ class TestByHand:
         ("settings", "match"),
         [
             ({"boxes": torch.tensor([[8.0, 8, 4, 6]])}, r"`boxes` must be finite corners, .* got \[8, 8, 4, 6\]"),
-            ({"boxes": torch.tensor([[8.0, 8, math.inf, 9]])}, "`boxes` must be finite corners"),
             ({"boxes": []}, r"`boxes` must have shape \(M, 4\), at least one box, got \(0,\)"),
             ({"boxes": torch.ones(1, 4), "classes": [1.5]}, r"`classes` must be whole numbers, got \[1.5\]"),
-            ({"boxes": torch.ones(1, 4), "classes": [True]}, r"`classes` must be whole numbers, got \[True\]"),
             ({"boxes": torch.ones(1, 4), "classes": ["a"]}, "`classes` must be a tensor of numbers"),
         ],
     )
@@ -361,8 +336,7 @@ class _Heads(torch.nn.Module):
         return {self.cls_key: [self.classes(x)], self.box_reg_key: [0.1 * self.boxes(x)]}
 
 
-@pytest.mark.parametrize("inputs", [None, ListInput()])
-@pytest.mark.parametrize("mask_batch_size", [1, 5, 64])
+@pytest.mark.parametrize(("inputs", "mask_batch_size"), [(None, 5), (ListInput(), 64)])
 def test_monai_detector_equals_one_image_at_a_time(inputs: Any, mask_batch_size: int) -> None:
     """Rows of two cases share batches; the scores are those of plain forwards and the paper's loops."""
     detector = RetinaNetDetector(_Heads(), AnchorGeneratorWithAnchorShape((1,), base_anchor_shapes=((6, 6, 6),)))

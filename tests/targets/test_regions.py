@@ -99,10 +99,6 @@ class TestCoarserOutput:
                 self.OUTPUT, Case("ct", self.IMAGE, labels=3 * region[None])
             )
 
-    def test_neither_grid(self) -> None:
-        with pytest.raises(CaseError, match=r"shape \(6, 6\).*\(4, 4\) and the image \(8, 8\); give .* one of these"):
-            RegionScore(0, "none", torch.ones(6, 6)).bind(self.OUTPUT, Case("ct", self.IMAGE))
-
 
 class TestComponents:
     """A blob of three voxels that touch at corners, one of two, and one of one."""

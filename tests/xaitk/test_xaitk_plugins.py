@@ -41,6 +41,7 @@ INTERFACES: dict[type[Any], set[type[Any]]] = {
     },
     GenerateDescriptorSimilaritySaliency: {xaitk.SimilarityScoring},
     GenerateDetectorProposalSaliency: {xaitk.DRISEScoring},
+    GenerateImageClassifierBlackboxSaliency: {xaitk.RISEStack, xaitk.SlidingWindowStack},
     GenerateObjectDetectorBlackboxSaliency: {xaitk.DRISEStack, xaitk.RandomGridStack},
     GenerateImageSimilarityBlackboxSaliency: {xaitk.SBSMStack},
 }
