@@ -20,17 +20,7 @@ _SUFFIX = "_saliency.nii.gz"
 
 
 def find_maps(folder: str | Path) -> dict[str, Path]:
-    """Find the maps in an output folder and its subfolders.
-
-    Args:
-        folder: the output folder of a run.
-
-    Returns:
-        the file of each map, by the case's name.
-
-    Raises:
-        ValueError: when the folder does not exist.
-    """
+    """The files of the maps in an output folder and its subfolders, by the case's name."""
     folder = a_path("folder", folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: give the output folder of a run")
@@ -41,17 +31,7 @@ def find_maps(folder: str | Path) -> dict[str, Path]:
 
 
 def read_map(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read a map.
-
-    Args:
-        path: the map's NIfTI file.
-
-    Returns:
-        the voxels, ``(*spatial)`` or ``(*spatial, K)`` for K maps, and the affine ``(4, 4)``.
-
-    Raises:
-        ValueError: when the file cannot be read.
-    """
+    """The voxels of a map's file, ``(*spatial)`` or ``(*spatial, K)`` for K maps, and its affine ``(4, 4)``."""
     try:
         scan = load_scan(path)
         return np.asanyarray(scan.dataobj), scan.affine
@@ -85,13 +65,6 @@ class Comparison:
         both: the cases with a map in both folders.
         only_first: the names of cases with a map in the first folder only.
         only_second: the names of cases with a map in the second folder only.
-
-    Example::
-
-        >>> comparison = Comparison(both=[], only_first=["a"], only_second=[])
-        >>> print(comparison)
-        cases in both: 0
-        only in the first: 1 (a)
     """
 
     both: Sequence[CaseComparison]
@@ -104,11 +77,7 @@ class Comparison:
         return max(self.both, key=lambda case: case.difference)
 
     def agrees(self, tolerance: float = 1e-6) -> bool:
-        """Whether both folders have maps of the same cases, with equal affines, that differ by at most ``tolerance``.
-
-        Args:
-            tolerance: the largest allowed :attr:`CaseComparison.difference`, relative to the map's largest value.
-        """
+        """Whether both folders have maps of the same cases and affines, which differ by at most ``tolerance``."""
         number("tolerance", tolerance, 0)
         placed = all(case.same_affine for case in self.both)
         return not self.only_first and not self.only_second and placed and self.worst.difference <= tolerance
@@ -141,15 +110,8 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
 
     Example::
 
-        >>> import tempfile, nibabel, numpy
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for name, peak in (("a", 4.0), ("b", 4.5)):
-        ...         (Path(folder) / name).mkdir()
-        ...         voxels = numpy.array([[[0.0, 1.0, peak]]], numpy.float32)
-        ...         nibabel.save(nibabel.Nifti1Image(voxels, numpy.eye(4)), f"{folder}/{name}/ct_7_saliency.nii.gz")
-        ...     comparison = compare(f"{folder}/a", f"{folder}/b")
-        >>> comparison.worst.case, comparison.worst.difference, comparison.agrees(tolerance=0.2)  # 0.5 of 4
-        ('ct_7', 0.125, True)
+        comparison = compare("rise/eval", "windows/eval")
+        print(comparison)
     """
     maps = []
     for folder in (first, second):

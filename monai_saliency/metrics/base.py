@@ -69,10 +69,7 @@ class SaliencyMetric(BatchMetric):
     def aggregate(
         self, reduction: MetricReduction | str | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Reduce the numbers of all batches since the last reset.
-
-        Args:
-            reduction: as the argument of the class, which is the default.
+        """Reduce the numbers of all batches since the last reset, by the class's ``reduction`` or another.
 
         Returns:
             the reduced numbers, NaN where all of them are; with ``get_not_nans`` also how many are not.
@@ -92,17 +89,7 @@ class SaliencyMetric(BatchMetric):
 
 
 def checked_maps(y_pred: torch.Tensor) -> torch.Tensor:
-    """Check that maps are a batch of finite 2D or 3D maps.
-
-    Args:
-        y_pred: ``(B, K, *spatial)``.
-
-    Returns:
-        the maps as a plain tensor, float32 or float64.
-
-    Raises:
-        ValueError: when they have another number of axes, no voxels, or NaN or infinite ones.
-    """
+    """Finite 2D or 3D maps ``(B, K, *spatial)`` as a plain tensor, float32 or float64; ValueError for anything else."""
     maps = plain(y_pred)
     if not isinstance(maps, torch.Tensor) or maps.ndim not in (4, 5) or not maps.numel():
         shape = tuple(maps.shape) if isinstance(maps, torch.Tensor) else f"a {type(maps).__name__}"
@@ -114,18 +101,9 @@ def checked_maps(y_pred: torch.Tensor) -> torch.Tensor:
 
 
 def checked_labels(maps: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
-    """The voxels of each map's label.
+    """The voxels of each map's label, bool ``(B, K, *spatial)`` on the maps' device.
 
-    Args:
-        maps: ``(B, K, *spatial)``.
-        y: label maps ``(B, 1, *spatial)``, or ``(B, K, *spatial)`` with one for each map. The label is all voxels that
-            are not 0.
-
-    Returns:
-        bool ``(B, K, *spatial)``, on the maps' device.
-
-    Raises:
-        ValueError: when the labels have another shape, or hold NaN.
+    ``y`` are label maps ``(B, 1, *spatial)``, or one for each map. ValueError for another shape, or NaN.
     """
     labels = plain(y)
     if not isinstance(labels, torch.Tensor):

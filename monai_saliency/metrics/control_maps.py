@@ -28,11 +28,6 @@ class Controlled:
         higher_is_better: its direction.
         value: of the maps: the mean over cases and maps; NaN where nothing could be measured.
         controls: of each control, by its name.
-
-    Example::
-
-        >>> Controlled("AUPRC", True, 0.9, {"random": 0.01, "intensity": 0.95}).passed_by
-        ('intensity',)
     """
 
     metric: str
@@ -75,13 +70,6 @@ def controls(
 
     Raises:
         ValueError: when images and maps are not of one batch and one grid, or when they are not finite.
-
-    Example::
-
-        >>> image = torch.tensor([[[[0.0, 0.0, 2.0], [0.0, 0.0, 2.0]]]])
-        >>> found = controls(image, torch.ones(1, 1, 2, 3))
-        >>> found["edges"].tolist()
-        [[[[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]]]
     """
     maps = checked_maps(saliency)
     scans = plain(images)
@@ -108,9 +96,6 @@ def with_controls(
     sigma: float = 2.0,
 ) -> Controlled:
     """Measure maps and their controls by one metric.
-
-    Nothing is added to what the metric keeps. Metrics of a method rather than of a map, such as
-    :class:`~monai_saliency.metrics.repeatability.Repeatability`, compare each control with the method's map.
 
     Args:
         metric: any metric of this room.

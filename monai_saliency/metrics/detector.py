@@ -23,8 +23,7 @@ class AUPRC(SaliencyMetric):
     empty label counts as NaN.
 
     Args:
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Example::
 
@@ -51,8 +50,7 @@ class MeanIoU(SaliencyMetric):
 
     Args:
         threshold: in the map's unit; voxels above it are compared with the label. None: the best.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: when ``threshold`` is not a finite number.
@@ -82,9 +80,8 @@ class MeanIoU(SaliencyMetric):
 
 
 def _sorted_maps(maps: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """For each map, at each of its voxels from the highest down: whether the label holds it, and how many voxels are
-    at least as high. Maps are sorted one at a time: indices of many would take several times the maps' memory.
-    """
+    """For each map, at its voxels from the highest down: whether the label holds it, and the last equal voxel."""
+    # One at a time: indices of many maps would take several times their memory.
     for one, label in zip(maps.flatten(0, 1).flatten(1), labels.flatten(0, 1).flatten(1), strict=True):
         ordered, order = one.sort(descending=True)
         yield label[order], last_of_ties(ordered[None])[0]

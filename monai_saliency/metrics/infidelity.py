@@ -31,13 +31,12 @@ class _SumsAndDrops(NetworkMetric):
         """The number of one map, from ``(N,)`` sums and ``(N,)`` drops, float64."""
 
     def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
-        found = [(one, self.score(one, self.masks)) for one in maps]
-        return torch.stack(
-            [
-                self.compare(_sums_of_hidden(each, one.saliency), (each.reference - each.scores).cpu())
-                for one, each in found
-            ]
-        )
+        found = []
+        for one in maps:
+            scored = self.score(one, self.masks)
+            drops = (scored.reference - scored.scores).cpu()
+            found.append(self.compare(_sums_of_hidden(scored, one.saliency), drops))
+        return torch.stack(found)
 
 
 class Infidelity(_SumsAndDrops):
@@ -55,8 +54,7 @@ class Infidelity(_SumsAndDrops):
         normalize: scale the map by the factor ``beta`` that suits it best (captum's ``normalize``), so that only its
             shape counts; otherwise ``beta`` is 1, and the map must be in the score's unit per voxel.
         fill: what replaces voxels; that of ``inferer`` by default.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: when an argument is of another kind, and (when called) when maps and images do not belong together.
@@ -111,20 +109,10 @@ class SensitivityN(_SumsAndDrops):
         grid_size: cells along each axis; voxels where the axis is shorter.
         seed: of the random subsets.
         fill: what replaces voxels; that of ``inferer`` by default.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: for settings out of range, and (when called) when maps and images do not belong together.
-
-    Example::
-
-        >>> import monai_saliency as ms
-        >>> inferer = ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"))
-        >>> network = lambda x: x.flatten(1).sum(1, keepdim=True)  # the score is the sum of the image
-        >>> image = torch.tensor([[[[6.0, 0.0], [2.0, 1.0]]]])
-        >>> round(SensitivityN(inferer, network, num_hidden=2, num_masks=10)(image, image).item(), 6)
-        1.0
     """
 
     def __init__(

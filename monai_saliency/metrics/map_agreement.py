@@ -26,13 +26,6 @@ class MapAgreement:
             a share ``top`` of all voxels, as far as they are positive; NaN where one map has none.
         peak_distance: between the peaks, in mm.
         difference: the largest absolute difference of a voxel, in the maps' unit.
-
-    Example::
-
-        >>> map_ = np.array([[0.0, 1.0, 2.0], [0.0, 0.0, 9.0]])
-        >>> found = map_agreement(map_, map_, np.eye(4))
-        >>> isinstance(found, MapAgreement), found.peak_distance, found.difference
-        (True, 0.0, 0.0)
     """
 
     pearson: float

@@ -22,8 +22,7 @@ class MassInLabel(SaliencyMetric):
     counts as NaN.
 
     Args:
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Example::
 
@@ -49,8 +48,7 @@ class Leakage(SaliencyMetric):
     Args:
         top: measure the highest voxels instead of the positive mass: their share of all voxels, in (0, 1], rounded up.
             All voxels as high as the last of them count too.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: when ``top`` is not in (0, 1].
@@ -81,19 +79,9 @@ class Leakage(SaliencyMetric):
 
 
 def highest_voxels(maps: torch.Tensor, share: float) -> torch.Tensor:
-    """The highest voxels of maps: a share of all voxels, rounded up, and all voxels as high as the last of them.
+    """The highest voxels of maps ``(B, K, *spatial)``: a share of all, rounded up, and those as high as the last.
 
-    Args:
-        maps: ``(B, K, *spatial)``, finite.
-        share: of the voxels, in (0, 1].
-
-    Returns:
-        bool, of the shape of ``maps``. Nothing is marked in a flat map.
-
-    Example::
-
-        >>> highest_voxels(torch.tensor([[[[3.0, -2.0], [1.0, 0.0]]]]), 0.5).tolist()
-        [[[[True, False], [True, False]]]]
+    Nothing is marked in a flat map.
     """
     flat = maps.flatten(2)
     count = math.ceil(share * flat.shape[2] * (1 - 1e-12))  # 0.07 * 100 is above 7

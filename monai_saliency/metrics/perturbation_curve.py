@@ -66,16 +66,7 @@ class _Curve(NetworkMetric):
     def curves(
         self, y_pred: torch.Tensor, y: torch.Tensor, cases: Sequence[Case] | None = None
     ) -> list[list[PerturbationCurve]]:
-        """The curve of each map.
-
-        Args:
-            y_pred: saliency maps ``(B, K, *spatial)``.
-            y: the images that they explain, ``(B, C, *spatial)``.
-            cases: for each image its name, label map, voxel sizes and file; by default those of its meta data.
-
-        Returns:
-            K curves for each of B images.
-        """
+        """K curves for each of B images; arguments as for :meth:`compute`."""
         return [[self._curve(one) for one in case] for case in self.each(y_pred, y, cases)]
 
     def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
@@ -100,8 +91,8 @@ class Deletion(_Curve):
     on the way, in the score's unit. Voxels with equal values go at once (:class:`~monai_saliency.masks.OrderMasks`), so
     a flat map gives the mean of both ends.
 
-    Single metrics flatter: deletion also rewards maps that destroy the image's structure early. Look at the controls
-    beside it (:func:`~monai_saliency.metrics.control_maps.with_controls`).
+    Deletion also rewards maps that destroy the image's structure early: compare with the controls
+    (:func:`~monai_saliency.metrics.control_maps.with_controls`).
 
     Args:
         inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
@@ -110,8 +101,7 @@ class Deletion(_Curve):
         fill: what replaces voxels; that of ``inferer`` by default.
         regions: makes a label map ``(1, *spatial)`` of an image and its voxel sizes, such as ``Supervoxels(200)``;
             voxels of one label go at once, in the order of their mean in the map. Single voxels by default.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: for settings out of range, and (when called) when maps and images do not belong together.
@@ -140,29 +130,10 @@ class Insertion(_Curve):
     The curve begins at the score of the fill and ends at the score of the unperturbed image; as for :class:`Deletion`
     otherwise. Petsiuk et al. insert into a blurred image: ``fill=BlurFill(...)``.
 
-    Single metrics flatter: insertion rewards blurred maps, which insert smooth shapes. Look at the controls beside it
+    Insertion also rewards blurred maps, which insert smooth shapes: compare with the controls
     (:func:`~monai_saliency.metrics.control_maps.with_controls`).
 
-    Args:
-        inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
-        network: any callable on images.
-        steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.
-        fill: what replaces voxels; that of ``inferer`` by default.
-        regions: as for :class:`Deletion`.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-
-    Raises:
-        ValueError: for settings out of range, and (when called) when maps and images do not belong together.
-
-    Example::
-
-        >>> import monai_saliency as ms
-        >>> inferer = ms.sliding_window(1, 1, target=ms.ClassScore([0], "none"))
-        >>> network = lambda x: x.flatten(1).sum(1, keepdim=True)  # the score is the sum of the image
-        >>> image = torch.tensor([[[[6.0, 0.0], [2.0, 0.0]]]])
-        >>> Insertion(inferer, network, steps=4).curves(image, image)[0][0].scores.tolist()
-        [0.0, 6.0, 8.0, 8.0]
+    Args and errors are the same as for :class:`Deletion`.
     """
 
     keep = True

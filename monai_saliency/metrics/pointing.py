@@ -25,8 +25,7 @@ class Pointing(SaliencyMetric):
     Args:
         tolerance: how far from the label the peak may lie, in voxels, Euclidean, at least 0. By default it must lie
             strictly inside. Zhang et al. allow 15 pixels.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: when ``tolerance`` is negative, and (when called) for maps that are not finite and labels that are

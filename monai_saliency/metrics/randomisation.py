@@ -49,8 +49,7 @@ class ParameterRandomisation(_Randomised):
         network: the module that was explained. A deep copy is randomised (:func:`randomised`), the network itself is
             left as it is.
         seed: of the random parameters.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Attributes:
         randomised: the randomised copy.
@@ -83,31 +82,11 @@ class EfficientParameterRandomisation(_Randomised):
     beside :class:`ParameterRandomisation`. NaN where the map is flat.
 
     Args:
-        inferer: what made the maps.
-        network: the module that was explained. A deep copy is randomised (:func:`randomised`), the network itself is
-            left as it is.
-        seed: of the random parameters.
+        inferer, network, seed, reduction, get_not_nans: as for :class:`ParameterRandomisation`.
         bins: of the histogram, at least 2; 100 as in the paper.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-
-    Attributes:
-        randomised: the randomised copy.
 
     Raises:
         ValueError: when the network is not a module, or has no parameters, or for settings out of range.
-
-    Example::
-
-        >>> import monai_saliency as ms
-        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
-        >>> weight = torch.zeros(2, 64)
-        >>> weight[1, 9] = 1  # one voxel decides
-        >>> network[1].weight.data = weight
-        >>> inferer = ms.sliding_window(1, 1, target=ms.ClassScore([1], "none"))
-        >>> images = torch.rand(1, 1, 8, 8)
-        >>> EfficientParameterRandomisation(inferer, network)(inferer(images, network), images).item() > 1
-        True
     """
 
     def __init__(
@@ -129,19 +108,9 @@ class EfficientParameterRandomisation(_Randomised):
 
 
 def resemblance(maps: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Spearman's rank correlation of maps with those of a randomised network, see :class:`ParameterRandomisation`.
+    """Spearman's rank correlation ``(K,)`` of maps ``(K, *spatial)`` with a randomised network's.
 
-    Args:
-        maps: ``(K, *spatial)``.
-        others: ``(K, *spatial)``, of the randomised network.
-
-    Returns:
-        ``(K,)``, in [-1, 1]: 0 where the other map is flat, NaN where the map itself is.
-
-    Example::
-
-        >>> resemblance(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[5.0, 5.0, 5.0]])).tolist()
-        [0.0]
+    0 where the other map is flat, NaN where the map itself is.
     """
     ours, others = maps.flatten(1), others.to(maps.device).flatten(1)
     nothing = (others.amax(1) == others.amin(1)) & (ours.amax(1) > ours.amin(1))
@@ -149,20 +118,7 @@ def resemblance(maps: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 
 def entropy(values: torch.Tensor, bins: int = 100) -> torch.Tensor:
-    """The entropy of the histogram of values, in nats: 0 where all are equal, ``log(bins)`` where they are even.
-
-    Args:
-        values: of any shape.
-        bins: of equal width, between the lowest and the highest value.
-
-    Returns:
-        float64, without axes, on the host.
-
-    Example::
-
-        >>> round(entropy(torch.tensor([0.0, 0.0, 1.0, 1.0])).item(), 4)  # log(2)
-        0.6931
-    """
+    """The entropy of the histogram of values, in nats: 0 where all are equal, ``log(bins)`` where they are even."""
     found = values.detach().flatten().to("cpu", torch.float64)
     low, high = found.min(), found.max()
     if low == high:
@@ -180,18 +136,8 @@ def randomised(network: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     the standard deviation that they have (or their mean size, where all are equal; zeros stay). Draws are made on the
     CPU, so that every device gets the same ones, and torch's own random numbers are not touched.
 
-    Args:
-        network: the module.
-        seed: of the random numbers.
-
     Raises:
         ValueError: when the network is not a module, or has no parameters.
-
-    Example::
-
-        >>> network = torch.nn.Linear(3, 1)
-        >>> bool((randomised(network).weight != network.weight).all())
-        True
     """
     instance("network", network, torch.nn.Module, "a module, whose parameters can be drawn anew")
     whole_number("seed", seed, 0)

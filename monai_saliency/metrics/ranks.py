@@ -10,19 +10,7 @@ __all__ = ["correlation", "last_of_ties", "rank_correlation", "ranks"]
 
 
 def last_of_ties(ordered: torch.Tensor) -> torch.Tensor:
-    """For each place in sorted rows, the last place with an equal value.
-
-    Args:
-        ordered: ``(n, N)``, sorted along the last axis.
-
-    Returns:
-        integers ``(n, N)``.
-
-    Example::
-
-        >>> last_of_ties(torch.tensor([[5.0, 3.0, 3.0, 1.0]])).tolist()
-        [[0, 2, 2, 3]]
-    """
+    """For each place in sorted rows ``(n, N)``, the last place with an equal value: [5, 3, 3, 1] gives [0, 2, 2, 3]."""
     count = ordered.shape[1]
     places = torch.arange(count, device=ordered.device).expand_as(ordered)
     ends = torch.ones_like(ordered, dtype=torch.bool)
@@ -31,19 +19,7 @@ def last_of_ties(ordered: torch.Tensor) -> torch.Tensor:
 
 
 def ranks(values: torch.Tensor) -> torch.Tensor:
-    """The rank of each value in its row, from 0; equal values share the mean of their ranks.
-
-    Args:
-        values: ``(n, N)``.
-
-    Returns:
-        ``(n, N)``, float64 (float32 on devices without float64).
-
-    Example::
-
-        >>> ranks(torch.tensor([[0.2, 0.7, 0.2, 0.1]])).tolist()
-        [[1.5, 3.0, 1.5, 0.0]]
-    """
+    """The rank of each value in its row of ``(n, N)``, from 0; equal values share the mean of their ranks."""
     ordered, order = values.sort(dim=1, stable=True)
     last = last_of_ties(ordered)
     first = values.shape[1] - 1 - last_of_ties(ordered.flip(1)).flip(1)
@@ -52,14 +28,7 @@ def ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Spearman's rank correlation of rows.
-
-    Args:
-        first: ``(n, N)``.
-        second: ``(n, N)``.
-
-    Returns:
-        ``(n,)``, in [-1, 1]; NaN where all values of a row are equal.
+    """Spearman's rank correlation ``(n,)`` of rows ``(n, N)``, in [-1, 1]; NaN where all values of a row are equal.
 
     Example::
 
@@ -70,20 +39,7 @@ def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Pearson's correlation of rows.
-
-    Args:
-        first: ``(n, N)``, float.
-        second: ``(n, N)``, float.
-
-    Returns:
-        ``(n,)``, in [-1, 1], float64 (float32 on devices without float64); NaN where all values of a row are equal.
-
-    Example::
-
-        >>> correlation(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[2.0, 4.0, 6.0]])).tolist()
-        [1.0]
-    """
+    """Pearson's correlation ``(n,)`` of rows ``(n, N)``, in [-1, 1]; NaN where all values of a row are equal."""
     ours, theirs = (rows.to(accumulation_dtype(rows.device)) for rows in (first, second))
     ours, theirs = (rows - rows.mean(1, keepdim=True) for rows in (ours, theirs))
     size = ((ours**2).sum(1) * (theirs**2).sum(1)).sqrt()

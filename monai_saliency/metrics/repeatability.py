@@ -25,8 +25,7 @@ class RankAgreement(SaliencyMetric):
     higher is better. NaN where a map is flat.
 
     Args:
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: (when called) when the maps have different shapes.
@@ -57,8 +56,7 @@ class Repeatability(NetworkMetric):
         inferer: what made the maps. Its masks must have a seed.
         network: any callable on images.
         seed: of the second map's masks; another one than that of ``inferer``.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: when the masks of ``inferer`` have no seed, or have this one.
@@ -99,20 +97,10 @@ class FillAgreement(NetworkMetric):
         inferer: what made the maps.
         network: any callable on images.
         fills: other fills, at least one, such as ``[MeanFill(), BlurFill()]``.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: when there is no fill.
-
-    Example::
-
-        >>> import monai_saliency as ms
-        >>> network = lambda x: x[..., :2, :2].flatten(1).sum(1, keepdim=True)
-        >>> inferer = ms.sliding_window(2, 2, target=ms.ClassScore([0], "none"))
-        >>> images = torch.rand(1, 1, 8, 8)
-        >>> FillAgreement(inferer, network, [ms.ConstantFill(-1.0)])(inferer(images, network), images).item() > 0.99
-        True
     """
 
     def __init__(
@@ -135,19 +123,7 @@ class FillAgreement(NetworkMetric):
 
 
 def other_maps(maps: Sequence[OneMap], inferer: PerturbationInferer, network: Callable[..., Any]) -> torch.Tensor:
-    """The maps that another inferer, or another network, gives for a case.
-
-    Args:
-        maps: K maps of one case.
-        inferer: makes the other maps.
-        network: any callable on images.
-
-    Returns:
-        ``(K, *spatial)``. Where the inferer makes one map, it stands for all K.
-
-    Raises:
-        ValueError: when the inferer makes several maps and not as many.
-    """
+    """The maps ``(K, *spatial)`` that another inferer, or another network, gives for a case of K maps."""
     first = maps[0]
     (explanation,) = inferer.explain(first.image[None], network, cases=[first.case])
     found = explanation.saliency

@@ -21,15 +21,7 @@ __all__ = ["NetworkMetric", "OneMap", "Scored"]
 
 
 class OneMap(NamedTuple):
-    """One map and its image.
-
-    Attributes:
-        saliency: ``(*spatial)``.
-        number: which of the case's maps it is.
-        num_maps: how many maps the case has.
-        image: ``(C, *spatial)``.
-        case: the image's name, label map, voxel sizes and file, as far as they are known.
-    """
+    """One map ``(*spatial)`` of ``num_maps`` of a case, and its image ``(C, *spatial)``."""
 
     saliency: torch.Tensor
     number: int
@@ -39,14 +31,7 @@ class OneMap(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Scores of perturbed images of one case, as the value that one map explains.
-
-    Attributes:
-        masks: the masks, bound to the case.
-        ids: the mask of each score.
-        scores: ``(N,)``, float64.
-        reference: the score of the unperturbed image.
-    """
+    """Scores ``(N,)`` of perturbed images of one case, for one map, and the score of the unperturbed image."""
 
     masks: BoundMasks
     ids: Sequence[Id]
@@ -67,8 +52,7 @@ class NetworkMetric(SaliencyMetric):
         inferer: what made the maps, such as ``rise(target=...)``.
         network: any callable on images.
         fill: what replaces hidden voxels; that of ``inferer`` by default.
-        reduction: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
-        get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Attributes:
         num_forwards: the forwards that :meth:`score` has spent so far, counted as
@@ -132,16 +116,7 @@ class NetworkMetric(SaliencyMetric):
         return [[OneMap(maps[i, k], k, count, images[i], case) for k in range(count)] for i, case in enumerate(known)]
 
     def score(self, one: OneMap, masks: Masks) -> Scored:
-        """Score perturbed images of one case.
-
-        Args:
-            one: the map and its image.
-            masks: where the image is perturbed, alike in all channels.
-
-        Raises:
-            ValueError: when the target explains several values and not as many as there are maps, or when each channel
-                has its own masks.
-        """
+        """Score perturbed images of one case, by masks that hide all channels alike."""
         (state,) = self.inferer.replace(masks=masks).score(one.image[None], self.network, cases=[one.case])
         self.num_forwards += state.num_forwards
         scores, reference = state.state.scores.double(), state.state.reference_scores.double()

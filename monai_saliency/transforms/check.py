@@ -112,14 +112,9 @@ class CheckScand(MapTransform):
 
 
 def header_problem(image: torch.Tensor, dims: int) -> str | None:
-    """What is wrong with the header of the file that an image was loaded from, so that its map would have no place.
+    """Why the header of the file of an image ``(C, *spatial)`` gives its voxels no place; None where it does.
 
-    Args:
-        image: ``(C, *spatial)``, as it was loaded or after any preprocessing that keeps its meta data.
-        dims: how many spatial axes it has, 2 or 3.
-
-    Returns:
-        a sentence for an error; None where nothing is wrong, or where no file is known.
+    The image may have been preprocessed, as long as its meta data is kept.
     """
     scan = _file(image)
     if scan is not None and scan.get_data_dtype().kind == "c":

@@ -47,17 +47,7 @@ def save_parametric_map(
 
     Example::
 
-        >>> import tempfile
-        >>> import pydicom
-        >>> from monai_saliency.storage.dicom import find_series, read_series
-        >>> scans = Path(pydicom.__file__).parent / "data/test_files/dicomdirtests/98892001/CT5N"  # comes with pydicom
-        >>> (files,) = find_series(scans).values()
-        >>> scan = read_series(files)
-        >>> saliency = MetaTensor(scan[None] / 1000, affine=scan.affine)  # stands for a map of the scan
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_parametric_map(f"{folder}/map.dcm", saliency, files, label="tumour")
-        ...     pydicom.dcmread(f"{folder}/map.dcm").ContentDescription
-        'tumour'
+        save_parametric_map("map.dcm", saliency, sorted(folder.glob("*.dcm")), label="tumour")
     """
     hd, codes, pydicom = (require(name, "dicom") for name in ("highdicom", "pydicom.sr.coding", "pydicom"))
     found = OnSeries.of(saliency, files)
@@ -87,13 +77,9 @@ def save_parametric_map(
 
 @dataclass(frozen=True)
 class OnSeries:
-    """A map on the grid of the series that was explained.
+    """A map on the grid of the series that was explained: pydicom's slices, and arrays ``(slices, rows, columns)``.
 
-    Attributes:
-        slices: the series' slices as pydicom has them, in order.
-        scan: the series ``(slices, rows, columns)``, in the modality's unit.
-        frames: the map ``(slices, rows, columns)``, float32 or float64.
-        turn: how the map's axes were turned to the series' own, as nibabel says it.
+    ``scan`` is in the modality's unit, and ``turn`` is nibabel's orientation from the map's axes to the series'.
     """
 
     slices: Sequence[Any]
@@ -106,10 +92,6 @@ class OnSeries:
         """The map ``(1, columns, rows, slices)`` on the series of these files.
 
         A map whose axes are turned or swapped, as other readers of the series have them, is turned back.
-
-        Raises:
-            AdviceError: when the series is refused, when the map does not lie on its grid to 1e-3 mm, or has NaN or
-                infinite values.
         """
         slices = sorted_series(files)
         volume = volume_of(slices)
@@ -146,12 +128,7 @@ class OnSeries:
 
 
 def fix_dates(made: Any, source: Any) -> None:
-    """Replace the dates of now by those of the scan, so that two runs give the same bytes.
-
-    Args:
-        made: a dataset that was made of a scan.
-        source: a slice of the scan.
-    """
+    """Replace today's dates by those of the scan, so that two runs give the same bytes."""
     date = source.get("ContentDate") or source.get("StudyDate") or "19000101"
     time = source.get("ContentTime") or source.get("StudyTime") or "000000"
     for word in ("Content", "InstanceCreation"):

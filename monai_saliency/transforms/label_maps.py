@@ -53,17 +53,8 @@ class LoadRegionsd(MapTransform):
 
     Example::
 
-        >>> import torch
-        >>> import numpy as np
-        >>> from monai.data import MetaTensor
-        >>> import nibabel as nib
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     nib.save(nib.Nifti1Image(np.ones((4, 4, 4), np.uint8), np.eye(4)), f"{folder}/organs.nii.gz")
-        ...     image = MetaTensor(torch.zeros(1, 2, 2, 2), affine=torch.diag(torch.tensor([2.0, 2.0, 2.0, 1.0])))
-        ...     item = LoadRegionsd("organs")({"image": image, "organs": f"{folder}/organs.nii.gz", "case": "a"})
-        >>> tuple(item["regions"].shape), item["regions"].unique().tolist()
-        ((1, 2, 2, 2), [1.0])
+        item = LoadRegionsd("organs")({"image": image, "organs": "organs.nii.gz", "case": "a"})
+        item["regions"]  # (1, *spatial) on the image's grid
     """
 
     def __init__(
@@ -87,23 +78,24 @@ class LoadRegionsd(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
         for key, name in self.key_iterator(d, self.names):
+            case = str(d.get(self.case_key, key))
             if not d[key]:
                 raise CaseError(
-                    str(d.get(self.case_key, key)),
+                    case,
                     f"it has no label map (its {key!r} is empty), so there are no regions to hide: list one in "
                     "dataset.json, or make regions from the scan itself (supervoxels)",
                 )
             labels = self._load(d, key)
             if len(labels) != 1:
                 raise CaseError(
-                    str(d.get(self.case_key, key)),
+                    case,
                     f"its label map {d[key]} has {len(labels)} channels, 1 is expected: number the regions in one map",
                 )
             try:
                 check_labels(labels)
             except ValueError as error:
                 words = str(error).replace("the label map", f"its label map {d[key]}", 1)
-                raise CaseError(str(d.get(self.case_key, key)), words) from error
+                raise CaseError(case, words) from error
             d[name] = self._matched(labels, d[self.image_key])
         return d
 
@@ -194,10 +186,8 @@ def region_rows(
         names: the name of each region, by label.
 
     Returns:
-        one dictionary for each map and region, with the keys of :data:`REGION_COLUMNS`: the explained class or output
-        channel; the image channel (if each has a map); the label and name of the region; its value in the map, in the
-        unit of the score (with region occlusion, how far the score fell when the region was hidden); and its volume in
-        ml, on the grid that the network sees.
+        one dictionary for each map and region, with the keys of :data:`REGION_COLUMNS`. The value is in the unit of the
+        score, the volume in ml on the grid that the network sees.
 
     Raises:
         ValueError: when the masks are not made of regions.

@@ -55,16 +55,7 @@ def save_secondary_capture(
 
     Example::
 
-        >>> import tempfile
-        >>> import pydicom
-        >>> from monai_saliency.storage.dicom import find_series, read_series
-        >>> scans = Path(pydicom.__file__).parent / "data/test_files/dicomdirtests/98892001/CT5N"  # comes with pydicom
-        >>> (files,) = find_series(scans).values()
-        >>> scan = read_series(files)
-        >>> saliency = MetaTensor(scan[None] / 1000, affine=scan.affine)  # stands for a map of the scan
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     pydicom.dcmread(save_secondary_capture(folder, saliency, files)[0]).pixel_array.shape
-        (16, 16, 3)
+        save_secondary_capture("captures", saliency, sorted(folder.glob("*.dcm")), label="tumour")
     """
     hd, pydicom = (require(name, "dicom") for name in ("highdicom", "pydicom"))
     found = OnSeries.of(saliency, files)

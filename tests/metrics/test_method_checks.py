@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -14,9 +13,8 @@ from scipy.stats import spearmanr
 
 import monai_saliency as ms
 from monai_saliency import metrics
-from monai_saliency.metrics.base import SaliencyMetric
 from monai_saliency.metrics.control_maps import CONTROLS
-from monai_saliency.metrics.randomisation import entropy, randomised
+from monai_saliency.metrics.randomisation import randomised
 
 TARGET = ms.ClassScore([0, 1], "none")
 IMAGES = torch.rand(2, 1, 8, 9, generator=torch.Generator().manual_seed(0))
@@ -131,22 +129,6 @@ def test_a_map_that_does_not_depend_on_the_parameters_fails() -> None:
     assert float(metrics.EfficientParameterRandomisation(inferer, network).compute(maps, IMAGES).abs().max()) == 0
 
 
-def test_flat_maps_of_the_randomised_network_have_nothing_in_common() -> None:
-    trained = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(72, 2))
-    inferer = ms.sliding_window(2, 2, target=TARGET)
-    metric = metrics.ParameterRandomisation(inferer, trained)
-    maps = inferer(IMAGES, trained)
-    for parameter in metric.randomised.parameters():
-        parameter.data.zero_()
-    assert metric.compute(maps, IMAGES).tolist() == [[0, 0], [0, 0]]
-    assert bool(metric.compute(torch.zeros_like(maps), IMAGES).isnan().all())
-
-
-def test_entropy_by_hand() -> None:
-    assert float(entropy(torch.ones(7))) == 0
-    assert abs(float(entropy(torch.arange(100.0), 10)) - math.log(10)) < 1e-12
-
-
 # Controls. ------------------------------------------------------------------------------------------------------------
 
 
@@ -214,15 +196,6 @@ def test_directions() -> None:
     assert lower == {"Deletion", "Infidelity", "Leakage", "ParameterRandomisation"}
 
 
-def test_controls_beside_a_metric_of_the_network() -> None:
-    images, label, maps = scans()
-    network = lambda x: (x * label[:1]).flatten(1).sum(1, keepdim=True)  # noqa: E731
-    inferer = ms.sliding_window(4, 4, target=ms.ClassScore([0], "none"))
-    found = metrics.with_controls(metrics.Deletion(inferer, network, steps=12), maps, images, images)
-    assert found.passed_by == ()
-    assert found.value < min(found.controls.values())
-
-
 INFERER = ms.rise(5, 3, target=TARGET)
 NETWORK = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(72, 2))
 MAPS = torch.rand(2, 2, 8, 9)
@@ -252,11 +225,3 @@ MISTAKES: list[tuple[Any, str]] = [
 def test_mistakes(mistake: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mistake()
-
-
-def test_metrics_can_be_copied() -> None:
-    """As MONAI's handlers and processes do."""
-    for metric in (metrics.Deletion(INFERER, NETWORK), metrics.ParameterRandomisation(INFERER, NETWORK)):
-        again = copy.deepcopy(metric)
-        assert isinstance(again, SaliencyMetric)
-        assert torch.equal(again.compute(MAPS, IMAGES), metric.compute(MAPS, IMAGES))

@@ -79,21 +79,6 @@ def test_equals_plain_loops(metric: type, dims: int, fill: Any) -> None:
     np.testing.assert_allclose(float(measured.aggregate()), float(found.mean()), rtol=1e-6)
 
 
-@pytest.mark.parametrize("metric", [Deletion, Insertion])
-def test_both_ends(metric: type) -> None:
-    """Deletion goes from the unperturbed score to the fill's, insertion back; nothing else depends on the map."""
-    network, (maps, images) = network_of(2), case_of(2)
-    fill = ms.ConstantFill(0.4)
-    measured = metric(ms.rise(target=TARGET, fill=fill), network, steps=4)
-    for b, curves in enumerate(measured.curves(maps, images)):
-        ends = [network(shown[b : b + 1])[0].detach() for shown in (images, fill(images))]
-        first, last = ends if metric is Deletion else ends[::-1]
-        for k, curve in enumerate(curves):
-            assert abs(float(curve.scores[0] - first[k])) < 1e-12
-            assert abs(float(curve.scores[-1] - last[k])) < 1e-12
-            assert curve.fractions[[0, -1]].tolist() == [0, 1]
-
-
 @pytest.mark.parametrize("dims", [2, 3])
 def test_a_network_that_sums_a_box(dims: int) -> None:
     """With the right map, the score falls in a line while the box goes, and is 0 from there on."""
@@ -151,16 +136,6 @@ def test_batches_and_remembered_patches_change_nothing(metric: type) -> None:
         found.append(metric(inferer, conv, steps=60).curves(saliency, image)[0][0].scores)
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-12)
-
-
-def test_several_maps_of_one_score() -> None:
-    network, (maps, images) = network_of(2), case_of(2)
-    one, both = (ms.rise(target=ms.ClassScore(classes, "none")) for classes in ([1], [0, 1]))
-    found = Deletion(one, network).compute(maps, images)
-    assert torch.equal(found[:, 1], Deletion(both, network).compute(maps, images)[:, 1])
-    assert torch.equal(found[:, :1], Deletion(one, network).compute(maps[:, :1], images))
-    with pytest.raises(ValueError, match="has 1 maps and the target explains 2 values"):
-        Deletion(both, network)(maps[:, :1], images)
 
 
 def test_in_an_evaluator() -> None:

@@ -105,19 +105,6 @@ def test_diffuse_evidence_is_not_called_nothing_without_a_word() -> None:
     ]
 
 
-def test_channels_and_classes_have_a_legend_each() -> None:
-    target = ms.ClassScore([0, 1], "none")
-
-    def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([3 * x[:, 0].sum(dim=(1, 2)), 30 * x[:, 1].sum(dim=(1, 2))], dim=1)
-
-    inferer = ms.sliding_window(8, 8, per_channel=True, target=target)
-    (explanation,) = inferer.explain(torch.full((1, 2, 16, 16), 1 / 256), network)
-    found = Legend.of(explanation)
-    assert [legend.scale for legend in found] == [5, 5, 50, 50]
-    assert [legend.change for legend in found] == pytest.approx([0.75, 0.75, 7.5, 7.5])
-
-
 def test_numbers() -> None:
     assert [rounded_up(value) for value in (0, 1, 1.01, 2, 4.9, 5.1, 0.0021)] == [1, 1, 2, 2, 5, 10, 0.005]
     assert [at_most(value) for value in (0, 0.1, 0.101, 0.999, 12.3, 0.30000000000000004)] == [

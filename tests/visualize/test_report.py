@@ -22,7 +22,6 @@ from helpers.reports import (
     write_regions,
 )
 from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
-from PIL import Image
 
 from monai_saliency.__main__ import main
 from monai_saliency.storage.tables import CaseTable
@@ -81,16 +80,6 @@ def test_embedded_volumes_are_the_files(affine: np.ndarray, tmp_path: Path) -> N
     ours, theirs = values_and_places(volume_of(data["label"]), tmp_path / "label.nii.gz")
     assert np.array_equal(ours, theirs)
     assert ours.sum() == label.sum()  # and none was cut off
-
-
-def test_whole_numbers_stay_whole() -> None:
-    scan = np.rint(head(SHAPE, -1024, 1500))
-    kept = KeptScan.of("a", scan, MAPS, np.eye(4), [])
-    assert kept.step in (1, 2)
-    assert np.abs(kept.values - scan[kept.part]).max() <= kept.step / 2
-    few = KeptScan.of("a", np.rint(head(SHAPE, 0, 300)), MAPS, np.eye(4), [])
-    assert few.step == 1
-    assert np.array_equal(few.values, np.rint(head(SHAPE, 0, 300))[few.part])
 
 
 def test_large_scans_are_thinned_and_the_peak_stays() -> None:
@@ -285,13 +274,6 @@ def test_a_run_ends_with_its_report(
         assert ours.max() > 100
 
 
-def test_without_a_report_a_run_keeps_no_scan(tmp_path: Path) -> None:
-    write_scan(tmp_path / "scans" / "a.nii.gz", (13, 12, 14), LPS)
-    run(tmp_path / "scans", tmp_path / "out", "", report=False)
-    assert not (tmp_path / "out" / "views").exists()
-    assert not (tmp_path / "out" / "report").exists()
-
-
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     main(["report", str(folder)])
     path = Path(capsys.readouterr().out.splitlines()[-1])
@@ -309,14 +291,3 @@ def test_the_vendored_viewer_is_the_released_one() -> None:
     assert hashlib.sha256((here / "niivue.umd.js").read_bytes()).hexdigest() in notes
     assert "0.69.0" in notes
     assert "BSD 2-Clause License" in (here / "niivue.LICENSE").read_text(encoding="utf-8")
-
-
-def test_a_thumbnail_is_a_picture(folder: Path) -> None:
-    write_report(folder)
-    path = folder / "report" / "thumbnails" / f"{case_id('ct/one')}-0.png"
-    pixels = np.asarray(Image.open(path))
-    assert pixels.shape[0] == 112
-    assert pixels.shape[2] == 3
-    colourful = pixels.max(axis=2).astype(int) - pixels.min(axis=2)
-    assert (colourful > 40).any()
-    assert (colourful == 0).any()

@@ -188,27 +188,6 @@ def test_each_control_changes_the_volume(open_page: Open, folder: Path) -> None:
     assert len(places) == 4
 
 
-def test_a_photograph_is_a_picture(open_page: Open, folder: Path) -> None:
-    page = open_page(page_of(folder, "photo"), FEW)
-    stage = page.locator("#stage")
-    whole = np.asarray(nib.load(folder / "photo_saliency.nii.gz").dataobj)
-    peak = np.unravel_index(whole.argmax(), whole.shape)
-    assert read(page)["pixel"] == [*peak]
-    before = stage.screenshot()
-    for control, value in (("opacity", 900), ("threshold", 500), ("scale", "own")):
-        change(page, control, value)
-        assert stage.screenshot() != before, control
-        before = stage.screenshot()
-    box = stage.bounding_box()
-    # A photograph's first row is at the top.
-    page.mouse.click(box["x"] + box["width"] * 10.5 / 40, box["y"] + box["height"] * 2.5 / 30)
-    ready(page)
-    shown = read(page)
-    assert shown["pixel"] == [10, 2]
-    assert shown["map"] == pytest.approx([whole[10, 2]], abs=1e-3)
-    assert len(shown["scan"]) == 3
-
-
 def test_two_runs_together(open_page: Open, folder: Path, tmp_path: Path) -> None:
     """The other run explains one scan otherwise and one not at all."""
     other, both = tmp_path / "other", tmp_path / "both"
