@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from monai_saliency.errors import AdviceError
 from monai_saliency.handlers.summary import Summary, figures
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.files import atomic_path, is_running, locked, this_process
+from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.utils.monai_private import set_experiment
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.visualize.pictures import PICTURE_FORMATS
@@ -35,7 +34,6 @@ _BATCH = 1000  # metrics that MLflow takes at once
 _WRITTEN = 10  # seconds, in which another program has written its executed config
 _POLL = 0.05  # seconds
 _SQLITE = "sqlite:///"
-_HOST, _PROCESS = "monai_saliency.host", "monai_saliency.process"
 
 
 def check(save_execute_config: str | bool | None, output_dir: str | Path) -> None:
@@ -111,7 +109,7 @@ class Tracker:
     config.
 
     Each run of the program is a run of its own in MLflow: ``FINISHED`` when all cases were tried, ``KILLED`` by Ctrl-C
-    or SIGTERM, and ``FAILED`` by an error. The next run on that machine marks those that were killed outright.
+    or SIGTERM, and ``FAILED`` by an error.
 
     Args:
         handlers: the evaluator's; without an ``MLFlowHandler`` among them nothing is done.
@@ -176,16 +174,8 @@ class Tracker:
             handler.artifact_location = handler.artifact_location.replace("%25", "%")
         # Left to itself the handler goes on in any unfinished run of the experiment, such as another program's.
         set_experiment(handler)
-        experiment, client = handler.experiment.experiment_id, handler.client
-        host = socket.gethostname()
-        for run in client.search_runs([experiment], f"status = 'RUNNING' and tags.`{_HOST}` = '{host}'"):
-            if not is_running(run.data.tags[_PROCESS]):
-                client.set_terminated(run.info.run_id, "KILLED")
-        handler.cur_run = client.create_run(
-            experiment,
-            tags={_HOST: host, _PROCESS: this_process()},
-            run_name=handler.run_name or f"run_{time.strftime('%Y%m%d_%H%M%S')}",
-        )
+        name = handler.run_name or f"run_{time.strftime('%Y%m%d_%H%M%S')}"
+        handler.cur_run = handler.client.create_run(handler.experiment.experiment_id, run_name=name)
         return handler.cur_run
 
     def _finish(self, handler: Any, run: Any, status: str) -> None:
@@ -202,16 +192,13 @@ class Tracker:
     def _log_metrics(self, client: Any, run_id: str, rows: Sequence[dict[str, str]]) -> None:
         entities = require("mlflow.entities", extra="mlflow")
         now = int(time.time() * 1000)
-        metrics = [
-            entities.Metric(name, value, now, 0) for name, value in figures(rows, len(self.failures.rows)).items()
-        ]
+        found = figures(rows, len(self.failures.rows))
+        metrics = [entities.Metric(name, value, now, 0) for name, value in found.items()]
         for step, row in enumerate(rows, start=1):
-            values = {name: _typed(row[name]) for name in _CASE_METRICS}
-            metrics += [
-                entities.Metric(f"case/{name}", float(value), now, step)
-                for name, value in values.items()
-                if isinstance(value, (bool, float))
-            ]
+            for name in _CASE_METRICS:
+                value = _typed(row[name])
+                if isinstance(value, (bool, float)):
+                    metrics.append(entities.Metric(f"case/{name}", float(value), now, step))
         for start in range(0, len(metrics), _BATCH):
             client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
 

@@ -41,12 +41,6 @@ class Controlled:
         sign = 1 if self.higher_is_better else -1
         return tuple(name for name, value in self.controls.items() if sign * value >= sign * self.value)
 
-    def row(self) -> dict[str, str | float]:
-        """One row of a table: metric, direction, the maps' value, each control's, and which controls pass."""
-        better = "higher" if self.higher_is_better else "lower"
-        passed = " ".join(self.passed_by)
-        return {"metric": self.metric, "better": better, "map": self.value, **self.controls, "passed_by": passed}
-
 
 def controls(
     images: torch.Tensor, saliency: torch.Tensor, seed: int = 0, sigma: float = 2.0

@@ -48,13 +48,11 @@ class Infidelity(_SumsAndDrops):
     the perturbation counts as the share that is hidden (captum's attributions that are multiplied by the input).
 
     Args:
-        inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
-        network: any callable on images.
         masks: which perturbed images; by default ``RISEMasks(200, seed=1)``. Take another seed than the maps have.
         normalize: scale the map by the factor ``beta`` that suits it best (captum's ``normalize``), so that only its
             shape counts; otherwise ``beta`` is 1, and the map must be in the score's unit per voxel.
-        fill: what replaces voxels; that of ``inferer`` by default.
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        inferer, network, fill, reduction, get_not_nans: as for
+            :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: when an argument is of another kind, and (when called) when maps and images do not belong together.
@@ -102,14 +100,12 @@ class SensitivityN(_SumsAndDrops):
     where the map or the network is flat.
 
     Args:
-        inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
-        network: any callable on images.
         num_hidden: n, how many cells are hidden together.
         num_masks: how many random subsets, at least 3.
         grid_size: cells along each axis; voxels where the axis is shorter.
         seed: of the random subsets.
-        fill: what replaces voxels; that of ``inferer`` by default.
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        inferer, network, fill, reduction, get_not_nans: as for
+            :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: for settings out of range, and (when called) when maps and images do not belong together.

@@ -95,13 +95,11 @@ class Deletion(_Curve):
     (:func:`~monai_saliency.metrics.control_maps.with_controls`).
 
     Args:
-        inferer: what made the maps; its target, fill, inner inferer, batch size and patch memory are used.
-        network: any callable on images.
         steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.
-        fill: what replaces voxels; that of ``inferer`` by default.
         regions: makes a label map ``(1, *spatial)`` of an image and its voxel sizes, such as ``Supervoxels(200)``;
             voxels of one label go at once, in the order of their mean in the map. Single voxels by default.
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        inferer, network, fill, reduction, get_not_nans: as for
+            :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: for settings out of range, and (when called) when maps and images do not belong together.

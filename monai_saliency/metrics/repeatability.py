@@ -94,10 +94,9 @@ class FillAgreement(NetworkMetric):
     Where it is low, the map shows what the fill brings in as much as what the scan holds.
 
     Args:
-        inferer: what made the maps.
-        network: any callable on images.
         fills: other fills, at least one, such as ``[MeanFill(), BlurFill()]``.
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        inferer, network, reduction, get_not_nans: as for
+            :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: when there is no fill.

@@ -74,14 +74,12 @@ def plot_saliency(
     Voxels are shown as they were scanned: reordered to the axes nearest to the scanner's axes, but not resampled. Warm
     colours are positive (the image supports the score there), cold colours are negative.
 
-    **Scale.** All maps of the figure have one scale, centred at zero. Figures that are to be compared, such as those of
-    a cohort, need the same ``scale``. Colours grow with the square root of the value, so that a tenth of the scale is
-    still seen beside the whole. Values beyond the scale have its last colour, and the colour bar ends in a point.
+    **Scale.** All maps of the figure have one scale, centred at zero. Figures that are to be compared need the same
+    ``scale``. Colours grow with the square root of the value. Values beyond the scale have its last colour, and the
+    colour bar ends in a point.
 
     **What is coloured.** A voxel whose absolute value is at least a hundredth of the scale, and at least twice its
-    standard error where there is one. Where nothing in the map reaches a hundredth of ``scale``, nothing is coloured,
-    no peak is marked, and the title says "no part of this scan changes the score by more than ...". Where values are as
-    large but none is beyond chance, it says that. Voxels that are NaN or infinite are not coloured.
+    standard error where there is one. Where no voxel is, no peak is marked, and the title says why.
 
     Args:
         scan: ``(*spatial)``, 2D or 3D.
@@ -97,8 +95,7 @@ def plot_saliency(
             :meth:`monai_saliency.visualize.legend.Legend.of`.
 
     Returns:
-        a figure. Save it with ``savefig``; it needs no closing. A notebook shows it where ``%matplotlib inline`` stands
-            at its top.
+        a figure. Save it with ``savefig``; it needs no closing.
 
     Raises:
         OptionalImportError: when matplotlib is not installed.
@@ -106,13 +103,9 @@ def plot_saliency(
 
     Example::
 
-        >>> scan, maps = np.zeros((8, 8, 4)), np.zeros((2, 8, 8, 4))
-        >>> figure = plot_saliency(scan, maps, np.eye(4), title="ct_7", scale=1)
+        >>> figure = plot_saliency(np.zeros((8, 8, 4)), np.zeros((2, 8, 8, 4)), np.eye(4), title="ct_7", scale=1)
         >>> len(figure.axes)  # 2 rows of 3 planes, and 2 colour bars
         8
-        >>> print(figure.get_suptitle())
-        ct_7
-        no part of this scan changes the score by more than 0
     """
     # A bare Figure needs no pyplot, whose state is shared between threads and needs closing.
     figure_type = require("matplotlib.figure", extra="bundle").Figure
@@ -140,32 +133,18 @@ def plot_saliency(
 
 
 def save_picture(figure: Figure, path: str | Path, picture_format: str = "png") -> None:
-    """Write a figure, the same bytes each time.
+    """Write a figure as ``"png"``, 100 pixels an inch, or as ``"svg"``, with the same bytes each time.
 
-    In an SVG the scan and the map are pixels, 200 an inch, and lines and letters stay lines and letters: a paper's
-    layout can scale them, and change the words.
-
-    Args:
-        figure: such as :func:`plot_saliency` gives.
-        path: the file.
-        picture_format: ``"png"``, 100 pixels an inch, or ``"svg"``.
-
-    Raises:
-        ValueError: for another format.
+    In an SVG the scan and the map are pixels, 200 an inch, and lines and letters stay lines and letters.
     """
     check_option("picture_format", picture_format, PICTURE_FORMATS)
     how: dict[str, Any] = {"format": picture_format, "dpi": _DPI[picture_format]}
     if picture_format == "png":
         figure.savefig(path, **how)
         return
-    settings, wanted = require("matplotlib", extra="bundle").rcParams, {"svg.fonttype": "none", "svg.hashsalt": "map"}
-    with _setting:
-        before = {name: settings[name] for name in wanted}
-        settings.update(wanted)
-        try:
-            figure.savefig(path, **how, metadata={"Date": None})
-        finally:
-            settings.update(before)
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "map"}
+    with _setting, require("matplotlib", extra="bundle").rc_context(settings):
+        figure.savefig(path, **how, metadata={"Date": None})
 
 
 def _errors(standard_error: np.ndarray | None, maps: np.ndarray) -> Sequence[np.ndarray | None]:

@@ -45,12 +45,7 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
 
     Example::
 
-        >>> from tempfile import TemporaryDirectory
-        >>> from monai_saliency.handlers import Summary
-        >>> with TemporaryDirectory() as folder:
-        ...     Summary(f"{folder}/summary.csv").add([{"case": "a", "class": "1", "score": 0.9}])
-        ...     write_report(folder).relative_to(folder).as_posix()
-        'report/index.html'
+        write_report("eval")  # eval/report/index.html
     """
     folder = Path(folder)
     cohort = read_cohort(folder)
@@ -91,14 +86,7 @@ def write_comparison(folders: Sequence[str | Path], output_dir: str | Path, titl
 
     Example::
 
-        >>> from tempfile import TemporaryDirectory
-        >>> from monai_saliency.handlers import Summary
-        >>> with TemporaryDirectory() as folder:
-        ...     for run in ("rise", "windows"):
-        ...         Summary(f"{folder}/{run}/summary.csv").add([{"case": "a", "class": "1", "score": 0.9}])
-        ...     page = write_comparison([f"{folder}/rise", f"{folder}/windows"], f"{folder}/both")
-        ...     page.relative_to(folder).as_posix()
-        'both/report/index.html'
+        write_comparison(["rise/eval", "windows/eval"], "both")  # both/report/index.html
     """
     output_dir = Path(output_dir)
     if any((output_dir / name).exists() for name in ("summary.csv", "failures.csv")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -104,11 +104,10 @@ class Runs:
         kept, has_scan = _kept(name, [first, *together])
         layers = [layer for each in (first, *together) for layer in each.layers(kept)]
         for other in together:
-            for line, difference, legend in first.against(other, self.scales):
+            for words in dict.fromkeys([*first.rows, *other.rows]):
+                line, layer = first.against(other, words, kept, self.scales)
                 lines.append(line)
-                if legend is not None:
-                    layer = Layer.of(difference[kept.part], None, legend)
-                    layers.append((f"{line.words}: {other.run} minus {first.run}", layer))
+                layers += [] if layer is None else [(f"{words}: {other.run} minus {first.run}", layer)]
         names = {each.run for each in (first, *together)}
         files = CaseFiles(name, [row for row in rows if row["run"] in names], regions=regions)
         return ComparedCase(self.names[0], files, lines, laid_out(name, kept, has_scan, layers, self.scales))
@@ -124,6 +123,11 @@ class _Maps:
     values: np.ndarray
     errors: np.ndarray | None
     legends: Sequence[Legend]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The number of each map."""
+        return {class_words(row): number for number, row in enumerate(self.case.rows)}
 
     def other_scan(self, other: _Maps) -> str:
         """Why the voxels of two runs are not the same places of one scan; empty where they are."""
@@ -151,46 +155,36 @@ class _Maps:
             found.append((f"{self.run}: {class_words(row)}", layer))
         return found
 
-    def against(self, other: _Maps, scales: dict[str, float]) -> list[tuple[Compared, np.ndarray, Legend | None]]:
-        """Each map against the other run's of the same class and channel: the difference, and what its colours mean."""
-        ours, theirs = ({class_words(row): i for i, row in enumerate(each.case.rows)} for each in (self, other))
-        found: list[tuple[Compared, np.ndarray, Legend | None]] = []
-        for words in dict.fromkeys([*ours, *theirs]):
-            first = self.case.rows[ours[words]] if words in ours else None
-            second = other.case.rows[theirs[words]] if words in theirs else None
-            line = Compared(words, other.run, first, second)
-            if first is None or second is None:
-                problem = f"only {self.run if second is None else other.run} explains {words}"
-                found.append((replace(line, problem=problem), self.values, None))
-            else:
-                found.append(self._pair(line, other, ours[words], theirs[words], scales))
-        return found
-
-    def _pair(
-        self, line: Compared, other: _Maps, i: int, j: int, scales: dict[str, float]
-    ) -> tuple[Compared, np.ndarray, Legend | None]:
-        difference = other.values[j] - self.values[i]
+    def against(
+        self, other: _Maps, words: str, kept: KeptScan, scales: Mapping[str, float]
+    ) -> tuple[Compared, Layer | None]:
+        """One map compared with the other run's of the same class and channel, and their difference."""
+        i, j = self.rows.get(words), other.rows.get(words)
+        first, second = None if i is None else self.case.rows[i], None if j is None else other.case.rows[j]
+        line = Compared(words, other.run, first, second)
+        if i is None or j is None:
+            return replace(line, problem=f"only {self.run if j is None else other.run} explains {words}"), None
         for key in ("quantity", "unit"):
-            first, second = ((row or {}).get(key, "") for row in (line.first, line.second))
-            if first != second:
+            ours, theirs = ((row or {}).get(key, "") for row in (first, second))
+            if ours != theirs:
                 problem = (
-                    f"the scores differ: {self.run} explains the {key} {first or 'unknown'!r}, {other.run} "
-                    f"{second or 'unknown'!r}, so their maps are not compared"
+                    f"the scores differ: {self.run} explains the {key} {ours or 'unknown'!r}, {other.run} "
+                    f"{theirs or 'unknown'!r}, so their maps are not compared"
                 )
-                return replace(line, problem=problem), difference, None
+                return replace(line, problem=problem), None
         try:
             agreement = map_agreement(self.values[i], other.values[j], self.file.affine)
         except ValueError as error:
-            return replace(line, problem=f"the maps cannot be compared: {error}"), difference, None
-        ours, theirs = self.legends[i], other.legends[j]
-        if ours.words != theirs.words or ours.in_score_unit != theirs.in_score_unit:
-            problem = f"no difference map: one map is {ours.words!r}, the other {theirs.words!r}"
-            agreement = replace(agreement, difference=math.nan)
-            return replace(line, agreement=agreement, problem=problem), difference, None
-        scale = scales.get(ours.words, max(ours.scale, theirs.scale))
-        words = f"difference, {other.run} minus {self.run}: {ours.words}"
-        legend = replace(ours, scale=scale, words=words, signed=True, noise=0.0)
-        return replace(line, agreement=agreement), difference, legend
+            return replace(line, problem=f"the maps cannot be compared: {error}"), None
+        legend, another = self.legends[i], other.legends[j]
+        if legend.words != another.words or legend.in_score_unit != another.in_score_unit:
+            problem = f"no difference map: one map is {legend.words!r}, the other {another.words!r}"
+            return replace(line, agreement=replace(agreement, difference=math.nan), problem=problem), None
+        scale = scales.get(legend.words, max(legend.scale, another.scale))
+        title = f"difference, {other.run} minus {self.run}: {legend.words}"
+        legend = replace(legend, scale=scale, words=title, signed=True, noise=0.0)
+        difference = (other.values[j] - self.values[i])[kept.part]
+        return replace(line, agreement=agreement), Layer.of(difference, None, legend)
 
 
 def run_names(folders: Sequence[str | Path]) -> list[str]:

@@ -39,17 +39,9 @@ _BODY, _IN_PLANE, _MARGIN = 0.1, 0.002, 3
 class KeptScan:
     """The scan of a case as a report shows it.
 
-    Attributes:
-        case: the name of the case.
-        key: the ending of its maps' files.
-        codes: the scan, whole numbers: int16 ``(*spatial)``, or uint8 ``(*spatial, 3)`` for a photograph in colours.
-        step, low: a voxel's value is ``low + step * code``.
-        affine: ``(4, 4)``, the maps' file's, from voxels to scanner mm.
-        shape: ``(*spatial)`` of the maps.
-        start, stride: which voxels of each axis are kept, ``range(start, ..., stride)``.
-        legends: what the colours of each map mean.
-        label: uint8, of the shape of ``codes``: the label map; None where the case has none.
-        rows_down: whether the second axis of a 2D image counts downwards, as in a photograph.
+    A voxel's value is ``low + step * code``; codes are int16 ``(*spatial)``, or uint8 ``(*spatial, 3)`` in colours.
+    ``start`` and ``stride`` are the kept voxels of each axis of the maps, which have ``shape`` and ``affine``, and file
+    names that end in ``key``. ``rows_down``: the second axis of a 2D image counts downwards.
     """
 
     case: str
@@ -94,18 +86,9 @@ class KeptScan:
         layers: int | None = None,
         rows_down: bool = False,
     ) -> KeptScan:
-        """Keep the part of a scan that is shown.
+        """Keep the shown part of a scan ``(*spatial)``, or ``(*spatial, 3)`` in colours, with maps ``(K, *spatial)``.
 
-        Args:
-            case: the name of the case.
-            scan: ``(*spatial)``, or ``(*spatial, 3)`` for a photograph in colours.
-            maps: ``(K, *spatial)``.
-            affine: ``(4, 4)``, from voxels to scanner mm.
-            legends: what the colours of each map mean.
-            label: ``(*spatial)``, whole numbers.
-            key: the ending of the maps' files.
-            layers: how many volumes the page holds in addition to the scan; K by default.
-            rows_down: whether the second axis of a 2D image counts downwards.
+        ``layers`` is how many volumes the page holds in addition to the scan; K by default.
         """
         shape = maps.shape[1:]
         low, high = _range(scan)
@@ -120,13 +103,8 @@ class KeptScan:
         start, stride = _lattice(box, peak_voxel(finite), np.linalg.norm(affine[:3, : len(shape)], axis=0), budget)
         part = tuple(slice(a, b, s) for a, s, (_, b) in zip(start, stride, box, strict=True))
         step, zero, codes = _codes(scan[part], high - low, colours=scan.ndim > len(shape))
-        kept = None
-        if label is not None:
-            found = np.nan_to_num(np.asarray(label)[part])
-            known = found.max(initial=0) <= 255 and found.min(initial=0) >= 0
-            kept = (found if known else found != 0).astype(np.uint8)
-            kept = kept if kept.any() else None
         places = np.asarray(affine, np.float64), shape, start, stride
+        kept = None if label is None else _label_codes(np.asarray(label)[part])
         return cls(case, key, codes, step, zero, *places, [*legends], kept, rows_down)
 
     def save(self, folder: str | Path) -> None:
@@ -211,6 +189,12 @@ def _lattice(
         stride[int(np.argmin(spacing * stride))] += 1
     start = [a + (p - a) % s for (a, _), p, s in zip(box, peak, stride, strict=True)]
     return tuple(start), tuple(stride)
+
+
+def _label_codes(label: np.ndarray) -> np.ndarray | None:
+    found = np.nan_to_num(label)
+    has_numbers = found.max(initial=0) <= 255 and found.min(initial=0) >= 0
+    return (found if has_numbers else found != 0).astype(np.uint8) if found.any() else None
 
 
 def _codes(scan: np.ndarray, width: float, colours: bool) -> tuple[float, float, np.ndarray]:
