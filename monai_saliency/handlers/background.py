@@ -42,7 +42,7 @@ class Background:
             self._error = error
 
     def check(self) -> None:
-        """Raise the error of a piece, if there is one so far."""
+        """Raise the error of a piece that has failed."""
         if self._error is not None:
             self.finish()
 

@@ -1,4 +1,4 @@
-"""What MONAI's ``--tracking mlflow`` records of a run."""
+"""The records of a run with MONAI's ``--tracking mlflow``."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class Tracker:
 
 
 def _typed(text: str) -> str | bool | float | None:
-    """What the text of a cell stands for."""
+    """The value of a cell's text."""
     if text in ("", "True", "False"):
         return text == "True" if text else None
     try:

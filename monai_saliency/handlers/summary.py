@@ -19,7 +19,7 @@ from monai_saliency.targets.base import label_name
 
 __all__ = ["COLUMNS", "TIMES_NOISE", "Summary", "figures", "is_noise", "summarize", "warn_of_noise"]
 
-# How often the noise a peak must be, so that of a thousand voxels at once none gets there by chance.
+# A peak of so many times its noise is not chance, even among a thousand voxels.
 TIMES_NOISE = 5
 
 logger = logging.getLogger(__name__)

@@ -179,7 +179,7 @@ class _Figures:
         self.forwards = 0
         self.found: dict[str, Sequence[Any]] = {}
         self.problems: list[str] = []
-        self._beside: dict[str, torch.Tensor] = {}
+        self._others: dict[str, torch.Tensor] = {}
         self._drawn: list[dict[str, dict[str, Any]]] = [{} for _ in self.maps[0]]
 
     def measure(self) -> None:
@@ -247,21 +247,21 @@ class _Figures:
     def _other_network(self) -> None:
         other = self._again(self.inferer, self.trust.randomised(self.network))
         self.found["randomised"] = resemblance(self.maps[0], other[0]).tolist()
-        self._beside["_randomised"] = other
+        self._others["_randomised"] = other
 
     def _controls(self) -> None:
         found = controls(self.image, self.maps, self.trust.seed)
-        self._beside |= {f"_{name}": each for name, each in found.items()}
+        self._others |= {f"_{name}": each for name, each in found.items()}
 
     def _curves(self, name: str, metric: Callable[..., Insertion | Deletion]) -> None:
         curve = metric(self.inferer, self.network, self.trust.steps)
         try:
-            for beside, maps in {"": self.maps, **self._beside}.items():
+            for ending, maps in {"": self.maps, **self._others}.items():
                 (curves,) = curve.curves(maps, self.image, [self.case])
-                self.found[name + beside] = [float(each.auc) for each in curves]
+                self.found[name + ending] = [float(each.auc) for each in curves]
                 for drawn, each in zip(self._drawn, curves, strict=True):
                     line = [[float(f"{value:.4g}") for value in part] for part in (each.fractions, each.scores)]
-                    drawn.setdefault(name, {})[beside.removeprefix("_")] = line
+                    drawn.setdefault(name, {})[ending.removeprefix("_")] = line
         finally:
             self.forwards += curve.num_forwards
 
@@ -274,8 +274,8 @@ class _Figures:
         leakage = Leakage(top=voxels / label.numel())
         metrics = {"pointing": Pointing(), "mass": MassInLabel(), "leakage": leakage, "auprc": AUPRC()}
         for name, metric in metrics.items():
-            for beside, maps in {"": self.maps, **self._beside}.items():
-                self.found[name + beside] = _values(metric.compute(maps, label))
+            for ending, maps in {"": self.maps, **self._others}.items():
+                self.found[name + ending] = _values(metric.compute(maps, label))
 
 
 def _as_text(curves: Mapping[str, Mapping[str, Any]]) -> str:
@@ -315,7 +315,7 @@ def _values(values: torch.Tensor) -> list[float]:
 
 
 def _cell(value: Any) -> Any:
-    """What the table holds of a figure: nothing where it is not a number."""
+    """A figure in the table: empty where it is not a number."""
     if isinstance(value, bool):
         return value
     return round(value, 6) if math.isfinite(value) else ""

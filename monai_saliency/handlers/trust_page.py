@@ -24,7 +24,7 @@ _TITLE = "# How far to trust these maps"
 _AGREES = 0.5
 # Nor may they find more of the label than this share of what the maps find.
 _FINDS = 0.5
-# Beyond so many of its standard errors a peak is there.
+# A peak of more standard errors is significant.
 _TIMES_ERROR = 2
 _RANDOMISED = "randomised"
 _WORDS = {
@@ -120,7 +120,7 @@ def write_trust_page(summary: CaseTable) -> None:
 
 
 def _words(rows: Sequence[Row], measured: Sequence[Row]) -> dict[str, Any]:
-    """What the template tells."""
+    """The values in the template."""
     by_case = {row["case"]: row for row in measured}
     labelled = [row for row in measured if _is_true(row, "trust_labelled")]
     right = {case: found for case, row in by_case.items() if (found := _is_right(row)) is not None}

@@ -15,7 +15,7 @@ module                  what it measures
 ``perturbation_curve``  with the network: insertion and deletion
 ``infidelity``          with the network: infidelity and sensitivity-n
 ``repeatability``       between seeds, fills or any two maps: rank correlation
-``randomisation``       the network beside a randomised copy: does the map depend on what was learned?
+``randomisation``       a randomised copy of the network: does the map depend on what was learned?
 ``control_maps``        maps that know nothing of the network, and which metrics they pass
 ``scored``              what metrics that run the network have in common
 ``map_agreement``       two maps of one scan: correlations, overlap of the highest voxels, distance of the peaks

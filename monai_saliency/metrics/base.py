@@ -1,4 +1,4 @@
-"""What all metrics of maps have in common: they are MONAI's cumulative metrics, with a value for each map."""
+"""The base of all metrics of maps: MONAI's cumulative metrics, with a value for each map."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SaliencyMetric(BatchMetric):
     """A number for each saliency map, usable in any MONAI evaluator. A subclass implements :meth:`compute`.
 
     Called with a batch, it returns the numbers ``(B, K)`` and keeps them; :meth:`aggregate` reduces what was kept, and
-    ``reset`` begins anew. Batches are tensors ``(B, K, *spatial)`` or lists of channel-first items. NaN stands for what
-    cannot be measured, such as a case whose label is empty, and is left out of the mean.
+    ``reset`` begins anew. Batches are tensors ``(B, K, *spatial)`` or lists of channel-first items. A value that
+    cannot be measured, such as for a case with an empty label, is NaN and left out of the mean.
 
     Args:
         reduction: how :meth:`aggregate` reduces cases and maps, as MONAI's metrics do: ``"mean"``, ``"sum"``,

@@ -21,7 +21,7 @@ CONTROLS = ("random", "intensity", "edges", "blurred")
 
 @dataclass(frozen=True)
 class Controlled:
-    """A metric of maps, beside the same metric of the controls.
+    """A metric of maps, and the same metric of the controls.
 
     Attributes:
         metric: the metric's name.
@@ -55,8 +55,7 @@ def controls(
     Args:
         images: ``(B, C, *spatial)``, 2D or 3D.
         saliency: the maps ``(B, K, *spatial)``.
-        seed: of the random maps. They are drawn on the CPU and depend on this and on the image only, not on the images
-            beside it.
+        seed: of the random maps, which are drawn on the CPU and depend on this and on their own image only.
         sigma: of the Gaussian, in voxels.
 
     Returns:
@@ -95,7 +94,7 @@ def with_controls(
         metric: any metric of this room.
         saliency: the maps ``(B, K, *spatial)``.
         y: what the metric compares maps with: label maps, or the images once more.
-        images: the scans ``(B, C, *spatial)``, of which the controls are made.
+        images: the scans ``(B, C, *spatial)`` for the controls.
         seed: of the random map.
         sigma: of the blur of the map, in voxels.
 

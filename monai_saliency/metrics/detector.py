@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from monai.utils import MetricReduction
 
 from monai_saliency.metrics.base import SaliencyMetric, checked_labels, checked_maps
 from monai_saliency.metrics.ranks import last_of_ties
@@ -44,7 +43,7 @@ class MeanIoU(SaliencyMetric):
     is over cases and maps.
 
     By default each map has the threshold that suits it best, among its own values. That is an upper bound: nobody knows
-    this threshold without the label. Compare it with that of the controls, or give a threshold.
+    this threshold without the label. Compare it with the controls, or give a threshold.
 
     A case with an empty label counts as NaN.
 
@@ -62,9 +61,7 @@ class MeanIoU(SaliencyMetric):
         ([[1.0]], [[0.5]])
     """
 
-    def __init__(
-        self, threshold: float | None = None, reduction: MetricReduction | str = "mean", get_not_nans: bool = False
-    ) -> None:
+    def __init__(self, threshold: float | None = None, reduction: str = "mean", get_not_nans: bool = False) -> None:
         super().__init__(reduction, get_not_nans)
         self.threshold = None if threshold is None else number("threshold", threshold)
 

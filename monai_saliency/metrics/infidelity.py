@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from monai.utils import MetricReduction
 
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -77,7 +76,7 @@ class Infidelity(_SumsAndDrops):
         masks: Masks | None = None,
         normalize: bool = True,
         fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
-        reduction: MetricReduction | str = "mean",
+        reduction: str = "mean",
         get_not_nans: bool = False,
     ) -> None:
         super().__init__(inferer, network, fill, reduction, get_not_nans)
@@ -120,7 +119,7 @@ class SensitivityN(_SumsAndDrops):
         grid_size: int = 8,
         seed: int = 0,
         fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
-        reduction: MetricReduction | str = "mean",
+        reduction: str = "mean",
         get_not_nans: bool = False,
     ) -> None:
         super().__init__(inferer, network, fill, reduction, get_not_nans)

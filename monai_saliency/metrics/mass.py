@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from monai.utils import MetricReduction
 
 from monai_saliency.metrics.base import SaliencyMetric, checked_labels, checked_maps
 from monai_saliency.utils.arguments import number
@@ -62,9 +61,7 @@ class Leakage(SaliencyMetric):
 
     higher_is_better = False
 
-    def __init__(
-        self, top: float | None = None, reduction: MetricReduction | str = "mean", get_not_nans: bool = False
-    ) -> None:
+    def __init__(self, top: float | None = None, reduction: str = "mean", get_not_nans: bool = False) -> None:
         super().__init__(reduction, get_not_nans)
         if top is not None and not 0 < number("top", top) <= 1:
             raise ValueError(f"`top` must be in (0, 1], a share of the voxels, got {top}")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from monai.utils import MetricReduction
 
 from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
@@ -44,7 +43,7 @@ class PerturbationCurve:
 
 
 class _Curve(NetworkMetric):
-    """What insertion and deletion have in common."""
+    """The base of insertion and deletion."""
 
     keep: bool
 
@@ -55,7 +54,7 @@ class _Curve(NetworkMetric):
         steps: int = 20,
         fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
         regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
-        reduction: MetricReduction | str = "mean",
+        reduction: str = "mean",
         get_not_nans: bool = False,
     ) -> None:
         super().__init__(inferer, network, fill, reduction, get_not_nans)

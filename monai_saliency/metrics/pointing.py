@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from monai.utils import MetricReduction
 
 from monai_saliency.metrics.base import SaliencyMetric, checked_labels, checked_maps
 from monai_saliency.metrics.peak import peak_voxel
@@ -19,7 +18,7 @@ class Pointing(SaliencyMetric):
     """Whether the peak of a map lies inside the label: 1 or 0 (the pointing game of Zhang et al., ECCV 2016, section
     4.2). Higher is better; the mean is the share of hits.
 
-    The peak is that of :func:`~monai_saliency.metrics.peak.peak_voxel`. A map whose voxels are all equal points
+    The peak is found by :func:`~monai_saliency.metrics.peak.peak_voxel`. A map whose voxels are all equal points
     nowhere: it counts as 0. A case with an empty label counts as NaN.
 
     Args:
@@ -39,9 +38,7 @@ class Pointing(SaliencyMetric):
         ([[0.0]], [[1.0]])
     """
 
-    def __init__(
-        self, tolerance: float = 0.0, reduction: MetricReduction | str = "mean", get_not_nans: bool = False
-    ) -> None:
+    def __init__(self, tolerance: float = 0.0, reduction: str = "mean", get_not_nans: bool = False) -> None:
         super().__init__(reduction, get_not_nans)
         self.tolerance = number("tolerance", tolerance, 0)
 

@@ -1,4 +1,4 @@
-"""Does the map depend on what the network has learned? Maps of the network beside maps of a randomised copy."""
+"""Does the map depend on what the network has learned? Maps of the network are compared with a randomised copy's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from monai.utils import MetricReduction
 
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.metrics.ranks import rank_correlation
@@ -19,14 +18,14 @@ __all__ = ["EfficientParameterRandomisation", "ParameterRandomisation", "entropy
 
 
 class _Randomised(NetworkMetric):
-    """What metrics of a randomised copy of the network have in common."""
+    """The base of metrics that compare with a randomised copy of the network."""
 
     def __init__(
         self,
         inferer: PerturbationInferer,
         network: torch.nn.Module,
         seed: int = 0,
-        reduction: MetricReduction | str = "mean",
+        reduction: str = "mean",
         get_not_nans: bool = False,
     ) -> None:
         super().__init__(inferer, network, None, reduction, get_not_nans)
@@ -79,7 +78,7 @@ class EfficientParameterRandomisation(_Randomised):
     the map its order. About 0 where the map does not depend on the parameters.
 
     H is the entropy of the histogram of a map's values, :func:`entropy`. It knows nothing of where values lie: read it
-    beside :class:`ParameterRandomisation`. NaN where the map is flat.
+    together with :class:`ParameterRandomisation`. NaN where the map is flat.
 
     Args:
         inferer, network, seed, reduction, get_not_nans: as for :class:`ParameterRandomisation`.
@@ -95,7 +94,7 @@ class EfficientParameterRandomisation(_Randomised):
         network: torch.nn.Module,
         seed: int = 0,
         bins: int = 100,
-        reduction: MetricReduction | str = "mean",
+        reduction: str = "mean",
         get_not_nans: bool = False,
     ) -> None:
         super().__init__(inferer, network, seed, reduction, get_not_nans)
@@ -132,7 +131,7 @@ def randomised(network: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     """A deep copy of a network with random parameters. The network itself is left as it is, to the byte.
 
     Modules with ``reset_parameters`` draw their parameters as when they were made, and their running statistics begin
-    anew. Parameters that are then as before, such as those of other modules, are drawn from a normal distribution with
+    anew. Parameters that are then as before are drawn from a normal distribution with
     the standard deviation that they have (or their mean size, where all are equal; zeros stay). Draws are made on the
     CPU, so that every device gets the same ones, and torch's own random numbers are not touched.
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from monai.utils import MetricReduction
 
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.inferer import PerturbationInferer
@@ -55,7 +54,7 @@ class Repeatability(NetworkMetric):
     Args:
         inferer: what made the maps. Its masks must have a seed.
         network: any callable on images.
-        seed: of the second map's masks; another one than that of ``inferer``.
+        seed: of the second map's masks; another one than ``inferer`` has.
         reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
@@ -77,7 +76,7 @@ class Repeatability(NetworkMetric):
         inferer: PerturbationInferer,
         network: Callable[..., Any],
         seed: int = 1,
-        reduction: MetricReduction | str = "mean",
+        reduction: str = "mean",
         get_not_nans: bool = False,
     ) -> None:
         super().__init__(inferer, network, None, reduction, get_not_nans)
@@ -107,7 +106,7 @@ class FillAgreement(NetworkMetric):
         inferer: PerturbationInferer,
         network: Callable[..., Any],
         fills: Sequence[Callable[[torch.Tensor], torch.Tensor] | CaseFill],
-        reduction: MetricReduction | str = "mean",
+        reduction: str = "mean",
         get_not_nans: bool = False,
     ) -> None:
         super().__init__(inferer, network, None, reduction, get_not_nans)

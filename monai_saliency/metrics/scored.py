@@ -1,4 +1,4 @@
-"""What metrics that run the network have in common: they score masks by the loop that makes the maps."""
+"""The base of metrics that run the network: they score masks by the loop that makes the maps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from monai.utils import MetricReduction
 
 from monai_saliency.cases import Case
 from monai_saliency.fills.base import CaseFill
@@ -51,7 +50,7 @@ class NetworkMetric(SaliencyMetric):
     Args:
         inferer: what made the maps, such as ``rise(target=...)``.
         network: any callable on images.
-        fill: what replaces hidden voxels; that of ``inferer`` by default.
+        fill: what replaces hidden voxels; by default as in ``inferer``.
         reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Attributes:
@@ -68,7 +67,7 @@ class NetworkMetric(SaliencyMetric):
         inferer: PerturbationInferer,
         network: Callable[..., Any],
         fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
-        reduction: MetricReduction | str = "mean",
+        reduction: str = "mean",
         get_not_nans: bool = False,
     ) -> None:
         super().__init__(reduction, get_not_nans)
@@ -90,7 +89,7 @@ class NetworkMetric(SaliencyMetric):
         Args:
             y_pred: saliency maps ``(B, K, *spatial)``.
             y: the images that they explain, ``(B, C, *spatial)``, as the network takes them.
-            cases: for each image its name, label map, voxel sizes and file; by default those of its meta data. For
+            cases: for each image its name, label map, voxel sizes and file; by default from its meta data. For
                 batches only, not for lists of items.
 
         Returns:

@@ -76,7 +76,7 @@ class CheckScand(MapTransform):
         return data
 
     def _problem(self, image: torch.Tensor, channels: int) -> str | None:
-        """What is wrong with an image ``(C, *spatial)``, in words; None if nothing is."""
+        """The problem of an image ``(C, *spatial)`` in a sentence; None without one."""
         dims, shape = image.ndim - 1, tuple(image.shape[1:])
         if dims != self.spatial_dims:
             return f"the scan has {dims} spatial axes {shape}, {self.spatial_dims} are expected"

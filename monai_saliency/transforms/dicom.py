@@ -117,7 +117,7 @@ class OnSeries:
         return OnSeries(slices, scan, frames, turn)
 
     def as_frames(self, values: np.ndarray) -> np.ndarray:
-        """What lies where the map did ``(1, *spatial)``, such as its standard error, as the map's frames lie."""
+        """An array on the map's grid ``(1, *spatial)``, such as its standard error, turned to the frames."""
         return np.ascontiguousarray(nib.apply_orientation(values[0], self.turn).transpose(2, 1, 0))
 
     def uid(self, *made_of: str) -> str:

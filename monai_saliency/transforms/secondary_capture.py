@@ -33,7 +33,7 @@ def save_secondary_capture(
 ) -> list[Path]:
     """Write the scan with one map over it as a series of colour Secondary Captures, one a slice, and read them back.
 
-    The colours and what is coloured are those of :func:`~monai_saliency.visualize.plot_saliency`. The scan is gray in
+    Colours are chosen as by :func:`~monai_saliency.visualize.plot_saliency`. The scan is gray in
     the window that its headers give, else in that of the pictures. The same map and series give the same bytes.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the colours of a map mean: their scale, and what of a map is worth colouring."""
+"""The meaning of a map's colours: their scale, and which values are worth colouring."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMES_ERROR = 2
 
 @dataclass(frozen=True)
 class Legend:
-    """What the colours of one map mean.
+    """The meaning of one map's colours.
 
     Attributes:
         scale: the largest absolute value of the colour bar, in the map's unit.
@@ -141,7 +141,7 @@ def at_most(value: float) -> str:
 def default_legends(
     maps: Sequence[np.ndarray] | np.ndarray, scale: float | None = None, words: Sequence[str] | None = None
 ) -> list[Legend]:
-    """Legends of K maps ``(*spatial)`` of which nothing more is known; ``scale`` is by default the largest value."""
+    """Legends of K maps ``(*spatial)`` without an explanation; ``scale`` is by default the largest value."""
     full = max(map(largest, maps), default=0.0) or 1.0 if scale is None else _scale(scale)
     return [Legend(full, scale, each) for each in words or [Legend.words] * len(maps)]
 

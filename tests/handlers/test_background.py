@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from helpers import fork_server
 
 from monai_saliency.handlers.background import Background
 
@@ -91,18 +90,3 @@ def test_cancelling_completes_what_is_at_work_only(left: Callable[[], list[str]]
     background.cancel()
     assert log == ["whole", "closed 0", "closed 1"]
     assert not left()
-
-
-def test_a_program_that_ends_without_waiting_completes_its_work() -> None:
-    code = """
-import time
-from contextlib import ExitStack
-from monai_saliency.handlers.background import Background
-background = Background(limit=3)
-for piece in range(3):
-    background.submit(lambda: (time.sleep(0.3), print("piece")), ExitStack())
-raise SystemExit("ended")
-"""
-    ended = fork_server.run(["-c", code])
-    assert (ended.returncode, ended.stdout) == (1, "piece\n" * 3)
-    assert ended.stderr.splitlines()[-1] == "ended"

@@ -123,15 +123,6 @@ class TestSummarize:
         (row,) = summarize("ct", explanation(maps), maps, LEFTWARD, label(fine, LEFTWARD @ flip))
         assert row["peak_in_label"] is expected
 
-    @pytest.mark.parametrize("dims", [2, 3])
-    def test_label_with_an_axis_of_one(self, label: Any, dims: int) -> None:
-        """(X, Y, Z, 1) and (X, Y, 1) are common ways to store a label."""
-        data = np.zeros(SHAPE[:dims])
-        data[PEAK[:dims]] = 1
-        maps = peaked()[None] if dims == 3 else peaked()[None, :, :, 1]
-        (row,) = summarize("ct", explanation(maps), maps, LEFTWARD, label(data[..., None], LEFTWARD))
-        assert row["peak_in_label"] is True
-
 
 class TestFigures:
     @pytest.mark.parametrize("read", [False, True])

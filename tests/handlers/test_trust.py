@@ -119,19 +119,6 @@ def test_what_it_costs_is_what_the_docs_say() -> None:
     assert not {"trust_repeatability", "trust_relative_error", "trust_labelled", "trust_auprc"} & found[0].keys()
 
 
-def test_the_network_and_the_inferer_stay_as_they_are() -> None:
-    network, image = a_network(), an_image()
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    inferer = ms.rise(20, 3, target=ms.ClassScore([1], "none"))
-    case, state = explained(inferer, network, image), torch.random.get_rng_state()
-    map_before = case.explanation.saliency.clone()
-    Trust(STEPS).figures(case)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
-    assert torch.equal(case.explanation.saliency, map_before)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert inferer.masks.seed == 0  # type: ignore[attr-defined]
-
-
 def test_the_randomised_network_is_asked_the_same_question() -> None:
     """It would predict another class, and its map of that class says nothing."""
     network, image = a_network(), an_image()
@@ -249,15 +236,3 @@ class TestLabel:
         found = read()[0].numpy() != 0
         assert expected.any()
         np.testing.assert_array_equal(found[~edge], expected[~edge])
-
-
-def test_wanted_or_not() -> None:
-    assert Trust.when(False) is None
-    assert Trust.when("false") is None
-    wanted = Trust.when("true", 7)
-    assert wanted is not None
-    assert wanted.steps == 7
-    with pytest.raises(ValueError, match=r"`trust` must be True or False, got 'yes'"):
-        Trust.when("yes")
-    with pytest.raises(ValueError, match="`steps` must be"):
-        Trust(0)

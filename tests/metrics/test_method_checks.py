@@ -181,17 +181,6 @@ def test_controls_beside_a_metric() -> None:
     assert {"intensity", "edges"} <= {*bright.passed_by}
 
 
-def test_directions() -> None:
-    names = ("random", "intensity")
-    controls = dict(zip(names, (0.2, 0.8), strict=True))
-    for higher, passed in ((True, ("intensity",)), (False, ("random",))):
-        assert metrics.Controlled("m", higher, 0.5, controls).passed_by == passed
-    assert metrics.Controlled("m", True, 0.8, controls).passed_by == ("intensity",)  # as good is enough
-    assert metrics.Controlled("m", True, math.nan, controls).passed_by == ()
-    lower = {name for name, each in vars(metrics).items() if not getattr(each, "higher_is_better", True)}
-    assert lower == {"Deletion", "Infidelity", "Leakage", "ParameterRandomisation"}
-
-
 INFERER = ms.rise(5, 3, target=TARGET)
 NETWORK = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(72, 2))
 MAPS = torch.rand(2, 2, 8, 9)
@@ -201,19 +190,13 @@ MISTAKES: list[tuple[Any, str]] = [
         lambda: metrics.Repeatability(ms.sliding_window(target=TARGET), NETWORK),
         "SlidingWindowMasks draw nothing at random",
     ),
-    (lambda: metrics.Repeatability(ms.region_occlusion(target=TARGET), NETWORK), "RegionMasks draw nothing at random"),
     (lambda: metrics.FillAgreement(INFERER, NETWORK, []), "`fills` must hold at least one fill"),
-    (lambda: metrics.FillAgreement(INFERER, NETWORK, ms.MeanFill()), "`fills` must be a list of fills"),
     (lambda: metrics.ParameterRandomisation(INFERER, lambda x: x), "`network` must be a module"),
-    (lambda: metrics.ParameterRandomisation(INFERER, torch.nn.ReLU()), "`network` has no parameters"),
     (
         lambda: metrics.Repeatability(INFERER, NETWORK)(torch.rand(2, 3, 8, 9), IMAGES),
         "has 3 maps and `inferer` makes 2",
     ),
-    (lambda: metrics.RankAgreement()(MAPS, MAPS[:, :1]), r"`y` must be other maps of the same scans, \(2, 2, 8, 9\)"),
     (lambda: metrics.controls(IMAGES[:1], MAPS), "are not of one batch and one grid"),
-    (lambda: metrics.controls(IMAGES * math.nan, MAPS), "`images` must be finite"),
-    (lambda: metrics.with_controls("AUPRC", MAPS, MAPS, IMAGES), "`metric` must be a metric such as AUPRC"),
 ]
 
 

@@ -55,25 +55,6 @@ def test_agreement_by_hand() -> None:
     assert found.difference == pytest.approx(np.abs(first - second).max())
 
 
-def test_a_map_agrees_with_itself_and_not_with_its_negative() -> None:
-    same = map_agreement(MAPS[1], 3 * MAPS[1], LPS)
-    assert (same.pearson, same.spearman) == (pytest.approx(1), pytest.approx(1))
-    assert (same.overlap, same.peak_distance) == (1, 0)
-    against = map_agreement(MAPS[1], -MAPS[1], LPS)
-    assert (against.pearson, against.spearman) == (pytest.approx(-1), pytest.approx(-1))
-    assert np.isnan(against.overlap)  # nothing of it is positive
-    flat = map_agreement(MAPS[1], np.zeros_like(MAPS[1]), LPS)
-    assert np.isnan([flat.pearson, flat.spearman, flat.overlap]).all()
-    # Zeros around a few voxels are not among the highest.
-    few, others = (np.zeros((20, 20)) for _ in range(2))
-    few[0, 0] = others[5, 5] = 1
-    assert map_agreement(few, others, np.eye(4)).overlap == 0
-    with pytest.raises(ValueError, match="have one shape"):
-        map_agreement(MAPS[0], MAPS[0][1:], LPS)
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        map_agreement(few, np.full((20, 20), np.nan), np.eye(4))
-
-
 def test_the_difference_map_is_the_difference(runs: tuple[Path, Path], tmp_path: Path) -> None:
     """In the score's unit and on the maps' scale."""
     write_comparison(runs, tmp_path / "both")

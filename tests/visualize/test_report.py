@@ -205,13 +205,6 @@ def test_without_a_kept_scan_the_map_is_shown_alone(folder: Path) -> None:
     assert ours.max() == pytest.approx(np.asarray(nib.load(folder / "two_saliency.nii.gz").dataobj).max(), rel=1e-3)
 
 
-def test_a_map_that_cannot_be_read_does_not_stop_the_report(folder: Path) -> None:
-    (folder / "two_saliency.nii.gz").write_bytes(b"no map")
-    write_report(folder)
-    assert "cannot be read" in Page(page_of(folder, "two")).text
-    assert Page(page_of(folder, "ct/one")).data is not None
-
-
 def test_colours_of_a_photograph(tmp_path: Path) -> None:
     """A 2D image keeps its colours, each pixel its place."""
     rng = np.random.default_rng(0)

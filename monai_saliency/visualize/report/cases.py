@@ -1,4 +1,4 @@
-"""What an output folder holds of each case, read from nowhere else."""
+"""The files and rows of each case in an output folder."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MapFile:
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """What there is of one case.
+    """The files and rows of one case.
 
     Attributes:
         case: its name.
@@ -79,7 +79,7 @@ class CaseFiles:
 
     @property
     def id(self) -> str:
-        """What its files are called."""
+        """The name of its pages and pictures."""
         return case_id(self.case)
 
     @cached_property
@@ -104,7 +104,7 @@ class CaseFiles:
         return maps, errors if errors is not None and errors.shape == maps.shape else None
 
     def legends(self) -> list[Legend]:
-        """What the colours of its maps mean, one legend each."""
+        """The legend of each of its maps."""
         if self.kept is not None and len(self.kept.legends) == len(self.rows):
             return self.kept.legends
         return [_legend(row) for row in self.rows]
@@ -112,7 +112,7 @@ class CaseFiles:
 
 @dataclass(frozen=True)
 class Cohort:
-    """What an output folder holds: the cases of ``summary.csv`` and ``failures.csv``, sorted by name."""
+    """The cases of an output folder, from ``summary.csv`` and ``failures.csv``, sorted by name."""
 
     folder: Path
     cases: Sequence[CaseFiles] = field(default_factory=list)
@@ -156,7 +156,7 @@ def read_cohort(folder: str | Path) -> Cohort:
 
 
 def class_words(row: Row) -> str:
-    """What a row's map is of, such as ``"class 1"``; behind the run's name where rows of several runs are together."""
+    """The class and channel of a row's map, such as ``"class 1"``, after its run where there are several."""
     text = row.get("class", "")
     words = f"class {text}" if text.isdecimal() else text or "map"
     words += f", channel {row['channel']}" if row.get("channel") else ""
@@ -175,7 +175,7 @@ def number(text: Any, digits: int = 3) -> str:
 
 
 def _legend(row: Row) -> Legend:
-    """The legend of a map of which only its row is known."""
+    """The legend of a map by its row alone."""
     sizes = [abs(float(row[name])) for name in ("peak_saliency", "lowest_saliency") if row.get(name)]
     scale = 1.0 if row.get("unit") in _OF_ONE else rounded_up(max(sizes, default=0.0))
     words = f"saliency ({row['quantity']})" if row.get("quantity") else Legend.words

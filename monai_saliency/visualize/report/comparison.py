@@ -188,7 +188,7 @@ class _Maps:
 
 
 def run_names(folders: Sequence[str | Path]) -> list[str]:
-    """What runs are called: the last parts of their folders, as many as tell them apart.
+    """The names of runs: the last parts of their folders, as many as tell them apart.
 
     Raises:
         ValueError: when there are fewer than two folders, or when one is given twice.

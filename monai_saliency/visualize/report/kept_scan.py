@@ -136,7 +136,7 @@ class KeptScan:
 
 
 def case_id(case: str) -> str:
-    """What the files of a case are called in a report: readable, safe in a path, and another name for each case."""
+    """The name of a case's files in a report: readable, safe in a path, and different for each case."""
     number = hashlib.sha256(case.encode(errors="surrogateescape")).hexdigest()[:8]
     return f"{re.sub('[^A-Za-z0-9_]+', '-', case)[-60:].strip('-')}-{number}".lstrip("-")
 

@@ -1,4 +1,4 @@
-"""What the page of a case shows: its scan, maps, standard errors and label as volumes, and small pictures."""
+"""The content of a case's page: its scan, maps, standard errors and label as volumes, and small pictures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OFFSET = 352  # of the voxels in a NIfTI file with one empty extension
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of a case: the data of ``assets/case.js``, and PNG files, one for each of the first maps."""
+    """The data of ``assets/case.js``, and PNG files, one for each of the first maps."""
 
     data: dict[str, Any]
     thumbnails: list[bytes]
@@ -54,7 +54,7 @@ class Layer:
         return cls(values, part, coloured, focus_voxel(values, coloured), legend)
 
     def data(self, kept: KeptScan, scale: float, name: str) -> dict[str, Any]:
-        """What the page's script reads of it."""
+        """The data of the map in the page's script."""
         error, legend = self.error, self.legend
         return {
             "name": name,
@@ -71,18 +71,18 @@ class Layer:
 
 
 def show(case: CaseFiles, scales: Mapping[str, float]) -> Shown:
-    """What is shown of a case with maps; ``scales`` are the largest value of the colours, by what the values are.
+    """The content of the page of a case with maps; ``scales`` are the largest values, by the meaning of the values.
 
     Raises:
         ValueError: when its maps cannot be read.
     """
-    file, beside = case.open_maps()
+    file, error_file = case.open_maps()
     legends, kept = case.legends(), case.kept
     has_scan = kept is not None and kept.lies_on(file.shape, file.affine)
     if kept is None or not has_scan:
-        layers, nothing = file.count * (1 if beside is None else 2), np.zeros(file.shape, np.float32)
+        layers, nothing = file.count * (1 if error_file is None else 2), np.zeros(file.shape, np.float32)
         kept = KeptScan.of(case.case, nothing, file.read(), file.affine, legends, layers=layers)
-    errors = [None] * file.count if beside is None else beside.read(kept.part)
+    errors = [None] * file.count if error_file is None else error_file.read(kept.part)
     shown = [Layer.of(*each) for each in zip(file.read(kept.part), errors, legends, strict=True)]
     return laid_out(case.case, kept, has_scan, [*zip(map(class_words, case.rows), shown, strict=True)], scales)
 
@@ -90,7 +90,7 @@ def show(case: CaseFiles, scales: Mapping[str, float]) -> Shown:
 def laid_out(
     case: str, kept: KeptScan, has_scan: bool, layers: Sequence[tuple[str, Layer]], scales: Mapping[str, float]
 ) -> Shown:
-    """What is shown of some maps over one scan.
+    """The content of a page with maps over one scan.
 
     Args:
         case: the name of the case.
