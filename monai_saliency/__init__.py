@@ -12,16 +12,18 @@ from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.estimators.drise import DRISEScoring
 from monai_saliency.estimators.focused import FocusedScoring
-from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.hsic import HSICScoring
 from monai_saliency.estimators.mc_rise import MCRISEScoring
 from monai_saliency.estimators.minimal import MinimalRegionScoring
-from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.estimators.occlusion import (
+    HierarchicalScoring,
+    OcclusionScoring,
+    SimilarityScoring,
+    SquaredDifferenceScoring,
+)
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, shapley_values
-from monai_saliency.estimators.similarity import SimilarityScoring
 from monai_saliency.estimators.sobol import SobolScoring
-from monai_saliency.estimators.squared_difference import SquaredDifferenceScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
 from monai_saliency.fills.scan_unit import ScanUnitFill

@@ -18,16 +18,18 @@ from monai_saliency import methods
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.drise import DRISEScoring
 from monai_saliency.estimators.focused import FocusedScoring
-from monai_saliency.estimators.hierarchical import HierarchicalScoring
 from monai_saliency.estimators.hsic import HSICScoring
 from monai_saliency.estimators.mc_rise import MCRISEScoring
 from monai_saliency.estimators.minimal import MinimalRegionScoring
-from monai_saliency.estimators.occlusion import OcclusionScoring
+from monai_saliency.estimators.occlusion import (
+    HierarchicalScoring,
+    OcclusionScoring,
+    SimilarityScoring,
+    SquaredDifferenceScoring,
+)
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
-from monai_saliency.estimators.similarity import SimilarityScoring
 from monai_saliency.estimators.sobol import SobolScoring
-from monai_saliency.estimators.squared_difference import SquaredDifferenceScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.masks.base import BoundMasks, Masks
@@ -93,7 +95,6 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
         lambda dims: {"regions": quarters, "num_coalitions": 13},
         lambda dims: {"regions": quarters, "num_coalitions": 25, "per_channel": True},
         lambda dims: {"regions": quarters, "num_coalitions": 13, "interactions": True},
-        lambda dims: {"regions": quarters, "num_coalitions": 13, "unbiased": True},
     ],
     "hsic": [lambda dims: {"num_masks": 20, "grid_size": 3}, lambda dims: {"num_masks": 12, "regions": quarters}],
     # The image's score is above the fill's.

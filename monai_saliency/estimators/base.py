@@ -1,8 +1,7 @@
 """The contract of estimators: a map from the scores of N masks, an array ``(N, K)``.
 
-An estimator is a pure function of scores and masks. :class:`ScoreState` collects the scores of a run. It stores no
-image, no full-size mask and no partial sum, so its memory does not depend on the image. Scores of different ranges of
-masks can be merged in any order and give the same state, and so the same map.
+:class:`ScoreState` collects the scores of a run. It stores no image and no full-size mask, so its memory does not
+depend on the image. Scores of different ranges of masks merge in any order to the same state, and so the same map.
 """
 
 from __future__ import annotations
@@ -242,52 +241,35 @@ class Estimator(ABC):
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
     ) -> torch.Tensor | None:
-        """How large a value of the map can be by chance, from the scores: no mask is scored or weighted again.
-
-        It is the standard error that is left by sampling, where masks are random, and the scores' own rounding. Values
-        of the map that are not several times larger mean nothing.
-
-        Args:
-            masks: as for :meth:`compute`.
-            ids: as for :meth:`compute`.
-            scores: as for :meth:`compute`.
-            reference_scores: as for :meth:`compute`.
-            rounding: how far a score may be off by the network's own precision, relative to the largest score: 2^-20
-                for float32, 2^-11 for float16, 2^-8 for bfloat16.
+        """How large a value of the map can be by chance: the standard error that sampling leaves, and the rounding of
+        the scores. Values of the map that are not several times larger mean nothing. Arguments as for :meth:`compute`;
+        ``rounding`` is how far a score may be off by the network's own precision, relative to the largest score: 2^-20
+        for float32, 2^-11 for float16, 2^-8 for bfloat16.
 
         Returns:
-            ``(K,)``, in the score's unit; None, the default, where it is not known.
+            ``(K,)``, in the score's unit; None, the default, if it is not known.
         """
         return None
 
     def standard_error(
         self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
-        """How far each voxel of the map may be from the value that endless masks would give, from the scores.
+        """How far each voxel of the map may be from the value that endless masks would give. Arguments as for
+        :meth:`compute`.
 
         It is the standard deviation of the voxel over other random masks, as many as these. In 95 of 100 cases the
-        value plus and minus 1.96 times this holds the value of endless masks. It has one number a voxel, where
-        :meth:`noise` has one a map: that is what this would be, on average, if the scores did not depend on the voxel.
-
-        Args:
-            masks: as for :meth:`compute`.
-            ids: as for :meth:`compute`.
-            scores: as for :meth:`compute`.
-            reference_scores: as for :meth:`compute`.
+        value plus and minus 1.96 times this holds the value of endless masks.
 
         Returns:
-            of the shape, precision, device and unit of the map, at least 0, and 0 where all scores are equal. None, the
-            default, where there is none: maps of windows or regions that are hidden in turn leave nothing to chance,
-            and of two random masks nothing can be said.
+            of the shape, precision, device and unit of the map, at least 0, and 0 if all scores are equal. None, the
+            default, for windows or regions that are hidden in turn, and for fewer than three random masks.
         """
         return None
 
 
 def score_rounding(scores: torch.Tensor, reference_scores: torch.Tensor, rounding: float = 0.0) -> torch.Tensor:
-    """How far scores of one image may differ by rounding alone: eight units in the last place of the largest score.
-
-    That is one millionth of the score in float32, within which scores agree between batch sizes and devices. A network
-    that ends in half precision gives scores that are coarser than that.
+    """How far scores of one image may differ by rounding alone: eight units in the last place of the largest score, one
+    millionth of it in float32.
 
     Args:
         scores: ``(n, K)``.

@@ -35,10 +35,8 @@ class HSICScoring(Estimator):
     either sign equally often, is not seen: it is a first-order index.
 
     Departures from the authors' code: the bandwidth there is the median of the scores, which changes with a constant in
-    all scores; the median distance of two scores does not, but it jumps where about half of the pairs are equal, as
-    under a saturated network, and the standard deviation does neither. Their grids are a Latin hypercube sample cut at
-    1/2; ours are drawn independently, so that a mask depends only on the seed and its number. Their map is stretched
-    smoothly; ours is flat in each cell. Scores that differ by rounding alone give zeros.
+    all scores; grids there are a Latin hypercube sample cut at 1/2, ours are drawn independently; the map there is
+    stretched smoothly, ours is flat in each cell. Scores that differ by rounding alone give zeros.
 
     Raises:
         ValueError: (from ``compute``) for masks other than random masks of cells or regions.
@@ -79,11 +77,8 @@ class HSICScoring(Estimator):
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
     ) -> torch.Tensor | None:
-        """What a cell gets by chance on which nothing depends: the mean over all orders of the scores, and its standard
-        deviation at the most.
-
-        That is ``(1 + sqrt 2)`` times the mean, since a sum of squares of independent normal numbers has no larger
-        standard deviation than ``sqrt 2`` times its mean.
+        """What a cell on which nothing depends gets by chance: the mean over all orders of the scores, and at most its
+        standard deviation, ``sqrt 2`` times the mean.
         """
         kept = torch.from_numpy(_checked(masks).codes(ids)["coalition"]).to(masks.device)
         count, share = len(kept), kept.to(accumulation_dtype(masks.device)).mean(dim=0)

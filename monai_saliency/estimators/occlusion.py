@@ -1,25 +1,24 @@
-"""Occlusion: the average drop of the score while a voxel is hidden."""
+"""Occlusion: what a voxel takes from the score while it is hidden, on average or summed over levels."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from monai_saliency.estimators.base import Estimator, score_rounding, split_coverage, with_ones
+from monai_saliency.estimators.base import Estimator, Meaning, score_rounding, split_coverage, with_ones
 from monai_saliency.estimators.moments import in_groups, moments, scaled
 from monai_saliency.masks.base import BoundMasks, Id
-from monai_saliency.utils.boxes import Box, voxels_of
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
-from monai_saliency.utils.tensors import to_device
 
-__all__ = ["OcclusionScoring", "error_while_hidden", "mean_while_hidden", "sum_of_hidden"]
-
-# Boxes of so few voxels are added together: beyond, one addition a box is faster. So many voxels at once, and no more
-# than the image has.
-_SMALL, _AT_ONCE = 512, 2**20
+__all__ = [
+    "HierarchicalScoring",
+    "OcclusionScoring",
+    "SimilarityScoring",
+    "SquaredDifferenceScoring",
+    "sum_of_hidden",
+]
 
 
 class OcclusionScoring(Estimator):
@@ -39,10 +38,16 @@ class OcclusionScoring(Estimator):
         [[[[1.0, 2.0], [3.0, 4.0]]]]
     """
 
+    def _averaged(self, drops: torch.Tensor) -> torch.Tensor:
+        """The values of masks that are averaged, of the drops ``f0 - f``. A subclass averages others."""
+        return drops
+
     def compute(
         self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        return mean_while_hidden(masks, ids, reference_scores - scores)
+        values = with_ones(self._averaged(reference_scores - scores))
+        total, coverage = split_coverage(sum_of_hidden(masks, ids, values))
+        return torch.where(coverage > 0, total / coverage, 0.0).flatten(0, 1).to(masks.dtype)
 
     def noise(
         self,
@@ -52,115 +57,161 @@ class OcclusionScoring(Estimator):
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
     ) -> torch.Tensor | None:
-        """The rounding of the scores, where windows or regions are hidden in turn and nothing is left to chance.
-
-        None for masks drawn at random, those with a ``num_masks``.
-        """
-        return None if masks.drawn else score_rounding(scores, reference_scores, rounding)
+        """The rounding of the scores, if windows or regions are hidden in turn; None for masks drawn at random."""
+        return None if masks.drawn else self._averaged(score_rounding(scores, reference_scores, rounding))
 
     def standard_error(
         self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
-        """The standard error of each voxel where masks are drawn at random; None where windows or regions are hidden in
-        turn, which leaves nothing to chance, and for fewer than three masks.
+        """The standard error of each voxel for masks drawn at random; None for windows or regions that are hidden in
+        turn, and for fewer than three masks.
 
-        A value S is a ratio of two means over masks, that of ``(f0 - f) * (1 - M)`` and that of ``1 - M``. Its standard
-        error is the root mean square of ``(f0 - f - S) * (1 - M)`` over masks, divided by ``sqrt(n - 1)`` and by the
-        mean of ``1 - M``. Voxels that no mask hides have 0, as in the map.
+        A value S is a ratio of two means over masks, of ``(f0 - f) * (1 - M)`` and of ``1 - M``. Its standard error is
+        the root mean square of ``(f0 - f - S) * (1 - M)`` over masks, divided by ``sqrt(n - 1)`` and by the mean of
+        ``1 - M``. Voxels that no mask hides have 0.
         """
+        n = len(ids)
+        if not masks.drawn or n < 3:
+            return None
+
+        def error(drops: torch.Tensor) -> torch.Tensor:
+            drops = drops - drops[:1]
+            d, scale = scaled(drops - drops.mean(dim=0))
+            k = d.shape[1]
+            # M - 1 is what is hidden, below zero.
+            first, second = moments(masks, ids, with_ones(-d), with_ones(torch.cat([d.square(), d], 1)), 1.0)
+            drop, coverage = first[:k], -first[k:]
+            squares, mixed, hidden = second.split([k, k, 1])
+            value = torch.where(coverage > 0, drop / coverage, 0.0)
+            sums = (squares - 2 * value * mixed + value.square() * hidden).clamp_min_(0)
+            found = (sums * (n / (n - 1))).sqrt_() * scale.to(sums).reshape(-1, *[1] * (sums.ndim - 1))
+            return torch.where(coverage > 0, found / coverage, 0.0).flatten(0, 1).to(masks.dtype)
+
         drops = reference_scores.to(accumulation_dtype(scores.device)) - scores
-        return error_while_hidden(masks, ids, drops)
+        return in_groups(masks, error, self._averaged(drops))
 
 
-def mean_while_hidden(masks: BoundMasks, ids: Sequence[Id], values: torch.Tensor) -> torch.Tensor:
-    """The average of some values of masks while a voxel is hidden: ``sum_i y_i (1 - M_i) / sum_i (1 - M_i)``, and 0
-    where no mask hides the voxel.
+class SimilarityScoring(OcclusionScoring):
+    """The average loss of similarity while a voxel is hidden; gains count as nothing (SBSM: Dong et al.,
+    "Explainability for content-based image retrieval", CVPR workshops 2019, section 3).
 
-    Args:
-        masks: the masks of the case.
-        ids: the ids of n masks.
-        values: ``(n, K)``, the values y.
+    With f the similarity of the perturbed image to a query, f0 the similarity of the unperturbed image and M the mask,
+    the map is, voxel by voxel, ``sum(max(f0 - f, 0) * (1 - M)) / sum(1 - M)``, and 0 where no mask hides the voxel. It
+    is in the score's unit and has no negative values. A constant network gives a map of zeros.
 
-    Returns:
-        ``(K, *spatial)``, or ``(K * C, *spatial)`` where each channel has its own masks, in the masks' precision.
+    With :class:`~monai_saliency.EmbeddingSimilarity` each reference has its own map. xaitk-saliency's
+    ``SimilarityScoring`` is this map, scaled to [-1, 1], with ``"distance"`` for its ``"euclidean"``. Any other score
+    may be explained too.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore, PerturbationInferer, SimilarityScoring, SlidingWindowMasks
+        >>> explain = PerturbationInferer(SlidingWindowMasks(1), ClassScore([0], "none"), SimilarityScoring())
+        >>> image = torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]])
+        >>> explain(image, lambda x: x.flatten(1).sum(1, keepdim=True)).tolist()  # the score is the sum of the image
+        [[[[1.0, 0.0], [3.0, 4.0]]]]
     """
-    total, coverage = split_coverage(sum_of_hidden(masks, ids, with_ones(values)))
-    return torch.where(coverage > 0, total / coverage, 0.0).flatten(0, 1).to(masks.dtype)
+
+    def _averaged(self, drops: torch.Tensor) -> torch.Tensor:
+        return drops.clamp_min(0)
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        return Meaning("loss of the score", signed=False)
 
 
-def error_while_hidden(masks: BoundMasks, ids: Sequence[Id], values: torch.Tensor) -> torch.Tensor | None:
-    """The standard error of :func:`mean_while_hidden`, see :meth:`OcclusionScoring.standard_error`.
+class SquaredDifferenceScoring(OcclusionScoring):
+    """Half the squared change of the score while a voxel is hidden, on average (Greydanus et al., ICML 2018, arXiv
+    1711.00138, equations 2 and 4).
 
-    Args:
-        masks: the masks of the case.
-        ids: the ids of n masks.
-        values: ``(n, K)``, the values y, best in double precision.
+    With f the score, f0 the score of the unperturbed image and M the mask, the map of a score is, voxel by voxel,
+    ``sum(0.5 * (f0 - f)^2 * (1 - M)) / sum(1 - M)``, and 0 where no mask hides the voxel. A voxel that lowers a score
+    counts as one that raises it. A constant network gives a map of zeros. Greydanus et al. add up these maps over all
+    outputs; xaitk-saliency's ``SquaredDifferenceScoring`` is this sum, moved and scaled to [0, 1].
 
-    Returns:
-        of the shape and precision of the mean; None where nothing is left to chance, and for fewer than three masks.
+    **Unit**: the square of the score's, without sign.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore, PerturbationInferer, SlidingWindowMasks, SquaredDifferenceScoring
+        >>> explain = PerturbationInferer(SlidingWindowMasks(1), ClassScore([0], "none"), SquaredDifferenceScoring())
+        >>> image = torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]])
+        >>> explain(image, lambda x: x.flatten(1).sum(1, keepdim=True)).tolist()  # the score is the sum of the image
+        [[[[0.5, 2.0], [4.5, 8.0]]]]
     """
-    n = len(ids)
-    if not masks.drawn or n < 3:
-        return None
 
-    def error(drops: torch.Tensor) -> torch.Tensor:
-        drops = drops - drops[:1]
-        d, scale = scaled(drops - drops.mean(dim=0))
-        k = d.shape[1]
-        # M - 1 is what is hidden, below zero.
-        first, second = moments(masks, ids, with_ones(-d), with_ones(torch.cat([d.square(), d], 1)), 1.0)
-        drop, coverage = first[:k], -first[k:]
-        squares, mixed, hidden = second.split([k, k, 1])
-        value = torch.where(coverage > 0, drop / coverage, 0.0)
-        sums = (squares - 2 * value * mixed + value.square() * hidden).clamp_min_(0)
-        found = (sums * (n / (n - 1))).sqrt_() * scale.to(sums).reshape(-1, *[1] * (sums.ndim - 1))
-        return torch.where(coverage > 0, found / coverage, 0.0).flatten(0, 1).to(masks.dtype)
+    def _averaged(self, drops: torch.Tensor) -> torch.Tensor:
+        return 0.5 * drops.square()
 
-    return in_groups(masks, error, values)
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        return Meaning("half the squared change of the score", 0.5, in_score_unit=False, signed=False)
+
+
+class HierarchicalScoring(Estimator):
+    """The drop of the score while a voxel is hidden, summed over the levels of windows that hid it (HiPe, Cooper et
+    al., arXiv 2103.05108, section 3).
+
+    With f the score, f0 the score of the unperturbed image and M the mask, the map is, voxel by voxel,
+    ``sum((f0 - f) * (1 - M))``. Windows of one level do not overlap, so each level adds the drop of its window over the
+    voxel: the map of a probability can reach the number of levels. It is in the score's unit; divide by the number of
+    levels for a drop per level. A constant network gives a map of zeros.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore, HierarchicalMasks, HierarchicalScoring, PerturbationInferer
+        >>> masks = HierarchicalMasks(window_size=2, levels=2)
+        >>> explain = PerturbationInferer(masks, ClassScore([0], "none"), HierarchicalScoring())
+        >>> image = torch.tensor([[[[1.0, 2.0, 0.0, 1.0], [3.0, 4.0, 0.0, 0.0]]]])
+        >>> explain(image, lambda x: x.flatten(1).sum(1, keepdim=True)).tolist()  # the score is the sum of the image
+        [[[[11.0, 12.0, 1.0, 1.0], [13.0, 14.0, 1.0, 1.0]]]]
+    """
+
+    def compute(
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        return sum_of_hidden(masks, ids, reference_scores - scores).flatten(0, 1).to(masks.dtype)
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        levels = getattr(masks, "num_levels", 1)
+        if levels == 1:
+            return Meaning("change of the score")
+        return Meaning(f"sum of the score's changes, one for each of {levels} window sizes", levels)
+
+    def noise(
+        self,
+        masks: BoundMasks,
+        ids: Sequence[Id],
+        scores: torch.Tensor,
+        reference_scores: torch.Tensor,
+        rounding: float = 0.0,
+    ) -> torch.Tensor | None:
+        """The rounding of the scores, once for each level: nothing is left to chance."""
+        return getattr(masks, "num_levels", 1) * score_rounding(scores, reference_scores, rounding)
 
 
 def sum_of_hidden(masks: BoundMasks, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
     """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``.
 
-    Masks that each hide one box, or change nothing outside of one, are added inside that box only; others are rendered
-    a few at a time. The sum is not computed as ``sum_i weights[i, k] - sum_i weights[i, k] * M_i``: rounding would
-    leave small values where no mask hides the voxel.
+    Masks that change nothing outside of one box are added inside it; others are rendered a few at a time. The sum is
+    not computed as ``sum_i weights[i, k] - sum_i weights[i, k] * M_i``: rounding would leave small values where no mask
+    hides the voxel.
     """
     sums = masks.zero_sums(weights)
     weights = weights.to(masks.device, masks.dtype)
-    boxes = masks.hidden_boxes(ids)
+    hidden_boxes = masks.hidden_boxes(ids)
+    boxes = masks.changed_boxes(ids) if hidden_boxes is None else hidden_boxes
     if boxes is not None:
-        return _sum_of_boxes(sums, boxes, weights.to(sums))
-    changed = masks.changed_boxes(ids)
-    if changed is not None:
-        weights = weights.to(sums).reshape(*weights.shape, *[1] * (sums.ndim - 1))
-        for index, box, each in zip(ids, changed, weights, strict=True):
+        for number, box, each in zip(ids, boxes, weights.to(sums), strict=True):
             inside: Any = (..., *box)
-            sums[inside] += each * (1 - masks.render([index], box=box)[0])
+            added = each.reshape(-1, *[1] * (sums.ndim - 1))
+            if hidden_boxes is None:
+                added = added * (1 - masks.render([number], box=box)[0])
+            sums[inside] += added
         return sums
     with exact_arithmetic(masks.device):
         for chunk, rendered in masks.stream(ids):
             hidden = rendered.flatten(1).neg_().add_(1)
             sums += (weights[chunk].T @ hidden).reshape(sums.shape)
-    return sums
-
-
-def _sum_of_boxes(sums: torch.Tensor, boxes: Sequence[Box], weights: torch.Tensor) -> torch.Tensor:
-    """Add the weights ``(n, K)`` of n boxes to sums ``(K, channels or 1, *spatial)``, inside each box, in order."""
-    shape = sums.shape[2:]
-    step = max(1, min(_AT_ONCE, math.prod(shape)) // _SMALL)
-    for first in range(0, len(boxes), step):
-        some, given = boxes[first : first + step], weights[first : first + step]
-        found = voxels_of(some, shape, _SMALL)
-        if found is None:
-            for box, each in zip(some, given.reshape(*given.shape, *[1] * (sums.ndim - 1)), strict=True):
-                everywhere: Any = (..., *box)
-                sums[everywhere] += each
-            continue
-        # One operation adds many small boxes, in order, so that sums repeat to the bit.
-        places, once = (to_device(each, sums.device) for each in found)
-        values = (given.T[:, :, None] * once).flatten(1)
-        rows = torch.arange(sums.shape[0] * sums.shape[1], device=sums.device)
-        flat = sums.view(len(rows), -1)
-        flat.index_put_((rows[:, None], places.flatten()), values.repeat_interleave(sums.shape[1], 0), accumulate=True)
     return sums

@@ -97,14 +97,12 @@ class RISEScoring(Estimator):
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
     ) -> torch.Tensor | None:
-        """The standard error of a voxel of the centred and debiased maps; None for the plain one, which is read
-        relative to its own mean.
+        """The standard error of a voxel of the centred and debiased maps; None for the plain one.
 
-        Where the scores do not depend on a voxel, its value has this standard deviation over other random masks:
+        If the scores do not depend on a voxel, its value has this standard deviation over other random masks:
         ``spread(f) * spread(M) / (p1 * sqrt(n))``, with the standard deviation of the scores as ``spread(f)`` in the
-        centred form, and their root mean square in the debiased one. It falls with the square root of the number of
-        masks. ``spread(M)``, of a voxel of the masks, is read from a few of them. What a network in half precision
-        rounds is part of ``spread(f)``, so that ``rounding`` adds nothing.
+        centred form, and their root mean square in the debiased one. ``spread(M)``, of a voxel of the masks, is read
+        from a few of them.
         """
         if self.form == "plain":
             return None
@@ -118,13 +116,9 @@ class RISEScoring(Estimator):
         """The standard error of each voxel of the centred and debiased maps; None for the plain one, which is read
         relative to its own mean, and for fewer than three masks.
 
-        A map is a mean over masks, of ``z = (f - mean f) * (M - mean M) / p1`` in the centred form, and of
-        ``z = f * (M - p1) / p1`` in the debiased one. So its standard error is the standard deviation of z over the
-        masks, divided by ``sqrt(n)``. Under the root stands ``n - 1`` for one n where one mean was taken out, and
-        ``n - 2`` where two were.
-
-        Unlike :meth:`noise` it has a value for each voxel, and holds also where the scores depend on the voxel. Where
-        they do not, both are the same on average.
+        A map is a mean over masks of ``z = (f - mean f) * (M - mean M) / p1``, or of ``z = f * (M - p1) / p1`` in the
+        debiased form. Its standard error is the standard deviation of z over the masks, divided by ``sqrt(n)``, with
+        ``n - 1`` under the root if one mean was taken out, and ``n - 2`` if two were.
         """
         if self.form == "plain" or len(ids) < 3:
             return None

@@ -10,11 +10,9 @@ import numpy as np
 import torch
 
 from monai_saliency.estimators.base import Estimator, score_rounding
-from monai_saliency.estimators.odd_interactions import choose, triples
-from monai_saliency.estimators.sample_reuse import adjusted
+from monai_saliency.estimators.shapley_regression import regression
 from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.masks.coalition import BoundCoalitionMasks
-from monai_saliency.masks.coalition_draw import inclusion
 from monai_saliency.masks.patch_cells import Meeting
 from monai_saliency.utils.arguments import flag
 
@@ -107,40 +105,28 @@ class ShapleyScoring(Estimator):
 
     With f the score of a coalition S, the value of player i of n is
     ``sum_S |S|! (n - |S| - 1)! / n! * (f(S with i) - f(S))`` over the coalitions without i. Values are in the score's
-    unit; positive means that the region supports the score. They sum to the score of the image less that of the image
-    with all players hidden. A region that changes nothing has the value 0. The value stands on each of the region's
-    voxels, not a share of it; 0 stands on voxels of no player. :func:`shapley_values` gives the players' values.
+    unit; positive means that the region supports the score. They sum to the score of the image less the score with all
+    players hidden. The value is written on each of the region's voxels, not a share of it; 0 on voxels of no player.
+    :func:`shapley_values` gives the players' values.
 
-    Where all coalitions were scored, the values are exact. They are computed as the sum of Harsanyi's dividends, each
-    shared equally among its players: the same number, in which players that never meet need no common coalition
-    (:mod:`monai_saliency.masks.patch_cells`).
-
-    Where coalitions were drawn, the values are those of KernelSHAP's regression (Lundberg and Lee, NeurIPS 2017), on
-    pairs of complements drawn without replacement by their leverage (Leverage SHAP: Musco and Witter, arXiv
-    2410.01917). We weigh a pair by the probability with which it is among those drawn, where the paper weighs by its
-    Bernoulli draws. The sum of the values is exact. Games whose players interact at most two by two are exact too:
-    complements cancel these interactions.
-
-    Where a sliding-window model's coalitions are too many, some of both are scored. Dividends that are known are shared
-    as above; the game of those among the players that are left is predicted by the ones known of it, one more column of
-    the regression, which so estimates only what they miss. Players of exact values have a standard error of 0.
+    - If all coalitions were scored, the values are exact: the sum of Harsanyi's dividends, each shared equally among
+      its players, so that players that never meet need no common coalition (:mod:`monai_saliency.masks.patch_cells`).
+    - If coalitions were drawn, the values are those of KernelSHAP's regression (Lundberg and Lee, NeurIPS 2017), on
+      pairs of complements drawn without replacement by their leverage (Leverage SHAP: Musco and Witter, arXiv
+      2410.01917), weighted by the probability that a pair is drawn. Their sum is exact, and so are games whose players
+      interact at most two by two.
 
     It needs :class:`~monai_saliency.CoalitionMasks`.
 
     Args:
         interactions: whether the regression has interactions of three players too, those that help to predict other
-            pairs (:mod:`monai_saliency.estimators.odd_interactions`): OddSHAP (Fumagalli et al., arXiv 2602.01399),
-            where a greedy choice and cross-validation stand in for the paper's boosted trees. Not read where values are
-            exact.
-        unbiased: whether what the regression misses is estimated from the same scores
-            (:mod:`monai_saliency.estimators.sample_reuse`): regression-adjusted MSR (Witter, Liu, Musco, arXiv
-            2506.11849). The mean over seeds is the exact value then, the spread between seeds mostly larger. Not
-            together with ``interactions``, and not read where values are exact.
+            pairs: OddSHAP (Fumagalli et al., arXiv 2602.01399), where a greedy choice and cross-validation replace the
+            paper's boosted trees. Not read if values are exact.
 
     Raises:
-        ValueError: for ``interactions`` and ``unbiased`` together; from :meth:`compute`, :meth:`noise` and
-            :meth:`values`, for other masks, when scores are missing,
-            and when the score turns out not to be a sum over voxels of a sliding-window model's output.
+        ValueError: from :meth:`compute`, :meth:`noise` and
+            :meth:`values`, for other masks, when scores are missing, and when the score turns out not to be a sum over
+            voxels of a sliding-window model's output.
 
     Example::
 
@@ -153,13 +139,8 @@ class ShapleyScoring(Estimator):
         [[[[0.0, 0.0], [10.0, 10.0]]]]
     """
 
-    def __init__(self, interactions: bool = False, unbiased: bool = False) -> None:
+    def __init__(self, interactions: bool = False) -> None:
         self.interactions = flag("interactions", interactions)
-        self.unbiased = flag("unbiased", unbiased)
-        if self.interactions and self.unbiased:
-            raise ValueError(
-                "`interactions` are chosen by the same scores, so that no estimate with them is `unbiased`: choose one"
-            )
 
     def compute(
         self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
@@ -173,11 +154,11 @@ class ShapleyScoring(Estimator):
         """The values of the players, from the arguments of :meth:`compute`."""
         coalitions = _checked(masks)
         drops = _drops(coalitions, ids, scores, reference_scores)
-        values, variance = _solve(coalitions, drops, self.interactions, self.unbiased)
+        values, variance = _solve(coalitions, drops, self.interactions)
         if coalitions.meetings is not None:
             largest = torch.cat([scores.cpu(), reference_scores[None].cpu()]).abs().amax(dim=0).double()
             _check_sum(values, drops, largest, scores.dtype)
-        errors = None if coalitions.random is None else variance.sqrt()
+        errors = None if coalitions.pairs is None else variance.sqrt()
         return ShapleyValues(list(coalitions.players), values, errors)
 
     def noise(
@@ -193,15 +174,12 @@ class ShapleyScoring(Estimator):
         """
         coalitions = _checked(masks)
         rounded = score_rounding(scores, reference_scores, rounding).double().cpu()
-        if coalitions.meetings is not None:
-            signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(len(coalitions) + 1, _PROBES))
-            probes, _ = _solve(coalitions, torch.from_numpy(signs))
-            rounded = rounded * max(1.0, float(probes.square().mean(dim=1).sqrt().max()))
-        if coalitions.random is None:
-            return rounded.to(scores)
         errors = self.values(masks, ids, scores, reference_scores).standard_error
-        assert errors is not None
-        return torch.hypot(errors.square().mean(dim=0).sqrt(), rounded).to(scores)
+        if errors is not None:
+            return torch.hypot(errors.square().mean(dim=0).sqrt(), rounded).to(scores)
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(len(coalitions) + 1, _PROBES))
+        probes, _ = _solve(coalitions, torch.from_numpy(signs))
+        return (rounded * max(1.0, float(probes.square().mean(dim=1).sqrt().max()))).to(scores)
 
     def standard_error(
         self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
@@ -232,38 +210,21 @@ def _drops(
 
 
 def _solve(
-    masks: BoundCoalitionMasks, drops: torch.Tensor, interactions: bool = False, unbiased: bool = False
+    masks: BoundCoalitionMasks, drops: torch.Tensor, interactions: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapley values ``(players, K)``, and their variances.
 
-    The game here is what hiding a set of players takes from the score, which has the same Shapley values. It is the sum
-    of the dividends of all sets. Where coalitions are drawn of some players, dividends of sets with any other player
-    are known; those of sets among them make a smaller game, for the regression.
+    The game here is what hiding a set of players takes from the score, which has the same Shapley values.
     """
-    players, random = len(masks.players), masks.random
-    values, variance = drops.new_zeros(2, players, drops.shape[1])
-    tables = [(each, _dividends(each, drops)) for each in masks.meetings or ()]
-    for meeting, dividends in tables:
-        _share(meeting, dividends, values)
-    if random is None:
-        return values, variance
-    first = masks.coalitions[random.pairs[:, 0]] & np.isin(np.arange(players), random.players)
-    second = ~first & np.isin(np.arange(players), random.players)
-    known = drops.new_zeros(values.shape)
-    half = drops.new_zeros(len(first), drops.shape[1])
-    for meeting, dividends in tables:
-        others = [place for place, player in enumerate(meeting.players) if player not in random.players]
-        bits = np.arange(len(dividends))
-        among = np.logical_and.reduce([(bits >> place) & 1 == 0 for place in others], axis=0)
-        inner = dividends * torch.from_numpy(np.broadcast_to(among, bits.shape).copy())[:, None]
-        _share(meeting, inner, known)
-        half += (_sums_within(meeting, inner, first) - _sums_within(meeting, inner, second)) / 2
-    chosen = list(random.players)
-    found = (drops[random.pairs[:, 1]] - drops[random.pairs[:, 0]]) / 2  # the scores' difference: drops are negative
-    given = (first[:, chosen], found, drops[random.nobody], half, known[chosen], interactions, unbiased)
-    rests, variance[chosen] = _regression(*given)
-    values[chosen] += rests - known[chosen]
-    return values, variance
+    if masks.meetings is None:
+        assert masks.pairs is not None
+        first, second = masks.pairs.T
+        half = (drops[second] - drops[first]) / 2  # the scores' difference: drops are negative
+        return regression(masks.coalitions[first], half, drops[0], interactions)
+    values = drops.new_zeros(len(masks.players), drops.shape[1])
+    for meeting in masks.meetings:
+        _share(meeting, _dividends(meeting, drops), values)
+    return values, torch.zeros_like(values)
 
 
 def _dividends(meeting: Meeting, drops: torch.Tensor) -> torch.Tensor:
@@ -286,15 +247,6 @@ def _share(meeting: Meeting, dividends: torch.Tensor, values: torch.Tensor) -> N
         values[player] += shares.reshape(-1, 2, 2**place, values.shape[1])[:, 1].sum(dim=(0, 1))
 
 
-def _sums_within(meeting: Meeting, dividends: torch.Tensor, sets: np.ndarray) -> torch.Tensor:
-    """The sum of the dividends within each of some sets, bool ``(n, players)``: ``(n, K)``."""
-    sums = dividends.clone()
-    for place in range(len(meeting.players)):
-        halves = sums.reshape(-1, 2, 2**place, sums.shape[1])
-        halves[:, 1] += halves[:, 0]
-    return sums[torch.from_numpy(sets[:, list(meeting.players)] @ (1 << np.arange(len(meeting.players))))]
-
-
 def _check_sum(values: torch.Tensor, drops: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype) -> None:
     """Refuse exact values that do not sum to what all players together take from the score."""
     missed = (values.sum(dim=0) - drops[0]).abs()
@@ -306,61 +258,3 @@ def _check_sum(values: torch.Tensor, drops: torch.Tensor, largest: torch.Tensor,
             f"{float(drops[0, k]):.6g} from the score: it is not a sum over voxels of a sliding-window model's output "
             "there, so use CoalitionMasks without `inferer`, or give `num_coalitions`"
         )
-
-
-def _regression(
-    first: np.ndarray,
-    half: torch.Tensor,
-    total: torch.Tensor,
-    known_half: torch.Tensor,
-    known: torch.Tensor,
-    interactions: bool,
-    unbiased: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapley values ``(players, K)`` of KernelSHAP's regression on pairs of complements, and their variances.
-
-    What two complements say of the values of their players is half the difference of their scores. The sum of all
-    values is known, so each value is an equal share of the sum and a rest; the rests sum to 0. What the values of a
-    known game miss of its pairs explains a part of what those of the game miss: it is a further column.
-
-    Args:
-        first: bool ``(m, players)``, the first coalition of each pair.
-        half: ``(m, K)``, half the differences of the scores.
-        total: ``(K,)``, the sum of the values.
-        known_half: ``(m, K)``, half the differences of a game whose values are known; 0 where there is none.
-        known: ``(players, K)``, its values.
-        interactions: whether interactions of three players are further columns, where they help.
-        unbiased: whether what the regression misses is estimated too.
-    """
-    count, players = first.shape
-    sizes = first.sum(axis=1)
-    size = torch.from_numpy(sizes).double()[:, None]
-    chance, weights = (torch.from_numpy(each[sizes])[:, None] for each in inclusion(players, count))
-    weight = weights.sqrt()
-    features = weight * (torch.from_numpy(first).double() - size / players)
-    share, known_share = total / players, known.mean(dim=0)
-    wanted = weight * (half - share * (size - players / 2))
-    missed = weight * (known_half - known_share * (size - players / 2)) - features @ (known - known_share)
-    values, variance = [], []
-    for column, target in zip(missed.T, wanted.T, strict=True):
-        norm = column.norm()
-        beside = features if norm <= 1e-9 * target.norm() else torch.cat([features, column[:, None] / norm], dim=1)
-        least = torch.zeros_like(target)
-        if interactions:
-            columns = triples(first, features, weight, torch.linalg.pinv(features) @ target)
-            chosen = choose(beside, columns, target)
-            beside = torch.cat([beside, columns[:, chosen.places]], dim=1)
-            least = chosen.missed.abs() if chosen.places else least
-        if unbiased:
-            rests, errors = adjusted(first, weight, beside, target, chance[:, 0])
-            values.append(rests)
-            variance.append(errors)
-            continue
-        solve = torch.linalg.pinv(beside)
-        rests = solve @ target
-        # As if each pair in turn were predicted by the others, for pairs that need not have been drawn.
-        leverage = (beside * solve.T).sum(dim=1)
-        left = ((target - beside @ rests) / (1 - leverage).clamp_min(1e-3)).hypot(least)
-        values.append(rests[:players])
-        variance.append((solve.square() @ (left.square() * (1 - chance[:, 0])))[:players])
-    return share + torch.stack(values, dim=1), torch.stack(variance, dim=1)

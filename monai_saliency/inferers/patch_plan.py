@@ -112,7 +112,7 @@ def refusal(forward: Forward, masks: BoundMasks, image: torch.Tensor, output: Ou
     weights = inferer.roi_weight_map
     if weights is not None and weights.shape not in (grid.roi_size, (1, 1, *grid.roi_size)):
         return f"`roi_weight_map` has shape {tuple(weights.shape)}, patches have {grid.roi_size}"
-    if masks.restrict(range(1), grid.boxes[0]) is None:
+    if masks.restrict(masks.first_round()[:1], grid.boxes[0]) is None:
         return (
             f"{masks.key[0].removeprefix('_Bound')} do not tell what they hide inside a patch (masks such as RISE's "
             "change every patch); windows and regions do"

@@ -1,12 +1,6 @@
 """Masks for each channel, so that maps show which modality mattered, and where.
 
-A multi-modal scan holds its modalities (T1, T1c, T2, FLAIR) as channels. Here a mask is ``(C, *spatial)``, and each
-channel gets its own map. The maps of the channels add up to the map of all channels hidden together only if the score
-is a sum over channels. If the network needs two modalities at once, hiding either lowers the score, and both maps show
-it.
-
-MC-RISE (Hatakeyama et al., ACCV 2020; :class:`~monai_saliency.MCRISEMasks`) is a different method. All its masks hide
-all channels, and its maps show to which of several *fills* a score is sensitive.
+If a network needs two modalities at once, hiding either lowers the score, and both maps show it.
 """
 
 from __future__ import annotations
@@ -144,20 +138,10 @@ class _BoundIndependentChannelMasks(_BoundMasksOfChannels):
 
     def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """The other family's codes, with an axis for the channels: ``(n, C, ...)``."""
-        codes = self.base.codes(self._rows(ids))
+        rows = np.asarray(ids, dtype=int)[:, None] * self.channels + np.arange(self.channels)
+        codes = self.base.codes(rows.ravel().tolist())
         return {name: code.reshape(-1, self.channels, *code.shape[1:]) for name, code in codes.items()}
-
-    def _rows(self, ids: Sequence[Id]) -> Sequence[int]:
-        """The masks of the other family, n times C."""
-        if isinstance(ids, range) and ids.step == 1:
-            return range(ids.start * self.channels, ids.stop * self.channels)
-        return (np.asarray(ids, dtype=int)[:, None] * self.channels + np.arange(self.channels)).ravel().tolist()
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         flat = {name: code.reshape(-1, *code.shape[2:]) for name, code in codes.items()}
         return self.base._render(flat, device).reshape(-1, self.channels, *self.spatial_shape)
-
-    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
-        rows = self._rows(ids)
-        each = [self.base.weighted_sum(rows[channel :: self.channels], weights) for channel in range(self.channels)]
-        return torch.cat(each, dim=1)

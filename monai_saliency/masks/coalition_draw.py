@@ -1,41 +1,22 @@
 """Random coalitions of players, in pairs: a coalition, and its complement.
 
-A Shapley value weighs a coalition of s of n players as ``1 / (C(n, s) * s * (n - s))`` in KernelSHAP's regression
-(Lundberg and Lee, NeurIPS 2017, theorem 2). Its leverage there is ``1 / C(n, s)`` (Leverage SHAP: Musco and Witter,
-arXiv 2410.01917, section 3), so that each size matters alike. Coalitions are drawn by their leverage, without
-replacement: a size, then a set of this size, and what was drawn before is skipped.
+They are drawn by their leverage ``1 / C(n, s)`` in KernelSHAP's regression (Leverage SHAP: Musco and Witter, arXiv
+2410.01917, section 3), so that each size s matters alike, without replacement.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from monai_saliency.masks.base import random_rows
 
-__all__ = ["Drawn", "draw_pairs", "inclusion"]
+__all__ = ["draw_pairs", "inclusion"]
 
 # Draws made at a time. It decides nothing but the speed.
 _CHUNK = 1024
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Pairs of random coalitions of some players, and the masks that keep them. All other players are kept.
-
-    Attributes:
-        players: u of them, ascending.
-        pairs: int ``(m, 2)``: the mask that keeps a coalition of them, and the one that keeps its complement.
-        nobody: the mask that hides them all.
-    """
-
-    players: Sequence[int]
-    pairs: np.ndarray
-    nobody: int
 
 
 def draw_pairs(seed: int, players: int, count: int) -> np.ndarray:

@@ -15,12 +15,11 @@ __all__ = ["GridMasks"]
 
 
 class GridMasks(Masks):
-    """Random grids with crisp cells, in 2D and 3D: each cell is kept with probability ``p1``, whole and alone.
+    """Random grids with crisp cells, in 2D and 3D: each cell is kept with probability ``p1``.
 
-    The grid is stretched to the image by nearest neighbour: voxel v of an axis of n voxels lies in cell
-    ``v * grid_size // n``, so the cells of an axis differ by one voxel at most. Along an axis with fewer voxels than
-    ``grid_size`` each voxel is a cell. Unlike the masks of RISE these have no ramps and no shift: a cell is one yes or
-    no, which estimators such as :class:`~monai_saliency.HSICScoring` read.
+    Voxel v of an axis of n voxels lies in cell ``v * grid_size // n``, so the cells of an axis differ by one voxel at
+    most. Along an axis with fewer voxels than ``grid_size`` each voxel is a cell. There are no ramps and no shift: a
+    cell is one yes or no, which :class:`~monai_saliency.HSICScoring` reads.
 
     Args:
         num_masks: number of masks, at least 1.
@@ -73,7 +72,7 @@ class GridMasks(Masks):
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
+    ) -> BoundRegionMasks:
         return _BoundGridMasks(self, image) if self.instead is None else self.instead.bind(image, labels, spacing)
 
 

@@ -19,10 +19,8 @@ class MultiScaleWindowMasks(Masks):
     """Windows of several sizes that slide over the image, in 2D and 3D, all hidden in turn.
 
     Level l has the windows of :class:`~monai_saliency.SlidingWindowMasks` of edge ``window_size / 2^l`` and stride
-    ``stride / 2^l``; levels follow each other, the largest windows first. With strides in proportion to windows, each
-    level hides a voxel about as often, so that levels weigh alike in :class:`~monai_saliency.OcclusionScoring`. A large
-    window finds evidence that no small one hides alone, and a small one shows where it lies. Unlike
-    :class:`~monai_saliency.HierarchicalMasks` no window is left out, whatever the scores.
+    ``stride / 2^l``; the largest windows come first. Each level hides a voxel about as often, so that levels weigh
+    alike in :class:`~monai_saliency.OcclusionScoring`.
 
     Args:
         window_size: edge of a window of the first level in ``unit``, one number or one per axis; by default a quarter
@@ -100,17 +98,11 @@ class _BoundMultiScaleWindowMasks(BoundBoxMasks):
         self.window_shapes = [level.window_shape for level in self.levels]
         self.smooth = self.levels[0].smooth
         self.key = ("MultiScaleWindowMasks", *(level.key for level in self.levels))
-        self._starts = np.cumsum([0, *(len(level) for level in self.levels)])
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return sum(map(len, self.levels))
 
     def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
-        places = np.asarray(ids, dtype=int)
-        found = np.searchsorted(self._starts, places, side="right") - 1
-        codes = {name: np.empty((len(places), len(self.spatial_shape)), dtype=int) for name in ("first", "stop")}
-        for number in np.unique(found):
-            chosen = found == number
-            for name, values in self.levels[number].codes((places[chosen] - self._starts[number]).tolist()).items():
-                codes[name][chosen] = values
-        return codes
+        each = [level.codes(range(len(level))) for level in self.levels]
+        chosen = np.asarray(ids, dtype=int)
+        return {name: np.concatenate([codes[name] for codes in each])[chosen] for name in ("first", "stop")}

@@ -17,15 +17,12 @@ __all__ = ["BoundOrderMasks", "OrderMasks"]
 
 
 class OrderMasks(Masks):
-    """Masks that hide the highest voxels of a map, a share more with every mask, up to the whole image; or that keep
-    them. They answer how well a map orders the voxels (Petsiuk et al., BMVC 2018, section 4.1).
+    """Masks that hide the highest voxels of a map, ``1 / steps`` of the voxels more with every mask, up to the whole
+    image; or that keep them (Petsiuk et al., BMVC 2018, section 4.1).
 
-    Each mask hides ``1 / steps`` of the voxels more than the one before, those with the highest values. Voxels with
-    equal values go at once, so that no chance decides between them. Where a share ends among equal values, one mask
-    stops before them and the next takes them all: a sparse map loses nothing, and a flat map is one step.
-
-    Where ``keep`` is set, the same shares are kept and the rest is hidden. The first mask keeps nothing then, and the
-    whole image is left out.
+    Voxels with equal values go at once, so that no chance decides between them. If a share ends among equal values, one
+    mask stops before them and the next takes them all. With ``keep`` the same shares are kept and the rest is hidden:
+    the first mask keeps nothing, and the whole image is left out.
 
     Args:
         saliency: one map ``(*spatial)``, or ``(1, *spatial)``, on the grid of the image that is perturbed.

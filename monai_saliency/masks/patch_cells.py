@@ -2,12 +2,9 @@
 
 A voxel's output depends on the patches that cover it, and a patch's output on the players inside it. Voxels that the
 same patches cover form a *cell*. A score that is a sum over voxels is therefore a sum of games, one for each cell, of
-the players in its patches. All that must be known of the whole game are the scores of those sets of players that meet
-in a cell, hidden alone. A score that is linear in the output, such as a mean of logits, is even a sum of games of
-single patches, since patches are blended by fixed weights.
-
-Where too many players meet in a cell, the sets inside its patches are scored as far as they can be. By then each output
-of these patches is known, and sets of more players are drawn at random: no patch is run for them.
+the players in its patches: the scores of the sets of players that meet in a cell, hidden alone, decide the whole game.
+A score that is linear in the output is even a sum of games of single patches, since patches are blended by fixed
+weights.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import numpy as np
 
 from monai_saliency.utils.boxes import Box
 
-__all__ = ["Hidden", "Meeting", "affordable_meetings", "meetings", "players_that_meet"]
+__all__ = ["Meeting", "meetings", "players_that_meet"]
 
 
 @dataclass(frozen=True)
@@ -69,55 +66,7 @@ def _largest(cells: np.ndarray) -> list[list[int]]:
     return [cell.nonzero()[0].tolist() for cell, part in zip(cells, is_part, strict=True) if not part]
 
 
-class Hidden:
-    """The sets of players that are hidden, each by one mask. Mask 0 hides everybody.
-
-    Args:
-        players: how many players there are.
-        most: the most masks that :meth:`meet` may come to.
-    """
-
-    def __init__(self, players: int, most: int) -> None:
-        self.players, self.most = players, most
-        everybody = np.ones(players, dtype=bool)
-        self._numbers = {np.packbits(everybody).tobytes(): 0, np.packbits(~everybody).tobytes(): -1}
-        self._sets = [everybody]
-        self._met = {-1}
-
-    def __len__(self) -> int:
-        return len(self._sets)
-
-    @property
-    def coalitions(self) -> np.ndarray:
-        """Bool ``(masks, players)``, True for players that are kept."""
-        return ~np.stack(self._sets)
-
-    def rows(self, hidden: np.ndarray) -> np.ndarray:
-        """The masks that hide some sets, bool ``(n, players)``: those that there are, or new ones."""
-        found = np.empty(len(hidden), dtype=int)
-        for place, (each, key) in enumerate(zip(hidden, np.packbits(hidden, axis=1), strict=True)):
-            found[place] = self._numbers.setdefault(key.tobytes(), len(self._sets))
-            if found[place] == len(self._sets):
-                self._sets.append(each)
-        return found
-
-    def meet(self, cell: Sequence[int]) -> Meeting | None:
-        """Hide every set of the players of a cell; None, and nothing is hidden, where that makes too many masks."""
-        if 2 ** len(cell) - 1 > self.most:
-            return None
-        bits = (np.arange(2 ** len(cell))[:, None] >> np.arange(len(cell))) & 1
-        sets = np.zeros((len(bits), self.players), dtype=bool)
-        sets[:, cell] = bits
-        unknown = sum(key.tobytes() not in self._numbers for key in np.packbits(sets, axis=1))
-        if len(self) + unknown > self.most:
-            return None
-        rows = self.rows(sets)
-        new = np.array([row not in self._met for row in rows.tolist()])
-        self._met.update(rows.tolist())
-        return Meeting(list(cell), rows, new)
-
-
-def meetings(cells: Sequence[Sequence[int]], players: int, most: int) -> tuple[np.ndarray, list[Meeting]]:
+def meetings(cells: Sequence[Sequence[int]], players: int, most: int) -> tuple[np.ndarray, list[Meeting]] | None:
     """The coalitions whose scores decide a game that is a sum of small ones.
 
     Args:
@@ -127,41 +76,25 @@ def meetings(cells: Sequence[Sequence[int]], players: int, most: int) -> tuple[n
 
     Returns:
         the coalitions, bool ``(N, players)``, True for players that are kept, and the meetings. Coalition 0 keeps
-        nobody. Each other one hides players of one cell only, and keeps the rest.
-
-    Raises:
-        ValueError: when there are more coalitions than ``most``.
+        nobody. Each other one hides players of one cell only, and keeps the rest. None for more coalitions than
+        ``most``.
     """
-    largest = max(map(len, cells))
-    if 2**largest - 1 > most:
-        raise ValueError(f"{largest} players meet in one place, which makes 2^{largest} coalitions")
-    hidden, found = Hidden(players, most), []
+    everybody = np.ones(players, dtype=bool)
+    sets, numbers = [everybody], {everybody.tobytes(): 0, (~everybody).tobytes(): -1}
+    met, found = {-1}, []
     for cell in cells:
-        meeting = hidden.meet(cell)
-        if meeting is None:
-            raise ValueError(f"the players of {len(cells)} places make more than {most} coalitions")
-        found.append(meeting)
-    return hidden.coalitions, found
-
-
-def affordable_meetings(
-    hidden: Hidden, cells: Sequence[Sequence[int]], patches: Sequence[Sequence[int]]
-) -> tuple[list[Meeting], list[int]]:
-    """The meetings that do not make too many masks, small ones first.
-
-    Args:
-        hidden: gets a mask for each of their sets of players.
-        cells: the players of each cell.
-        patches: the players of each patch, of whose sets those of a cell consist as far as they can be scored.
-
-    Returns:
-        the meetings, and the players of all cells that are not among them, ascending.
-    """
-    found, left = [], {tuple(cell) for cell in cells}
-    for each in sorted({*left, *map(tuple, patches)}, key=lambda players: (len(players), players)):
-        meeting = hidden.meet(each)
-        if meeting is None:
-            break
-        found.append(meeting)
-        left.discard(each)
-    return found, sorted(set().union(*left))
+        if 2 ** len(cell) - 1 > most:
+            return None
+        hidden = np.zeros((2 ** len(cell), players), dtype=bool)
+        hidden[:, cell] = (np.arange(len(hidden))[:, None] >> np.arange(len(cell))) & 1
+        rows = np.empty(len(hidden), dtype=int)
+        for place, each in enumerate(hidden):
+            rows[place] = numbers.setdefault(each.tobytes(), len(sets))
+            if rows[place] == len(sets):
+                sets.append(each)
+        if len(sets) > most:
+            return None
+        new = np.array([row not in met for row in rows.tolist()])
+        met.update(rows.tolist())
+        found.append(Meeting(list(cell), rows, new))
+    return ~np.stack(sets), found

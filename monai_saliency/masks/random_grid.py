@@ -25,10 +25,9 @@ __all__ = ["RandomGridMasks"]
 class RandomGridMasks(Masks):
     """Random smooth masks with cells of one size, in 2D and 3D (xaitk-saliency's ``RandomGrid``).
 
-    As in RISE (Petsiuk et al., BMVC 2018, section 3.2) a mask is a small random grid that is stretched linearly. There
-    the number of cells is set, so that a cell is larger in a larger scan; here the size of a cell. Along an axis of n
-    voxels a grid of cells of c voxels has ``g = ceil(n / c) + 1`` cells, is stretched to ``g * c`` voxels, and the
-    image is taken from its middle, moved at random by ``t`` with ``-floor(c / 2) <= t < floor(c / 2)``:
+    A small random grid is stretched linearly as in :class:`~monai_saliency.RISEMasks`, but a cell has a size, not the
+    grid. Along an axis of n voxels a grid of cells of c voxels has ``g = ceil(n / c) + 1`` cells, and the image is
+    taken from its middle, moved at random by ``t`` with ``-floor(c / 2) <= t < floor(c / 2)``:
     ``M(v) = stretched(v + floor((g * c - n) / 2) + t)``. In 2D the masks equal those of ``RandomGrid`` for the same
     seed and ``threads=0``.
 
@@ -51,8 +50,6 @@ class RandomGridMasks(Masks):
         >>> masks = RandomGridMasks(num_masks=100, cell_size=(8, 8, 4))
         >>> masks.bind(torch.zeros(1, 32, 30, 16)).codes([0])["grid"].shape
         (1, 5, 5, 5)
-        >>> masks.bind(torch.zeros(1, 64, 60, 16)).codes([0])["grid"].shape  # more cells of the same size
-        (1, 9, 9, 5)
     """
 
     shorter = "a smaller num_masks, whose map has more noise"

@@ -13,7 +13,6 @@ from monai_saliency.masks.base import BoundMasks, Id, Masks, Regions, random_row
 from monai_saliency.masks.smooth import averaged, check_smooth, grown, widths_of
 from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import check_labels, plain, to_device
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "find_regions",
     "on_voxels",
     "reads_labels",
-    "summed_on_voxels",
 ]
 
 # So many voxels are looked up at once: 8 MB of places.
@@ -100,17 +98,13 @@ def find_regions(
     labels: torch.Tensor | None,
     spacing: Sequence[float] | None,
 ) -> Regions:
-    """The regions of an image, one for each label but 0.
+    """The regions of an image, one for each label but 0, on the image's device.
 
     Args:
         make: makes the label map from the image ``(C, *spatial)`` and its voxel sizes; None for the case's own.
         image: ``(C, *spatial)``.
-        labels: the case's label map ``(1, *spatial)`` or ``(*spatial)``; not read where ``make`` is given, unless it
-            :func:`reads_labels`.
+        labels: the case's label map ``(1, *spatial)`` or ``(*spatial)``.
         spacing: voxel sizes in mm, one per spatial axis; None if unknown.
-
-    Returns:
-        the regions, on the image's device.
 
     Raises:
         ValueError: when there is no label map, or when it has another shape than the image, values that are not whole
@@ -211,16 +205,6 @@ class BoundRegionMasks(BoundMasks):
             return 1 - averaged(hidden, box, self.smooth, self.spatial_shape)
         return self._crisp(codes, box, device)
 
-    @property
-    def _is_crisp(self) -> bool:
-        """Whether all voxels of a region have one value; a subclass may render others."""
-        return not self.smooth and type(self)._render_box is BoundRegionMasks._render_box
-
-    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
-        if not self._is_crisp:
-            return super().weighted_sum(ids, weights)
-        return summed_on_voxels(self._kept(self.codes(ids), self.device), self.index, weights)
-
     def _crisp(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
         return on_voxels(self._kept(codes, device), self.index[box].to(device))
 
@@ -247,20 +231,3 @@ def on_voxels(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         part = slice(first, first + _PLACES)
         torch.gather(table, 2, flat[part].long().expand(*shape, -1), out=found[:, :, part])
     return found.view(*shape, *index.shape)
-
-
-def summed_on_voxels(table: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The weighted sum of masks of regions, as :meth:`BoundMasks.weighted_sum`, without rendering them.
-
-    Args:
-        table: ``(n, C, 1 + regions)``, as for :func:`on_voxels`.
-        index: as for :func:`on_voxels`.
-        weights: ``(n, K)``.
-
-    Returns:
-        ``(K, C, *index.shape)``.
-    """
-    dtype = accumulation_dtype(table.device)
-    with exact_arithmetic(table.device):
-        sums = weights.to(table.device, dtype).T @ table.to(dtype).flatten(1)
-    return on_voxels(sums.view(-1, *table.shape[1:]), index)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,10 +26,10 @@ class RegionHierarchyMasks(Masks):
 
     The first round hides each region: all voxels of one label of the case's label map, or a supervoxel. Voxels of label
     0 are in no region and are always kept. Each further round splits those parts of the round before that let the score
-    fall most, and hides each piece. A region is split by the windows of :class:`~monai_saliency.HierarchicalMasks`, and
-    a piece of it by windows half as long: a piece is what lies in both, the region and the window. Windows that do not
-    split a part are passed over, so that no set of voxels is hidden twice. A part whose hiding does not let the score
-    fall is not split.
+    fall most, and hides each piece. A piece of a region is what lies in one of the windows of
+    :class:`~monai_saliency.HierarchicalMasks`, and a piece of that what lies in a window half as long. Windows that do
+    not split a part are passed over, so that no set of voxels is hidden twice. A part is not split if hiding it does
+    not let the score fall.
 
     Args:
         regions: function that makes the label map ``(1, *spatial)`` from an image ``(C, *spatial)`` and its voxel sizes
@@ -38,12 +37,10 @@ class RegionHierarchyMasks(Masks):
             used.
         window_size: edge of the first windows, as for :class:`~monai_saliency.HierarchicalMasks`.
         levels: how many sizes, at least 1: the regions, and the windows.
-        keep: share of a round's parts that is split, in (0, 1], rounded to whole parts and at least one; for each
-            explained score its own.
+        keep: share of a round's parts that is split, in (0, 1], at least one part for each explained score.
         unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``.
         inferer: a sliding-window inferer, on whose patch grid the windows lie by default.
-        smooth: width in voxels over which the edge of a part rises, one number or one per axis; crisp by default
-            (:mod:`monai_saliency.masks.smooth`).
+        smooth: width in voxels over which the edge of a part rises, one number or one per axis; crisp by default.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.RegionMasks`, and for
@@ -54,9 +51,7 @@ class RegionHierarchyMasks(Masks):
         >>> import torch
         >>> labels = torch.tensor([[[0, 0, 3, 3], [7, 7, 7, 3], [7, 7, 7, 7], [7, 7, 7, 7]]])
         >>> bound = RegionHierarchyMasks(window_size=2, levels=2).bind(torch.zeros(1, 4, 4), labels)
-        >>> first = bound.first_round()
-        >>> bound.render(first)[0, 0].tolist()  # region 3
-        [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
+        >>> first = bound.first_round()  # regions 3 and 7
         >>> pieces = bound.next_round(first, torch.tensor([[5.0], [1.0]]), torch.tensor([5.0]))
         >>> [int((mask == 0).sum()) for mask in bound.render(pieces)]  # the voxels of region 7 in four windows
         [2, 1, 4, 4]
@@ -87,7 +82,8 @@ class RegionHierarchyMasks(Masks):
 
 
 class BoundRegionHierarchyMasks(BoundMasks):
-    """The regions of one image, and their pieces: of each level those of all regions and windows, most of them empty.
+    """The regions of one image, and their pieces. The id of a part is its level, its region, counted from 1, and the
+    place of its window on the grid of that level. The window of level 0 is the whole image.
 
     Attributes:
         values: the label of each region.
@@ -106,27 +102,17 @@ class BoundRegionHierarchyMasks(BoundMasks):
         #: for each level and axis, where windows begin, and the axis' end
         self.bounds = [whole, *windows.bounds[: masks.levels - 1]]
         self.num_levels, self.keep, self.smooth = len(self.bounds), masks.windows.keep, windows.smooth
-        sizes = [len(self.values) * int(np.prod(grid)) for grid in self._grids]
-        self._starts = [0, *itertools.accumulate(sizes)]
-        self._parts: dict[int, list[int]] = {}
+        self._known: dict[Id, list[Id]] = {}
         digest = hashlib.sha256(self.index.tobytes()).hexdigest()
         edges = tuple(tuple(int(axis[1]) for axis in level) for level in self.bounds)
         shape = (self.spatial_shape, self.smooth)
         self.key = ("RegionHierarchyMasks", edges, self.keep, tuple(self.values), digest, *shape)
 
     @property
-    def _grids(self) -> list[list[int]]:
-        """How many windows each level has along each axis."""
-        return [[len(axis) - 1 for axis in level] for level in self.bounds]
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    @property
     def at_most(self) -> int:
-        """How many parts are scored at the most, for one explained score."""
+        """The largest number of parts that are scored for one explained score."""
         found = last = len(self.values)
-        pieces = sorted((len(self._pieces(index)) for index in range(len(self.values))), reverse=True)
+        pieces = sorted((len(self._pieces(region)) for region in self.first_round()), reverse=True)
         for level in range(1, self.num_levels):
             count = max(1, round(self.keep * last))
             last = sum(pieces[:count]) if level == 1 else count * 2 ** len(self.spatial_shape)
@@ -134,7 +120,8 @@ class BoundRegionHierarchyMasks(BoundMasks):
         return found
 
     def first_round(self) -> Sequence[Id]:
-        return range(len(self.values))
+        nowhere = (0,) * len(self.spatial_shape)
+        return [(0, region + 1, *nowhere) for region in range(len(self.values))]
 
     def next_round(
         self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
@@ -144,7 +131,7 @@ class BoundRegionHierarchyMasks(BoundMasks):
 
     def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
         rounds = list(self._rounds(ids, scores, reference_scores))
-        level = max(self._level(ids[row]) for row in rounds[-1]) + 1
+        level = max(ids[row][0] for row in rounds[-1]) + 1
         if level == self.num_levels:
             return f"level {level} was the last"
         return f"no part of round {len(rounds)} was worth splitting"
@@ -160,66 +147,53 @@ class BoundRegionHierarchyMasks(BoundMasks):
 
     def _split(
         self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor, rows: Sequence[int]
-    ) -> list[int]:
-        """The pieces of those parts of a round that are worth it, ascending."""
+    ) -> list[Id]:
+        """The pieces of those parts of a round that are worth it, ascending by level and place."""
         drops = reference_scores.double() - scores[rows].double()
         chosen = worth_refining([ids[row] for row in rows], drops, self.keep)
-        return sorted(piece for index in chosen for piece in self._pieces(index))
+        pieces = (piece for part in chosen for piece in self._pieces(part))
+        return sorted(pieces, key=lambda piece: (piece[0], piece[2:], piece[1]))
 
-    def _pieces(self, index: int) -> list[int]:
-        """What a part is split into, by the longest windows that split it; none where no window does."""
-        if index not in self._parts:
-            region, box = self._region(index), self._box(index)
-            places = [at + side.start for at, side in zip(self._inside(region, box).nonzero(), box, strict=True)]
-            found: list[int] = []
-            for level in range(self._level(index) + 1, self.num_levels):
+    def _pieces(self, part: Id) -> list[Id]:
+        """The pieces of a part in the longest windows that split it; none if no window does."""
+        if part not in self._known:
+            level, region, *_ = part
+            box = self._box(part)
+            places = [at + side.start for at, side in zip((self.index[box] == region).nonzero(), box, strict=True)]
+            self._known[part] = []
+            for finer in range(level + 1, self.num_levels):
                 along = [
-                    np.searchsorted(b, at, side="right") - 1 for b, at in zip(self.bounds[level], places, strict=True)
+                    np.searchsorted(b, at, side="right") - 1 for b, at in zip(self.bounds[finer], places, strict=True)
                 ]
-                windows = np.unique(np.ravel_multi_index(along, self._grids[level]))
+                windows = np.unique(np.stack(along, axis=1), axis=0)
                 if len(windows) > 1:
-                    found = (self._starts[level] + windows * len(self.values) + region - 1).tolist()
+                    self._known[part] = [(finer, region, *window) for window in windows.tolist()]
                     break
-            self._parts[index] = found
-        return self._parts[index]
+        return self._known[part]
 
-    def _level(self, index: int) -> int:
-        return int(np.searchsorted(self._starts, index, side="right")) - 1
-
-    def _region(self, index: int) -> int:
-        """The region of a part, counted from 1."""
-        return (index - self._starts[self._level(index)]) % len(self.values) + 1
-
-    def _box(self, index: int) -> Box:
+    def _box(self, part: Id) -> Box:
         """The window of a part."""
-        level = self._level(index)
-        place = np.unravel_index((index - self._starts[level]) // len(self.values), self._grids[level])
+        level, _, *place = part
         return tuple(slice(int(b[at]), int(b[at + 1])) for b, at in zip(self.bounds[level], place, strict=True))
-
-    def _inside(self, region: int, box: Box) -> np.ndarray:
-        """The voxels of a region inside a box, bool ``(*sides)``."""
-        return np.asarray(self.index[box] == region)
 
     def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         """``region`` int ``(n,)``, counted from 1; ``first`` and ``stop``, int ``(n, spatial_dims)``, its window."""
-        boxes = [[(side.start, side.stop) for side in self._box(index)] for index in ids]
+        boxes = [[(side.start, side.stop) for side in self._box(part)] for part in ids]
         ends = np.array(boxes, dtype=int).reshape(len(ids), len(self.spatial_shape), 2)
-        regions = np.array([self._region(index) for index in ids], dtype=int)
+        regions = np.array([part[1] for part in ids], dtype=int)
         return {"region": regions, "first": ends[:, :, 0], "stop": ends[:, :, 1]}
 
     def _tight(self, region: int, box: Box) -> Box | None:
-        """The smallest box around the voxels of a region inside a box; None where there are none."""
-        inside, sides = self._inside(region, box), []
-        for axis, side in enumerate(box):
-            found = inside.any(axis=tuple(a for a in range(inside.ndim) if a != axis)).nonzero()[0]
-            if not len(found):
-                return None
-            sides.append(slice(side.start + int(found[0]), side.start + int(found[-1]) + 1))
-        return tuple(sides)
+        """The smallest box around the voxels of a region inside a box; None if there are none."""
+        found = (self.index[box] == region).nonzero()
+        if not len(found[0]):
+            return None
+        sides = zip(found, box, strict=True)
+        return tuple(slice(side.start + int(at.min()), side.start + int(at.max()) + 1) for at, side in sides)
 
     def changed_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
         empty = (slice(0, 0),) * len(self.spatial_shape)
-        boxes = [self._tight(self._region(index), self._box(index)) for index in ids]
+        boxes = [self._tight(part[1], self._box(part)) for part in ids]
         if self.smooth:
             boxes = [box and grown(box, self.smooth, self.spatial_shape) for box in boxes]
         return [box or empty for box in boxes]
@@ -228,12 +202,12 @@ class BoundRegionHierarchyMasks(BoundMasks):
         if self.smooth:
             box = grown(box, self.smooth, self.spatial_shape)
         rows = np.zeros((len(ids), 1 + 2 * len(box)), dtype=int)
-        for row, index in zip(rows, ids, strict=True):
-            # A region and the smallest box around what is hidden of it here say which voxels these are.
-            common = _common(self._box(index), box)
-            tight = self._tight(self._region(index), common) if common else None
+        for row, part in zip(rows, ids, strict=True):
+            # The region and the smallest box around its hidden voxels here decide which voxels these are.
+            common = _common(self._box(part), box)
+            tight = self._tight(part[1], common) if common else None
             if tight:
-                row[:] = [self._region(index), *(end for side in tight for end in (side.start, side.stop))]
+                row[:] = [part[1], *(end for side in tight for end in (side.start, side.stop))]
         return rows[:, 0] > 0, rows
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
@@ -247,7 +221,7 @@ class BoundRegionHierarchyMasks(BoundMasks):
             common = _common(tuple(map(slice, first.tolist(), stop.tolist())), around)
             if common:
                 inside: Any = (0, *within(common, around))
-                mask[inside] = to_device(self._inside(int(region), common), device, self.dtype)
+                mask[inside] = to_device(self.index[common] == region, device, self.dtype)
         return 1 - (averaged(hidden, box, self.smooth, self.spatial_shape) if self.smooth else hidden)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 
 from monai_saliency.masks.base import BoundMasks, Id, Masks, random_rows
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
-from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import to_device
 
 __all__ = ["BoundRISEMasks", "RISEMasks"]
@@ -92,27 +90,11 @@ class BoundRISEMasks(BoundMasks):
         grids = random_rows(self.seed, ids, int(np.prod(self.grid_shape))) < self.p1
         return {"grid": grids.reshape(-1, *self.grid_shape), "shift": self.shifts[np.asarray(ids, dtype=int)]}
 
-    @property
-    def _have_factors(self) -> bool:
-        """Whether masks are the product of two factors, the last axis and all others; a subclass may render others."""
-        return type(self)._render is BoundRISEMasks._render
-
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        stretched, last = self._all_but_last_axis(codes, self._stretching(device))
-        # Stretching the last axis last makes the full-size masks contiguous without a copy.
-        return torch.bmm(stretched.transpose(1, 2), last).view(-1, 1, *self.spatial_shape)
-
-    def _all_but_last_axis(
-        self, codes: dict[str, np.ndarray], stretching: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two factors of n masks, whose product over the cells of the last axis these are: ``(n, cells, voxels of all
-        axes but the last)`` and ``(n, cells, voxels of the last axis)``. The matrices that stretch a line of cells are
-        those of :meth:`_stretching`, or lead to other coordinates than voxels.
-        """
-        masks = to_device(codes["grid"], stretching[0].device, stretching[0].dtype)
-        shifts = to_device(codes["shift"].T, masks.device)
-        # Cells lie side by side in memory there, so that each matrix is copied in one go.
-        turned = (windows.transpose(1, 2) for windows in stretching)
+        masks = to_device(codes["grid"], device, self.dtype)
+        shifts = to_device(codes["shift"].T, device)
+        # For each axis the matrices (n, cells, voxels) that stretch a line of cells, which lie side by side in memory.
+        turned = (windows.transpose(1, 2) for windows in self._stretching(device))
         *others, last = (
             each.index_select(0, shift).transpose(1, 2) for each, shift in zip(turned, shifts, strict=True)
         )
@@ -120,76 +102,19 @@ class BoundRISEMasks(BoundMasks):
             # Linear interpolation is separable: the first axis is stretched and becomes the last, so that nothing is
             # ever copied to another order: (n, cells, rest) and (n, cells, size) give (n, rest, size).
             masks = torch.bmm(masks.reshape(*rows.shape[:2], -1).transpose(1, 2), rows)
-        return masks.reshape(*last.shape[:2], -1), last
+        # Stretching the last axis last makes the full-size masks contiguous without a copy.
+        stretched = masks.reshape(*last.shape[:2], -1)
+        return torch.bmm(stretched.transpose(1, 2), last).view(-1, 1, *self.spatial_shape)
 
     def _stretching(self, device: torch.device) -> list[torch.Tensor]:
         """For each axis the matrices that stretch a line of cells along it, one a shift: ``(shifts, cells, size)``."""
         if device not in self._weights:
+            sides = zip(self.grid_shape, self.stretched_shape, self.spatial_shape, strict=True)
             self._weights[device] = [
                 _stretch_weights(cells, stretched, self.dtype).to(device).unfold(0, size, 1)
-                for cells, stretched, size in zip(
-                    self.grid_shape, self.stretched_shape, self.spatial_shape, strict=True
-                )
+                for cells, stretched, size in sides
             ]
         return self._weights[device]
-
-    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
-        return self.folded_sum(ids, weights) if self._have_factors else super().weighted_sum(ids, weights)
-
-    def along_axes(self, ids: Sequence[Id], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
-        if not self._have_factors or not len(ids):
-            return super().along_axes(ids, matrices)
-        dtype, axes = accumulation_dtype(self.device), zip(self._stretching(self.device), matrices, strict=True)
-        with exact_arithmetic(self.device):
-            stretching = [windows.to(dtype) @ each.to(self.device, dtype) for windows, each in axes]
-            others, last = self._all_but_last_axis(self.codes(ids), stretching)
-            found = torch.bmm(others.transpose(1, 2), last)
-        return found.view(len(ids), 1, *(each.shape[1] for each in matrices))
-
-    def folded_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
-        """As :meth:`weighted_sum`, for masks that are stretched grids, one for each channel that has its own mask."""
-        result, cells = self.zero_sums(weights), self.grid_shape
-        if not len(ids):
-            return result
-        # Masks of one shift are stretched in the same way, so their grids are added up, and the sums of all shifts are
-        # stretched: about as many numbers as the image has voxels, however many masks there are.
-        shifts = self.shifts[np.asarray(ids, dtype=int)].T
-        found, groups = zip(*(np.unique(each, return_inverse=True) for each in shifts), strict=True)
-        # On each axis the cells of the first shift, then those of the next.
-        lines = [len(each) * count for each, count in zip(found, cells, strict=True)]
-        corners = np.ravel_multi_index([group * count for group, count in zip(groups, cells, strict=True)], lines)
-        within = np.ravel_multi_index(list(np.indices(cells).reshape(len(cells), -1)), lines)
-        places, corners = (to_device(np.asarray(each), self.device) for each in (within, corners))
-        stretching = [
-            windows[to_device(each, self.device)].to(result.dtype).flatten(0, 1)
-            for windows, each in zip(self._stretching(self.device), found, strict=True)
-        ]
-        weights = weights.to(self.device, result.dtype)
-        num_grids = result.shape[1]
-        step, together = max(1, _CELLS_AT_ONCE // len(places)), max(1, _SUMS_AT_ONCE // num_grids)
-        for maps, columns in zip(result.split(together), weights.split(together, dim=1), strict=True):
-            sums = maps.new_zeros(*maps.shape[:2], math.prod(lines))
-            for start in range(0, len(ids), step):
-                chunk = slice(start, min(start + step, len(ids)))
-                grids = to_device(self.codes(ids[chunk])["grid"], self.device, result.dtype)
-                grids = grids.view(-1, num_grids, len(places))
-                here = (corners[chunk, None] + places).flatten()
-                for of_score, weight in zip(sums, columns[chunk].T, strict=True):
-                    for total, grid in zip(of_score, grids.unbind(1), strict=True):
-                        # One number after the other, so that sums repeat to the bit.
-                        total.index_put_((here,), (weight[:, None] * grid).flatten(), accumulate=True)
-            with exact_arithmetic(self.device):
-                for place, total in zip(maps.flatten(0, 1), sums.flatten(0, 1), strict=True):
-                    for rows in stretching:  # the first axis becomes the last
-                        total = total.view(len(rows), -1).T @ rows
-                    place[:] = total.view(self.spatial_shape)
-        return result
-
-
-# So many cells are added at once: 1 MB of places, and as much of values.
-_CELLS_AT_ONCE = 2**17
-# So many sums are made of the grids once drawn.
-_SUMS_AT_ONCE = 4
 
 
 def _stretch_weights(cells: int, size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -21,9 +21,6 @@ from monai_saliency.utils.boxes import Box, within
 
 __all__ = ["SlidingRadialMasks"]
 
-# Blurred shapes that are kept at most: those far from the border share one.
-_KEPT = 16
-
 
 class SlidingRadialMasks(Masks):
     """Ellipses and ellipsoids that slide over the image, crisp or blurred, in 2D and 3D. Each mask hides one
@@ -31,10 +28,9 @@ class SlidingRadialMasks(Masks):
     equation 1).
 
     Centres c lie at every ``stride``-th voxel of each axis, from voxel 0 on; the last axis changes fastest. A voxel v
-    is hidden where ``sum_a ((v_a - c_a) / radius_a)^2 < 1``. With ``sigma`` what is hidden inside the image is blurred
-    by a Gaussian G, mirrored at the border and cut off at four standard deviations, and divided by its largest value:
-    ``M = 1 - (G * hidden) / max(G * hidden)``. So a centre is hidden completely, and the edge fades. In 2D these are
-    the masks of ``SlidingRadial``, in the same order.
+    is hidden where ``sum_a ((v_a - c_a) / radius_a)^2 < 1``. With ``sigma`` what is hidden is blurred by a Gaussian G,
+    mirrored at the border and cut off at four standard deviations: ``M = 1 - (G * hidden) / max(G * hidden)``. In 2D
+    these are the masks of ``SlidingRadial``, in the same order.
 
     Args:
         radius: half axes of the ellipsoid in ``unit``, above 0, one number or one per axis; by default a sixteenth of
@@ -56,9 +52,6 @@ class SlidingRadialMasks(Masks):
         >>> bound = SlidingRadialMasks(radius=2, stride=4).bind(torch.zeros(1, 5, 5))
         >>> len(bound), bound.render([3])[0, 0].int().tolist()[2:]  # the centre (4, 4), in the corner
         (4, [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0]])
-        >>> scan = torch.zeros(1, 40, 40, 8)
-        >>> SlidingRadialMasks(10, unit="mm").bind(scan, spacing=(1.0, 1.0, 5.0)).radii  # a ball in mm
-        (10.0, 10.0, 2.0)
     """
 
     shorter = "a larger radius or stride, for a coarser map"
@@ -131,7 +124,6 @@ class _BoundSlidingRadialMasks(BoundMasks):
         self._inside = torch.from_numpy(sum(np.ix_(*along)) < 1)
         blurred = any(self._reach)
         self._blurs = [_blur(n, s).to(self.dtype) for n, s in zip(shape, self.sigmas, strict=True)] if blurred else []
-        self._shapes: dict[tuple, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return int(np.prod([len(each) for each in self.centres]))
@@ -171,8 +163,8 @@ class _BoundSlidingRadialMasks(BoundMasks):
                 for one, other in zip(changed, box, strict=True)
             )
             if all(side.start < side.stop for side in common):
-                hidden = self._hidden(centre, device)
-                mask[within(common, box)] = 1 - hidden[within(common, changed)]
+                hidden = self._hidden(centre)[within(common, changed)]
+                mask[within(common, box)] = 1 - hidden.to(device)
         return masks.unsqueeze(1)
 
     def _changed(self, centre: np.ndarray) -> Box:
@@ -181,21 +173,8 @@ class _BoundSlidingRadialMasks(BoundMasks):
         ends = zip(centre - grown, centre + grown + 1, self.spatial_shape, strict=True)
         return tuple(slice(max(0, int(first)), min(size, int(stop))) for first, stop, size in ends)
 
-    def _hidden(self, centre: np.ndarray, device: torch.device) -> torch.Tensor:
+    def _hidden(self, centre: np.ndarray) -> torch.Tensor:
         """How much is hidden, in [0, 1], in the box that a mask changes."""
-        grown = self._extent + self._reach
-        far = np.array(self.spatial_shape) - 1 - centre
-        # What is hidden depends on the centre only where the border is near.
-        place = (*np.minimum(centre, grown).tolist(), *np.minimum(far, grown).tolist(), device)
-        found = self._shapes.get(place)
-        if found is None:
-            found = self._blurred(centre).to(device)
-            if len(self._shapes) >= _KEPT:
-                self._shapes.clear()
-            self._shapes[place] = found
-        return found
-
-    def _blurred(self, centre: np.ndarray) -> torch.Tensor:
         cut = tuple(
             slice(max(0, int(e - c)), int(min(2 * e + 1, n - c + e)))
             for c, e, n in zip(centre, self._extent, self.spatial_shape, strict=True)

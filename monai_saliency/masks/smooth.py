@@ -1,9 +1,4 @@
-"""Smooth edges of masks: the crisp mask, averaged over a small box around each voxel.
-
-A crisp edge may be seen by a network as a thing of its own; the comparison of arXiv 2409.04116 finds that smooth edges
-help every perturbation method. Here an edge rises in a straight line over a width in voxels, half of it on either side.
-At the border of the image nothing rises: there is nothing on the other side.
-"""
+"""Smooth edges of masks: the crisp mask, averaged over a small box around each voxel (arXiv 2409.04116)."""
 
 from __future__ import annotations
 

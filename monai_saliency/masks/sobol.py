@@ -80,15 +80,13 @@ class SobolMasks(Masks):
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
-        cells: Masks
+        cells: GridMasks | RegionMasks
         if self.needs_labels or self.regions is not None:
             cells = RegionMasks(regions=self.regions)
         else:
             dims = image.ndim - 1
-            size = round(_CELLS ** (1 / dims)) if self.grid_size is None else self.grid_size
-            cells = GridMasks(1, size)
+            cells = GridMasks(1, round(_CELLS ** (1 / dims)) if self.grid_size is None else self.grid_size)
         bound = cells.bind(image, labels, spacing)
-        assert isinstance(bound, BoundRegionMasks)
         return BoundSobolMasks(self, image, bound)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Id, Masks, random_rows
-from monai_saliency.utils.arguments import per_axis, whole_number, whole_numbers
-from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.tensors import to_device
+from monai_saliency.masks.grid import GridMasks
+from monai_saliency.masks.region import BoundRegionMasks
+from monai_saliency.utils.arguments import whole_number, whole_numbers
 
 __all__ = ["BoundSubsetMasks", "SubsetMasks"]
 
@@ -53,47 +53,24 @@ class SubsetMasks(Masks):
         return BoundSubsetMasks(self, image)
 
 
-class BoundSubsetMasks(BoundMasks):
-    """The masks of one image."""
+class BoundSubsetMasks(BoundRegionMasks):
+    """The masks of one image. A cell is a region."""
+
+    num_masks: int
 
     def __init__(self, masks: SubsetMasks, image: torch.Tensor) -> None:
-        super().__init__(image)
-        sizes = per_axis("grid_size", masks.grid_size, self.spatial_shape)
-        self.grid = tuple(min(int(g), n) for g, n in zip(sizes, self.spatial_shape, strict=True))
+        BoundMasks.__init__(self, image)
+        cells = GridMasks(1, masks.grid_size).bind(image)
+        self.values, self.index = cells.values, cells.index
         self.num_masks, self.num_hidden, self.seed = masks.num_masks, masks.num_hidden, masks.seed
-        if self.num_hidden > np.prod(self.grid):
-            raise ValueError(f"`num_hidden` is {self.num_hidden}, and the grid {self.grid} has fewer cells")
-        self.key = ("SubsetMasks", self.seed, self.num_masks, self.num_hidden, self.grid, self.spatial_shape)
-
-    def __len__(self) -> int:
-        return self.num_masks
+        if self.num_hidden > len(self.values):
+            raise ValueError(f"`num_hidden` is {self.num_hidden}, and the grid {cells.grid_shape} has fewer cells")
+        self.key = ("SubsetMasks", self.seed, self.num_masks, self.num_hidden, cells.grid_shape, self.spatial_shape)
 
     def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
-        """``kept`` bool ``(n, *grid)``."""
-        size = int(np.prod(self.grid))
+        """``coalition`` bool ``(n, cells)``, True where a cell is kept."""
         # The cells with the smallest of as many random numbers are a subset drawn without replacement.
-        order = random_rows(self.seed, ids, size).argsort(axis=1, kind="stable")
-        kept = np.ones((len(ids), size), dtype=bool)
+        order = random_rows(self.seed, ids, len(self.values)).argsort(axis=1, kind="stable")
+        kept = np.ones(order.shape, dtype=bool)
         np.put_along_axis(kept, order[:, : self.num_hidden], False, axis=1)
-        return {"kept": kept.reshape(-1, *self.grid)}
-
-    def _cells(self, box: Box) -> list[np.ndarray]:
-        """For each axis, the cell of each voxel inside a box."""
-        every = [np.arange(n) * g // n for n, g in zip(self.spatial_shape, self.grid, strict=True)]
-        return [cells[side] for cells, side in zip(every, box, strict=True)]
-
-    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        hidden = ~self.codes(ids)["kept"]
-        for axis, cells in enumerate(self._cells(box)):
-            hidden = np.take(hidden, np.unique(cells), axis=axis + 1)
-        hidden = hidden.reshape(len(hidden), -1)
-        return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
-
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self._render_box(codes, (slice(None),) * len(self.spatial_shape), device)
-
-    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        kept = to_device(codes["kept"], device, self.dtype)
-        for axis, cells in reversed(list(enumerate(self._cells(box), start=1))):  # what is copied last is longest
-            kept = kept.index_select(axis, to_device(cells, device))
-        return kept.unsqueeze(1)
+        return {"coalition": kept}

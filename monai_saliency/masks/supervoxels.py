@@ -20,16 +20,14 @@ class Supervoxels:
     """Regions of similar brightness, made from the image itself (SLIC: Achanta et al., TPAMI 2012), in 2D and 3D.
 
     Give it as ``regions`` to :class:`~monai_saliency.RegionMasks`. Each voxel lies in exactly one region, and equal
-    images get equal regions. SLIC starts from seeds spread evenly over the voxels. Distances are in mm where voxel
-    sizes are known, otherwise in voxels. Each channel is first scaled to [0, 1], so that all channels weigh the same.
+    images get equal regions. Distances are in mm if voxel sizes are known, otherwise in voxels. Each channel is first
+    scaled to [0, 1]. The log warns when one region holds more than half of the voxels.
 
     Args:
         num_regions: approximate number of regions, at least 1. SLIC may return fewer or more.
         compactness: weight of distance against brightness. With higher values the regions become more alike in shape.
         sigma: standard deviation of the Gaussian blur before SLIC, in mm where voxel sizes are known, otherwise in
             voxels.
-
-    The log warns when one region holds more than half of the voxels.
 
     Raises:
         ValueError: for settings out of range.
@@ -109,9 +107,8 @@ class OrganSupervoxels(Supervoxels):
     """Supervoxels that each lie in one region of the case's label map: large organs are divided, small ones stay whole
     (the hybrid of organs and supervoxels of Brioso et al., arXiv 2604.11775).
 
-    Give it as ``regions`` to :class:`~monai_saliency.RegionMasks` or :class:`~monai_saliency.CoalitionMasks`. Each
-    region of the label map, the voxels of label 0 among them, has a share of the supervoxels as large as its share of
-    the voxels, and at least one. Each voxel lies in exactly one region, and equal images and label maps get equal ones.
+    Each region of the label map, the voxels of label 0 among them, has a share of the supervoxels as large as its share
+    of the voxels, and at least one.
 
     Args:
         num_regions: approximate number of regions, at least 1; more where the label map has many small ones.
@@ -138,7 +135,7 @@ class OrganSupervoxels(Supervoxels):
     def __call__(
         self, image: torch.Tensor, spacing: Sequence[float] | None = None, labels: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Make the regions of one image.
+        """Make the regions of one image, as :class:`Supervoxels` does, those of the lowest label first.
 
         Args:
             image: ``(C, *spatial)``, 2D or 3D, on any device.
@@ -146,8 +143,7 @@ class OrganSupervoxels(Supervoxels):
             labels: the label map, ``(1, *spatial)``.
 
         Returns:
-            a label map, int64 ``(1, *spatial)``, on the image's device; regions are counted from 1, those of the lowest
-            label first.
+            a label map, int64 ``(1, *spatial)``, on the image's device; regions are counted from 1.
         """
         if labels is None:
             raise ValueError(

@@ -32,16 +32,17 @@ from monai_saliency.methods.dependence import hsic, sobol
 from monai_saliency.methods.detection import drise
 from monai_saliency.methods.fills import mc_rise
 from monai_saliency.methods.gradients import grad_cam, integrated_gradients, smoothgrad
-from monai_saliency.methods.radial import sliding_radial, squared_difference
 from monai_saliency.methods.random_masks import focused_rise, random_grid, rise
 from monai_saliency.methods.regions import channel_occlusion, region_occlusion, shapley
-from monai_saliency.methods.similarity import sbsm
 from monai_saliency.methods.windows import (
     hierarchical_occlusion,
     minimal_region,
     multi_scale_window,
     patch_windows,
+    sbsm,
+    sliding_radial,
     sliding_window,
+    squared_difference,
 )
 
 __all__ = [

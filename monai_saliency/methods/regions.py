@@ -123,7 +123,6 @@ def shapley(
     background: bool = True,
     per_channel: bool = False,
     interactions: bool = False,
-    unbiased: bool = False,
     *,
     target: Target,
     estimator: Estimator | None = None,
@@ -154,15 +153,13 @@ def shapley(
         per_channel: whether each channel of each region has a value of its own, and a map for each channel.
         interactions: whether an estimate looks for interactions of three regions too (OddSHAP, arXiv 2602.01399):
             more exact from ten sets for each region on, where few regions act together or the score saturates.
-        unbiased: whether an estimate adds what the regression misses (regression-adjusted MSR, arXiv 2506.11849): its
-            mean over seeds is the exact value, and it spreads more between seeds. Not together with ``interactions``.
         target: which number is explained.
-        estimator: ``ShapleyScoring(interactions, unbiased)`` by default.
+        estimator: ``ShapleyScoring(interactions)`` by default.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
-        ValueError: when a number is not a whole number of at least 1, or both ``regions`` and ``num_supervoxels``, or
-            both ``interactions`` and ``unbiased``, are given.
+        ValueError: when a number is not a whole number of at least 1, or both ``regions`` and ``num_supervoxels``
+            are given.
 
     Example::
 
@@ -178,7 +175,7 @@ def shapley(
     cuts = inside_of(settings.get("inferer")) if getattr(target, "is_additive", False) else None
     makes, linear = _regions(regions, num_supervoxels), bool(getattr(target, "is_linear", False))
     masks = CoalitionMasks(num_coalitions, seed, makes, background, per_channel, cuts, linear)
-    return PerturbationInferer(masks, target, estimator or ShapleyScoring(interactions, unbiased), **settings)
+    return PerturbationInferer(masks, target, estimator or ShapleyScoring(interactions), **settings)
 
 
 def _regions(regions: Any, num_supervoxels: int | None) -> Any:

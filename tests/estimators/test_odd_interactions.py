@@ -11,7 +11,7 @@ import torch
 from helpers.shapley import by_coalitions
 
 import monai_saliency as ms
-from monai_saliency.estimators.odd_interactions import choose, triples
+from monai_saliency.estimators.shapley_regression import choose, triples
 from monai_saliency.masks.coalition_draw import inclusion
 
 PLAYERS = 10

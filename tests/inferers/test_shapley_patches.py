@@ -205,54 +205,20 @@ def test_random_coalitions_share_patches() -> None:
 
 
 def test_too_many_players_in_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All sets inside a patch are scored, those of cells are not. Random coalitions need no further patch then, and are
-    as near to enumeration as they say: nearer than as many of them alone.
-    """
-    shape, roi, size, players = (24, 20), (12, 12), 5, 12
-    regions, network = distinct(shape, size, players), Deep().double()
-    image, inferer = images(1, 1, *shape, dtype=torch.float64), SlidingWindowInferer(roi, 16, 0.5)
+    """The values are estimated from random coalitions of all players, which the explanation reports."""
+    shape, players = (24, 20), 12
+    regions, network = distinct(shape, 5, players), Wide(2).double()
+    image, inferer = images(1, 1, *shape, dtype=torch.float64), SlidingWindowInferer((12, 12), 16, 0.5)
     case = Case("a", labels=regions)
     explain = ms.shapley(target=WHOLE, inferer=inferer)
-    (every,) = explain.replace(masks=ms.CoalitionMasks()).explain(image, network, cases=[case])
-    exact = ms.shapley_values(every).values
+    (exact,) = explain.explain(image, network, cases=[case])
     monkeypatch.setattr("monai_saliency.masks.coalition._MOST_COALITIONS", 700)
     (found,) = explain.explain(image, network, cases=[case])
-    values = ms.shapley_values(found)
-    assert found.masks.random is not None
-    assert found.num_forwards <= patches_at_most(regions, inferer)
-    assert "12 of 12 players were estimated from 120 random coalitions" in found.stopped
-    for more in (1300, 2000):
-        drawn = plan(ms.CoalitionMasks(more, inferer=inferer), inferer, image[0], regions)
-        assert drawn.forwards == found.num_forwards == patches_at_most(regions, inferer), "not one further forward"
-    nobody = found.target(inferer(torch.zeros_like(image), network))
-    lost = found.target(inferer(image, network)) - nobody
-    torch.testing.assert_close(values.values.sum(dim=0), lost[0].detach(), rtol=0, atol=1e-12)
+    values, known = ms.shapley_values(found), ms.shapley_values(exact)
+    assert "12 players were estimated from 120 random coalitions" in found.stopped
     assert values.standard_error is not None
-    assert found.standard_error is not None
-    at = found.masks.regions.index
-    torch.testing.assert_close(found.standard_error[0], values.standard_error[:, 0][at.long() - 1], rtol=0, atol=1e-12)
-    (again,) = explain.explain(image, network, cases=[case])
-    assert torch.equal(again.saliency, found.saliency)
-    # Over seeds, from the scores of all coalitions.
-    table = {kept.tobytes(): score for kept, score in zip(every.masks.coalitions, every.scores, strict=True)}
-    spread = {}
-    for beside in (inferer, None):
-        errors, said = [], []
-        for seed in range(60):
-            bound: Any = ms.CoalitionMasks(len(found.scores), seed, inferer=beside).bind(image[0], regions)
-            scores = torch.stack([table[kept.tobytes()] for kept in bound.coalitions])
-            each = ms.ShapleyScoring().values(bound, range(len(bound)), scores, every.reference_scores)
-            assert each.standard_error is not None
-            errors.append(each.values - exact)
-            said.append(each.standard_error)
-        off, sure = torch.stack(errors), torch.stack(said)
-        spread[beside] = float(off.square().mean().sqrt())
-        assert 0.9 <= float((off.abs() < 1.96 * sure).double().mean()) <= 0.985
-        assert float(off.mean(dim=0).abs().max()) < 0.4 * spread[beside], "the mean over seeds is near the exact value"
-    assert spread[inferer] < 0.7 * spread[None]
-    odd = ms.ShapleyScoring(interactions=True).values(found.masks, found.ids, found.scores, found.reference_scores)
-    assert float((odd.values - exact).abs().max()) < 5 * spread[inferer]
-    torch.testing.assert_close(odd.values.sum(dim=0), lost[0].detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(values.values.sum(dim=0), known.values.sum(dim=0), rtol=0, atol=1e-12)
+    assert bool(((values.values - known.values).abs() <= 5 * values.standard_error + 1e-12).all())
 
 
 @pytest.mark.parametrize("region", ["label", "false_positive"])
@@ -279,44 +245,6 @@ def test_fourteen_players() -> None:
     assert len(every.scores) == 2**14 - 1 > len(found.scores)
     assert found.num_forwards <= patches_at_most(regions, inferer)
     torch.testing.assert_close(found.saliency, every.saliency, rtol=0, atol=1e-12)
-
-
-class Deep(torch.nn.Module):
-    """A network in which the players of a patch interact in all ways."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        sizes = [(1, 8), (8, 8), (8, 2)]
-        self.weights = [torch.randn(b, a, 5, 5, generator=generator) * a**-0.5 / 5 for a, b in sizes]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for weight in self.weights:
-            x = torch.nn.functional.conv2d(torch.relu(x - 0.1), weight.to(x), padding=2)
-            x = 3 * (x + x.mean(dim=(2, 3), keepdim=True))
-        return x
-
-
-CROWD = torch.cat([torch.arange(20), torch.arange(20, 26).repeat_interleave(4)])[None, :, None].expand(1, 44, 2)
-
-
-def test_only_players_in_a_crowd_are_uncertain() -> None:
-    """Players that the exact form decides are exact beside a crowd that it does not."""
-    image, inferer = images(1, 1, 44, 2, dtype=torch.float64), SlidingWindowInferer((8, 2), 16, 0.5)
-    case, network = Case("a", labels=CROWD), Wide(2).double()
-    explain = ms.shapley(target=WHOLE, inferer=inferer)
-    (exact,) = explain.explain(image, network, cases=[case])
-    (found,) = explain.replace(masks=ms.CoalitionMasks(3000, inferer=inferer)).explain(image, network, cases=[case])
-    known, values = ms.shapley_values(exact), ms.shapley_values(found)
-    assert known.standard_error is None
-    assert values.standard_error is not None
-    drawn = np.isin(np.arange(26), found.masks.random.players)
-    assert 0 < drawn.sum() < 26
-    torch.testing.assert_close(values.values[~drawn], known.values[~drawn], rtol=0, atol=1e-12)
-    assert bool((values.standard_error[~drawn] == 0).all())
-    assert bool((values.standard_error[drawn] > 0).all())
-    assert bool(((values.values - known.values).abs() <= 5 * values.standard_error + 1e-12).all())
-    torch.testing.assert_close(values.values.sum(dim=0), known.values.sum(dim=0), rtol=0, atol=1e-12)
 
 
 def test_channels_and_a_float32_network() -> None:
@@ -352,25 +280,3 @@ def test_a_score_that_is_not_a_sum_is_enumerated() -> None:
     assert drawn.standard_error is not None
     assert bool(((drawn.saliency - found.saliency).abs() < 5 * drawn.standard_error + 1e-12).all())
     assert drawn.num_forwards <= patches_at_most(STRIPES, inferer)
-    crowd, other = Case("b", labels=CROWD), images(1, 1, 44, 2, dtype=torch.float64)
-    beside = explain.replace(masks=ms.CoalitionMasks(3000, inferer=inferer))
-    with pytest.raises(ValueError, match="it is not a sum over voxels of a sliding-window model's output"):
-        beside.explain(other, network, cases=[crowd])
-    many = Case("ct_7", labels=torch.arange(320).reshape(1, 40, 8))
-    with pytest.raises(ValueError, match=r"case ct_7: .*a target that is a mean over voxels, such as RegionScore"):
-        explain.explain(image, network, cases=[many])
-
-
-def test_an_inferer_that_looks_at_the_whole_image() -> None:
-    """Its patches depend on each other, and what is exact for patches is refused."""
-
-    class Normalised(SlidingWindowInferer):
-        def __call__(self, inputs: torch.Tensor, network: Any, *args: Any, **kwargs: Any) -> Any:
-            return super().__call__(inputs / (1 + inputs.flatten(1).std(dim=1)[:, None, None, None]), network)
-
-    case = Case("a", labels=STRIPES)
-    image, inferer = images(1, 1, 40, 8, dtype=torch.float64), Normalised((8, 8), 8, 0.5)
-    explain = ms.shapley(target=WHOLE, inferer=inferer, fill=ms.ConstantFill(0.5))
-    image[..., 3] += 5
-    with pytest.raises(ValueError, match="it is not a sum over voxels of a sliding-window model's output"):
-        explain.explain(image, Wide(2).double(), cases=[case])

@@ -10,7 +10,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monai_saliency as ms
-from monai_saliency.estimators import occlusion
 from monai_saliency.inferers.window_rows import hidden_voxels
 
 TARGET = ms.FunctionScore(lambda output: output)
@@ -189,17 +188,3 @@ def test_small_windows_write_little() -> None:
     assert few["scatter_"] <= 2 * 256 * 16 + 16 * 16
     assert whole["lerp"] >= 4 * 64 * 64  # a quarter of the image is written faster as a whole
     assert "scatter_" not in whole
-
-
-def test_small_boxes_are_added_as_large_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit, also where windows overlap and the border cuts them."""
-    image = images_of("3D")
-    bound = ms.SlidingWindowMasks((3, 2, 4), (2, 1, 3)).bind(image[0])
-    weights = torch.rand(len(bound), 3, dtype=torch.float64)
-    found = occlusion.sum_of_hidden(bound, range(len(bound)), weights)
-    monkeypatch.setattr(occlusion, "_SMALL", 1)
-    expected = torch.zeros_like(found)
-    for box, each in zip(bound.hidden_boxes(range(len(bound))) or [], weights.float().double(), strict=True):
-        expected[(..., *box)] += each[:, None, None, None, None]
-    assert torch.equal(found, expected)
-    assert torch.equal(occlusion.sum_of_hidden(bound, range(len(bound)), weights), expected)

@@ -10,17 +10,10 @@ import pytest
 import torch
 from helpers.masks import bind, everything
 
-from monai_saliency import ConstantFill, RISEScoring
 from monai_saliency.masks.base import Masks
-from monai_saliency.masks.channel import IndependentChannelMasks
-from monai_saliency.masks.coalition import CoalitionMasks
-from monai_saliency.masks.grid import GridMasks
-from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
-from monai_saliency.masks.sobol import SobolMasks
-from monai_saliency.masks.until import UntilMasks
 
 
 @pytest.mark.parametrize("masks", [RISEMasks(9, 3, seed=4), SlidingWindowMasks(4, 3)], ids=lambda m: type(m).__name__)
@@ -92,40 +85,6 @@ class TestAnyMasks:
 def _blocks(image: torch.Tensor, spacing: object) -> torch.Tensor:
     """Regions 0 to 5 of an image."""
     return (torch.arange(image[0].numel()) * 6 // image[0].numel()).reshape(1, *image.shape[1:])
-
-
-@pytest.mark.parametrize(
-    "masks",
-    [
-        RISEMasks(9, 3, seed=4),
-        RegionMasks(regions=_blocks),
-        RegionMasks(9, regions=_blocks),
-        RegionMasks(9, regions=_blocks, smooth=3),
-        CoalitionMasks(25, regions=_blocks, background=False),
-        CoalitionMasks(31, regions=_blocks, background=False, per_channel=True),
-        IndependentChannelMasks(RISEMasks(9, 3)),
-        IndependentChannelMasks(RegionMasks(9, regions=_blocks)),
-        GridMasks(9, 3),
-        SobolMasks(2, grid_size=2),
-        UntilMasks(RISEMasks(9, 3), RISEScoring()),
-        MCRISEMasks(9, [ConstantFill(1.0)], 3),
-    ],
-    ids=lambda masks: f"{type(masks).__name__}",
-)
-class TestShortcuts:
-    """What need not render full-size masks anew gives what rendering gives."""
-
-    @pytest.mark.parametrize("ids", [[4, 0, 2, 2], range(1, 5), []])
-    def test_sums(self, masks: Masks, ids: Sequence[int]) -> None:
-        bound = masks.bind(torch.zeros(2, 9, 8, dtype=torch.float64))
-        weights = torch.randn(len(ids), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        expected = torch.einsum("nk,nchw->kchw", weights, bound.render(ids))
-        found = bound.weighted_sum(ids, weights)
-        assert found.dtype == torch.float64
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-        rows, columns = torch.eye(9, dtype=torch.float64)[:, ::3], torch.vander(torch.arange(1, 9).double(), 2)
-        expected = torch.einsum("nchw,ha,wb->ncab", bound.render(ids), rows, columns)
-        torch.testing.assert_close(bound.along_axes(ids, [rows, columns]), expected, rtol=0, atol=1e-12)
 
 
 class TestBoxes:

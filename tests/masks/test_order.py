@@ -93,8 +93,7 @@ def test_subsets_have_as_many_cells_each_alike_often() -> None:
     bound = SubsetMasks(3000, 3, 4, seed=1).bind(
         torch.zeros(1, 6, 4)
     )  # cells of one or two voxels along the first axis
-    kept = bound.codes(range(3000))["kept"]
-    assert kept.shape == (3000, 4, 4)
+    kept = bound.codes(range(3000))["coalition"].reshape(3000, 4, 4)
     assert set((~kept).sum((1, 2)).tolist()) == {3}
     share = (~kept).mean(0)
     assert abs(share - 3 / 16).max() < 0.03

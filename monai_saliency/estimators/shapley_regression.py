@@ -1,13 +1,7 @@
-"""Interactions of three players, for the regression of Shapley values: which of them the scores show.
+"""KernelSHAP's regression on pairs of complements, with interactions of three players.
 
-A Shapley value depends on the odd part of a game alone, what pairs of complements differ in (OddSHAP: Fumagalli et al.,
-arXiv 2602.01399). In the Fourier basis that part is a sum of products of an odd number of signs, 1 for a player that is
-kept and -1 for one that is hidden. KernelSHAP's regression has the products of one; this module chooses among those of
-three. Their own Shapley values are known, so that what is left for the regression has less to say of the values.
-
-The paper lets boosted trees choose interactions. Here they are chosen greedily, each time the product that explains
-most of what is left (orthogonal matching pursuit: Pati et al., Asilomar 1993), and cross-validation says how many: none
-where they do not help to predict other pairs. No tree is needed, and the answer is the same everywhere.
+A Shapley value depends on the odd part of a game alone, in which pairs of complements differ. In the Fourier basis it
+is a sum of products of an odd number of signs. The regression has the products of one; OddSHAP adds products of three.
 """
 
 from __future__ import annotations
@@ -18,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["Chosen", "choose", "triples"]
+from monai_saliency.masks.coalition_draw import inclusion
+
+__all__ = ["choose", "regression", "triples"]
 
 # Triples are made of so many players at the most: 4060 of them.
 _PLAYERS = 30
@@ -109,3 +105,47 @@ def _path(
             rest = rest - along[:, None] * (along[train] @ rest[train])
         missed.append(left)
     return places, torch.stack(missed, dim=1)
+
+
+def regression(
+    first: np.ndarray,
+    half: torch.Tensor,
+    total: torch.Tensor,
+    interactions: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapley values ``(players, K)`` of KernelSHAP's regression on pairs of complements, and their variances.
+
+    What two complements say of the values of their players is half the difference of their scores. The sum of all
+    values is known, so each value is an equal share of the sum and a rest; the rests sum to 0.
+
+    Args:
+        first: bool ``(m, players)``, the first coalition of each pair.
+        half: ``(m, K)``, half the differences of the scores.
+        total: ``(K,)``, the sum of the values.
+        interactions: whether interactions of three players are further columns, where they help.
+    """
+    count, players = first.shape
+    sizes = first.sum(axis=1)
+    size = torch.from_numpy(sizes).double()[:, None]
+    chance, weights = (torch.from_numpy(each[sizes])[:, None] for each in inclusion(players, count))
+    weight = weights.sqrt()
+    features = weight * (torch.from_numpy(first).double() - size / players)
+    share = total / players
+    wanted = weight * (half - share * (size - players / 2))
+    values, variance = [], []
+    for target in wanted.T:
+        beside = features
+        least = torch.zeros_like(target)
+        if interactions:
+            columns = triples(first, features, weight, torch.linalg.pinv(features) @ target)
+            chosen = choose(beside, columns, target)
+            beside = torch.cat([beside, columns[:, chosen.places]], dim=1)
+            least = chosen.missed.abs() if chosen.places else least
+        solve = torch.linalg.pinv(beside)
+        rests = solve @ target
+        # As if each pair in turn were predicted by the others, for pairs that need not have been drawn.
+        leverage = (beside * solve.T).sum(dim=1)
+        left = ((target - beside @ rests) / (1 - leverage).clamp_min(1e-3)).hypot(least)
+        values.append(rests[:players])
+        variance.append((solve.square() @ (left.square() * (1 - chance[:, 0])))[:players])
+    return share + torch.stack(values, dim=1), torch.stack(variance, dim=1)
