@@ -69,13 +69,6 @@ class RISEGrid(_Perturber):
         p1: probability in [0, 1] that a cell is kept.
         seed: of all draws; None draws one.
         threads: kept for configurations.
-
-    Example::
-
-        >>> import numpy as np
-        >>> from monai_saliency.xaitk import RISEGrid
-        >>> RISEGrid(n=3, s=2, p1=0.5, seed=0)(np.zeros((4, 6), np.uint8)).shape
-        (3, 4, 6)
     """
 
     n: int
@@ -133,15 +126,7 @@ class SlidingRadial(_Perturber):
 
 @dataclass(eq=False)
 class SlidingWindow(_Perturber):
-    """Windows that slide over the image (Zeiler and Fergus, ECCV 2014, section 4.2): each mask hides one.
-
-    Example::
-
-        >>> import numpy as np
-        >>> from monai_saliency.xaitk import SlidingWindow
-        >>> SlidingWindow((1, 2), (1, 2))(np.zeros((1, 4)))[:, 0].tolist()
-        [[False, False, True, True], [True, True, False, False]]
-    """
+    """Windows that slide over the image (Zeiler and Fergus, ECCV 2014, section 4.2): each mask hides one."""
 
     window_size: tuple[int, int] = (50, 50)
     stride: tuple[int, int] = (20, 20)

@@ -1,4 +1,4 @@
-"""Whole methods for xaitk-saliency: its own pipelines of a perturber and a scoring, with our parts in them.
+"""Whole methods for xaitk-saliency: its own pipelines and scorings, with our masks in them.
 
 Parameters are those of xaitk-saliency's classes of these names; ``threads`` apply the masks. Where an interface takes
 a ``fill`` at run time, it is an attribute.
@@ -18,17 +18,15 @@ from xaitk_saliency import (
     GenerateObjectDetectorBlackboxSaliency,
     PerturbImage,
 )
+from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import OcclusionScoring
+from xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring import RISEScoring
+from xaitk_saliency.impls.gen_descriptor_sim_sal.similarity_scoring import SimilarityScoring
+from xaitk_saliency.impls.gen_detector_prop_sal.drise_scoring import DRISEScoring
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import occlusion_based as of_classifiers
 from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import occlusion_based as of_descriptors
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import occlusion_based as of_detectors
 
 from monai_saliency.xaitk.perturbers import Configured, RandomGrid, RISEGrid, SlidingWindow, pair
-from monai_saliency.xaitk.scorings import (
-    DRISEScoring,
-    OcclusionScoring,
-    RISEScoring,
-    SimilarityScoring,
-)
 
 __all__ = ["DRISEStack", "RISEStack", "RandomGridStack", "SBSMStack", "SlidingWindowStack"]
 

@@ -16,9 +16,6 @@ from helpers.black_boxes import Classifies
 from helpers.paths import ROOT
 from smqtk_core.configuration import configuration_test_helper, from_config_dict, to_config_dict
 from xaitk_saliency import (
-    GenerateClassifierConfidenceSaliency,
-    GenerateDescriptorSimilaritySaliency,
-    GenerateDetectorProposalSaliency,
     GenerateImageClassifierBlackboxSaliency,
     GenerateImageSimilarityBlackboxSaliency,
     GenerateObjectDetectorBlackboxSaliency,
@@ -34,13 +31,6 @@ INTERFACES: dict[type[Any], set[type[Any]]] = {
         xaitk.SlidingRadial,
         xaitk.SlidingWindow,
     },
-    GenerateClassifierConfidenceSaliency: {
-        xaitk.RISEScoring,
-        xaitk.OcclusionScoring,
-        xaitk.SquaredDifferenceScoring,
-    },
-    GenerateDescriptorSimilaritySaliency: {xaitk.SimilarityScoring},
-    GenerateDetectorProposalSaliency: {xaitk.DRISEScoring},
     GenerateImageClassifierBlackboxSaliency: {xaitk.RISEStack, xaitk.SlidingWindowStack},
     GenerateObjectDetectorBlackboxSaliency: {xaitk.DRISEStack, xaitk.RandomGridStack},
     GenerateImageSimilarityBlackboxSaliency: {xaitk.SBSMStack},
@@ -51,11 +41,6 @@ OBJECTS: list[Any] = [
     xaitk.SlidingWindow((777, 776), (444, 445)),
     xaitk.RandomGrid(123, (55, 44), 0.2, 777, 999),
     xaitk.SlidingRadial((4, 5.5), (6, 7), (1, 2.5)),
-    xaitk.RISEScoring(0.747),
-    xaitk.OcclusionScoring(),
-    xaitk.SquaredDifferenceScoring(),
-    xaitk.SimilarityScoring("hamming"),
-    xaitk.DRISEScoring(),
     xaitk.RISEStack(444, 33, 0.22, 42, 99, debiased=False),
     xaitk.SlidingWindowStack((8, 9), (19, 14), 99),
     xaitk.DRISEStack(123, 8, 0.73, 98, 7, threads=5),
@@ -128,61 +113,17 @@ def test_an_object_is_chosen_by_a_configuration() -> None:
     assert np.array_equal(again(image, Classifies()), stack(image, Classifies()))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p1: xaitk.RISEGrid(10, 8, p1),
-        xaitk.RISEScoring,
-    ],
-)
-@pytest.mark.parametrize("p1", [-0.3, float("nan")])
-def test_a_probability_out_of_range(make: Any, p1: float) -> None:
-    with pytest.raises(ValueError, match=rf"Input p1 value of {p1} is not within the expected \[0,1\] range\."):
-        make(p1)
-
-
 def test_wrong_settings() -> None:
-    rows, masks, similar, detection = (
-        np.ones((4, 2)),
-        np.ones((4, 3, 3)),
-        xaitk.SimilarityScoring(),
-        xaitk.DRISEScoring(),
-    )
-    cases: list[tuple[str, Any]] = [
-        (r"may not be available in scipy.*'no'", lambda: xaitk.SimilarityScoring("no")),
-        (r"`stride` must be two numbers, .*got \(1, 2, 3\)", lambda: xaitk.SlidingWindow((2, 2), (1, 2, 3))),  # type: ignore[arg-type]
-        ("masks and respective confidence lengths", lambda: xaitk.RISEScoring()(rows[0], rows[:3], masks)),
-        ("Number of classes in original image", lambda: xaitk.OcclusionScoring()(np.ones(3), rows, masks)),
-        ("Size of feature vectors between", lambda: similar(np.ones(3), rows, np.ones((4, 3)), masks)),
-        ("masks and respective feature vector", lambda: similar(rows[0], rows, rows[:3], masks)),
-        ("masks and respective detections vector", lambda: detection(np.ones((2, 7)), np.ones((3, 3, 7)), masks)),
-        (r"dimension \(n_classes \+ 4 \+ 1\)\.", lambda: detection(np.ones((2, 8)), np.ones((4, 3, 7)), masks)),
-    ]
-    for message, make in cases:
-        with pytest.raises(ValueError, match=message):
-            make()
+    for p1 in (-0.3, float("nan")):
+        with pytest.raises(ValueError, match=rf"Input p1 value of {p1} is not within the expected \[0,1\] range\."):
+            xaitk.RISEStack(10, 8, p1)
+    with pytest.raises(ValueError, match=r"may not be available in scipy"):
+        xaitk.SBSMStack(proximity_metric="no")
+    with pytest.raises(ValueError, match=r"`stride` must be two numbers, .*got \(1, 2, 3\)"):
+        xaitk.SlidingWindow((2, 2), (1, 2, 3))  # type: ignore[arg-type]
 
 
 def test_an_object_without_a_seed_makes_the_same_masks_each_time() -> None:
     one, other, image = xaitk.RISEGrid(100, 8, 0.5), xaitk.RISEGrid(100, 8, 0.5), np.zeros((41, 26))
     assert np.array_equal(one(image), one(image))
     assert not np.array_equal(one(image), other(image))
-
-
-@pytest.mark.parametrize("kind", [bool, np.uint8, np.uint16, np.int64, np.float16, np.float32])
-def test_masks_of_any_type(kind: Any) -> None:
-    rng = np.random.default_rng(2)
-    masks = rng.integers(0, 2, (30, 6, 9)).astype(kind)
-    reference, perturbed = rng.normal(size=20), rng.normal(size=(30, 20))
-    for scoring in (xaitk.RISEScoring(0.5), xaitk.OcclusionScoring()):
-        maps = scoring(reference, perturbed, masks)
-        assert maps.dtype == np.float64
-        np.testing.assert_allclose(np.abs(maps).max(axis=(1, 2)), 1)
-        assert np.array_equal(maps, scoring(reference, perturbed, masks.astype(float)))
-
-
-def test_equal_scores_give_maps_of_zeros() -> None:
-    """xaitk-saliency's squared differences are NaN there."""
-    masks, same = np.eye(4).reshape(4, 2, 2), np.full((4, 2), 0.3)
-    assert not xaitk.OcclusionScoring()(same[0], same, masks).any()
-    assert not xaitk.SquaredDifferenceScoring()(same[0], same, masks).any()
