@@ -11,7 +11,7 @@ module           what it holds
 ``runtime``      how fast a network runs: half precision, channels last in memory, compiled
 ``checkpoints``  loading weights
 ``exported``     networks that ``torch.export`` has written, whatever batch sizes they take
-``identity``     a network's fingerprint, which decides whether its stored scores may be used again
+``identity``     a network's key, which decides whether its stored scores may be used again
 ===============  ==============================================================================================
 """
 

@@ -40,10 +40,6 @@ class OnImageGrid(torch.nn.Module):
         self.network = network
         self.output = output
 
-    def extra_repr(self) -> str:
-        """The settings, for printing and for :func:`~monai_saliency.networks.identity.network_fingerprint`."""
-        return f"output={self.output!r}"
-
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Compute logits ``(B, classes, *spatial)`` of images ``(B, C, *spatial)``, on the images' grid.
 

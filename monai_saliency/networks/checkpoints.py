@@ -24,9 +24,8 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
         network: the module, on any device. It holds a part of the weights if loading fails.
         path: a file made by ``torch.save`` with a state dictionary, or with a dictionary that holds one under a usual
             key (``"state_dict"``, ``"model"``, ...). The prefix ``module.`` of data-parallel training is removed from
-            the names. None or ``""`` loads nothing, nor does a network that ``torch.export`` has written (``.pt2``),
-            which has its weights. A list of files for an :class:`~monai_saliency.networks.Ensemble`,
-            one for each member.
+            the names. None, ``""``, and an exported network (``.pt2``), which has its weights, load nothing. A list of
+            files for an :class:`~monai_saliency.networks.Ensemble`, one for each member.
 
     Returns:
         the network.

@@ -17,25 +17,17 @@ __all__ = ["InBatchesOf", "exported_network", "is_exported", "network_of"]
 
 
 def is_exported(path: Any) -> bool:
-    """Whether a path is that of an exported network.
-
-    Args:
-        path: a path, or anything else that a checkpoint may be.
-    """
+    """Whether a checkpoint is the path of an exported network."""
     return isinstance(path, (str, Path)) and str(path).endswith(".pt2")
 
 
 def network_of(network: torch.nn.Module, checkpoint: str | Path | Sequence[str | Path] | None) -> torch.nn.Module:
-    """The network for a checkpoint.
+    """The network for a checkpoint. :func:`~monai_saliency.networks.load_checkpoint` loads the weights.
 
     Args:
         network: the network for files of weights.
         checkpoint: a file of weights, a list of such files for an :class:`~monai_saliency.networks.Ensemble`, or a
             network that ``torch.export`` has written (``.pt2``), which has its weights and replaces ``network``.
-
-    Returns:
-        the network, without weights where the checkpoint holds nothing else:
-        :func:`~monai_saliency.networks.load_checkpoint` loads them.
 
     Raises:
         FileNotFoundError: when an exported network does not exist.
@@ -52,8 +44,8 @@ def network_of(network: torch.nn.Module, checkpoint: str | Path | Sequence[str |
         return exported_network(checkpoint)
     if isinstance(checkpoint, Sequence) and not isinstance(checkpoint, str) and any(map(is_exported, checkpoint)):
         raise ValueError(
-            "checkpoint lists an exported network (.pt2): an ensemble needs files of weights, since its members are "
-            "stacked. Give one file, or the weights of each"
+            "checkpoint lists an exported network (.pt2): an ensemble needs files of weights. Give one file, or the "
+            "weights of each"
         )
     found: torch.nn.Module | Ensemble = ensemble_of(network, checkpoint)
     return found
@@ -66,8 +58,8 @@ def exported_network(path: str | Path) -> torch.nn.Module:
         path: the file, ``.pt2``.
 
     Returns:
-        a module on the device of the export. A program that takes one batch size only, or no more images than so many,
-        gets batches of any size in parts of that (:class:`InBatchesOf`).
+        a module on the device of the export. A program that limits the batch size gets larger and smaller batches in
+        parts (:class:`InBatchesOf`).
 
     Raises:
         FileNotFoundError: when there is no such file.
@@ -102,24 +94,9 @@ def exported_network(path: str | Path) -> torch.nn.Module:
 
 
 class InBatchesOf(torch.nn.Module):
-    """A network that takes a certain number of images at a time: other batches go through it in parts.
+    """A network that takes between ``least`` and ``most`` images at a time: other batches go through it in parts.
 
-    Args:
-        network: a module on batches ``(B, C, *spatial)``, and on other inputs with the same first axis.
-        most: the most images that it takes at a time; None for any number.
-        least: the fewest. Smaller parts are filled up with copies of their last image, whose outputs are left out.
-
-    Raises:
-        ValueError: when a number is less than 1, or ``most`` less than ``least``.
-
-    Example::
-
-        >>> import torch
-        >>> sizes = []
-        >>> inner = torch.nn.Flatten()
-        >>> _ = inner.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
-        >>> InBatchesOf(inner, 2, 2)(torch.rand(5, 1, 2, 2)).shape, sizes
-        (torch.Size([5, 4]), [2, 2, 2])
+    Smaller parts are filled up with copies of their last image, whose outputs are left out.
     """
 
     def __init__(self, network: torch.nn.Module, most: int | None, least: int = 1) -> None:
@@ -129,16 +106,8 @@ class InBatchesOf(torch.nn.Module):
         self.most = None if most is None else whole_number("most", most, self.least)
         self.training = network.training
 
-    def extra_repr(self) -> str:
-        """The settings, for printing."""
-        return f"most={self.most}, least={self.least}"
-
     def train(self, mode: bool = True) -> InBatchesOf:
-        """The mode of what it holds.
-
-        Raises:
-            NotImplementedError: for an exported network, whose mode was fixed when it was exported.
-        """
+        """Set the mode of the network; a NotImplementedError for an exported one, whose mode is fixed."""
         self.network.train(mode)
         self.training = mode
         return self

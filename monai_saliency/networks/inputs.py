@@ -1,9 +1,7 @@
 """How a network takes its inputs (one tensor, several, a dictionary or a list), and which of them are perturbed.
 
-- *Perturbed* inputs are joined as channels of one image. Masks, fills and maps treat them as one image.
-- *Held* inputs go to the network unchanged, beside the perturbed copies of their own case. Held inputs on the images'
-  grid are joined to the batch as further channels, in its floating type, so that a sliding window cuts them too. Other
-  held inputs (an age, the embedding of a prompt) are repeated row by row, which does not work with patches.
+Perturbed inputs are joined as channels of one image. Held inputs go to the network unchanged with the perturbed copies
+of their case: on the images' grid as further channels, which a sliding window cuts too; others (an age) row by row.
 """
 
 from __future__ import annotations
@@ -18,6 +16,9 @@ from monai.inferers import Inferer, PatchInferer, SlidingWindowInferer
 
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.tensors import plain
+
+Infer = Callable[..., Any]
+TakeApart = Callable[[torch.Tensor], dict[Any, torch.Tensor]]
 
 __all__ = ["ArgumentInputs", "DictInput", "InputAdapter", "ListInput", "SplitInputs", "TensorInput"]
 
@@ -48,11 +49,9 @@ class SplitInputs:
         return {name: images[name] if name in images else values[name] for name in self.names}
 
     def values_of(self, counts: Sequence[tuple[int, int]], total: int) -> dict[Any, torch.Tensor]:
-        """The held values ``(total, ...)`` for the rows of a batch. The last case's value fills the rest of the batch.
+        """The held values ``(total, ...)`` for the rows of a batch, whose last case's value fills the rest.
 
-        Args:
-            counts: pairs of a case's index and its number of rows, in the batch's order.
-            total: number of rows in the batch.
+        ``counts`` are pairs of a case's index and its number of rows.
         """
         if not self.held_values:
             return {}
@@ -64,20 +63,11 @@ class SplitInputs:
 
 
 class InputAdapter(ABC):
-    """How a network takes its inputs. A subclass implements :meth:`split`, :meth:`join` and :meth:`run`.
-
-    Example::
-
-        >>> isinstance(DictInput(perturb="image"), InputAdapter)
-        True
-    """
+    """How a network takes its inputs. A subclass implements :meth:`split`, :meth:`join` and :meth:`run`."""
 
     @abstractmethod
     def split(self, inputs: Any) -> SplitInputs:
-        """Split the inputs of a batch of cases into what is perturbed and what is held.
-
-        Args:
-            inputs: the inputs as the user gives them.
+        """Split the inputs of a batch of cases, as the user gives them.
 
         Raises:
             TypeError: when images are not of floating type.
@@ -86,22 +76,14 @@ class InputAdapter(ABC):
 
     @abstractmethod
     def join(self, image: torch.Tensor, held: Mapping[Any, torch.Tensor]) -> Any:
-        """Make the inputs that :meth:`split` takes.
-
-        Args:
-            image: the perturbed image ``(B, C, *spatial)``.
-            held: the held inputs ``(B, ...)``, by name.
+        """Make the inputs that :meth:`split` takes of the image ``(B, C, *spatial)`` and held inputs ``(B, ...)``.
 
         Raises:
             ValueError: when the adapter takes other inputs.
         """
 
     def check_inferer(self, split: SplitInputs, inferer: Inferer) -> None:
-        """Refuse an inner inferer that cannot run these inputs.
-
-        Args:
-            split: the inputs.
-            inferer: the inner MONAI inferer.
+        """Refuse an inner MONAI inferer that cannot run these inputs.
 
         Raises:
             ValueError: naming an inferer that can.
@@ -113,23 +95,14 @@ class InputAdapter(ABC):
             )
 
     @abstractmethod
-    def run(
-        self,
-        infer: Callable[..., Any],
-        network: Callable[..., Any],
-        batch: torch.Tensor,
-        take_apart: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
-    ) -> Any:
-        """Run the network on a batch.
+    def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
+        """The network's output for a batch ``(n, C + H, *spatial)`` of perturbed and held images.
 
         Args:
             infer: runs a network on a batch: the inner inferer.
             network: the network.
-            batch: ``(n, C + H, *spatial)``, perturbed and held images.
+            batch: the images.
             take_apart: returns the network's inputs by name, for the batch or for a patch of it.
-
-        Returns:
-            the network's output.
         """
 
 
@@ -157,13 +130,7 @@ class TensorInput(InputAdapter):
             )
         return image
 
-    def run(
-        self,
-        infer: Callable[..., Any],
-        network: Callable[..., Any],
-        batch: torch.Tensor,
-        take_apart: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
-    ) -> Any:
+    def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
         return infer(self.as_taken(batch), network)
 
     def as_taken(self, batch: torch.Tensor) -> Any:
@@ -197,11 +164,7 @@ class ListInput(TensorInput):
 
 
 class _NamedInputs(InputAdapter):
-    """Several inputs: a dictionary of tensors ``(B, ...)``, or a sequence of tensors, which are named 0, 1, ...
-
-    Args:
-        perturb: the name of the input that is perturbed, or several names; see :class:`DictInput`.
-    """
+    """Several inputs: a dictionary of tensors ``(B, ...)``, or a sequence of tensors, which are named 0, 1, ..."""
 
     def __init__(self, perturb: str | int | Sequence[str | int]) -> None:
         words = "the name of an input, or a list of names"
@@ -262,30 +225,15 @@ class _NamedInputs(InputAdapter):
             raise ValueError(f"one image is given, and {self.perturb} are perturbed: give all inputs to `explain`")
         return {self.perturb[0]: image, **held}
 
-    def run(
-        self,
-        infer: Callable[..., Any],
-        network: Callable[..., Any],
-        batch: torch.Tensor,
-        take_apart: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
-    ) -> Any:
+    def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
         def call(part: torch.Tensor, *more: Any, **named: Any) -> Any:
             return self.call(network, take_apart(part), more, named)
 
         return infer(batch, call)
 
     @abstractmethod
-    def call(
-        self, network: Callable[..., Any], inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call the network.
-
-        Args:
-            network: the network.
-            inputs: the network's inputs by name.
-            args: further positional arguments from the inner inferer.
-            kwargs: further keyword arguments from the inner inferer.
-        """
+    def call(self, network: Infer, inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call the network with its inputs by name, and with further arguments from the inner inferer."""
 
 
 class DictInput(_NamedInputs):
@@ -310,9 +258,7 @@ class DictInput(_NamedInputs):
         [[[[1.0, 1.0, 1.0]]], [[[10.0, 10.0, 10.0]]]]
     """
 
-    def call(
-        self, network: Callable[..., Any], inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def call(self, network: Infer, inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return network(inputs, *args, **kwargs)
 
 
@@ -357,25 +303,14 @@ class ArgumentInputs(_NamedInputs):
             return {place: joined[place] for place in sorted(joined)}
         return joined
 
-    def call(
-        self, network: Callable[..., Any], inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def call(self, network: Infer, inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         positional = list(inputs) if self.positional is None else self.positional
         named = {name: value for name, value in inputs.items() if name not in positional}
         return network(*(inputs[name] for name in positional), *args, **named, **kwargs)
 
 
 def _images(what: str, images: Any) -> torch.Tensor:
-    """Check images ``(B, C, *spatial)`` and return them as a plain tensor.
-
-    Args:
-        what: the words for the images in errors.
-        images: the images.
-
-    Raises:
-        TypeError: when they are not of floating type.
-        ValueError: when they have another shape or are not a tensor.
-    """
+    """Check images ``(B, C, *spatial)``, which errors call ``what``, and return them as a plain tensor."""
     if not isinstance(images, torch.Tensor) or images.ndim not in (4, 5) or not len(images):
         shape = tuple(images.shape) if isinstance(images, torch.Tensor) else type(images).__name__
         several = isinstance(images, (Mapping, list, tuple))

@@ -50,11 +50,7 @@ def read(output: Any, path: OutputPath | None) -> Any:
 
 
 def check_rows(output: Any, count: int) -> None:
-    """Refuse an output that does not have one row per image.
-
-    Args:
-        output: the network's output, or the part of it that is explained.
-        count: number of images in the batch.
+    """Refuse an output, or a part of one, that does not have one row for each of ``count`` images.
 
     Raises:
         ValueError: naming the part that does not fit.
@@ -81,16 +77,10 @@ def check_rows(output: Any, count: int) -> None:
 
 
 def rows(output: Any, start: int, stop: int, count: int) -> Any:
-    """The rows [start, stop) of an output for ``count`` images.
+    """The rows [start, stop) of an output for ``count`` images that :func:`check_rows` accepts.
 
     Tensors are cut along their first axis. Dictionaries, tuples and lists of tensors (as of deep supervision) are cut
     part by part. A list with one entry per image (as of a detector) is cut by entry. Other values stay unchanged.
-
-    Args:
-        output: an output that :func:`check_rows` accepts.
-        start: first row.
-        stop: row after the last one.
-        count: number of images in the batch.
 
     Example::
 
@@ -109,18 +99,7 @@ def rows(output: Any, start: int, stop: int, count: int) -> Any:
 
 
 def joined(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
-    """One output for all images of several batches, the opposite of :func:`rows`.
-
-    Args:
-        outputs: the output of each batch, all of one form.
-        counts: the number of images in each.
-
-    Example::
-
-        >>> import torch
-        >>> joined([{"pred": torch.zeros(2, 3)}, {"pred": torch.zeros(1, 3)}], [2, 1])["pred"].shape
-        torch.Size([3, 3])
-    """
+    """One output for all images of several batches with ``counts`` images each, the opposite of :func:`rows`."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(list(outputs)) if first.ndim else first
@@ -141,14 +120,7 @@ def num_rows(output: Any) -> int:
 
 
 def choices(output: Any) -> str:
-    """The possible values of ``output`` for a structured output, with the shape that each reads, for messages.
-
-    Example::
-
-        >>> import torch
-        >>> choices({"pred": torch.zeros(1, 3), "deep": [torch.zeros(1, 2, 2)]})
-        "output='pred' reads (B, 3), output=('deep', 0) reads (B, 2, 2)"
-    """
+    """The possible values of ``output`` for a structured output, with the shape that each reads, for messages."""
     found = [(path, part) for path, part in _leaves(output) if path and isinstance(part, torch.Tensor)]
     named = [f"output={_short(path)!r} reads {shape(part)}" for path, part in found[:_SHOWN]]
     return ", ".join([*named, *(["..."] if len(found) > _SHOWN else [])])
@@ -188,7 +160,6 @@ def _leaves(output: Any, count: int | None = None, path: tuple[Any, ...] = ()) -
 
 
 def _short(path: tuple[Any, ...]) -> Any:
-    """A path of one step as this step."""
     return path[0] if len(path) == 1 else path
 
 

@@ -1,8 +1,7 @@
-"""How fast a network runs: in half precision, in the memory layout that fits convolutions, compiled.
+"""How fast a network runs: in half precision, with channels last in memory, compiled.
 
-Each of these changes a score by rounding, so that each is off unless it is asked for, and counts as a part of the
-network: scores and maps made with another setting are computed again. Everything around the network stays in float32:
-masks, perturbed images, scores and maps.
+Each setting changes scores by rounding, so each is off by default and counts as a part of the network. Masks, perturbed
+images, scores and maps stay in float32.
 """
 
 from __future__ import annotations
@@ -40,14 +39,8 @@ def check_runtime(
 ) -> dict[str, Any]:
     """Check the settings of :func:`accelerated`.
 
-    Args:
-        amp: as for :func:`accelerated`.
-        channels_last: as for :func:`accelerated`.
-        compile: as for :func:`accelerated`.
-        prefix: what precedes the settings' names, for errors.
-
     Returns:
-        those that are switched on; empty where none is.
+        the settings that are switched on.
 
     Raises:
         ValueError: when a setting is something else.
@@ -109,11 +102,6 @@ def accelerated(
     if not found:
         return network
     if isinstance(network, Ensemble):
-        if "compile" in found:
-            raise ValueError(
-                f"`{prefix}compile` is not for an ensemble, whose members run as one by torch.vmap: switch it off, or "
-                "explain the members one by one"
-            )
         return network.around(lambda members: Accelerated(members, **found))
     words = f"a torch module for {' and '.join(prefix + name for name in found)}, which cannot look into anything else"
     instance("network", network, torch.nn.Module, words)
@@ -123,23 +111,9 @@ def accelerated(
 class Accelerated(torch.nn.Module):
     """A network that runs faster; :func:`accelerated` makes it.
 
-    Args:
-        network: a module.
-        amp: ``"bf16"``, ``"fp16"`` or None.
-        channels_last: whether images are given in this memory format.
-        compile: arguments of ``torch.compile``, by name; None compiles nothing.
-
     Attributes:
         network: the network itself.
-
-    Raises:
-        ValueError: when the network's device, or this machine, cannot run it so.
-
-    Example::
-
-        >>> import torch
-        >>> Accelerated(torch.nn.Identity(), "bf16").settings
-        {'amp': 'bf16'}
+        settings: what is switched on, by name.
     """
 
     def __init__(
@@ -173,10 +147,6 @@ class Accelerated(torch.nn.Module):
     def compiles(self) -> bool:
         """Whether another shape of batch costs a compilation."""
         return self.compiled_with is not None
-
-    def extra_repr(self) -> str:
-        """The settings, for printing and for :func:`~monai_saliency.networks.identity.network_fingerprint`."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The network's output, in float32 where it computes in half precision."""
@@ -232,33 +202,18 @@ class Accelerated(torch.nn.Module):
 
 
 def plain_network(network: Any) -> Any:
-    """The network itself, where it is run faster by :func:`accelerated`.
-
-    Args:
-        network: any callable.
-
-    Returns:
-        the network; any other, and an ensemble, as it is.
-    """
+    """The network inside :func:`accelerated`; any other network, and an ensemble, as it is."""
     return network.network if isinstance(network, Accelerated) else network
 
 
 def same_network(one: Any, other: Any) -> bool:
-    """Whether two networks are one, however fast each runs.
-
-    Args:
-        one: any callable.
-        other: any callable.
-    """
+    """Whether two networks are one, however fast each runs."""
     first, second = (each.members if isinstance(each, Ensemble) else each for each in (one, other))
     return plain_network(first) is plain_network(second)
 
 
 def runtime_settings(network: Any) -> dict[str, Any]:
-    """What :func:`accelerated` switched on for a network, by name; empty for any other.
-
-    Args:
-        network: any callable.
+    """The settings that :func:`accelerated` switched on for a network, by name; empty for any other callable.
 
     Example::
 

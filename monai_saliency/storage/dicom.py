@@ -24,19 +24,8 @@ from monai.data import MetaTensor, PydicomReader
 from monai_saliency.errors import AdviceError
 from monai_saliency.utils.optional_imports import require
 
-__all__ = [
-    "find_series",
-    "group_series",
-    "holds_series",
-    "is_dicom",
-    "order_problem",
-    "read_series",
-    "series_files",
-    "series_id",
-    "series_uid",
-    "sorted_series",
-    "volume_of",
-]
+__all__ = ["find_series", "group_series", "holds_series", "is_dicom", "order_problem", "read_series", "series_files"]
+__all__ += ["series_id", "series_uid", "sorted_series", "volume_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +53,7 @@ def series_id(uid: str) -> str:
 
 
 def find_series(folder: str | Path) -> dict[str, list[Path]]:
-    """The DICOM files in a folder or below it, by their series UID. Other files are left out.
-
-    Returns:
-        the sorted files of each series, the series sorted by UID. Nothing says yet that they are one volume.
+    """The sorted DICOM files in a folder or below it, by their series UID. Other files are left out.
 
     Raises:
         OptionalImportError: when pydicom is not installed. It gives the pip command.
@@ -89,11 +75,6 @@ def group_series(files: Iterable[str | Path]) -> dict[str, list[Path]]:
     A file whose header cannot be read is a series of its own, under its path: it may be a slice of any. A series with
     localizers only is left out too where the files hold another series of its study, and the log says so.
 
-    Returns:
-        as :func:`find_series`.
-
-    Raises:
-        OptionalImportError: when there is a DICOM file, and pydicom is not installed. It gives the pip command.
     """
     found: dict[str, list[Path]] = {}
     studies: dict[str, str] = {}
@@ -130,10 +111,7 @@ def _is_localizer(header: Any) -> bool:
 
 
 def is_dicom(path: str | Path) -> bool:
-    """Whether a file is DICOM: by how it begins, or by its suffix, which a file that was cut or is empty keeps.
-
-    Needs no extra.
-    """
+    """Whether a file is DICOM by how it begins, or by its suffix, which an empty file keeps. Needs no extra."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -151,14 +129,7 @@ def holds_series(path: str | Path) -> bool:
 
 
 def series_files(path: str | Path) -> list[Path]:
-    """The files of a series, sorted: of the series that a file is of, in its folder; or all in a folder or below it.
-
-    Args:
-        path: a file of the series, or a folder, whose files may be of several series.
-
-    Raises:
-        OptionalImportError: when pydicom is not installed. It gives the pip command.
-    """
+    """The sorted files of the series that a file is of, in its folder; or all series' files in a folder or below it."""
     path = Path(path)
     if path.is_dir():
         return [file for files in find_series(path).values() for file in files]
@@ -166,11 +137,7 @@ def series_files(path: str | Path) -> list[Path]:
 
 
 def series_uid(path: str | Path) -> str:
-    """The UID of the series that a file is of; "" where it cannot be read.
-
-    Raises:
-        OptionalImportError: when pydicom is not installed. It gives the pip command.
-    """
+    """The UID of the series that a file is of; "" where it cannot be read."""
     return next((uid for uid in group_series([path]) if uid != str(path)), "")
 
 
@@ -191,14 +158,7 @@ def read_series(files: Sequence[str | Path]) -> MetaTensor:
 
 
 def volume_of(slices: Sequence[Any]) -> MetaTensor:
-    """The volume of a series whose slices are read already, which are left as they are.
-
-    Args:
-        slices: as :func:`sorted_series` gives them.
-
-    Returns:
-        as :func:`read_series`.
-    """
+    """The volume, as of :func:`read_series`, of slices that :func:`sorted_series` has read. They stay as they are."""
     spacing = [float(each) for each in slices[0].PixelSpacing]
     numbers = [each.get("InstanceNumber") for each in slices]
     for number, each in enumerate(slices, 1):
@@ -253,15 +213,9 @@ def sorted_series(files: Sequence[str | Path]) -> list[Any]:
 
 
 def order_problem(files: Sequence[str | Path]) -> str:
-    """Why a series that another reader reads may not be one whole volume in our order of slices, in words; or nothing.
+    """Why another reader may not read a series as one whole volume in our order of slices, in words; or nothing.
 
     Readers sort slices by position or by ``InstanceNumber``. So both must give one order, or its reverse.
-
-    Args:
-        files: of one series, in any order.
-
-    Raises:
-        OptionalImportError: when pydicom is not installed. It gives the pip command.
     """
     try:
         slices = sorted_series(files)
@@ -300,10 +254,7 @@ def _not_slices(slices: Sequence[Any]) -> str:
 
 def _not_alike(slices: Sequence[Any]) -> str:
     """In what slices differ, in words."""
-    for word, what in (
-        ("ImageOrientationPatient", "orientations"),
-        ("PixelSpacing", "pixel spacings"),
-    ):
+    for word, what in (("ImageOrientationPatient", "orientations"), ("PixelSpacing", "pixel spacings")):
         values = np.array([each[word].value for each in slices], float)
         if not np.isfinite(values).all() or np.abs(values - values[0]).max() > _SAME:
             return f"its slices have mixed {what}: split it into one series for each"

@@ -57,11 +57,7 @@ class Failures:
             self._earlier = self.read()
 
     def withdraw_by(self, withdraw: Callable[[str], None]) -> None:
-        """Have what an earlier run made of a case removed as soon as the case fails, since it would pass for a result.
-
-        Args:
-            withdraw: removes what there is of the case of a name.
-        """
+        """Have ``withdraw`` remove the results that an earlier run made of a case as soon as the case fails."""
         self._withdraws.append(withdraw)
 
     def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
@@ -94,11 +90,7 @@ class Failures:
             self._table.add([row])
 
     def keep(self, cases: Collection[str]) -> None:
-        """Remove the rows of all cases but these.
-
-        Args:
-            cases: the names of the cohort's cases.
-        """
+        """Remove the rows of all cases but these."""
         self._table.replace({row["case"] for row in self._table.read()} - set(cases))
 
     def remove(self, case: str) -> None:
@@ -121,11 +113,7 @@ class Failures:
         return [row for row in self.read() if row["case"] in ours or row not in self._earlier]
 
     def summary(self, rows: Sequence[dict[str, str]] | None = None) -> str:
-        """One line about the failures, for the end of a run.
-
-        Args:
-            rows: the rows of the failures, at least one. Default: the failures of this run.
-        """
+        """One line about some failures, by default those of this run, at least one."""
         rows = self.rows if rows is None else rows
         return (
             f"{len(rows)} case{'s' * (len(rows) > 1)} without a map, see {self.path}; the first is case "

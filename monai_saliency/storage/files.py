@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -24,17 +23,16 @@ __all__ = ["atomic_path", "is_running", "load_scan", "locked", "remove_stale", "
 
 logger = logging.getLogger(__name__)
 
-_PROCESS = re.compile(r"\d+(\.\d+){0,2}")
+_PROCESS = re.compile(r"\d+(\.\d+)?")
 _LONGEST_NAME = 255  # bytes, of file systems in use
 # What the file system says of one name. Other names may do.
 _BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EISDIR}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-_FORGOTTEN = 24 * 3600  # seconds
 
 
 @contextmanager
 def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
-    """A temporary path beside ``path`` to write to. It is renamed to ``path`` at the end, and removed on any error.
+    """A temporary path next to ``path`` to write to. It is renamed to ``path`` at the end, and removed on any error.
 
     Example::
 
@@ -97,7 +95,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def temporary_path(path: Path) -> Path:
-    """A name beside ``path`` that no other thread, process or machine uses.
+    """A name next to ``path`` that no other thread, process or machine uses.
 
     The name starts with a dot and keeps the suffixes, by which writers choose the format. :func:`remove_stale` finds
     such names. Of a long name the beginning is cut off.
@@ -115,9 +113,6 @@ def _temporary_prefix(process: str) -> str:
 def remove_stale(folder: str | Path, below: str = "**") -> None:
     """Remove the temporary files of processes of this machine that were killed. (On Windows none are removed.)
 
-    Of processes in other containers under the name of this machine nobody here can say whether they run. Their files
-    are removed a day after they were last written.
-
     Args:
         folder: where to look. Links to other folders are not followed.
         below: a pattern of the folders below ``folder`` that can hold temporary files. Default: all folders.
@@ -125,45 +120,20 @@ def remove_stale(folder: str | Path, below: str = "**") -> None:
     for path in Path(folder).glob(f"{below}/{_temporary_prefix('*')}*"):
         process = path.name.split("-")[2]
         with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
-            if _PROCESS.fullmatch(process) and (
-                not is_running(process) or (_is_elsewhere(process) and time.time() - path.stat().st_mtime > _FORGOTTEN)
-            ):
+            if _PROCESS.fullmatch(process) and not is_running(process):
                 path.unlink(missing_ok=True)
 
 
 def this_process() -> str:
-    """The number of this process and, on Linux, its start time, since numbers are used again (in a container, soon),
-    and its process namespace, since containers count processes on their own.
-    """
-    started = _started(os.getpid())
-    return ".".join(filter(None, [str(os.getpid()), started, started and _namespace()]))
-
-
-@functools.cache
-def _namespace() -> str:
-    """The number of this process's namespace of processes; "" on systems without."""
-    try:
-        return re.sub(r"\D", "", os.readlink("/proc/self/ns/pid"))
-    except OSError:
-        return ""
-
-
-def _is_elsewhere(process: str) -> bool:
-    """Whether a process, as :func:`this_process` names it, is numbered in another namespace."""
-    return process.count(".") > 1 and process.rpartition(".")[2] != _namespace()
+    """The number of this process and, on Linux, its start time, since numbers are used again."""
+    return ".".join(filter(None, [str(os.getpid()), _started(os.getpid())]))
 
 
 def is_running(process: str) -> bool:
-    """Whether this machine still runs a process. Always True where nobody can ask: on Windows from Python, and of a
-    process in another container.
-
-    Args:
-        process: as :func:`this_process` names it.
-    """
-    if os.name == "nt" or _is_elsewhere(process):  # on Windows `os.kill` with 0 sends Ctrl-C
+    """Whether this machine still runs a process, as :func:`this_process` names it. Always True on Windows."""
+    if os.name == "nt":  # where `os.kill` with 0 sends Ctrl-C
         return True
-    number, _, rest = process.partition(".")
-    started = rest.partition(".")[0]
+    number, _, started = process.partition(".")
     try:
         os.kill(int(number), 0)
     except ProcessLookupError:

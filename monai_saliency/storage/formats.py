@@ -1,8 +1,7 @@
 """The formats of scans and photographs, and MONAI's reader of each.
 
-Of what MONAI would choose by itself, NIfTI alone stays its choice. NRRD and MetaImage are always read with ITK: what
-MONAI reads NRRD with otherwise (pynrrd) mistakes spaces other than LPS that are written in short. Photographs, TIFF
-included, are always read with Pillow, so that they lie the same way whether ITK is installed or not.
+NRRD and MetaImage are always read with ITK: pynrrd mistakes spaces other than LPS that are written in short.
+Photographs are always read with Pillow, so that they lie the same way whether ITK is installed or not.
 """
 
 from __future__ import annotations
@@ -28,26 +27,14 @@ from monai_saliency.utils.optional_imports import require
 
 __all__ = ["ScanReader", "check_readers", "format_of", "load_image", "load_label", "scan_loader", "scan_stem"]
 
-# Where pydicom is installed, MONAI (1.6) says for each of its loaders that a decoder on the GPU is missing. Nobody
-# asked for one, and it is said on the terminal, in each process, between the progress of the cases.
+# Where pydicom is installed, MONAI (1.6) reports for each of its loaders that a decoder on the GPU is missing.
 warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec decoder plugin did not register")
 logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
-
-# Tags of a TIFF: bits of a number, whether it is unsigned (1), signed (2) or a float (3), and what 0 is (0: white).
-_BITS, _KIND, _PHOTOMETRIC = 258, 339, 262
 
 
 @dataclass(frozen=True)
 class Format:
-    """A file format.
-
-    Attributes:
-        name: the words for a file of it in errors.
-        suffixes: of its files, the longest first.
-        module: the package that reads it, beside nibabel.
-        extra: the extra of ``pyproject.toml`` that installs the package.
-        is_photograph: whether it holds pictures without a place in a scanner.
-    """
+    """A file format: its name in errors, its suffixes (longest first), and the package and extra that read it."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -118,13 +105,7 @@ class ScanReader(ImageReader):
 
     Raises:
         OptionalImportError: when called, if the package that reads the file is not installed. It gives the pip command.
-        ValueError: when called, for a file of several pictures, for 16-bit colours, which Pillow cuts to 8, and for
-            TIFFs whose numbers Pillow takes for others; and for DICOM series that are not one whole volume.
-
-    Example::
-
-        loader = LoadImage()
-        loader.register(ScanReader(channels=3))
+        ValueError: when called, for a file of several pictures, and for DICOM series that are not one whole volume.
     """
 
     def __init__(self, channels: int | None = None) -> None:
@@ -137,11 +118,7 @@ class ScanReader(ImageReader):
         return all(format_of(name) not in (None, NIFTI) for name in names) or _is_series(names)
 
     def read(self, data: Sequence[Any] | Any, **kwargs: Any) -> tuple[ImageReader, Any]:
-        """Read files.
-
-        Returns:
-            MONAI's reader of their format, and what it has read; this reader and the volume for a DICOM series.
-        """
+        """Read files: MONAI's reader of their format, and its result; this reader and the volume for a series."""
         names = ensure_tuple(data)
         if _is_series(names):
             return self, read_series(_one_folder(names if len(names) > 1 else series_files(names[0])))
@@ -153,7 +130,7 @@ class ScanReader(ImageReader):
         return reader, reader.read(data, **kwargs)
 
     def get_data(self, img: tuple[ImageReader, Any]) -> tuple[np.ndarray, dict]:
-        """The voxels ``(*spatial)`` or ``(*spatial, channels)``, and the meta data, of what :meth:`read` gave."""
+        """The voxels ``(*spatial)`` or ``(*spatial, channels)`` and the meta data of a result of :meth:`read`."""
         reader, content = img
         if isinstance(content, MetaTensor):
             affine = content.affine.numpy()
@@ -174,17 +151,9 @@ class ScanReader(ImageReader):
         """A Pillow image in gray or in colours."""
         if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:  # a camera's JPEG holds a preview too
             raise AdviceError(f"the file holds {image.n_frames} pictures, 1 is expected: split it into single pictures")
-        if wrong := _misread(image):
-            raise AdviceError(f"{wrong}: save it with 8 or 16 bits without a sign, or as float")
-        coding = str(image.tile)
         image.load()  # a TIFF that lies on its side is turned here, and has its shape only then
         if self.channels not in (1, 3) or image.mode in ("L", "I", "F") or image.mode.startswith("I;16"):
             return image
-        if ";16" in coding:
-            raise AdviceError(
-                "its colours have 16 bits, of which Pillow reads 8: save it in gray, which keeps its 16 bits, or with "
-                "8 bits a colour"
-            )
         if image.mode in ("1", "LA", "La"):
             return image.convert("L")
         return image.convert("RGB" if self.channels == 3 else "L")
@@ -205,26 +174,8 @@ def _one_folder(files: Sequence[Any]) -> Sequence[Any]:
     return files
 
 
-def _misread(image: Any) -> str:
-    """What Pillow would misread in a TIFF without a word; nothing where it reads it rightly."""
-    tags = getattr(image, "tag_v2", {})
-    bits, kind = (int(np.max(tags.get(tag) or 1)) for tag in (_BITS, _KIND))
-    if kind == 1 and bits == 32:
-        return "its whole numbers have 32 bits without a sign, of which Pillow makes negative ones from 2^31 on"
-    if kind == 2 and bits == 8:
-        return "its whole numbers have 8 bits with a sign, which Pillow reads as if they had none"
-    if bits == 16 and tags.get(_PHOTOMETRIC) == 0:
-        return "0 is white in it and it has 16 bits, which Pillow does not invert"
-    return ""
-
-
 def load_image(channels: int | None = None, **settings: Any) -> LoadImage:
-    """MONAI's ``LoadImage`` for all formats of this module.
-
-    Args:
-        channels: as for :class:`ScanReader`.
-        settings: of ``LoadImage``.
-    """
+    """MONAI's ``LoadImage`` for all formats of this module; ``channels`` is an argument of :class:`ScanReader`."""
     loader = LoadImage(**settings)
     loader.register(ScanReader(channels))
     return loader

@@ -220,10 +220,10 @@ def network_layout(network: torch.nn.Module) -> list[Any]:
     held, parts = vars(network), vars(network)["_modules"]
     if is_compiled(network):
         return network_layout(parts["_orig_mod"])
-    if held["_forward_pre_hooks"] or held["_forward_hooks"]:
-        raise Unfingerprintable(f"a hook on the forward of {type(network).__name__}")
-    if isinstance(network, torch.fx.GraphModule):
+    if isinstance(network, torch.fx.GraphModule):  # torch.export adds a hook that checks its inputs
         own: list[Any] = ["graph", network.code]
+    elif held["_forward_pre_hooks"] or held["_forward_hooks"]:
+        raise Unfingerprintable(f"a hook on the forward of {type(network).__name__}")
     else:
         attributes = {name: value for name, value in held.items() if not _is_idle(network, name, value)}
         own = [type(network), dict(sorted(attributes.items()))]

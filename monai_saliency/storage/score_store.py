@@ -34,18 +34,7 @@ _RANGE = re.compile(r"(\d+)-(\d+)\.npy")
 
 
 class ScoreStore:
-    """The scores of a cohort.
-
-    Example::
-
-        store = ScoreStore("out/scores")
-        with store.claim("sub-01") as holder:
-            if holder is None:
-                ranges = store.open("sub-01", key).ranges()
-
-    Args:
-        root: the folder of the store.
-    """
+    """The scores of a cohort in the folder ``root``, which runs give as ``scores`` in their output folder."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = a_path("root", root)
@@ -68,24 +57,12 @@ class ScoreStore:
         return locked(self.root / case / name, wait=False)
 
     def open(self, case: str, key: str, doubtful: bool = False) -> CaseScores:
-        """The scores of one case under one key. Scores under other keys are not touched.
-
-        Args:
-            case: the name of the case.
-            key: a hash of everything that decides the scores.
-            doubtful: whether something that decides them could not be hashed.
-        """
+        """The scores of a case under a key, a hash of everything that decides them. Other keys are not touched."""
         return CaseScores(self.root / case / key, doubtful)
 
 
 class CaseScores:
-    """The scores of one case under one key.
-
-    Args:
-        folder: the folder of the files.
-        doubtful: whether the key does not hold all that decides the scores, so that more is compared before they are
-            used.
-    """
+    """The scores of one case under one key, in a folder."""
 
     def __init__(self, folder: Path, doubtful: bool = False) -> None:
         self.folder = folder
@@ -172,15 +149,10 @@ class CaseScores:
         return found
 
     def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
-        """Store the scores of a range of masks.
+        """Store the scores ``(stop - start, K)`` of a range of masks.
 
         They are written with the next range, or by :meth:`flush`. By then the copy from the device has arrived, so that
         nothing waits for it.
-
-        Args:
-            start: the index of the first mask.
-            stop: the index after the last mask.
-            scores: ``(stop - start, K)``.
         """
         # Copied now: a later copy would wait for the next batch of the network.
         copy = start, stop, to_host(scores), Timestamp(scores.device)
@@ -198,11 +170,7 @@ class CaseScores:
                 _write(self.folder / f"{start}-{stop}.npy", scores)
 
     def finish(self, scores: torch.Tensor) -> None:
-        """Replace all ranges by one file.
-
-        Args:
-            scores: the scores of all masks, ``(N, K)``.
-        """
+        """Replace all ranges by one file with the scores ``(N, K)`` of all masks."""
         self._pending = None
         whole = self.folder / f"0-{len(scores)}.npy"
         _write(whole, scores, durable=True)

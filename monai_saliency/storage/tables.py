@@ -18,45 +18,20 @@ logger = logging.getLogger(__name__)
 
 #: the columns of ``summary.csv``, see :func:`monai_saliency.handlers.summary.summarize`
 SUMMARY_COLUMNS = (
-    "case",
-    "prediction",
-    "probability",
-    "class",
-    "channel",
-    "score",
-    "quantity",
-    "unit",
-    "peak_x_mm",
-    "peak_y_mm",
-    "peak_z_mm",
-    "peak_saliency",
-    "lowest_saliency",
-    "noise",
-    "peak_in_label",
-    "forwards",
-    "predictions",
-    "stopped",
-    "seconds",
-    "settings",
-    "scan",
+    *("case", "prediction", "probability", "class", "channel", "score", "quantity", "unit"),
+    *("peak_x_mm", "peak_y_mm", "peak_z_mm", "peak_saliency", "lowest_saliency", "noise", "peak_in_label"),
+    *("forwards", "predictions", "stopped", "seconds", "settings", "scan"),
 )
 
 _MAPS = ("random", "intensity", "edges", "blurred")
 _LABELLED = ("pointing", "mass", "leakage", "auprc")
 #: further columns of ``summary.csv``, in files with a row of ``--trust true``, see :mod:`monai_saliency.handlers.trust`
 TRUST_COLUMNS = (
-    "trust_of",
-    "trust_forwards",
-    "trust_repeatability",
-    "trust_fill_agreement",
-    "trust_relative_error",
-    "trust_peak_to_error",
-    "trust_labelled",
+    *("trust_of", "trust_forwards", "trust_repeatability", "trust_fill_agreement"),
+    *("trust_relative_error", "trust_peak_to_error", "trust_labelled"),
     *(f"trust_{name}{beside}" for name in _LABELLED for beside in ("", *(f"_{map}" for map in (*_MAPS, "randomised")))),
     *(f"trust_{name}{beside}" for name in ("insertion", "deletion") for beside in ("", *(f"_{map}" for map in _MAPS))),
-    "trust_randomised",
-    "trust_problem",
-    "trust_curves",
+    *("trust_randomised", "trust_problem", "trust_curves"),
 )
 #: the columns of ``regions.csv``, see :func:`monai_saliency.transforms.label_maps.region_rows`
 REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
@@ -65,8 +40,6 @@ REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "vol
 LONGEST_CELL = 32_000
 # What spreadsheets take for a formula, behind the apostrophes that make it text.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-_STARTS = {"'", "=", "+", "-", "@", "\t", "\r", "\n"}
-_NO_LIMIT = 2**31 - 1
 _UNENCODABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
@@ -76,8 +49,8 @@ class CaseTable:
     The file is whole after every change, and sorted by case. Rows of other cases stay, so that a resumed run, or two
     runs on one folder, complete one table.
 
-    A text that a spreadsheet would run as a formula, such as ``=1+1``, stands in the file with an apostrophe before it,
-    which :meth:`read` takes away. A text of more than 32,000 characters is cut.
+    A text that a spreadsheet would run as a formula, such as ``=1+1``, has an apostrophe before it in the file, which
+    :meth:`read` takes away. A text of more than 32,000 characters is cut.
 
     Args:
         path: the file.
@@ -110,20 +83,11 @@ class CaseTable:
         self.cases = None if cases is None else set(map(_kept, cases))
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Replace all rows of some cases.
-
-        Args:
-            rows: the new rows. Their keys are the columns.
-        """
+        """Replace all rows of some cases by new ones, whose keys are the columns."""
         self.replace({row["case"] for row in rows}, rows)
 
     def replace(self, cases: Collection[str], rows: Sequence[dict[str, Any]] = ()) -> None:
-        """Remove all rows of some cases, and add rows. A table without rows has no file.
-
-        Args:
-            cases: the names of the cases whose rows are removed.
-            rows: the rows to add.
-        """
+        """Remove all rows of some cases, and add rows. A table without rows has no file."""
         with locked(self.path.with_name(f".{self.path.name}.lock")):
             found, cases = self.read(), set(map(_kept, cases))
             self._warn_of_others(found)
@@ -151,8 +115,10 @@ class CaseTable:
 
         Columns that an earlier version did not write are empty. Rows have the further columns where the file has them.
         """
+        csv.field_size_limit(2**31 - 1)  # earlier versions wrote cells of any length
         try:
-            header, *lines = self._lines() or [[]]
+            with _open(self.path, "r") as file:
+                header, *lines = [line for line in csv.reader(file) if line] or [[]]
         except FileNotFoundError:
             return []
         if "case" not in header or not set(header) <= {*self.columns, *self.further}:
@@ -162,10 +128,8 @@ class CaseTable:
         return [{name: row.get(name, "") for name in names} for row in found]
 
     def _warn_of_others(self, rows: Sequence[dict[str, str]]) -> None:
-        others = list(
-            dict.fromkeys(row["case"] for row in rows if self.cases is not None and row["case"] not in self.cases)
-        )
-        if others:
+        names = dict.fromkeys(row["case"] for row in rows)
+        if others := [name for name in names if self.cases is not None and name not in self.cases]:
             logger.warning(
                 "%s held rows of %d case%s that this cohort does not have (the first is %s): they are removed, and "
                 "what else was written of such cases stays. Choose another folder to keep both",
@@ -175,29 +139,13 @@ class CaseTable:
                 others[0],
             )
 
-    def _lines(self) -> list[list[str]]:
-        while True:
-            with _open(self.path, "r") as file:
-                try:
-                    return [line for line in csv.reader(file) if line]
-                except csv.Error:
-                    # An earlier version wrote cells of any length.
-                    if csv.field_size_limit() == _NO_LIMIT:
-                        raise
-                    csv.field_size_limit(_NO_LIMIT)
-
 
 def cell(value: Any) -> Any:
     """A value as it stands in a table's file: a text that a spreadsheet would run has an apostrophe before it."""
-    if not isinstance(value, str) or _is_simple(value):
+    if not isinstance(value, str):
         return value
     text = _kept(value)
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
-
-
-def _is_simple(text: str) -> bool:
-    """Whether a text stands in a file as it is, as almost all do: a table is written anew for each case."""
-    return text.isascii() and len(text) <= LONGEST_CELL and text[:1] not in _STARTS and "\0" not in text
 
 
 def _kept(text: str) -> str:

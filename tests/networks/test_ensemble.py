@@ -1,10 +1,7 @@
-"""Ensembles: the mean of separate runs and the standard deviation between them, at less than their price."""
+"""Ensembles: the mean of separate runs and the standard deviation between them."""
 
 from __future__ import annotations
 
-import copy
-import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +19,7 @@ from monai.networks.nets import DenseNet, UNet
 
 import monai_saliency as ms
 from monai_saliency.networks import Ensemble, ensemble_of, load_checkpoint
-from monai_saliency.networks.ensemble import Members
 from monai_saliency.sharding import Part
-
-ONE_AFTER_ANOTHER = "run one after another"
 
 
 def networks(make: Callable[[], torch.nn.Module], count: int = 3) -> list[torch.nn.Module]:
@@ -70,7 +64,6 @@ CASES: list[tuple[Callable[..., ms.PerturbationInferer], Any, Any, Inferer | Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize(("method", "given", "target", "inferer", "shape"), CASES)
 def test_it_is_the_mean_of_separate_runs(
     method: Any,
@@ -78,14 +71,12 @@ def test_it_is_the_mean_of_separate_runs(
     target: Any,
     inferer: Any,
     shape: Any,
-    together: bool,
     dtype: torch.dtype,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     members = classifiers(channels=shape[1]) if len(shape) == 4 else segmenters()
     members, x = [each.to(dtype) for each in members], image(*shape).to(dtype)
     explain = method(**given, target=target, inferer=inferer, mask_batch_size=8)
-    found = explain.explain(x, Ensemble(members, 2**17 if together else 0))
+    found = explain.explain(x, Ensemble(members))
     each = by_themselves(explain, x, members)
     for i, explanation in enumerate(found):
         scale = float(each.abs().max())
@@ -103,7 +94,6 @@ def test_it_is_the_mean_of_separate_runs(
         assert [label for label, *_ in explanation.explained] == [label for label, *_ in alone.explained]
         assert (explanation.noise is None) == (alone.noise is None)
         assert alone.disagreement is None
-    assert not [message for message in caplog.messages if ONE_AFTER_ANOTHER in message]
 
 
 def test_the_class_is_that_of_the_mean_prediction() -> None:
@@ -134,95 +124,6 @@ def test_a_standard_error_is_that_of_the_mean_score() -> None:
     (single,) = explain.replace(target=ms.ClassScore([1], "none")).explain(x, mean)
     torch.testing.assert_close(found.standard_error, single.standard_error, rtol=1e-3, atol=1e-8)
     torch.testing.assert_close(found.noise, single.noise, rtol=1e-3, atol=1e-8)
-
-
-def test_members_that_change_are_stacked_anew() -> None:
-    """In place, by a new tensor, and by a mode; and a copy has its own."""
-    members, x = classifiers(), image(2, 1, 16, 16)
-    ensemble = Ensemble(members)
-
-    def check() -> None:
-        for _ in range(2):  # one by one, then together
-            expected = torch.stack([each(x) for each in members]).mean(0)
-            torch.testing.assert_close(ensemble(x), expected, rtol=0, atol=1e-6)
-
-    with torch.no_grad():
-        check()
-        members[1].class_layers.out.weight.mul_(3)
-        check()
-        members[2].class_layers.out.bias = torch.nn.Parameter(torch.tensor([5.0, -5.0]))
-        check()
-        other = copy.deepcopy(ensemble)
-        other.members.networks[0].class_layers.out.bias.add_(7)
-        assert float((other(x) - ensemble(x)).abs().min()) > 1
-        check()
-        members[0].load_state_dict(members[1].state_dict())
-        check()
-
-
-class Writes(torch.nn.Module):
-    """Writes to a tensor that all members would share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = torch.nn.Linear(16, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = torch.zeros(len(x), 2)
-        found += self.out(x.flatten(1))
-        return found
-
-
-class Branches(torch.nn.Module):
-    """Which way it goes depends on its numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = torch.nn.Linear(16, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = self.out(x.flatten(1))
-        return found * 2 if float(found.abs().sum()) > 1 else found
-
-
-class Tempered(torch.nn.Module):
-    """Has a number that is no parameter, and differs between members."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out, self.temperature = torch.nn.Linear(16, 2), float(torch.rand(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(x.flatten(1)) / self.temperature
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [(Writes, "broadcast shape"), (Branches, "data-dependent|item"), (Tempered, "may differ between them")],
-)
-def test_what_cannot_run_together_runs_one_after_another(
-    kind: type[torch.nn.Module], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    members, x = networks(kind), image(4, 1, 4, 4)
-    ensemble = Ensemble(members)
-    for _ in range(3):
-        with torch.no_grad():
-            torch.testing.assert_close(ensemble(x), torch.stack([each(x) for each in members]).mean(0))
-    (message,) = [each for each in caplog.messages if ONE_AFTER_ANOTHER in each]  # once
-    assert message.startswith(f"the members of the ensemble ({kind.__name__}) {ONE_AFTER_ANOTHER}: ")
-    assert any(word in message for word in reason.split("|")), message
-
-
-def test_large_batches_on_a_cpu_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(Members, "_one_by_one", lambda self, inputs, named: calls.append(1) or inputs[0])
-    members = Ensemble(classifiers(), together_up_to=100).members
-    members(torch.zeros(1, 1, 11, 10))
-    assert calls == [1]
-    monkeypatch.undo()
-    with torch.no_grad():
-        for _ in range(2):
-            assert members(torch.zeros(1, 1, 10, 10)).shape == (1, 6)
 
 
 def test_parts_of_a_case_come_together() -> None:
@@ -295,25 +196,3 @@ def test_the_bundle_explains_folds_and_saves_their_disagreement(tmp_path: Path) 
         assert abs(float(row["score"]) - np.mean(scores)) < 1e-5
         assert not (tmp_path / "fold0" / f"s{i}_disagreement.nii.gz").exists()
     assert int(rows[0]["forwards"]) == int(each[0][0]["forwards"])
-
-
-# The price. -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.timing
-def test_it_costs_less_than_separate_runs(caplog: pytest.LogCaptureFixture) -> None:
-    members, x = classifiers(5), image(1, 1, 32, 32)
-    ensemble, explain = Ensemble(members), ms.rise(160, target=ms.ClassScore([1], "softmax"))
-    explain(x, ensemble)
-    spent: dict[str, list[float]] = {"together": [], "apart": []}
-    for _ in range(5):
-        begun = time.perf_counter()
-        explain(x, ensemble)
-        between = time.perf_counter()
-        for each in members:
-            explain(x, each)
-        spent["together"].append(between - begun)
-        spent["apart"].append(time.perf_counter() - between)
-    ratio = min(spent["together"]) / min(spent["apart"])
-    logging.getLogger(__name__).info("an ensemble of 5 takes %.2f of separate runs", ratio)
-    assert ratio < 0.9

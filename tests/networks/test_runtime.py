@@ -279,11 +279,6 @@ def test_ensembles(settings: dict[str, Any], tolerance: float) -> None:
     assert network_fingerprint(quick) != network_fingerprint(folds)
 
 
-def test_a_compiled_ensemble_is_refused() -> None:
-    with pytest.raises(ValueError, match="`compile` is not for an ensemble"):
-        accelerated(Ensemble([small(), small()]), compile=True)
-
-
 def test_the_same_network_however_fast() -> None:
     inner = small()
     assert same_network(inner, accelerated(inner, amp="bf16"))

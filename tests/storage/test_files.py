@@ -177,26 +177,3 @@ def test_the_longest_names(tmp_path: Path) -> None:
             use(tmp_path / ("x" * 250 + ".nii.gz")) as opened,
         ):
             Path(opened).write_bytes(b"")  # type: ignore[arg-type]
-
-
-def test_temporary_files_of_another_container_under_our_name_stay_for_a_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It counts its processes on its own, so that ours say nothing about them."""
-    monkeypatch.setattr(files, "_namespace", lambda: "4026539999")
-    theirs = this_process()
-    with atomic_path(tmp_path / "x.npy") as temporary:
-        temporary.write_bytes(b"theirs, and still at work")
-        monkeypatch.undo()
-        _, started, _ = theirs.split(".")
-        dead = temporary.with_name(temporary.name.replace(theirs, f"{DEAD}.{started}.4026539999"))
-        dead.write_bytes(b"nobody here can say")
-        assert is_running(theirs)
-        assert is_running(f"{DEAD}.{started}.4026539999")
-        assert not is_running(f"{DEAD}.{started}.{files._namespace()}")
-        remove_stale(tmp_path)
-        assert sorted(tmp_path.iterdir()) == sorted([temporary, dead])
-        long_ago = time.time() - 25 * 3600
-        os.utime(dead, (long_ago, long_ago))
-        remove_stale(tmp_path)
-        assert list(tmp_path.iterdir()) == [temporary]

@@ -63,52 +63,11 @@ def test_label_maps_keep_the_numbers_of_a_palette(tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_image()(tmp_path / "label.png").numpy().T, GRAY)
 
 
-def test_what_pillow_would_cut_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_several_pictures_is_refused(tmp_path: Path) -> None:
     pages = [Image.fromarray(GRAY), Image.fromarray(GRAY)]
     pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
     with pytest.raises(ValueError, match="the file holds 2 pictures, 1 is expected: split it"):
         load_image(1)(tmp_path / "pages.tif")
-    (tmp_path / "deep.png").write_bytes(sixteen_bit_colours())
-    with pytest.raises(ValueError, match="its colours have 16 bits, of which Pillow reads 8: save it in gray"):
-        load_image(1)(tmp_path / "deep.png")
-
-
-@pytest.mark.parametrize(
-    ("bits", "kind", "white", "message"),
-    [
-        (32, 1, 1, "32 bits without a sign"),
-        (8, 2, 1, "8 bits with a sign"),
-        (16, 1, 0, "0 is white in it and it has 16 bits"),
-        (16, 1, 1, ""),
-        (32, 2, 1, ""),
-        (32, 3, 1, ""),
-    ],
-)
-def test_what_pillow_would_take_for_other_numbers_is_refused(
-    bits: int, kind: int, white: int, message: str, tmp_path: Path
-) -> None:
-    dtype = {(32, 3): "<f4"}.get((bits, kind), f"<{'i' if kind == 2 else 'u'}{bits // 8}")
-    path = tmp_path / "a.tif"
-    path.write_bytes(tiff(GRAY.astype(dtype), bits, kind, white))
-    if message:
-        with pytest.raises(ValueError, match=message):
-            load_image(1)(path)
-    else:
-        np.testing.assert_array_equal(load_image(1)(path).numpy().T, GRAY)
-
-
-def tiff(pixels: np.ndarray, bits: int, kind: int, white: int) -> bytes:
-    """A TIFF of one strip."""
-    import struct
-
-    content = pixels.tobytes()
-    tags = {256: pixels.shape[1], 257: pixels.shape[0], 258: bits, 259: 1, 262: white, 273: 8, 277: 1}
-    tags |= {278: pixels.shape[0], 279: len(content), 339: kind}
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    content += b"\0" * (len(content) % 2)
-    return (
-        struct.pack("<2sHI", b"II", 42, 8 + len(content)) + content + struct.pack("<H", len(tags)) + entries + b"\0" * 4
-    )
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
@@ -119,19 +78,6 @@ def test_a_tiff_that_lies_on_its_side_is_turned(turn: int, tmp_path: Path) -> No
         image.load()
         expected = np.asarray(image)
     np.testing.assert_array_equal(load_image(1)(tmp_path / "a.tif").numpy().T, expected)
-
-
-def sixteen_bit_colours() -> bytes:
-    """A PNG of 1 x 1 pixel, which Pillow cannot write."""
-    import struct
-    import zlib
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
-    pixel = zlib.compress(b"\0" + struct.pack(">HHH", 1, 2, 3))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixel) + chunk(b"IEND", b"")
 
 
 def test_other_formats_are_read_as_monai_reads_them(tmp_path: Path) -> None:
