@@ -227,7 +227,10 @@ def network_layout(network: torch.nn.Module) -> list[Any]:
     else:
         attributes = {name: value for name, value in held.items() if not _is_idle(network, name, value)}
         own = [type(network), dict(sorted(attributes.items()))]
-    inside = {name: None if part is None else network_layout(part) for name, part in parts.items()}
+    # The guards of an exported graph decide no output.
+    inside = [
+        (name, None if part is None else network_layout(part)) for name, part in parts.items() if name != "_guards_fn"
+    ]
     return [*own, inside]
 
 
