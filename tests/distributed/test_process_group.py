@@ -241,7 +241,9 @@ def test_ranks_with_other_settings_are_refused() -> None:
 
     first, second = on_ranks(2, explain)
     assert first == second
-    for message, name in zip(first, ("the masks", "the masks", "fill", "the score of the unperturbed image"), strict=True):
+    for message, name in zip(
+        first, ("the masks", "the masks", "fill", "the score of the unperturbed image"), strict=True
+    ):
         assert f"differ in {name}" in message
 
 
