@@ -30,7 +30,6 @@ class Case:
         prediction: what an evaluator's network gave for this image ``(1, ...)``, before any postprocessing: what is
             explained must be this. None where it is not known.
         batch: how many images are explained together; None where it is not known.
-        was_given: whether an evaluator has given its network this very tensor before, which then must not have changed.
 
     Example::
 
@@ -47,7 +46,6 @@ class Case:
     spacing: Sequence[float] | None = None
     file: str | None = None
     prediction: Any = None
-    was_given: bool = False
     batch: int | None = None
 
     @staticmethod

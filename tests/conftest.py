@@ -13,9 +13,6 @@ from helpers import fork_server, nnunet
 from helpers.layouts import LAYOUTS, Bundle
 from helpers.threads import left
 
-from monai_saliency.inferers.patch_check import PatchCheck
-from monai_saliency.inferers.reference import ReferenceCheck
-
 __all__ = ["left"]
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and processes pass that on to their children.
@@ -36,16 +33,6 @@ def _one_thread() -> Iterator[None]:
 def _own_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bundle's logging.conf would take the place of pytest's handlers, by which tests read the log."""
     monkeypatch.setattr("monai.bundle.workflows._apply_logging_file", lambda path: None)
-
-
-@pytest.fixture
-def no_faded_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that count all that a network is given: without the batches that show, once a network and batch size,
-    whether its rows depend on each other. ``tests/inferers/test_reference.py`` and ``test_round_sizes.py`` count them.
-    """
-    monkeypatch.setattr(ReferenceCheck, "check_faded", lambda self, index, batch: None)
-    monkeypatch.setattr(ReferenceCheck, "check_order", lambda self, *given: None)
-    monkeypatch.setattr(PatchCheck, "check_faded", lambda self, index, patches, run: None)
 
 
 @pytest.fixture(autouse=True)

@@ -49,7 +49,7 @@ class AttachSettings:
         fill: what hides a voxel: a number, or a fill.
         fill_unit: of a number: ``"network"`` for the network's input space, ``"scan"`` for the file's own.
         mask_batch_size: perturbed images in one batch; at most 16 by default, fewer where images are large. ``"auto"``
-            finds what pays while batches run.
+            decides by the size of the image.
         amp: explain in half precision, ``"bf16"`` or ``"fp16"`` (:func:`~monai_saliency.networks.accelerated`); False
             explains in the evaluator's precision. Predictions stay what they are.
         channels_last: explain with images whose channels come last in memory, which convolutions may run faster.

@@ -23,7 +23,7 @@ from monai_saliency import methods
 from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.errors import AdviceError
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.unwrapped import inside_of
+from monai_saliency.inferers.patch_plan import sliding_inferer
 
 __all__ = [
     "AUTO",
@@ -243,7 +243,7 @@ class MethodChoice:
         """
         if self._chosen is not None:
             return self._chosen
-        cuts = inside_of(inferer) is not None
+        cuts = sliding_inferer(inferer) is not None
         if not self._arguments[0]:
             return ChosenMethod("hierarchical_occlusion" if cuts else "focused_rise", *self._arguments)
         by_cost = ["sliding_window", "rise"] if image is not None and image.ndim == 3 else ["rise", "sliding_window"]

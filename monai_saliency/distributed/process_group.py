@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import RowsDepend
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
+from monai_saliency.inferers.row_check import RowsDepend
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores

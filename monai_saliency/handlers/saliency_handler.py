@@ -67,7 +67,7 @@ class Batch:
 class SaliencyHandler:
     """Explains every batch right after the evaluator's own forward, and leaves its predictions untouched.
 
-    What is explained must be what was predicted, or the case fails (:mod:`monai_saliency.inferers.reference`).
+    What is explained must be what was predicted, or the case fails (:mod:`monai_saliency.inferers.row_check`).
 
     The map of each case goes into the case's dictionary, through the postprocessing (``Invertd``, ``SaveSaliencyd``,
     ...) and into the summary. A background thread does that on the host, in order, while the network explains the next
@@ -242,7 +242,6 @@ class SaliencyHandler:
             spacing=image_spacing(image[None]),
             file=image_file(image),
             prediction=prediction,
-            was_given=True,
         )
 
     def _write_later(self, batch: Batch, cases: Sequence[Case], explained: Explained) -> None:

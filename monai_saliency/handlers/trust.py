@@ -172,7 +172,7 @@ class _Figures:
         self.maps = plain(case.explanation.saliency)[None]  # (1, K, *spatial)
         self.image = plain(case.image)[None].to(self.maps.device)
         # The reference is the case's own by now, and nobody has predicted the other networks' outputs.
-        self.case = replace(case.case, prediction=None, was_given=False)
+        self.case = replace(case.case, prediction=None)
         self.explanation = case.explanation
         target = _AsExplained(case.inferer.target, case.explanation.target)
         self.inferer = case.inferer.replace(target=target, progress=False, sharing=None)

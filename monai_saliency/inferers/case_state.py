@@ -30,9 +30,6 @@ __all__ = ["CaseState", "merged"]
 
 logger = logging.getLogger(__name__)
 
-#: how far scores of one image may differ between runs on one kind of device, relative to the largest
-_SAME = 1e-5
-
 
 class CaseState:
     """One case on its way through the loop. Row 0 is the unperturbed image, row i + 1 the i-th mask that is scored.
@@ -59,7 +56,6 @@ class CaseState:
 
     target: BoundTarget
     state: ScoreState
-    _image_mark: str | None = None  # parts of older versions have none
 
     def __init__(
         self,
@@ -85,6 +81,7 @@ class CaseState:
         self._target = target
         self._estimator = estimator
         self._first_round = first_round(masks)
+        self._image_mark: str | None = None
         self._ended = False
         self._round_ends = [len(self._first_round) + 1]
 
@@ -132,12 +129,11 @@ class CaseState:
         if start == 0:
             out[0] = image
             start, out = 1, out[1:]
-        if start == stop:
-            return
-        # Foreign masks need not know boxes: only those that restrict themselves to one are asked for it.
-        where: dict[str, Any] = {} if box is None else {"box": box}
-        masks = self.masks.render(self.masks_of(start, stop), **where)
-        self.masks.perturb(image, fill, masks.to(out.dtype), self.is_finite, out, box=box)
+        if start < stop:
+            ids = self.masks_of(start, stop)
+            # Foreign masks need not know boxes.
+            masks = self.masks.render(ids) if box is None else self.masks.render(ids, box=box)
+            self.masks.perturb(image, fill, masks.to(out.dtype), self.is_finite, out, box)
 
     @cached_property
     def is_finite(self) -> bool:
@@ -146,11 +142,10 @@ class CaseState:
 
     def bound_to(self, reference: Any) -> BoundTarget:
         """The target, bound to an output ``(1, ...)``."""
-        return self._target.bind(reference, self.case)
+        return self._target.bind(reference, replace(self.case, prediction=None))  # targets keep the case
 
     def bind(self, reference: Any) -> None:
         """Bind the target to the network's output of the unperturbed image, and take the scores that are stored."""
-        self.case = replace(self.case, prediction=None)  # compared by now, and targets keep the case
         self.target = self.bound_to(reference)
         self.state = self._estimator.start(self.masks, self.target(reference)[0].clone())
         dtypes = [each.dtype for each in tree_leaves(reference) if isinstance(each, torch.Tensor)]
@@ -159,51 +154,17 @@ class CaseState:
             self.stored.resume(self.state.reference_scores, repr(self.masks.key), self.target.vouch)
             self.take_stored()
 
+    def forget_prediction(self) -> None:
+        """Drop what an evaluator predicted, once it is compared."""
+        self.case = replace(self.case, prediction=None)
+
     def read(self, start: int, stop: int, output: Any, offset: int, count: int) -> None:
         """Score rows [start, stop), which stand at ``offset`` in the network's output of ``count`` images."""
-        begins = start == 0
-        if begins:
+        if start == 0:
             self.bind(rows(output, offset, offset + 1, count))
             start, offset = 1, offset + 1
         if start < stop:
-            scores = self.target(rows(output, offset, offset + stop - start, count))
-            if begins:
-                self.doubt(start, stop, scores)
-            self.add(start, stop, scores)
-
-    def doubt(self, start: int, stop: int, scores: torch.Tensor) -> None:
-        """Compare rows [start, stop) with their scores on disk. Where they differ, none of these is used: the network
-        may have changed in a way that the unperturbed image does not show.
-
-        Args:
-            start: the first row, all of masks.
-            stop: the last row + 1.
-            scores: ``(stop - start, K)``, computed just now.
-
-        Raises:
-            CaseError: where they differ and masks come in rounds.
-        """
-        if self.stored is None:
-            return
-        seen = self.state.seen[start - 1 : stop - 1]
-        old, new = (each.to(self.state.scores)[seen] for each in (self.state.scores[start - 1 : stop - 1], scores))
-        scale = float(torch.cat([old, self.state.reference_scores[None].to(old)]).abs().max())
-        if torch.allclose(old, new, rtol=0, atol=_SAME * scale, equal_nan=True):
-            return
-        logger.warning(
-            "case %s: perturbed images score otherwise than on disk, though the unperturbed one scores the same: the "
-            "network or its settings have changed, so all masks are scored again",
-            self.case.name,
-        )
-        self.stored.discard()
-        if self.masks.in_rounds:
-            raise CaseError(
-                self.case.name,
-                "its scores on disk, by which later masks were chosen, are of another network or other settings. They "
-                "are removed: explain the case again",
-            )
-        self.state = self._estimator.start(self.masks, self.state.reference_scores)
-        self._ended = False
+            self.add(start, stop, self.target(rows(output, offset, offset + stop - start, count)))
 
     def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
         """Take the scores of rows [start, stop), all of masks."""
@@ -217,27 +178,15 @@ class CaseState:
         """Whether the target is bound, so that outputs have scores."""
         return hasattr(self, "state")
 
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether the scores on disk may be of another network, as far as is known."""
-        return self.stored is not None and self.stored.doubtful
-
     def spread(self) -> torch.Tensor:
         """``(K,)``, the largest change of each score so far."""
         gaps = (self.state.scores[self.state.seen] - self.state.reference_scores).abs()
         return gaps.amax(dim=0) if len(gaps) else gaps.new_zeros(gaps.shape[1:])
 
-    def most_changed(self, stop: int, start: int = 1) -> int | None:
-        """The row of [start, stop), all of masks, whose scores differ most from the unperturbed image's, of those that
-        have scores; None where none differs.
-        """
-        gaps = (self.state.scores[start - 1 : stop - 1] - self.state.reference_scores).abs().sum(dim=1).nan_to_num()
-        gaps *= self.state.seen[start - 1 : stop - 1].to(gaps)
-        return int(gaps.argmax()) + start if bool((gaps > 0).any()) else None
-
-    def scored(self, start: int, stop: int) -> bool:
-        """Whether rows [start, stop) have scores, as far as that is known: before :meth:`bind` none has."""
-        return self.is_bound and self.has(start, stop)
+    def most_changed(self, stop: int) -> int | None:
+        """The row of a mask below ``stop`` whose scores changed most; None where none changed."""
+        gaps = (self.state.scores[: stop - 1] - self.state.reference_scores).abs().sum(dim=1).nan_to_num()
+        return int(gaps.argmax()) + 1 if bool((gaps > 0).any()) else None
 
     def has(self, start: int, stop: int) -> bool:
         """Whether rows [start, stop) need no forward. Row 0 always does: it decides what is explained."""
@@ -320,11 +269,6 @@ class CaseState:
         for state in (self, other):
             if state._image_mark is None:
                 state.note_image()
-        if None in (self._image_mark, other._image_mark):
-            raise ValueError(
-                f"case {self.case.name}: one of its parts does not say which image it is of, as parts of older "
-                "versions do not: score the parts again"
-            )
         if self._image_mark != other._image_mark:
             raise ValueError(
                 f"case {self.case.name}: its parts are of different images, label maps, voxel sizes or held inputs, so "

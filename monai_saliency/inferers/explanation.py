@@ -33,7 +33,7 @@ class Explanation:
         num_forwards: what went through the network for this case. Images: the masks and the unperturbed image, less
             the masks whose scores were stored; or patches of images, where their outputs are remembered
             (:mod:`monai_saliency.inferers.patches`). Not counted is what is run to check that the rows of a batch are
-            independent (:mod:`monai_saliency.inferers.reference`).
+            independent (:mod:`monai_saliency.inferers.row_check`).
         per_prediction: how many forwards one prediction of the image is: 1, or its number of patches.
         noise: ``(K,)``, how large a value of each map can be by chance, see
             :meth:`~monai_saliency.estimators.base.Estimator.noise`; None where that is not known.

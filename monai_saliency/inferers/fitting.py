@@ -1,8 +1,7 @@
 """A batch that the device has no memory for goes through the network in halves, and the run goes on.
 
-Masks are cut into batches at fixed indices whatever fits, so scores stay in the same places, are stored under the same
-ranges, and differ by the rounding of another batch size alone. All parts of a batch have one shape, as compiled
-networks need it: the last one begins earlier, and its first rows, which the part before holds too, are left out.
+All parts of a batch have one shape, as compiled networks need it: the last one begins earlier, and its first rows,
+which the part before holds too, are left out.
 """
 
 from __future__ import annotations
@@ -48,28 +47,19 @@ class Fitting:
         except TypeError:  # it cannot be referred to weakly
             self._known = {}
 
-    def fits(self, batch: torch.Tensor) -> int:
-        """How many images of a batch ``(n, ...)`` fit, as far as that is known."""
-        return min(len(batch), self._known.get(_kind(batch), len(batch))) if self._known else len(batch)
-
     def run(
         self,
         batch: torch.Tensor,
         call: Callable[[torch.Tensor, Mapping[Any, torch.Tensor]], Any],
         values: Mapping[Any, torch.Tensor] | None = None,
     ) -> Any:
-        """What ``call`` gives for a batch.
-
-        Args:
-            batch: ``(n, ...)``.
-            call: runs the network on a part of the batch, given the same rows of ``values``.
-            values: further inputs ``(n, ...)``, by name.
+        """What ``call`` gives for a batch ``(n, ...)``, with the same rows of further inputs by name.
 
         Raises:
             torch.OutOfMemoryError: when a single image does not fit, or when the network has changed the batch in place
-                before its memory ran out, so that it cannot be run again. Other libraries' errors likewise.
+                before its memory ran out, so that it cannot be run again.
         """
-        size = self.fits(batch)
+        size = min(len(batch), self._known.get(_kind(batch), len(batch)))
         version = tensor_version(batch)
         while True:
             try:

@@ -1,15 +1,13 @@
 """The one seam around every call of the network, for whole images and for patches alike.
 
-What has to happen around a forward belongs here and nowhere else: autocast, cancellation, halving a batch for which the
-memory is too small, counting the time in which the network is busy.
+Autocast, cancellation, halving a batch for which the memory is too small, and the busy meter belong here alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import torch
@@ -99,48 +97,38 @@ class Forward:
 
         return self._fitting.run(batch, call)
 
-    def was_halved(self, batch: torch.Tensor) -> bool:
-        """Whether a batch of this shape went through the network in parts, since the memory was too small for it."""
-        return self._fitting.fits(batch) < len(batch)
-
     def autocast_dtype(self, image: torch.Tensor) -> torch.dtype | None:
         """The type of ``torch.autocast`` around the network for images like this one; None where nothing is cast."""
         if self.autocast is None or not image.is_cuda:
             return None
         return self.autocast.get("dtype") or torch.float16
 
-    def _around(self, batch: torch.Tensor) -> AbstractContextManager[None]:
-        around: list[AbstractContextManager[Any]] = []
-        if self.guard is not None:
-            around.append(self.guard(batch.device))
-        if self.autocast is not None and batch.is_cuda:
-            around.append(torch.autocast("cuda", **self.autocast))
-        if self.meter is not None:
-            around.append(self.meter.call(batch))
-        return _inside(around) if around else nullcontext()  # made for each batch
-
-
-@contextmanager
-def _inside(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
-    """Enter contexts in order; each is left again where a later one, or the block, raises."""
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
+    @contextmanager
+    def _around(self, batch: torch.Tensor) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.guard is not None:
+                stack.enter_context(self.guard(batch.device))
+            if self.autocast is not None and batch.is_cuda:
+                stack.enter_context(torch.autocast("cuda", **self.autocast))
+            if self.meter is not None:
+                stack.enter_context(self.meter.call(batch))
+            yield
 
 
 @contextmanager
 def evaluating(network: Any) -> Iterator[None]:
-    """Put a module into evaluation mode; afterwards each of its parts has the mode it had before.
-
-    Where several threads use a module, or modules that share parts, these get their mode back when the last is done.
-    """
+    """Put a module into evaluation mode; afterwards each of its parts has the mode it had before."""
     parts = list(network.modules()) if isinstance(network, torch.nn.Module) else []
-    _modes.enter(network, parts)
+    # A frozen TorchScript module has no mode, and an exported program's is fixed: it refuses to change it.
+    trained = [part for part in parts if getattr(part, "training", False)]
+    if trained:
+        with suppress(NotImplementedError):
+            network.eval()
     try:
         yield
     finally:
-        _modes.leave(parts)
+        for part in trained:
+            part.training = True
 
 
 def has_no_mode(network: Any) -> bool:
@@ -151,38 +139,3 @@ def has_no_mode(network: Any) -> bool:
     except NotImplementedError:
         return True
     return False
-
-
-class _Modes:
-    """The parts of modules that are in evaluation mode for somebody here, in any thread.
-
-    A part gets its own mode back when the last of its users is done: before, it would train under the others.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        # By id: the part, which lives as long as this entry, its users, and whether it was in training mode.
-        self._used: dict[int, tuple[torch.nn.Module, int, bool]] = {}
-
-    def enter(self, network: Any, parts: Sequence[torch.nn.Module]) -> None:
-        with self._lock:
-            # A frozen TorchScript module has no mode, and an exported program's is fixed: it refuses to change it.
-            training = [bool(getattr(part, "training", False)) for part in parts]
-            if any(training):
-                with suppress(NotImplementedError):
-                    network.eval()
-            for part, was_training in zip(parts, training, strict=True):
-                _, users, before = self._used.get(id(part), (part, 0, was_training))
-                self._used[id(part)] = part, users + 1, before or was_training
-
-    def leave(self, parts: Sequence[torch.nn.Module]) -> None:
-        with self._lock:
-            for part in parts:
-                _, users, before = self._used.pop(id(part))
-                if users > 1:
-                    self._used[id(part)] = part, users - 1, before
-                elif before:
-                    part.training = True
-
-
-_modes = _Modes()

@@ -1,18 +1,12 @@
 """The loop of white-box methods: differentiate the score at some images, and make the map of the mean.
 
-Perturbation needs nothing of a network but its outputs. What runs here needs a network whose scores can be
-differentiated: a module, TorchScript, or any callable of torch's operations. A remote call, an exported engine, a
-network under ``no_grad`` and a target that counts voxels give no derivative. Such a case fails and says so, unless the
-score is the same for four images as different as the image, its fill, their mean and the image turned round: then the
-map is zero.
+This needs a network whose scores can be differentiated: a module, TorchScript, or any callable of torch's operations. A
+remote call, an exported engine, a network under ``no_grad`` and a target that counts voxels give no derivative. Such a
+case fails, unless the score is the same for four images as different as the image, its fill, their mean and the image
+turned round: then the map is zero. Under any inferer but ``SimpleInferer`` the network's calls are made again when the
+derivative of their outputs is known (:class:`~monai_saliency.gradients.call.NetworkCalls`).
 
-The samples of a case go through the network in batches of ``mask_batch_size``. Under any inferer but ``SimpleInferer``
-the network's calls are made again when the derivative of their outputs is known
-(:class:`~monai_saliency.gradients.call.NetworkCalls`): patch by patch, and only those that have a part in the score.
-
-captum and MONAI have the same methods for one image of a classifier; tests hold that the maps are equal. They are not
-used here, since captum keeps all steps of a volume, draws its noise on the device and takes no sliding window, and
-MONAI's Grad-CAM leaves its hooks in the network, sets its gradients to zero and normalises the map.
+captum and MONAI have the same methods for one image of a classifier; tests hold that the maps are equal.
 """
 
 from __future__ import annotations
@@ -28,18 +22,18 @@ from monai_saliency.errors import CaseError
 from monai_saliency.gradients.base import GradientMethod
 from monai_saliency.gradients.call import NetworkCalls
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import copied, tolerance_of
 from monai_saliency.inferers.forward import Cancelled, Forward
-from monai_saliency.inferers.once import Passed, say_once
-from monai_saliency.inferers.reference import ReferenceCheck
+from monai_saliency.inferers.row_check import RowCheck, RowsDepend, say_once
 from monai_saliency.inferers.whole_method import WholeMethodInferer, finish
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import check_rows, read, rows
 from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import instance
+from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import accumulation_dtype
 from monai_saliency.utils.profiling import stage
+from monai_saliency.utils.tensors import plain
 
 __all__ = ["GradientInferer"]
 
@@ -82,25 +76,15 @@ class GradientInferer(WholeMethodInferer):
 
     def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
         size = min(self.mask_batch_size, len(self.method))
-        try:
-            self.explain_by(size, forward, states, split, index)
-        except _RowsDepend as error:
-            found = str(error)
-        else:
-            return
-        say_once(forward.network, f"{found}. Its images go through the network one at a time, which takes longer")
-        self.explain_by(1, forward, states, split, index)
-
-    def explain_by(
-        self, size: int, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int
-    ) -> None:
-        """Make the map of one case in batches of a size."""
-        with torch.inference_mode(False), torch.no_grad():  # where the caller infers, nothing could be differentiated
-            _Run(self, forward, states, split, index, size).explain()
-
-
-class _RowsDepend(Exception):
-    """Raised where the score of an image depends on the other images of its batch. The text says how."""
+        # Where the caller infers, nothing could be differentiated.
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                _Run(self, forward, states, split, index, size).explain()
+                return
+            except RowsDepend as error:
+                found = str(error)
+            say_once(forward.network, f"{found}. Its images go through the network one at a time, which takes longer")
+            _Run(self, forward, states, split, index, 1).explain()
 
 
 class _Run:
@@ -117,7 +101,8 @@ class _Run:
     ) -> None:
         self.method, self.target, self.output, self.size = inferer.method, inferer.target, inferer.output, size
         self.forward, self.split, self.index, self.state = forward, split, index, states[index]
-        self.reference = ReferenceCheck(forward, states, split, inferer.output, 1)
+        self.rows = RowCheck(forward, states, split, inferer.output, 1)
+        self.is_checked = False
         # Its layers are watched by their own names, uncompiled.
         self.calls = NetworkCalls(
             self.method, plain_network(forward.network), type(inferer.inferer) is not SimpleInferer
@@ -130,12 +115,9 @@ class _Run:
         """Differentiate, and put the map and the scores into the case's state."""
         state, method = self.state, self.method
         image, fill = (each.detach().clone() for each in (state.case.image, state.fill))
-        self.reference.expect(self.index)
-        output = copied(self.run(self.forward, image[None]))
-        if self.reference.has_other_form(self.index, output):
-            self.reference.expect_alone(self.index)
-        self.reference.check(self.index, output)
+        output = tree_map(_copied, self.run(self.forward, image[None]))
         bound = state.bound_to(output)
+        self.rows.check_unperturbed(self.index, output, bound)
         filled = bound(self.run(self.forward, fill[None])).clone()
         sums, scores = self.mean(image, fill, bound)
         if self.calls.broken:
@@ -173,22 +155,22 @@ class _Run:
             the scores ``(n, K)``.
         """
         count = len(images)
-        checked = Passed(self.forward, self.output, ["derivatives", count], self.state.case.image, self.state.fill)
         try:
             with torch.enable_grad(), stage("derivative"):
                 leaf = images.detach().clone().requires_grad_()
                 scores = bound(rows(self.run(self.tracing, leaf), 0, count, count))
-                last = scores.shape[1] - 1
-                for k in range(last + 1):
-                    found = self.derivative(scores[:, k].sum(), leaf, k < last or (count > 1 and not checked))
+                each = []
+                for k in range(scores.shape[1]):
+                    found = self.derivative(scores[:, k].sum(), leaf, k + 1 < scores.shape[1])
                     sums[k] += (shares * found[: len(shares)]).sum(dim=0)
-                if count > 1 and not checked:
-                    self.check_rows(leaf, scores, bound, found)
-                    checked.note()
+                    each.append(found)
         except (Cancelled, CaseError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, NotImplementedError, TypeError) as error:
             raise self.refused(f"it fails under autograd ({type(error).__name__}: {error})") from error
+        if count > 1 and not self.is_checked:
+            self.is_checked = True
+            self.check_rows(leaf, scores.detach(), bound, each[-1])
         return scores.detach()
 
     def derivative(self, score: torch.Tensor, images: torch.Tensor, keep: bool) -> torch.Tensor:
@@ -201,30 +183,28 @@ class _Run:
         return torch.zeros_like(images) if found is None else found
 
     def check_rows(self, images: torch.Tensor, scores: torch.Tensor, bound: BoundTarget, last: torch.Tensor) -> None:
-        """Find rows that depend on each other: of independent rows the derivative of a weighted sum of scores is, image
-        by image, the derivative of its own score times its weight. And one image must score the same alone.
+        """Compare the image of a batch that scores most unlike the others with itself alone: score and derivative.
 
         Args:
             images: ``(n, C, *spatial)``.
-            scores: ``(n, K)``, with their graph.
+            scores: ``(n, K)``.
             bound: the target.
-            last: what is read of the last score.
+            last: what is read of the last score at each image.
 
         Raises:
-            _RowsDepend: when they do.
+            RowsDepend: when they differ.
         """
-        tolerance = tolerance_of(self.forward, self.state)(scores.dtype)
-        weights = torch.arange(1, len(images) + 1).to(scores) / len(images)
-        found = self.derivative(weights @ scores[:, -1], images, False)
-        expected = weights.to(last).reshape(-1, *[1] * (last.ndim - 1)) * last
-        if not torch.allclose(found, expected, rtol=0, atol=10 * tolerance * float(expected.abs().max())):
-            raise _RowsDepend("the score of an image changes with the other images of its batch")
-        with torch.no_grad():
-            changed = scores.detach()
-            row = int((changed - changed.mean(dim=0)).abs().sum(dim=1).argmax())
-            alone = bound(self.run(self.forward, images.detach()[row : row + 1]))[0]
-        if not torch.allclose(alone, changed[row], rtol=0, atol=tolerance * max(1e-6, float(changed[row].abs().max()))):
-            raise _RowsDepend(f"an image scores {changed[row].tolist()} beside others and {alone.tolist()} alone")
+        tolerance = self.rows.tolerance(scores.dtype)
+        row = int((scores - scores.mean(dim=0)).abs().sum(dim=1).argmax())
+        with torch.enable_grad():
+            leaf = images.detach()[row : row + 1].clone().requires_grad_()
+            alone = bound(self.run(self.tracing, leaf))
+            found = self.derivative(alone[:, -1].sum(), leaf, False)[0]
+        alone, here = alone.detach()[0], scores[row]
+        same = torch.allclose(alone, here, rtol=0, atol=tolerance * max(1e-6, float(here.abs().max())))
+        if not same or not torch.allclose(found, last[row], rtol=0, atol=10 * tolerance * float(found.abs().max())):
+            words = f"an image scores {here.tolist()} in a batch of {len(images)} and {alone.tolist()} alone"
+            raise RowsDepend(self.state.case.name, f"{words}, or has another derivative")
 
     def run(self, forward: Forward, batch: torch.Tensor) -> Any:
         """The part of the network's output of images ``(n, C, *spatial)`` that is explained."""
@@ -247,7 +227,7 @@ class _Run:
         """
         others = [image, fill, (image + fill) / 2, image.flip(list(range(1, image.ndim)))]
         scores = torch.cat([bound(self.run(self.forward, each[None])).clone() for each in others])
-        tolerance = tolerance_of(self.forward, self.state)(scores.dtype)
+        tolerance = self.rows.tolerance(scores.dtype)
         if not torch.allclose(scores, scores[:1], rtol=0, atol=tolerance * max(1e-6, float(scores.abs().max()))):
             raise self.refused(self.calls.broken)
 
@@ -268,7 +248,7 @@ class _Run:
             maps: ``(K, *spatial)``.
             changes: ``(K,)``, the scores of the image less those of the fill.
         """
-        rounding = tolerance_of(self.forward, self.state)(self.state.case.image.dtype)
+        rounding = self.rows.tolerance(self.state.case.image.dtype)
         sums = maps.flatten(1).sum(dim=1)
         off = (sums - changes).abs()
         wrong = off > _OFF * changes.abs() + rounding * self.state.state.reference_scores.abs().to(off)
@@ -280,6 +260,10 @@ class _Run:
                 f"its fill differ by {float(changes[k]):.4g}: give more `steps`, or a part of the network hides its "
                 "derivative",
             )
+
+
+def _copied(value: Any) -> Any:
+    return plain(value).detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 class _Traced(Inferer):

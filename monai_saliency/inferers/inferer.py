@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -18,17 +19,16 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.inferers.agreement import Origin
-from monai_saliency.inferers.batches import GrowingBatches, RoundSizes, batch_size, cut, first_size, of_part
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import RowsDepend
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.inferers.forward import Forward, Guard, evaluating
-from monai_saliency.inferers.once import say_once
+from monai_saliency.inferers.forward import Cancelled, Forward, Guard, evaluating
+from monai_saliency.inferers.pace import Pace
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
-from monai_saliency.inferers.price import Pace
+from monai_saliency.inferers.rounds import Scoring, batch_size, cut, of_part, rows_in_batch
+from monai_saliency.inferers.row_check import RowsDepend, say_once
 from monai_saliency.inferers.settings import check_cases, check_settings
-from monai_saliency.inferers.whole_images import Scoring, WholeImages
+from monai_saliency.inferers.whole_images import WholeImages
 from monai_saliency.masks.base import Masks
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
@@ -37,7 +37,6 @@ from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
 from monai_saliency.targets.members import MemberTarget
-from monai_saliency.utils.allocator import give_back_freed_memory
 from monai_saliency.utils.arguments import callable_network, flag, instance
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.timing import BusyMeter
@@ -62,7 +61,7 @@ class PerturbationInferer(Inferer):
         estimator: how scores become a map.
         fill: what replaces hidden voxels; zeros by default.
         inferer: runs the network on a batch, any MONAI inferer; ``SimpleInferer`` by default.
-        mask_batch_size: perturbed images in one network batch, at the most; ``"auto"`` finds it while batches run.
+        mask_batch_size: perturbed images in one network batch, at the most; ``"auto"``: by the image.
         progress: shows a progress bar that counts network forwards.
         output: the part of the network's output that the target reads, where the output is a dictionary, a tuple or a
             list: a key, an index, several such as ``("pred", 0)``, or a callable that takes it; all by default.
@@ -239,11 +238,8 @@ class PerturbationInferer(Inferer):
             raise ValueError("`condition` does not follow its images' masks: make it a held input, by `inputs`")
         given: dict[str, Any] = {"cases": cases, "stored": stored, "part": part}
         if self.sharing is None:
-            states = self.score_here(inputs, network, args, kwargs, **given)
-        else:
-            states = self.sharing.score(self.replace(sharing=None), inputs, network, args, kwargs, **given)
-        give_back_freed_memory()  # or the holes of each shape of image stay, and the next ones make more
-        return states
+            return self.score_here(inputs, network, args, kwargs, **given)
+        return self.sharing.score(self.replace(sharing=None), inputs, network, args, kwargs, **given)
 
     def score_here(
         self,
@@ -272,35 +268,45 @@ class PerturbationInferer(Inferer):
                 ``part`` is a part of every round.
             guard: entered around each call of the network.
         """
-        pace = Pace(network, self.progress)
         forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
+        shared = meet is not None or (part is not None and part.count > 1)
+        begin = partial(self._begin, forward, shared, shared and meet is None, inputs, cases)
+        finish = partial(self._score_rounds, Pace(self.masks, self.progress), part or Part(), meet)
         with torch.no_grad(), evaluating(network):
-            shared = meet is not None or (part is not None and part.count > 1)
-            is_part = shared and meet is None
-            states, split = self._begin(forward, shared, is_part, inputs, cases, stored)
-            most = first_size(self.mask_batch_size, states[0].case.image)
-            sizes = RoundSizes(most, states, network)
+            states, split = begin(stored)
+            size = rows_in_batch(self.mask_batch_size, states)
             try:
                 scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
                 if scoring is None:
-                    scoring = WholeImages(forward, states, split, self.output, sizes.first)
-                self._score_rounds(scoring, states, sizes, pace, part or Part(), meet)
+                    scoring = WholeImages(forward, states, split, self.output, size)
+                finish(scoring, states, size)
                 return states
             except RowsDepend as error:
                 found, scoring = error.with_traceback(None), None  # its frames and this one hold a batch
             say_once(network, f"{found}. Its images go through the network one at a time, which takes longer")
             # Scores of batches must not be taken for scores of single images.
-            alone = stored and [each.one_by_one() for each in stored]
-            states, split = self._begin(forward, shared, is_part, inputs, cases, alone, one_by_one=True)
-            scoring = WholeImages(forward, states, split, self.output, 1, found)
-            self._score_rounds(scoring, states, RoundSizes(1, states, network), pace, part or Part(), meet)
+            states, split = begin(stored and [each.one_by_one() for each in stored], one_by_one=True)
+            try:
+                finish(WholeImages(forward, states, split, self.output, 1, found), states, 1)
+            except (Cancelled, CaseError):
+                raise
+            except Exception as error:
+                problem = f"the network's rows depend on each other ({found.problem}), and images cannot go through one"
+                raise CaseError(found.case, f"{problem} at a time either: {type(error).__name__}: {error}") from error
         return states
 
     def _begin(
-        self, forward: Forward, shared: bool, is_part: bool, *given: Any, one_by_one: bool = False
+        self,
+        forward: Forward,
+        shared: bool,
+        is_part: bool,
+        inputs: Any,
+        cases: Sequence[Case] | None,
+        stored: Sequence[CaseScores] | None,
+        one_by_one: bool = False,
     ) -> tuple[list[CaseState], SplitInputs]:
         """What :meth:`start` gives, with what is known of the network that scores."""
-        states, split = self.start(*given)
+        states, split = self.start(inputs, cases, stored)
         deciding = {**self.deciding_by_name, "estimator": self.estimator}
         if any(further := [forward.args, forward.kwargs, split.held_values]):
             deciding["further inputs"] = further
@@ -353,31 +359,16 @@ class PerturbationInferer(Inferer):
         return CaseState(case, masks, fill[0].to(case.image), held, self.target, self.estimator, stored)
 
     def _score_rounds(
-        self,
-        scoring: Scoring,
-        states: Sequence[CaseState],
-        sizes: RoundSizes,
-        pace: Pace,
-        part: Part,
-        meet: Meet | None,
+        self, pace: Pace, part: Part, meet: Meet | None, scoring: Scoring, states: Sequence[CaseState], size: int
     ) -> None:
         """Score round after round of masks, until no case has another."""
-        alone = meet is None and part.count == 1  # others must cut the same batches
-        growing = GrowingBatches.of(scoring, self.mask_batch_size, sizes.first) if alone else None
         for number in count():
             spans = [state.rows_of_round(number) for state in states]
             if all(start == stop for start, stop in spans):
                 return
-            size = sizes.of(spans) if growing is None else sizes.first
-            scoring.resize(size)
             batches = of_part(list(cut(spans, size)), part)
-            plan = scoring.plan(spans, batches)
-            pace.begin(plan.price, plan.note, states, self.masks)
-            with pace.bar(plan.total, plan.done) as advance:
-                if growing is None:
-                    scoring.score(batches, advance)
-                else:
-                    growing.score(spans, advance)
+            with pace.round(scoring.plan(spans, batches), states) as advance:
+                scoring.score(batches, advance)
             for state in states:
                 state.end_round(look_for_others=meet is None and part.count > 1)
             if meet is not None:

@@ -6,16 +6,15 @@ Each output has a number, its *slot*. :mod:`monai_saliency.inferers.patches` run
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from monai_saliency.utils.arguments import number
 
-__all__ = ["OutputMemory", "Outputs", "PatchMemory", "Row", "owned", "stacked"]
+__all__ = ["OutputMemory", "Outputs", "PatchMemory"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,8 @@ class PatchMemory:
     """Limits of the memory of patch outputs. Beyond them the least recently used outputs are dropped and run again.
 
     Outputs that no mask needs any more are dropped at once. So windows, few of which share a patch's content, need
-    little more than the outputs of the unperturbed image. The limits count the outputs themselves. The C library's
-    allocator may keep gaps beside them; ``MALLOC_MMAP_THRESHOLD_=262144`` in the environment makes it return them.
+    little more than the outputs of the unperturbed image. The limits count the outputs themselves; the C library's
+    allocator may keep gaps between them.
 
     Args:
         device_bytes: bytes on the device where patches are stitched, if that is not the CPU.
@@ -49,42 +48,6 @@ class PatchMemory:
         number("host_bytes", self.host_bytes, 0)
 
 
-@dataclass(frozen=True)
-class Row:
-    """The output of one patch, beside others of its batch.
-
-    Attributes:
-        block: ``(n, C, *box)``, what is remembered of a batch of patches.
-        place: the patch's row.
-    """
-
-    block: torch.Tensor
-    place: int
-
-    @property
-    def values(self) -> torch.Tensor:
-        """``(C, *box)``."""
-        return self.block[self.place]
-
-    @property
-    def nbytes(self) -> int:
-        """What the output would need alone."""
-        return self.block.nbytes // len(self.block)
-
-    def to(self, device: torch.device) -> Row:
-        """The row on a device, alone where it is on another one."""
-        return self if self.block.device == device else Row(self.values.to(device)[None], 0)
-
-    def alone(self) -> Row:
-        """A copy that does not keep the others in memory."""
-        return self if len(self.block) == 1 else Row(self.values.clone()[None], 0)
-
-
-def stacked(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
-    """The outputs ``(n, C, *box)`` of some patches."""
-    return torch.stack([row.values.to(device) for row in rows])
-
-
 class Outputs:
     """The outputs of slots: remembered, or computed with the rest of their batch.
 
@@ -99,7 +62,7 @@ class Outputs:
         self,
         uses: np.ndarray,
         batch_size: int,
-        compute: Callable[[int], Iterator[tuple[int, Any]]],
+        compute: Callable[[int], Iterator[tuple[int, torch.Tensor]]],
         memory: OutputMemory,
     ) -> None:
         self.uses = uses
@@ -107,7 +70,7 @@ class Outputs:
         self.compute = compute
         self.memory = memory
 
-    def take(self, slot: int) -> Any:
+    def take(self, slot: int) -> torch.Tensor:
         """The output of a slot, computed if it is not remembered."""
         output = self.memory.get(slot)
         self.uses[slot] -= 1
@@ -119,6 +82,7 @@ class Outputs:
                     self.memory.put(other, computed)
         elif not self.uses[slot]:
             self.memory.pop(slot)
+        assert output is not None
         return output
 
 
@@ -126,7 +90,6 @@ class OutputMemory:
     """Outputs by slot, on the device, then on the host, then forgotten, least recently used first."""
 
     def __init__(self, device: torch.device, limits: PatchMemory) -> None:
-        self.device, self.limits = device, limits
         self.tiers = [_Tier(torch.device("cpu"), limits.host_bytes)]
         if device.type != "cpu":
             self.tiers.insert(0, _Tier(device, limits.device_bytes))
@@ -134,26 +97,24 @@ class OutputMemory:
     def __contains__(self, slot: int) -> bool:
         return any(slot in tier.outputs for tier in self.tiers)
 
-    def put(self, slot: int, output: Any) -> None:
+    def put(self, slot: int, output: torch.Tensor) -> None:
+        """Keep an output, which must not share its memory with others."""
         fallen = [(slot, output)]
         for tier in self.tiers:
             fallen = [lower for upper in fallen for lower in tier.put(*upper)]
 
-    def get(self, slot: int) -> Any | None:
+    def get(self, slot: int) -> torch.Tensor | None:
         """An output, which moves to the first tier, None where it is not remembered."""
-        if slot in self.tiers[0].outputs:
-            self.tiers[0].outputs.move_to_end(slot)
-            return self.tiers[0].outputs[slot]
         output = self.pop(slot)
         if output is not None:
             self.put(slot, output)
         return output
 
-    def pop(self, slot: int) -> Any | None:
+    def pop(self, slot: int) -> torch.Tensor | None:
         """Take an output out, None where it is not remembered."""
         return next((tier.pop(slot) for tier in self.tiers if slot in tier.outputs), None)
 
-    def empty(self) -> Iterator[tuple[int, Any]]:
+    def empty(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Take everything out, least recently used first."""
         for tier in reversed(self.tiers):
             for slot in list(tier.outputs):
@@ -167,44 +128,21 @@ class _Tier:
         self.device = device
         self.limit = limit
         self.used = 0
-        self.outputs: OrderedDict[int, Any] = OrderedDict()
-        self._rows: dict[int, int] = {}
+        self.outputs: OrderedDict[int, torch.Tensor] = OrderedDict()
 
-    def put(self, slot: int, output: Any) -> list[tuple[int, Any]]:
+    def put(self, slot: int, output: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """Keep an output; returns the outputs that there is no more room for."""
         if output.nbytes > self.limit:
             return [(slot, output)]
-        output = output.to(self.device)
-        # Rows of one batch share their memory, which is free when the last one goes. Where there is no room for all of
-        # them, each has its own.
-        block, size = _held(output)
-        if size > output.nbytes and block not in self._rows and self.used + size > self.limit:
-            output = output.alone()
-            block, size = _held(output)
         fallen = []
-        while block not in self._rows and self.used + size > self.limit:
+        while self.used + output.nbytes > self.limit:
             oldest = next(iter(self.outputs))
             fallen.append((oldest, self.pop(oldest)))
-        self.outputs[slot] = output
-        self.used += 0 if block in self._rows else size
-        self._rows[block] = self._rows.get(block, 0) + 1
+        self.outputs[slot] = output.to(self.device)
+        self.used += output.nbytes
         return fallen
 
-    def pop(self, slot: int) -> Any:
+    def pop(self, slot: int) -> torch.Tensor:
         output = self.outputs.pop(slot)
-        block, size = _held(output)
-        self._rows[block] -= 1
-        if not self._rows[block]:
-            del self._rows[block]
-            self.used -= size
+        self.used -= output.nbytes
         return output
-
-
-def _held(output: Any) -> tuple[int, int]:
-    """What an output keeps in memory, and how many bytes that is."""
-    return (id(output.block), output.block.nbytes) if isinstance(output, Row) else (id(output), output.nbytes)
-
-
-def owned(part: torch.Tensor) -> torch.Tensor:
-    """A part of a tensor that does not keep the rest in memory."""
-    return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()

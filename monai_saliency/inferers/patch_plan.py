@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.patch_grid import PatchGrid
 
-__all__ = ["PatchPlan", "find_touches", "find_trims", "plan", "refusal"]
+__all__ = ["PatchPlan", "find_touches", "find_trims", "plan", "refusal", "sliding_inferer"]
 
 _EXACT = (SlidingWindowInferer, SlidingWindowInfererAdapt, SliceInferer, NNUNetInferer)
 _EXACT_CALLS = tuple(kind.__call__ for kind in _EXACT)
@@ -88,6 +89,11 @@ def _no_network(patches: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("a plan runs nothing")
 
 
+def sliding_inferer(inferer: Any) -> SlidingWindowInferer | None:
+    """An inferer that cuts patches; None for any other, such as a wrapper around one."""
+    return inferer if isinstance(inferer, SlidingWindowInferer) else None
+
+
 def refusal(forward: Forward, masks: BoundMasks, image: torch.Tensor, output: OutputPath | None = None) -> str | None:
     """Why remembered patches might not give the scores of whole images; None where they do.
 
@@ -99,7 +105,7 @@ def refusal(forward: Forward, masks: BoundMasks, image: torch.Tensor, output: Ou
     """
     inferer = forward.inferer
     if not isinstance(inferer, SlidingWindowInferer):
-        return f"{type(inferer).__name__} is not a SlidingWindowInferer"
+        return f"{type(inferer).__name__} is not a SlidingWindowInferer (if it only calls one, give that one)"
     reason = _refused_inferer(inferer, image) or _refused_call(forward, output)
     if reason:
         return reason

@@ -1,38 +1,19 @@
 """Remembered patches: the same scores from a fraction of the forwards, for sliding-window models.
 
-A ``SlidingWindowInferer`` runs the network on overlapping patches and blends the outputs. The output of a patch depends
-only on the voxels of the patch. So a mask changes only the patches in which it hides something, and masks that agree
-inside a patch share its output. Each patch is therefore run once unperturbed, and once for each different restriction
-of a mask to it; patches that the target does not read are not run for masks. A mask's output is the unperturbed output
-with its patches exchanged: ``(sum + sum_p w * (new_p - old_p)) / count``, in the box that they cover.
+The output of a patch depends only on the voxels of the patch. So a mask changes only the patches in which it hides
+something, and masks that agree inside a patch share its output: each patch is run once unperturbed, and once for each
+different restriction of a mask to it. A mask's output is the unperturbed output with its patches exchanged:
+``(sum + sum_p w * (new_p - old_p)) / count``, in the box that they cover. Patches that the target does not read are not
+run for masks. Positions, weights, padding and blending are MONAI's
+(:func:`monai.inferers.utils.sliding_window_inference`).
 
-The inferer may also stand inside a wrapper that does nothing but call it (:mod:`~monai_saliency.inferers.unwrapped`),
-with further arguments that every patch gets alike, and under autocast, where each patch is rounded and blended as MONAI
-rounds and blends it. Of each case one perturbed image is then run whole by the wrapper, and its scores are compared.
-
-Positions, weights, padding and blending are MONAI's (:func:`monai.inferers.utils.sliding_window_inference`). A network
-batch holds ``sw_batch_size`` patches, the number that the inferer was given as what fits the device. Which patches
-share a batch depends only on the images, the masks and the target, not on what is remembered or stored: a forgotten
-output is computed again in the batch that it came from. So on one device neither the memory's limits nor a stopped run
-change a bit of the scores.
-
-This helps masks that leave most patches alone or repeat themselves inside a patch: windows, and regions of a label map.
-A patch batch is checked as batches of images are (:mod:`~monai_saliency.inferers.reference`): where a patch gives
-something else beside other patches than alone, whole images go through one at a time. Rows that are left over in a
-batch hold unperturbed patches again, never zeros: what they give is compared with what they gave first. Where the last
-batch is full, one such patch goes through alone at the end. So a network that changes while it is explained is seen.
-
-RISE changes every patch with every mask. There whole images are run, as they are wherever exactness cannot be known
-beforehand; the log says why, once.
-
-:mod:`~monai_saliency.inferers.patch_plan` finds what masks change, :mod:`~monai_saliency.inferers.patch_case` exchanges
-patches, and :mod:`~monai_saliency.inferers.patch_memory` holds outputs.
+A network batch holds ``sw_batch_size`` patches. Which patches share a batch depends only on the images, the masks and
+the target, not on what is remembered or stored: a forgotten output is computed again in the batch that it came from.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -45,22 +26,26 @@ from monai.inferers import SlidingWindowInferer
 from monai.utils import PytorchPadMode, look_up_option
 
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import check_unchanged, faded
-from monai_saliency.inferers.forward import Forward
-from monai_saliency.inferers.patch_case import PatchCase, cancels
-from monai_saliency.inferers.patch_check import PatchCheck, WrapperCheck
-from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory, Row, owned
+from monai_saliency.inferers.forward import Cancelled, Forward
+from monai_saliency.inferers.patch_case import PatchCase, Swap, cancels
+from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory
 from monai_saliency.inferers.patch_plan import refusal
-from monai_saliency.inferers.price import Batches, Price
-from monai_saliency.inferers.unwrapped import inside_of, sliding_call, trials
-from monai_saliency.inferers.whole_images import Plan, Rows, Scoring
-from monai_saliency.networks.comparison import excerpt
+from monai_saliency.inferers.rounds import Plan, Scoring
+from monai_saliency.inferers.row_check import (
+    Rows,
+    RowsDepend,
+    Seen,
+    difference,
+    predicted,
+    refuse_changed,
+    scores_differ,
+    tolerance_of,
+)
 from monai_saliency.networks.outputs import OutputPath, read
 from monai_saliency.utils.boxes import everywhere
-from monai_saliency.utils.monai_private import tensor_version
+from monai_saliency.utils.monai_private import holds_compiled
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.profiling import stage
-from monai_saliency.utils.tensors import new_buffer
 
 __all__ = ["RememberedPatches", "remember"]
 
@@ -79,22 +64,18 @@ def remember(
         memory: limits of what is remembered; None to run whole images.
 
     Returns:
-        None where whole images are to be run; the log says why, once.
+        None where whole images are to be run; the log gives the reason, once.
     """
-    if memory is None or inside_of(forward.inferer) is None:
+    inferer, image = forward.inferer, states[0].case.image
+    inside = isinstance(inferer, SlidingWindowInferer) or any(
+        isinstance(each, SlidingWindowInferer) for each in getattr(inferer, "__dict__", {}).values()
+    )
+    if memory is None or not inside:
         return None
-    image = states[0].case.image
-    call = sliding_call(forward.inferer, forward.args, forward.kwargs, trials(states[0]))
-    if isinstance(call, str):
-        reason: str | None = call
-    else:
-        cuts, whole = call.inferer, forward
-        forward = forward.of(cuts, call.args, call.kwargs)
-        reason = next(filter(None, (refusal(forward, state.masks, image, output) for state in states)), None)
+    reason = next(filter(None, (refusal(forward, state.masks, image, output) for state in states)), None)
     if reason is None:
         try:
-            wrapper = WrapperCheck(None if cuts is whole.inferer else whole, states, output)
-            return RememberedPatches(forward, cuts, states, output, memory, wrapper)
+            return RememberedPatches(forward, states, output, memory)
         except _NotExact as error:
             reason = str(error)
             for state in states:
@@ -120,28 +101,19 @@ class RememberedPatches(Scoring):
     network batch.
 
     Args:
-        forward: calls the network.
-        inferer: cuts the patches.
+        forward: calls the network, by the inferer that cuts the patches.
         states: the cases.
         output: the part of the network's output that is explained.
         limits: of what is remembered.
-        wrapper: compares a perturbed image with what an inferer around ``inferer`` gives.
     """
 
     def __init__(
-        self,
-        forward: Forward,
-        inferer: SlidingWindowInferer,
-        states: Sequence[CaseState],
-        output: OutputPath | None,
-        limits: PatchMemory,
-        wrapper: WrapperCheck,
+        self, forward: Forward, states: Sequence[CaseState], output: OutputPath | None, limits: PatchMemory
     ) -> None:
-        self.wrapper = wrapper
+        inferer: Any = forward.inferer
         image = states[0].case.image
-        self.forward = forward
-        self.states = states
-        self.output = output
+        self.forward, self.states, self.output = forward, states, output
+        self.tolerance = tolerance_of(forward, states[0])
         self.grid = PatchGrid(inferer, image.shape[1:])
         self.padding = {"mode": look_up_option(inferer.padding_mode, PytorchPadMode).value, "value": inferer.cval}
         self.network_device = torch.device(inferer.sw_device or image.device)
@@ -154,17 +126,15 @@ class RememberedPatches(Scoring):
         self.weights = weights.to(self.network_device, image.dtype).reshape(self.grid.roi_size)
         self.num_patches = len(self.grid.boxes)
         self.batch_size = min(int(inferer.sw_batch_size), self.num_patches * len(states))
-        self.batch = new_buffer(image, self.batch_size, len(image), *self.grid.roi_size)
+        self.batch = image.new_zeros(self.batch_size, len(image), *self.grid.roi_size)
         self.done = 0
-        self._is_seen = True
-        self._doubted: set[int] = set()
-        self._advance: Callable[..., Any] = lambda count: None
-        self.reference = PatchCheck(forward, states, output, self.batch_size)
-        # Unperturbed patches of the first case, for rows that are left over and for a last look: one that holds
-        # something, rather than background, and one of the first batch.
-        middle = self.grid.middle
-        self.fillers = (middle, min(range(min(self.batch_size, self.num_patches)), key=lambda it: abs(it - middle)))
-        self.reference.look_twice(self.fillers)
+        self._advance: Callable[[int], None] = lambda count: None
+        # The first patches of the batches that hold the middle of each image, where its content is, are checked.
+        middles = [case * self.num_patches + self.grid.middle for case in range(len(states))]
+        self._checked = {middle // self.batch_size * self.batch_size for middle in middles}
+        self._first = middles[0]
+        self._seen: Seen | None = None
+        self._compared: set[int] = set()  # cases of which a perturbed patch was checked
         # Rows of slots: a case, a row of its state (0 for the unperturbed image), and a patch.
         self.slots = np.array([(case, 0, patch) for case in range(len(states)) for patch in range(self.num_patches)])
         self.num_unperturbed = len(self.slots)
@@ -177,56 +147,42 @@ class RememberedPatches(Scoring):
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
         """Give slots to the contents of patches that the masks of a round bring."""
         self._number_slots(spans)
-        for index, (_, stop) in enumerate(spans):
-            self._doubt(index, stop)
         todo = self._todo(batches)
-        pairs = [pair for case, start, stop in todo for row in range(start, stop) for pair in self._pairs(case, row)]
-        uses = np.bincount([slot for pair in pairs for slot in pair], minlength=len(self.slots))
-        if any(state.masks.in_rounds for state in self.states):
-            uses[: self.num_unperturbed] += self._are_read()  # later rounds need them again
+        swaps = [each for case, start, stop in todo for row in range(start, stop) for each in self._swaps(case, row)]
+        uses = np.bincount([slot for swap in swaps for slot in swap[1:]], minlength=len(self.slots))
+        if any(state.masks.in_rounds for state in self.states):  # later rounds need unperturbed patches again
+            uses[: self.num_unperturbed] += [patch in self.cases[case].trims for case, _, patch in self._unperturbed]
         for slot, output in self.whole.empty():
             if uses[slot]:
-                self.memory.put(slot, self._trim(slot, output))
+                case, _, patch = self.slots[slot].tolist()
+                self.memory.put(slot, self.cases[case].trim(patch, output))
         self.outputs = Outputs(uses, self.batch_size, self._run_batch, self.memory)
         # Batches that will give some slots, if nothing is forgotten: each once.
-        needed = {slot // self.batch_size for pair in pairs for slot in pair if slot not in self.memory}
-        wholes = self.wrapper.left({case for case, _, _ in todo})
-        total = self.done + sum(len(self._slots_of(number)) for number in needed) + wholes * self.num_patches
+        needed = {slot // self.batch_size for swap in swaps for slot in swap[1:] if slot not in self.memory}
+        total = self.done + sum(len(self._slots_of(number)) for number in needed)
         plain = self.num_patches * (len(self.states) + sum(stop - start for _, start, stop in todo))
         note = f"at least {total} patch forwards, {self.done} of them "
         if any(start for start, _ in spans):
-            note += f"done{self.wrapper.words(wholes)}"
+            note += "done"
         else:
-            note += f"for unperturbed images{self.wrapper.words(wholes)}; whole images would need {plain}, "
-            note += f"{plain / total:.1f} times as many"
-        count = len(needed) + wholes * -(-self.num_patches // self.batch_size)
-        price = Price(total, self.num_patches, Batches(count, self.batch.shape, "patches"))
-        return Plan(total, self.done, price, note)
+            note += f"for unperturbed images; whole images would need {plain}, {plain / total:.1f} times as many"
+        return Plan(total, self.done, self.num_patches, note)
 
-    def _are_read(self) -> np.ndarray:
-        """Bool, for each patch of the unperturbed images: whether the target reads any of its output."""
-        return np.array([patch in self.cases[case].trims for case, _, patch in self.slots[: self.num_unperturbed]])
+    @property
+    def _unperturbed(self) -> list[list[int]]:
+        return self.slots[: self.num_unperturbed].tolist()
 
-    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[..., Any]) -> None:
+    def _swaps(self, case: int, row: int) -> list[Swap]:
+        return self.cases[case].swaps(row)
+
+    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
         self._advance = advance
-        self._is_seen = True
         todo = self._todo(batches)
         for index, start, stop in todo:
-            self.states[index].add(start, stop, self.cases[index].scores(start, stop, self.outputs.take))
-            if self.wrapper.wants(index):
-                self._compare_whole(index, self.states[index].most_changed(stop))
-        for index, start, _ in todo:
-            if self.wrapper.wants(index):  # no row has changed a score
-                self._compare_whole(index, start)
-        if not self._is_seen:  # no row was left over in the last batch
-            self.reference.check_again(self.fillers[1], None, self._alone)
-
-    def _compare_whole(self, index: int, row: int | None) -> None:
-        """Compare a row with its whole image by the wrapper."""
-        if row is not None:
-            self.wrapper.compare(index, row)
-            for first in range(0, self.num_patches, self.batch_size):
-                self._advance(min(self.batch_size, self.num_patches - first))
+            scores = [self.cases[index].score(row, self.outputs.take) for row in range(start, stop)]
+            self.states[index].add(start, stop, torch.stack(scores))
+        if todo:
+            self._look_again()
 
     def _todo(self, batches: Sequence[Sequence[Rows]]) -> list[Rows]:
         """The rows of masks that have no scores yet."""
@@ -235,45 +191,20 @@ class RememberedPatches(Scoring):
             (case, start, stop) for case, start, stop in rows if start < stop and not self.states[case].has(start, stop)
         ]
 
-    def _doubt(self, index: int, stop: int) -> None:
-        """Where scores on disk are in doubt, score the mask again that changed the scores most, and compare it."""
-        state = self.states[index]
-        row = state.most_changed(stop) if state.is_doubtful and index not in self._doubted else None
-        if row is None:
-            return
-        self._doubted.add(index)
-        state.doubt(row, row + 1, self.cases[index].score(row, self._output)[None])
-
-    def _output(self, slot: int) -> Any:
-        """What the target needs of a slot's output, before it is known how often each will be taken."""
-        if (whole := self.whole.get(slot)) is not None:
-            return self._trim(slot, whole)
-        if slot not in self.memory:
-            for other, output in self._run_batch(slot // self.batch_size):
-                self.memory.put(other, output)
-                if other == slot:
-                    found = output
-            return found
-        return self.memory.get(slot)
-
     def _start(self) -> list[PatchCase]:
         """Run the unperturbed images, remember their patches, and bind the targets."""
         image = self.states[0].case.image
         shape = image.shape[1:]
         sums: list[torch.Tensor] = []
-        middle = self.fillers[0]
-        self.reference.watch(
-            [case * self.num_patches + middle for case in range(len(self.states))], self.num_unperturbed
-        )
         for number in range(-(-len(self.slots) // self.batch_size)):
-            outputs = owned(self._forward(number))
+            outputs = self._forward(number)
             if not sums:
                 channels = outputs.shape[1]
                 sums = [torch.zeros(channels, *shape, dtype=image.dtype, device=self.device) for _ in self.states]
-            for place, slot in enumerate(self._slots_of(number)):
+            for output, slot in zip(outputs, self._slots_of(number), strict=True):
                 case, _, patch = self.slots[slot]
-                sums[case][everywhere(self.grid.boxes[patch])] += outputs[place].to(self.device)
-                self.whole.put(slot, Row(outputs, place))
+                sums[case][everywhere(self.grid.boxes[patch])] += output.to(self.device)
+                self.whole.put(slot, output.clone())
         weights = self.weights[self.grid.crop].to(self.device)
         weight_sum = torch.zeros(shape, dtype=image.dtype, device=self.device)
         for box in self.grid.boxes:
@@ -287,30 +218,60 @@ class RememberedPatches(Scoring):
             volume = (output / weight_sum)[None]
             if cancels(volume):
                 raise _NotExact("the network masks voxels by values so large that others are lost in their rounding")
-            self.reference.check(index, volume, self._alone)
             state.bind(volume)
+            self._check_volume(state, volume)
             state.per_prediction = self.num_patches
             cases.append(PatchCase(state, output, weight_sum, volume, self.grid, index * self.num_patches))
-        # Scores that are on disk were checked when they were made.
-        new = next((index for index, state in enumerate(self.states) if not state.complete), None)
-        if new is not None:
-            self.reference.check_faded(new, self._faded(new, middle), self._run)
         return cases
 
-    def _faded(self, case: int, patch: int) -> torch.Tensor:
-        """A patch of an unperturbed image faded more and more, ``(batch_size, C, *roi_size)``."""
-        state, box = self.states[case], everywhere(self.grid.boxes[patch])
-        images = faded(state.case.image[box], state.fill[box], self.batch_size)
-        return torch.cat([self._padded(part[None]) for part in images])
+    def _check_volume(self, state: CaseState, volume: torch.Tensor) -> None:
+        """Compare a stitched output with what an evaluator predicted."""
+        here = Seen.of(volume, f"in patch batches of {self.batch_size}", state.target)
+        other = predicted(state, self.output, here, state.target)
+        state.forget_prediction()
+        if other is None:
+            return
+        gap = difference(other, here, self.tolerance)
+        if gap or scores_differ(state, other, here, self.tolerance, 100):
+            labels = state.target.labels
+            both = f"{here.figures(labels)} and {other.figures(labels)}"
+            raise RowsDepend(state.case.name, f"the unperturbed image gives {both}" + (f" ({gap})" if gap else ""))
+
+    def _check_patch(self, slot: int, output: torch.Tensor) -> None:
+        """Compare the output ``(1, C, *roi_size)`` of a patch next to others with what the patch gives alone."""
+        case, row, _ = self.slots[slot].tolist()
+        here, alone = Seen.of(output, f"in a batch of {self.batch_size} patches"), self._alone(slot)
+        if gap := difference(alone, here, self.tolerance, self._seen):
+            what = "a perturbed patch" if row else "a patch of the unperturbed image"
+            both = f"{here.figures()} and {alone.figures()} ({gap})"
+            raise RowsDepend(self.states[case].case.name, f"{what} gives {both}")
+
+    def _look_again(self) -> None:
+        """Compare a patch of the unperturbed image with what it gave at first."""
+        assert self._seen is not None
+        if gap := difference(self._seen, self._alone(self._first), self.tolerance):
+            what = "a patch of the unperturbed image gives something else after other patches than before them"
+            refuse_changed(self.states, f"{what} ({gap})")
+
+    def _alone(self, slot: int) -> Seen:
+        """What a patch gives alone; in a batch of its copies where the network takes no batch of one patch."""
+        patch = self.batch.new_zeros(1, *self.batch.shape[1:])
+        self._perturb([slot], patch)
+        if self.batch_size == 1 or not holds_compiled(self.forward.network):
+            try:
+                return Seen.of(self._run(patch), "alone")
+            except Cancelled:
+                raise
+            except Exception:
+                if self.batch_size == 1:
+                    raise
+                logger.debug("the network takes no batch of one patch", exc_info=True)
+        copies = patch.expand(self.batch_size, *patch.shape[1:]).contiguous()
+        return Seen.of(self._run(copies)[:1], f"in a batch of {self.batch_size} copies of it")
 
     def _run(self, patches: torch.Tensor) -> torch.Tensor:
         """The network's output of patches."""
-        return self._check(self.forward.patches(patches.contiguous().to(self.network_device)), len(patches))
-
-    def _alone(self, slot: int, count: int) -> torch.Tensor:
-        """The network's output of one patch alone, or of a batch of its copies."""
-        self._perturb([slot], self.batch[:1])
-        return self._run(self.batch[:1].clone().expand(count, *self.batch.shape[1:]))[:1]
+        return self._explained(self.forward.patches(patches.to(self.network_device)), len(patches))
 
     def _number_slots(self, spans: Sequence[tuple[int, int]]) -> None:
         """Give a slot to each content of a patch that the masks of some rows bring."""
@@ -319,89 +280,70 @@ class RememberedPatches(Scoring):
         tables = [self.slots, np.full((gap, 3), -1)]
         count = len(self.slots) + gap
         for index, (case, (start, stop)) in enumerate(zip(self.cases, spans, strict=True)):
-            new = case.begin(max(start, 1), max(stop, 1))
-            case.number(new, count)
+            new = case.begin(max(start, 1), max(stop, 1), count)
             tables.append(np.insert(new, 0, index, axis=1))
             count += len(new)
         self.slots = np.concatenate(tables)
-
-    def _pairs(self, case: int, row: int) -> list[tuple[int, int]]:
-        """The slots that a row's mask needs: of unperturbed patches, and of the same ones perturbed."""
-        return [(swap.old, swap.new) for swap in self.cases[case].exchanges(row)]
 
     def _slots_of(self, number: int) -> list[int]:
         slots = range(number * self.batch_size, min((number + 1) * self.batch_size, len(self.slots)))
         return [slot for slot in slots if self.slots[slot, 0] >= 0]
 
-    def _run_batch(self, number: int) -> Iterator[tuple[int, Row]]:
+    def _run_batch(self, number: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Run a batch; its slots, each with what the target needs of the output."""
-        slots = self._slots_of(number)
         outputs = self._forward(number)
-        cases, patches = self.slots[slots][:, [0, 2]].T.tolist()
-        for case in dict.fromkeys(cases):
-            read = [place for place in range(len(slots)) if cases[place] == case]
-            read = [place for place in read if patches[place] in self.cases[case].trims]
-            if read:  # side by side, but where a patch is run again that the target does not read
-                here = outputs[read[0] : read[-1] + 1] if len(read) == read[-1] + 1 - read[0] else outputs[read]
-                block = self.cases[case].trim([patches[place] for place in read], here)
-                yield from ((slots[place], Row(block, row)) for row, place in enumerate(read))
-
-    def _trim(self, slot: int, row: Row) -> Row:
-        """What the target needs of an output."""
-        case, _, patch = self.slots[slot].tolist()
-        whole = self.cases[case].needs_all(row.block)
-        return row if whole else Row(self.cases[case].trim([patch], row.values[None]), 0)
+        for slot, output in zip(self._slots_of(number), outputs, strict=True):
+            case, _, patch = self.slots[slot].tolist()
+            if patch in self.cases[case].trims:
+                yield slot, self.cases[case].trim(patch, output)
 
     def _forward(self, number: int) -> torch.Tensor:
         """Run a batch; the weighted outputs ``(n, C, *box)`` of its slots."""
         slots = self._slots_of(number)
         with stage("perturb"):
-            # Rows that are left over show unperturbed patches again, the same ones whenever the batch is run.
-            places = range(len(slots), self.batch_size)
-            left = list(zip(places, itertools.chain(self.fillers, itertools.repeat(self.fillers[0])), strict=False))
-            self._perturb([*slots, *(slot for _, slot in left)], self.batch)
-        self._is_seen = bool(left)
-        version = tensor_version(self.batch)
+            # Rows that are left over repeat the first one, so that a batch is the same whenever it is run.
+            self._perturb(slots + slots[:1] * (self.batch_size - len(slots)), self.batch)
         with stage("forward"):
-            output: Any = self.forward.patches(self.batch.to(self.network_device))
-        if self.batch_size == 1:  # where MONAI gives the network a part of the image itself, not a copy
-            check_unchanged(self.states[self.slots[slots[0], 0]], self.batch, version, shared=True)
-        output = self._check(output, self.batch_size)
-        for place, slot in enumerate(slots):
-            self.reference.see(slot, output[place : place + 1])
-        again = [(slot, excerpt(output[place : place + 1])) for place, slot in left[: len(self.fillers)]]
-        chosen = [(slots[place], excerpt(output[place : place + 1])) for place in self._most_hidden(slots)]
+            output = self._run(self.batch)
         for slot in slots:
             self.states[self.slots[slot, 0]].forwards_here += 1
         self.done += len(slots)
         self._advance(len(slots))
         # Weighted in the output's own precision, as MONAI does it.
         weighted = (output[: len(slots)] * self.weights).to(output.dtype)[everywhere(everywhere(self.grid.crop))]
-        for slot, beside in chosen:
-            self.reference.check_perturbed(int(self.slots[slot, 0]), slot, beside, self._alone)
-        for slot, beside in again:
-            self.reference.check_again(slot, beside, self._alone)
+        self._check(slots, output)
         return weighted
 
+    def _check(self, slots: Sequence[int], output: torch.Tensor) -> None:
+        """Check a patch of each unperturbed image, and of each case the first perturbed one that changed most."""
+        places = {slot: place for place, slot in enumerate(slots)}
+        if self._seen is None and self._first in places:
+            place = places[self._first]
+            self._seen = Seen.of(output[place : place + 1], "before them")
+        chosen = [slot for slot in slots if slot in self._checked] + self._most_hidden(slots)
+        if self.batch_size > 1:
+            self._checked -= set(chosen)
+            # All are copied first: the next forward may overwrite them.
+            for slot, copied in [(slot, output[places[slot]][None].clone()) for slot in chosen]:
+                self._check_patch(slot, copied)
+
     def _most_hidden(self, slots: Sequence[int]) -> list[int]:
-        """The places in a batch of the perturbed patches to compare: of each case of which none was compared yet, the
-        patch whose voxels changed most.
-        """
+        """Of each case of which no perturbed patch was checked, the patch in a batch whose voxels changed most."""
         changes: dict[int, dict[int, float]] = {}
         for place, slot in enumerate(slots):
             case, row, patch = self.slots[slot].tolist()
-            if row and self.reference.wants_perturbed(case):
+            if row and case not in self._compared:
                 box = everywhere(self.grid.boxes[patch])
                 gap = self.batch[place][everywhere(self.grid.crop)] - self.states[case].case.image[box]
-                changes.setdefault(case, {})[place] = float(gap.abs().sum())
-        return [max(each, key=each.__getitem__) for each in changes.values() if any(each.values())]
+                changes.setdefault(case, {})[slot] = float(gap.abs().sum())
+        self._compared |= changes.keys()
+        return [max(each, key=each.__getitem__) for each in changes.values()]
 
     def _perturb(self, slots: Sequence[int], out: torch.Tensor) -> None:
         """Write the patches of some slots ``(n, C, *roi_size)``."""
         parts = out[everywhere(everywhere(self.grid.crop))]
-        cases, rows, patches = self.slots[list(slots)].T.tolist()
-        for case, row, patch, part in zip(cases, rows, patches, parts, strict=True):
-            self.states[case].perturb(row, row + 1, part[None], self.grid.boxes[patch])
+        for part, (case, row, patch) in zip(parts.split(1), self.slots[list(slots)].tolist(), strict=True):
+            self.states[case].perturb(row, row + 1, part, self.grid.boxes[patch])
         if any(self.grid.pad):
             out[:] = self._padded(parts)
 
@@ -409,7 +351,7 @@ class RememberedPatches(Scoring):
         """What lies inside the image of patches ``(n, C, *box)``, padded to patches ``(n, C, *roi_size)``."""
         return F.pad(parts, self.grid.pad, **self.padding) if any(self.grid.pad) else parts
 
-    def _check(self, output: Any, count: int) -> torch.Tensor:
+    def _explained(self, output: Any, count: int) -> torch.Tensor:
         """The part of the network's output that is explained, one tensor ``(n, C, *roi_size)``."""
         if self.output is not None:
             # Of a tuple with one entry MONAI makes a tensor, which has no parts.

@@ -9,7 +9,7 @@ import torch
 
 from monai_saliency.inferers.agreement import Origin, differences
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.expected import RowsDepend
+from monai_saliency.inferers.row_check import RowsDepend
 
 __all__ = ["WorkerScores", "take_scores"]
 

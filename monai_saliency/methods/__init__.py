@@ -10,7 +10,7 @@ these do, by its dotted path.
 
 - ``fill``: what replaces hidden voxels (:mod:`monai_saliency.fills`), zeros by default;
 - ``inferer``: the MONAI inferer that runs the network on a batch, ``SimpleInferer`` by default;
-- ``mask_batch_size``: perturbed images in one network batch, at most; ``"auto"`` finds it while batches run;
+- ``mask_batch_size``: perturbed images in one network batch, at most; ``"auto"`` decides it by the image;
 - ``inputs``: how the network takes several inputs, and which are perturbed (:mod:`monai_saliency.networks.inputs`);
 - ``output``: which part of a structured output is read (:mod:`monai_saliency.networks.outputs`);
 - ``progress``: whether to show a progress bar;

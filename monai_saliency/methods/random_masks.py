@@ -9,7 +9,7 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.unwrapped import inside_of
+from monai_saliency.inferers.patch_plan import sliding_inferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import IndependentChannelMasks
 from monai_saliency.masks.focused import FocusedMasks
@@ -183,7 +183,7 @@ def focused_rise(
         (True, True)
     """
     check_unit(window_unit)
-    cuts = inside_of(settings.get("inferer"))
+    cuts = sliding_inferer(settings.get("inferer"))
     most = most_masks(200 if num_masks is None else num_masks, until, budget)
     focused = FocusedMasks(most, grid_size, window_size, levels, keep, p1, seed, max_foci, window_unit, cuts)
     estimator = estimator or FocusedScoring()

@@ -12,7 +12,7 @@ from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.unwrapped import inside_of
+from monai_saliency.inferers.patch_plan import sliding_inferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.coalition import CoalitionMasks
@@ -172,7 +172,7 @@ def shapley(
         >>> explanation.saliency.tolist()
         [[[0.5, 0.5, 0.5, 0.5]]]
     """
-    cuts = inside_of(settings.get("inferer")) if getattr(target, "is_additive", False) else None
+    cuts = sliding_inferer(settings.get("inferer")) if getattr(target, "is_additive", False) else None
     makes, linear = _regions(regions, num_supervoxels), bool(getattr(target, "is_linear", False))
     masks = CoalitionMasks(num_coalitions, seed, makes, background, per_channel, cuts, linear)
     return PerturbationInferer(masks, target, estimator or ShapleyScoring(interactions), **settings)

@@ -17,7 +17,7 @@ from monai_saliency.estimators.occlusion import (
     SquaredDifferenceScoring,
 )
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.unwrapped import inside_of
+from monai_saliency.inferers.patch_plan import sliding_inferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
@@ -158,7 +158,7 @@ def patch_windows(
         >>> explain(torch.rand(1, 1, 16, 16), torch.nn.Conv2d(1, 2, 1)).shape
         torch.Size([1, 1, 16, 16])
     """
-    masks = PatchWindowMasks(inside_of(inferer) or inferer, divide)  # type: ignore[arg-type]
+    masks = PatchWindowMasks(inferer, divide)  # type: ignore[arg-type]
     return PerturbationInferer(masks, target, estimator or OcclusionScoring(), inferer=inferer, **settings)
 
 
@@ -213,7 +213,7 @@ def hierarchical_occlusion(
     check_unit(window_unit)
     if isinstance(regions, str) and regions != "label_map":
         raise ValueError(f"`regions` must be 'label_map' or a function of an image, got {regions!r}")
-    cuts = inside_of(settings.get("inferer"))
+    cuts = sliding_inferer(settings.get("inferer"))
     if regions is None:
         masks: Masks = HierarchicalMasks(window_size, levels, keep, window_unit, cuts, smooth)
     else:
@@ -259,7 +259,7 @@ def minimal_region(
         (1.0, 1.0)
     """
     check_unit(window_unit)
-    masks = MinimalMasks(share, window_size, levels, keep, window_unit, inside_of(settings.get("inferer")))
+    masks = MinimalMasks(share, window_size, levels, keep, window_unit, sliding_inferer(settings.get("inferer")))
     return PerturbationInferer(masks, target, estimator or MinimalRegionScoring(), **settings)
 
 

@@ -142,31 +142,6 @@ class BoundTarget(ABC):
         """The scores ``(B, K)`` of sums ``(B, J)``, for ``summed`` targets."""
         raise NotImplementedError(f"{type(self).__name__} is not made of sums")
 
-    def shares(self, box: Box) -> torch.Tensor | None:
-        """How much each voxel of a box counts, for scores, or sums, over voxels with frozen weights.
-
-        Such a score is the sum of :meth:`at_voxels` times these. None, the default, where it is none: scores are then
-        made mask by mask where patches are remembered.
-
-        Args:
-            box: as for :meth:`contribution`.
-
-        Returns:
-            ``(K, *box)``, or ``(J, *box)`` where the target is ``summed``.
-        """
-        return None
-
-    def at_voxels(self, output: torch.Tensor) -> torch.Tensor:
-        """What is summed, see :meth:`shares`, which says whether a target has it.
-
-        Args:
-            output: ``(B, C, *spatial)`` of any size, with the channels ``channels_read`` only.
-
-        Returns:
-            ``(B, K, *spatial)``.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is not a sum over voxels")
-
     def describe(self) -> dict[str, Any]:
         """The network's prediction for the unperturbed case, for tables: ``prediction`` and its ``probability``.
 

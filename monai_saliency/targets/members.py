@@ -66,13 +66,6 @@ class _BoundMemberTarget(BoundTarget):
         kinds = [one.unflatten(1, (-1, len(self.bound_to_mean.labels))) for one in each]
         return torch.cat(kinds, dim=2).flatten(1, 2)
 
-    def shares(self, box: Box) -> torch.Tensor | None:
-        shares = self.bound_to_mean.shares(box)
-        return None if shares is None else self._by_kind([shares[None]] * self.members)[0]
-
-    def at_voxels(self, output: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self.bound_to_mean.at_voxels(each) for each in output.chunk(self.members, dim=1)], dim=1)
-
     def describe(self) -> dict[str, Any]:
         return self.bound_to_mean.describe()
 

@@ -304,22 +304,6 @@ class _BoundRegionScore(BoundTarget):
             found.append((box, region))
         return found
 
-    def shares(self, box: Box) -> torch.Tensor | None:
-        each = []
-        for voxels in self.voxels:
-            whole = self.reference.new_zeros(self.shape.numel())
-            whole[slice(None) if voxels is None else voxels] = 1 / (len(whole) if voxels is None else len(voxels))
-            each.append(whole.view(self.shape)[box].clone())
-        return torch.stack(each)
-
-    def at_voxels(self, output: torch.Tensor) -> torch.Tensor:
-        values = ACTIVATIONS[self.activation](to_float(output))
-        read = self.channels_read
-        places = self.channels if read is None else [read.index(channel) for channel in self.channels]
-        if places == list(range(places[0], places[0] + len(places))):
-            return values[:, places[0] : places[0] + len(places)]
-        return torch.stack([values[:, place] for place in places], dim=1)
-
     def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
         values = to_float(output)
         scores = []
@@ -436,10 +420,6 @@ class _BoundDiceScore(BoundTarget):
         if self.labels == list(range(first, first + count)):
             return values[:, first : first + count]
         return values.index_select(1, self.channels)
-
-    def shares(self, box: Box) -> torch.Tensor | None:
-        inside = (~self.outside[everywhere(box)]).to(self.reference)
-        return torch.cat([inside, torch.full_like(inside, 0.5)])
 
     def quantity(self) -> Quantity:
         return Quantity(f"Dice score of the {quantity_after(self.activation).words} with {self.where}", "0 to 1")

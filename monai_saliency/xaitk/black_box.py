@@ -17,7 +17,7 @@ from xaitk_saliency import GenerateImageClassifierBlackboxSaliency, GenerateObje
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
-from monai_saliency.inferers.reference import ReferenceCheck
+from monai_saliency.inferers.row_check import RowCheck
 from monai_saliency.inferers.whole_method import WholeMethodInferer, finish
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import check_rows, read, rows
@@ -83,18 +83,15 @@ class _Run:
     ) -> None:
         self.inferer, self.forward, self.split, self.index = inferer, forward, split, index
         self.state = states[index]
-        self.reference = ReferenceCheck(forward, states, split, inferer.output, 1)
+        self.rows = RowCheck(forward, states, split, inferer.output, 1)
         self.scores: list[torch.Tensor] = []
 
     def explain(self) -> None:
         """Run the method, and put its map and the scores of its images into the case's state."""
         state, name = self.state, type(self.inferer.method).__name__
-        self.reference.expect(self.index)
         output = self.run(state.case.image[None])
-        if self.reference.has_other_form(self.index, output):
-            self.reference.expect_alone(self.index)
-        self.reference.check(self.index, output)
         bound = state.bound_to(output)
+        self.rows.check_unperturbed(self.index, output, bound)
         try:
             maps = self.maps(image_of(state.case.image), bound)
         except CaseError:

@@ -112,7 +112,7 @@ def test_unperturbed_probabilities_are_nnunets(
 
 
 def test_default_explanation_of_all_folds(
-    nnunet_models: Path, no_faded_batch: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    nnunet_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Windows on the patch grid, patches remembered, at most 40 of nnU-Net's own predictions, counted in patches; scans
     in two formats of name.

@@ -59,7 +59,6 @@ def seen(case: dict[str, Any], inferer: ms.PerturbationInferer) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("make", [rise, windows, lambda: rise(fill=ms.BlurFill(1.5)), lambda: rise(per_channel=True)])
-@pytest.mark.usefixtures("no_faded_batch")
 def test_images_are_what_the_network_sees(make: Any) -> None:
     cases = cohort(3, channels=2)
     found = list(PerturbedImages(cases, make(), held_keys=["age"]))

@@ -118,7 +118,6 @@ def test_maps_are_equal_to_the_bit(images: torch.Tensor, devices: list[str], num
     ]
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_each_device_has_its_share(images: torch.Tensor) -> None:
     """Of 62 rows in 16 batches, two hold an unperturbed image and are run by all, 14 are shared: 4, 5 and 5."""
     network = Network()
@@ -234,7 +233,6 @@ def test_a_part_is_shared_further(images: torch.Tensor) -> None:
     assert torch.equal(first.explanation().saliency, whole.saliency)
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_stored_scores(images: torch.Tensor, tmp_path: Path) -> None:
     """A run that stops in one thread goes on where all were, on any number of devices."""
     (whole,) = rise().explain(images[:1], Network())
@@ -337,7 +335,6 @@ def test_autocast_reaches_the_threads(images: torch.Tensor) -> None:
     assert not torch.equal(shared, rise()(images, network))
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_one_bar_and_one_meter(images: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the first device's share, which takes about as long as the others': 6 of the 16 batches."""
     screen = io.StringIO()

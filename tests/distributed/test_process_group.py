@@ -112,7 +112,6 @@ def test_every_rank_has_the_plain_maps(world_size: int) -> None:
         assert found[0][0][3] == MASKS + 1 + (world_size - 1) * BATCH
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_each_rank_runs_its_part_of_the_batches() -> None:
     def forwards(rank: int) -> int:
         network = Network()
@@ -262,7 +261,6 @@ def test_a_distributed_network_is_run_as_it_is_inside() -> None:
         assert torch.equal(cases, rise(3 + 8 * rank)(images(1), Network())[0])
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_scores_on_disk_are_used(tmp_path: Path) -> None:
     def explain(rank: int) -> Any:
         network = Network()

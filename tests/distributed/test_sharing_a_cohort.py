@@ -44,7 +44,6 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("split", ["cases", "masks"])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.usefixtures("no_faded_batch")
 def test_same_maps_whatever_is_shared(cohort: Path, world_size: int, split: str) -> None:
     """To the bit; the ranks one after the other, the last one first."""
     out = f"{split}{world_size}"
@@ -66,7 +65,6 @@ def test_one_case_is_finished_by_whoever_comes_last(cohort: Path) -> None:
     assert maps(cohort / "one_of_three") == maps(cohort / "plain1")
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_the_plain_run_finishes_what_parts_have_left(cohort: Path) -> None:
     """As the gathering run where a task of an array is lost: only the lost task's batches are run, and one a case."""
     for number in (0, 2):

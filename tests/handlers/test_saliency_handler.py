@@ -223,7 +223,6 @@ class Inplace(MapTransform):
     ],
     ids=["prediction", "changed in place", "dropout"],  # alone: also a perturbed image of each, and one at the end
 )
-@pytest.mark.usefixtures("no_faded_batch")
 def test_what_the_evaluator_predicted(
     network: torch.nn.Module, postprocessing: Any, alone: int, error: str | None
 ) -> None:

@@ -148,7 +148,6 @@ def test_a_case_that_cannot_be_written_is_listed_under_its_own_name(kind: type, 
 @pytest.mark.parametrize("kind", [SupervisedEvaluator, CohortEvaluator])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("strict", [False, True, None])
-@pytest.mark.usefixtures("no_faded_batch")
 def test_a_run_that_stops_writes_nothing_behind_the_failure(
     left: Callable[[], list[str]], kind: type, last: bool, strict: bool | None, tmp_path: Path
 ) -> None:

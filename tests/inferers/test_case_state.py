@@ -73,7 +73,6 @@ def test_parts_merge_to_the_map_of_the_whole(image: torch.Tensor, count: int, in
     assert bool((whole.noise > 0).all())
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_a_part_runs_its_own_batches_and_the_first(image: torch.Tensor) -> None:
     whole = Network()
     inferer().explain(image, whole)
@@ -206,15 +205,6 @@ def test_a_network_that_cannot_be_identified_is_not_compared_with_one_warning(
     assert caplog.text.count("not compared in the network") == 1
 
 
-def test_parts_of_older_versions_are_refused(image: torch.Tensor) -> None:
-    one, other = (inferer().score(image, Network(), part=Part(k, 2)) for k in range(2))
-    other[0].forget_images()
-    del vars(other[0])["_image_mark"]
-    with pytest.raises(ValueError, match="as parts of older versions do not"):
-        merged([one, other])
-
-
-@pytest.mark.usefixtures("no_faded_batch")
 def test_parts_meet_in_the_store(image: torch.Tensor, tmp_path: Path) -> None:
     """Whoever completes the case can make its map, and what is stored is not computed again."""
     store = ScoreStore(tmp_path)

@@ -49,7 +49,7 @@ def explain(network: torch.nn.Module, **settings: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("fits", [1, 2, 3, 5])
-@pytest.mark.parametrize("at", [0, 1, 3, 6, 8, 9])
+@pytest.mark.parametrize("at", [0, 1, 3, 6])
 def test_the_map_is_the_same_whenever_memory_runs_out(at: int, fits: int) -> None:
     network = Small(at, fits)
     torch.testing.assert_close(explain(network), explain(Small(0, 99)), rtol=1e-5, atol=1e-6)
@@ -99,7 +99,7 @@ def test_stored_scores_are_resumed_at_another_size(tmp_path: Path) -> None:
     stored = [ScoreStore(tmp_path).open("a", "key")]
 
     def cut_off(batch: torch.Tensor) -> torch.Tensor:
-        if len(network.sizes) == 9:
+        if len(network.sizes) == 6:
             raise KeyboardInterrupt
         return network(batch)
 
@@ -110,7 +110,7 @@ def test_stored_scores_are_resumed_at_another_size(tmp_path: Path) -> None:
     torch.testing.assert_close(found[0].saliency[None], explain(Small(0, 99)), rtol=1e-5, atol=1e-6)
     fresh = Small(0, 3)
     explain(fresh)
-    assert sum(small.sizes) < sum(fresh.sizes) - 14  # two batches of masks were there
+    assert sum(small.sizes) < sum(fresh.sizes) - 7  # batches of masks were there
 
 
 def test_an_image_that_does_not_fit_alone_is_an_error() -> None:

@@ -12,7 +12,7 @@ from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory, Row
+from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.methods import sliding_window
 from monai_saliency.targets import RegionScore
@@ -27,10 +27,9 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def watched(memory: Any, slot: int, output: Any) -> None:
         put(memory, slot, output)
         held = [o for tier in memory.tiers for o in tier.outputs.values()]
-        if all(isinstance(output, Row) for output in held):
-            # What is really held: a view would keep the tensor that it is a part of, once for all views of it.
-            storages = {o.block.untyped_storage().data_ptr(): o.block.untyped_storage().nbytes() for o in held}
-            assert sum(storages.values()) == sum(tier.used for tier in memory.tiers)
+        if all(isinstance(output, torch.Tensor) for output in held):
+            # What is really held: a view would keep the tensor that it is a part of.
+            assert sum(o.untyped_storage().nbytes() for o in held) == sum(tier.used for tier in memory.tiers)
             seen.append(sum(tier.used for tier in memory.tiers))
 
     monkeypatch.setattr(OutputMemory, "put", watched)

@@ -12,7 +12,6 @@ import torch
 
 import monai_saliency as ms
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
 from monai_saliency.inferers import nnunet
 from monai_saliency.inferers.nnunet import NNUNetInferer
 
@@ -98,15 +97,3 @@ def test_what_is_lost_bounds_the_difference(inferer: NNUNetInferer) -> None:
     assert (gaps - lost).max() < 5e-3 * largest
     assert (lost < 1e-3).double().mean() > 0.9  # in most of the image next to nothing is lost
     assert lost[tuple(edge // 2 for edge in SHAPE)] < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("place", "gap"), [((8, 16, 16), 0.5), ((0, 16, 16), 0.5), ((0, 0, 0), 3.0), ((15, 31, 31), -3.0)]
-)
-def test_another_prediction_is_refused(inferer: NNUNetInferer, place: tuple[int, ...], gap: float) -> None:
-    """In a single voxel, of a corner too, where as little as nnU-Net loses is allowed."""
-    with torch.no_grad():
-        prediction = inferer(image(), model())
-    prediction[(0, 1, *place)] += gap
-    with pytest.raises(CaseError, match="not what was predicted"):
-        explained(inferer, prediction)

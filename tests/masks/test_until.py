@@ -166,7 +166,6 @@ class Stops(torch.nn.Module):
 
 
 @pytest.mark.parametrize("stop", [1, 3, 8])
-@pytest.mark.usefixtures("no_faded_batch")
 def test_a_killed_run_goes_on(stop: int, tmp_path: Path) -> None:
     def run(network: torch.nn.Module) -> ms.Explanation:
         stored = [ScoreStore(tmp_path).open("case", "key")]

@@ -149,7 +149,6 @@ def test_batches_change_nothing(batch: int) -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 6, 12])
-@pytest.mark.usefixtures("no_faded_batch")
 def test_a_killed_run_goes_on(stop: int, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"num_masks": 20, "mask_batch_size": 10, "until": 0.98}
 

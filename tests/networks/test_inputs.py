@@ -59,7 +59,6 @@ def test_a_sequence_of_inputs_goes_by_place() -> None:
     torch.testing.assert_close(maps, one_by_one(IMAGES), rtol=0, atol=1e-12)
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_the_network_sees_each_input_as_it_was_given() -> None:
     seen = []
 

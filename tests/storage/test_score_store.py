@@ -62,7 +62,6 @@ def explain(image: torch.Tensor, network: Network, store: ScoreStore, key: str =
 
 
 @pytest.mark.parametrize("stop_at", range(2, BATCHES + 1))
-@pytest.mark.usefixtures("no_faded_batch")
 def test_resumes_in_the_middle_of_a_case(image: torch.Tensor, tmp_path: Path, stop_at: int) -> None:
     """Law 7: to the bit, and at most one batch is lost besides the one that vouches for the stored scores."""
     whole = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH).explain(image, Network())[0]
@@ -93,7 +92,6 @@ def test_two_cases_in_one_batch_resume(image: torch.Tensor, tmp_path: Path) -> N
             assert torch.equal(a.saliency, b.saliency)
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_scores_of_another_network_are_not_used(image: torch.Tensor, tmp_path: Path) -> None:
     """Law 8, the second guard: even under one key, the unperturbed image must score the same."""
     store = ScoreStore(tmp_path)
@@ -107,7 +105,6 @@ def test_scores_of_another_network_are_not_used(image: torch.Tensor, tmp_path: P
     assert torch.equal(explanation.saliency, expected.saliency)
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_a_network_that_reuses_its_output(image: torch.Tensor, tmp_path: Path) -> None:
     """What is stored is not what the next batch overwrites."""
     inner, out = Network(), torch.zeros(BATCH, 2)
@@ -129,7 +126,6 @@ def test_a_network_that_reuses_its_output(image: torch.Tensor, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"\x80\x04N."])
-@pytest.mark.usefixtures("no_faded_batch")
 def test_damaged_ranges_are_computed_again(image: torch.Tensor, tmp_path: Path, damage: bytes) -> None:
     store = ScoreStore(tmp_path)
     (whole,) = explain(image, Network(), store)
@@ -345,7 +341,6 @@ def cohort(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_only_what_changed_is_computed_again(cohort: Path) -> None:
     """A scan, a weight or a setting changes: counted in batches. Unchanged cases run one, which vouches for them."""
     count = lambda: forwards(cohort, "out")  # noqa: E731

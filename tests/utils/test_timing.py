@@ -55,7 +55,6 @@ class Slow(ms.ClassScore):
         return slow  # type: ignore[return-value]
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_only_the_networks_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four batches and three images alone of 2 s each; scores are read between them, in the first batch twice, and of
     the images alone.
@@ -80,7 +79,6 @@ def test_the_prediction_is_left_as_it_is() -> None:
         assert torch.equal(BusyMeter().watch(window)(image, network), window(image, network))
 
 
-@pytest.mark.usefixtures("no_faded_batch")
 def test_the_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A cohort of three, with a network that takes 20 ms: the images are all it saw, the wall time is the run's."""
     for seed in range(3):

@@ -1,0 +1,127 @@
+"""How the rows of a round are cut into batches: full ones of one fixed shape, at fixed places (law 7)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.row_check import Rows
+from monai_saliency.sharding import Part
+from monai_saliency.utils.arguments import whole_number
+
+__all__ = ["AutoSize", "Plan", "Scoring", "batch_size", "cut", "of_part", "rows_in_batch"]
+
+#: values in a batch of perturbed images where its size is found by itself, 64 MB in float32, and the most images
+_VALUES, _MOST, _MOST_ON_GPU = 2**24, 16, 64
+
+
+class AutoSize(int):
+    """A batch size that the image decides. As a number it is the one to take where no image is known."""
+
+
+def batch_size(value: Any) -> int:
+    """Check a setting ``mask_batch_size``: a whole number of at least 1, or ``"auto"``.
+
+    Raises:
+        ValueError: when it is something else.
+    """
+    if isinstance(value, AutoSize) or (isinstance(value, str) and value == "auto"):
+        return AutoSize(_MOST)
+    return whole_number("mask_batch_size", value, 1)
+
+
+def rows_in_batch(setting: int, states: Sequence[CaseState]) -> int:
+    """Rows in each batch of a call: as many as the setting allows, or all of the first round where these are fewer.
+
+    Args:
+        setting: as :func:`batch_size` gives it.
+        states: the cases.
+    """
+    image = states[0].case.image
+    if isinstance(setting, AutoSize):
+        most = _MOST_ON_GPU if image.is_cuda else _MOST
+        setting = max(1, min(most, _VALUES // max(1, image.numel())))
+    spans = [state.rows_of_round(0) for state in states]
+    return min(setting, sum(stop - start for start, stop in spans))
+
+
+def cut(spans: Sequence[tuple[int, int]], size: int) -> Iterator[list[Rows]]:
+    """Cut runs of rows, laid end to end, into batches.
+
+    Args:
+        spans: for each case the rows [start, stop).
+        size: rows in a batch.
+
+    Example::
+
+        >>> list(cut([(0, 5), (0, 2)], 4))
+        [[(0, 0, 4)], [(0, 4, 5), (1, 0, 2)]]
+    """
+    batch: list[Rows] = []
+    room = size
+    for index, (start, end) in enumerate(spans):
+        while start < end:
+            stop = min(end, start + room)
+            batch.append((index, start, stop))
+            room -= stop - start
+            start = stop
+            if room == 0:
+                yield batch
+                batch, room = [], size
+    if batch:
+        yield batch
+
+
+def of_part(batches: Sequence[list[Rows]], part: Part) -> list[list[Rows]]:
+    """The batches of a round that a part runs: its share, and all that hold an unperturbed image.
+
+    Example::
+
+        >>> of_part([[(0, 0, 2)], [(0, 2, 4)], [(0, 4, 6)]], Part(0, 2))
+        [[(0, 0, 2)], [(0, 2, 4)]]
+    """
+    shared = [number for number, rows in enumerate(batches) if all(start > 0 for _, start, _ in rows)]
+    others = set(shared) - {shared[i] for i in part.of(len(shared))}
+    return [rows for number, rows in enumerate(batches) if number not in others]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the forwards of a round come to.
+
+    Attributes:
+        total: forwards from the beginning of the call to the end of the round, if nothing is run twice.
+        done: forwards until now.
+        per_prediction: how many forwards one prediction of the image is.
+        note: the forwards in words, where there is more to say than their number.
+    """
+
+    total: int
+    done: int = 0
+    per_prediction: int = 1
+    note: str = ""
+
+
+class Scoring(ABC):
+    """Scores the rows of some cases by forwards of the network."""
+
+    @abstractmethod
+    def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
+        """Prepare a round.
+
+        Args:
+            spans: for each case the rows [start, stop) of the round.
+            batches: the rows to score here, in batches; those of other workers are left out.
+        """
+
+    @abstractmethod
+    def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
+        """Score the rows of a round that have no scores yet.
+
+        Args:
+            batches: as given to :meth:`plan`.
+            advance: called after each batch with the number of its forwards.
+        """

@@ -1,0 +1,407 @@
+"""Rows of the first batch, against their images alone and against what an evaluator predicted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.dependent import COUPLINGS, Coupled, Takes, WithDropout, classify, segment
+from helpers.forked_ranks import on_ranks
+from monai.inferers import SlidingWindowInferer
+
+import monai_saliency as ms
+from monai_saliency.cases import Case
+from monai_saliency.distributed import MasksOverDevices
+from monai_saliency.distributed.process_group import MasksOverRanks
+from monai_saliency.errors import CaseError
+from monai_saliency.inferers.case_state import merged
+from monai_saliency.inferers.row_check import Seen, difference
+from monai_saliency.sharding import Part
+from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.utils.precision import rounding_of
+
+BATCH = 4
+TARGET = ms.ClassScore([0, 2], "softmax")
+REGION = ms.RegionScore(1, "softmax", region="all")
+
+
+def images(count: int = 1) -> torch.Tensor:
+    return torch.rand(count, 1, 12, 10, generator=torch.Generator().manual_seed(1))
+
+
+def windows(batch: int = BATCH, target: ms.Target = TARGET, **settings: Any) -> ms.PerturbationInferer:
+    return ms.sliding_window(4, 3, target=target, mask_batch_size=batch, **settings)
+
+
+def patches(batch: int = BATCH, sw_batch_size: int = 3, memory: bool = True) -> ms.PerturbationInferer:
+    inner = SlidingWindowInferer((6, 6), sw_batch_size, overlap=0.5)
+    return windows(batch, REGION, inferer=inner, patch_memory=memory)
+
+
+# Rows that depend on each other. --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_images_go_through_one_at_a_time(coupling: str, count: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The map is that of images which go through alone, to the bit, and the log shows both figures, once."""
+    expected = windows(1).explain(images(count), Coupled(classify, coupling))
+    network = Coupled(classify, coupling)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            found = windows().explain(images(count), network)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.saliency, other.saliency)
+        assert torch.equal(one.scores, other.scores)
+        assert one.num_forwards == other.num_forwards
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "image 0 of the batch" in line
+    assert "one at a time" in line
+    scores = expected[0].reference_scores.tolist()
+    assert f"class 0 {scores[0]:.6g}, class 2 {scores[1]:.6g} alone" in line
+    assert f"in a batch of {BATCH}" in line
+
+
+@pytest.mark.parametrize("size", [1, BATCH])
+def test_rows_that_are_independent_cost_three_images_more(size: int) -> None:
+    """The unperturbed image and the perturbed one that changed most, and the unperturbed one again at the end."""
+    calls: list[int] = []
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return classify(x)
+
+    (found,) = windows(size).explain(images(), network)
+    count = len(found.scores) + 1
+    full = [size] * -(-count // size)
+    assert calls == ([*full, 1] if size == 1 else [full[0], 1, 1, *full[1:], 1])
+    assert found.num_forwards == count
+
+
+def by_batch_maximum(x: torch.Tensor) -> torch.Tensor:
+    """Right for the unperturbed image, which has the batch's maximum, and for whatever stands next to it alone."""
+    return classify(x / x.amax())
+
+
+def rise(batch: int = BATCH, target: ms.Target = TARGET, **settings: Any) -> ms.PerturbationInferer:
+    return ms.rise(30, 3, target=target, mask_batch_size=batch, **settings)
+
+
+def test_a_perturbed_row_is_compared_too(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = rise()(images(3), lambda x: by_batch_maximum(x))
+    assert torch.equal(found, rise(1)(images(3), by_batch_maximum))
+    assert "a perturbed image (row " in caplog.text
+    prediction = by_batch_maximum(images())
+    (found,) = rise().explain(images(), by_batch_maximum, cases=[Case("ct", prediction=prediction)])
+    assert torch.equal(found.saliency, rise(1)(images(), by_batch_maximum)[0])
+
+
+@pytest.mark.parametrize("network", [classify, segment])
+def test_a_large_value_hides_nothing(network: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A class that is left out by a large negative logit tells nothing of how the others differ."""
+
+    def masks(x: torch.Tensor) -> torch.Tensor:
+        output = network(COUPLINGS["normalised over the batch"](x)).clone()
+        output[:, 1] = -1e9
+        return output
+
+    target = TARGET if network is classify else ms.RegionScore(2, "softmax", region="all")
+    found, alone = (windows(batch, target)(images(), masks) for batch in (BATCH, 1))
+    assert torch.equal(found, alone)
+
+
+@pytest.mark.parametrize("method", ["windows", "one by one"])
+def test_a_network_that_changes_later_is_refused(method: str) -> None:
+    calls: list[int] = []
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        output = classify(x)
+        return output.flip(1) if len(calls) > 6 else output
+
+    with pytest.raises(
+        CaseError, match=r"no fixed output: the unperturbed image gives .* after other images and .* before"
+    ):
+        windows(1 if method == "one by one" else BATCH).explain(images(), network)
+
+
+def detector(x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """Boxes come in another order next to other images."""
+    order = torch.tensor([0, 1] if len(x) == 1 else [1, 0])
+    boxes, scores = torch.tensor([[0.0, 0, 6, 6], [4, 4, 10, 12]]), classify(x).sigmoid()
+    return [{"boxes": boxes[order], "labels": order, "scores": each[:2][order]} for each in scores]
+
+
+def test_boxes_are_compared_by_their_scores(caplog: pytest.LogCaptureFixture) -> None:
+    target = ms.DetectionScore(0.0)
+    windows(target=target).explain(images(), lambda x: detector(x))
+    assert not caplog.records
+    found, expected = (
+        windows(batch, target).explain(images(), Coupled(detector, "normalised over the batch"))[0]
+        for batch in (BATCH, 1)
+    )
+    assert torch.equal(found.saliency, expected.saliency)
+
+
+def test_held_inputs_follow_their_images() -> None:
+    class Weighted(torch.nn.Module):
+        """Reads a held image and a held number, and normalises over the batch."""
+
+        def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
+            return classify(COUPLINGS["normalised over the batch"](x["image"] * x["prior"])) * x["age"]
+
+    inputs = {"image": images(3), "prior": images(3).flip(2), "age": torch.tensor([[1.0], [2.0], [3.0]])}
+    found, expected = (windows(batch, inputs=ms.DictInput("image"))(inputs, Weighted()) for batch in (BATCH, 1))
+    assert torch.equal(found, expected)
+
+
+# Patches. -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coupling", [*COUPLINGS, None])
+@pytest.mark.parametrize("sw_batch_size", [1, 3])
+def test_patches(coupling: str | None, sw_batch_size: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A batch of patches is checked as batches of images are; whole images go through one at a time."""
+    network = segment if coupling is None else Coupled(segment, coupling)
+    expected = patches(1, sw_batch_size, memory=False)(images(2), network)
+    with caplog.at_level(logging.WARNING):
+        found = patches(sw_batch_size=sw_batch_size)(images(2), network)
+    if coupling is None or sw_batch_size == 1:
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        assert not caplog.records
+    else:
+        assert torch.equal(found, expected)
+        assert "a patch of the unperturbed image gives an output with mean" in caplog.text
+
+
+def test_a_perturbed_patch_is_compared_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Each patch holds the same maximum, as a scan that is clipped does, so that only perturbed patches show it."""
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return segment(x / x.amax())
+
+    image = (1.6 * images()).clamp(max=1)
+    inner = SlidingWindowInferer((6, 6), 2, overlap=0.5)
+    with caplog.at_level(logging.WARNING):
+        found, alone = (
+            ms.sliding_window(
+                10, 2, target=REGION, fill=ms.ConstantFill(0.3), inferer=inner, mask_batch_size=1, patch_memory=memory
+            )(image, network)
+            for memory in (True, False)
+        )
+    assert torch.equal(found, alone)
+    assert "a perturbed patch gives an output with mean" in caplog.text
+
+
+def test_patches_of_a_network_that_changes_later_are_refused() -> None:
+    calls: list[int] = []
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return segment(x) * (1 + (len(calls) > 12))
+
+    with pytest.raises(CaseError, match="no fixed output: a patch of the unperturbed image gives something else"):
+        patches()(images(), network)
+
+
+@pytest.mark.parametrize("coupling", ["normalised over the batch", None])
+def test_patches_are_what_was_predicted(coupling: str | None) -> None:
+    network = segment if coupling is None else Coupled(segment, coupling)
+    prediction = patches().inferer(images(), network)
+    (found,) = patches().explain(images(), network, cases=[Case("ct", prediction=prediction)])
+    torch.testing.assert_close(found.saliency, patches(1, memory=False)(images(), network)[0], rtol=0, atol=1e-6)
+    with pytest.raises(CaseError, match="not what was predicted"):
+        patches().explain(images(), network, cases=[Case("ct", prediction=1.01 * prediction)])
+
+
+# What cannot be explained, and networks of one batch size. ------------------------------------------------------------
+
+
+def test_a_dropout_that_is_left_on() -> None:
+    with pytest.raises(CaseError, match=r"gives no fixed output: .* explained alone and .* alone \(.*dropout") as error:
+        windows()(images(), WithDropout(classify))
+    assert error.value.case == "image 0 of the batch"
+
+
+def test_a_network_of_one_batch_size() -> None:
+    """It is compared with a batch of copies; where rows depend on each other nothing is left to explain it by."""
+    found = windows()(images(), Takes(classify, BATCH))
+    assert torch.equal(found, windows()(images(), classify))
+    with pytest.raises(CaseError, match=rf"a batch of {BATCH} copies of it.* one at a time either: RuntimeError"):
+        windows()(images(), Takes(Coupled(classify, "normalised over the batch"), BATCH))
+
+
+def test_a_program_that_takes_single_images_only(caplog: pytest.LogCaptureFixture) -> None:
+    """As ``torch.export`` makes it of one image."""
+    layers = torch.nn.Conv2d(1, 3, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    network = torch.nn.Sequential(*layers).eval()
+    program = torch.export.export(network, (images(),)).module()
+    found = windows()(images(2), program)
+    torch.testing.assert_close(found, windows(1)(images(2), network), rtol=0, atol=1e-6)
+    assert "takes no batch of 4 images (AssertionError: Guard failed" in caplog.text
+    assert "one at a time" in caplog.text
+
+
+def test_a_compiled_network_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monai_saliency.utils.monai_private.is_compiled", lambda part: isinstance(part, Coupled))
+    network = Coupled(classify, "normalised over the batch")
+    found = windows()(images(), network)
+    assert network.calls[:2] == [BATCH, BATCH]  # the first batch, and copies
+    assert torch.equal(found, windows(1)(images(), Coupled(classify, "normalised over the batch")))
+
+
+# What an evaluator predicted. -----------------------------------------------------------------------------------------
+
+
+def explained_as(prediction: Any, network: Callable[..., Any] = classify, batch: int = BATCH) -> tuple[Any, list[int]]:
+    calls: list[int] = []
+
+    def counted(x: torch.Tensor) -> Any:
+        calls.append(len(x))
+        return network(x)
+
+    cases = [Case("ct", prediction=prediction)]
+    return windows(batch).explain(images(), counted, cases=cases)[0], calls
+
+
+@pytest.mark.parametrize("batch", [1, BATCH])
+def test_a_prediction_costs_no_forward(batch: int) -> None:
+    """The perturbed image remains, where there are batches, and the last one."""
+    found, calls = explained_as(classify(images()), batch=batch)
+    assert calls.count(1) == (len(found.scores) + 2 if batch == 1 else 2)
+    assert torch.equal(found.saliency, windows(batch)(images(), classify)[0])
+
+
+@pytest.mark.parametrize("batch", [1, BATCH])
+def test_another_prediction_is_refused(batch: int) -> None:
+    with pytest.raises(CaseError, match=r"not what was predicted: .*class 0 .* explained alone and .* predicted it"):
+        explained_as(classify(images()) + torch.tensor([0.1, 0, 0]), batch=batch)
+
+
+def test_a_prediction_of_another_form_is_left_out() -> None:
+    found, calls = explained_as(torch.zeros(1, 7))
+    assert calls.count(1) == 3
+    assert torch.equal(found.saliency, windows()(images(), classify)[0])
+    with pytest.raises(CaseError, match="gives no fixed output"):
+        explained_as({"other": torch.zeros(1, 3)}, WithDropout(classify))
+
+
+def test_one_at_a_time_must_be_what_was_predicted() -> None:
+    alone = Coupled(classify, "normalised over the batch")
+    found, _ = explained_as(alone(images()), alone)
+    assert torch.equal(found.saliency, windows(1)(images(), alone)[0])
+    with_others = alone(torch.cat([images(), images(2) + 3]))[:1]
+    with pytest.raises(CaseError, match="let it predict one image at a time"):
+        explained_as(with_others, alone)
+
+
+# Parts, stores, ranks and devices. ------------------------------------------------------------------------------------
+
+
+def test_a_resumed_case_goes_on_one_at_a_time(tmp_path: Path) -> None:
+    """Its scores lie apart from the scores of batches, so that neither is taken for the other."""
+    coupling = "normalised over the batch"
+    (expected,) = windows(1).explain(images(), Coupled(classify, coupling))
+    calls = []
+    for _ in range(2):
+        network = Coupled(classify, coupling)
+        (found,) = windows().explain(images(), network, stored=[ScoreStore(tmp_path).open("ct", "key")])
+        assert torch.equal(found.saliency, expected.saliency)
+        calls.append(sum(network.calls))
+    assert calls[1] == calls[0] - len(expected.scores) - 1  # no mask is run again, and nothing is looked at again
+
+
+def test_parts_of_such_a_case(tmp_path: Path) -> None:
+    network = Coupled(classify, "statistics of the batch")
+    (expected,) = windows(1).explain(images(), network)
+    parts = [windows().score(images(), network, part=Part(k, 3)) for k in range(3)]
+    assert torch.equal(merged(parts)[0].saliency, expected.saliency)
+    for k in range(3):
+        stored = [ScoreStore(tmp_path).open("ct", "key")]
+        (state,) = windows().score(images(), network, stored=stored, part=Part(k, 3))
+        assert state.complete == (k == 2)
+    assert torch.equal(state.explanation().saliency, expected.saliency)
+
+
+@pytest.mark.parametrize("coupled", [{0, 1}, {1}])
+def test_all_ranks_decide_the_same(coupled: set[int]) -> None:
+    """Also where rows depend on each other on some of them only, as with another version of a library."""
+    (expected,) = windows(1).explain(images(), Coupled(classify, "rows in another order"))
+
+    def rank(number: int) -> Any:
+        network = Coupled(classify, "rows in another order") if number in coupled else classify
+        (found,) = windows(sharing=MasksOverRanks()).explain(images(), network)
+        return found.saliency
+
+    for found in on_ranks(2, rank):
+        torch.testing.assert_close(found, expected.saliency, rtol=0, atol=1e-6)
+
+
+def test_a_rank_that_is_refused_ends_all() -> None:
+    def rank(number: int) -> Any:
+        with pytest.raises(CaseError, match="gives no fixed output"):
+            windows(sharing=MasksOverRanks())(images(), WithDropout(classify))
+        return windows(sharing=MasksOverRanks())(images(), classify)
+
+    for found in on_ranks(2, rank):
+        assert torch.equal(found, windows()(images(), classify))
+
+
+def test_devices_decide_the_same() -> None:
+    network = Coupled(classify, "a softmax over the images")
+    sharing = MasksOverDevices(["cpu", "cpu"])
+    assert torch.equal(windows(sharing=sharing)(images(2), network), windows(1)(images(2), network))
+    with pytest.raises(CaseError, match="gives no fixed output"):
+        windows(sharing=sharing)(images(), WithDropout(classify))
+
+
+# What is rounding. ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "parameters", "autocast", "expected"),
+    [
+        (torch.float64, torch.float64, None, 1e-8),
+        (torch.float64, torch.float32, None, 1e-4),
+        (torch.float32, torch.float16, None, 2e-2),
+        (torch.float32, torch.float32, torch.bfloat16, 5e-2),
+    ],
+)
+def test_rounding(output: torch.dtype, parameters: torch.dtype, autocast: torch.dtype | None, expected: float) -> None:
+    network = torch.nn.Linear(2, 2).to(parameters)
+    assert rounding_of(network, torch.device("cpu"), autocast)(output) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ([1.0, 2.0], [1.0, 2.0001], True),
+        ([1.0, 2.0], [1.0, 2.001], False),
+        ([0.0, 0.0], [0.0, 1e-30], False),
+        ([float("nan"), 1.0], [float("nan"), 1.0], True),
+        ([float("nan"), 1.0], [0.0, 1.0], False),
+        ([float("inf"), 1.0], [float("inf"), 1.0], True),
+        ([float("inf"), 1.0], [float("-inf"), 1.0], False),
+        ([7, 8], [7, 8], True),
+        ([7, 8], [7, 9], False),
+        ([7, 8], [7, 8, 9], False),
+    ],
+)
+def test_difference(one: list[float], other: list[float], same: bool) -> None:
+    seen = [Seen.of({"a": [torch.tensor([each])]}, "") for each in (one, other)]
+    assert (difference(*seen, rounding_of(None, torch.device("cpu"))) == "") == same
+
+
+def test_some_values_of_large_outputs_are_compared() -> None:
+    output = torch.rand(1, 3, 1024, 1024)
+    other = output.clone()
+    other[:, 1] *= 1.1
+    one, two, fewer = (Seen.of(each, "") for each in (output, other, output[:, :2]))
+    assert len(one.parts[()]) <= 2**20
+    assert "outputs differ by" in difference(one, two, rounding_of(None, torch.device("cpu")))
+    assert difference(one, fewer, rounding_of(None, torch.device("cpu")))
