@@ -26,8 +26,7 @@ from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_MLFLOW_SETTINGS
 from monai.networks.nets import DenseNet
 
-from monai_saliency.errors import AdviceError, root_cause
-from monai_saliency.handlers import mlflow
+from monai_saliency.errors import root_cause
 from monai_saliency.handlers.mlflow import check
 from monai_saliency.handlers.summary import is_noise
 from monai_saliency.networks.identity import network_fingerprint
@@ -243,15 +242,6 @@ def test_a_settings_file_of_ones_own(cohort: Path, tmp_path: Path) -> None:
     assert not list(out.glob("mlruns*"))
 
 
-def test_an_engine_is_refused(cohort: Path, tmp_path: Path) -> None:
-    """Several processes would each record a run, of a share of the cohort."""
-    engine = {"_target_": "monai_saliency.distributed.RankEngine", "rank": 0, "world_size": 2}
-    with pytest.raises(RuntimeError) as caught:
-        run(cohort, tmp_path / "out", "", tracking="mlflow", saliency_engine=engine)
-    assert "--tracking records the run of one process" in str(root_cause(caught.value))
-    assert not (tmp_path / "out" / "summary.csv").exists()
-
-
 def test_without_mlflow_the_error_comes_first(cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(RuntimeError) as caught:
@@ -287,10 +277,3 @@ def test_the_database_is_made_whole_by_one_of_several(executed_config: Path, mon
     ]
     assert [each.name for each in client(out).search_experiments()] == ["Default"]
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
-
-
-def test_an_executed_config_that_stays_damaged(executed_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executed_config.write_text(executed_config.read_text() + "}")
-    monkeypatch.setattr(mlflow, "_WRITTEN", 0)
-    with pytest.raises(AdviceError, match=rf"{executed_config.name} is damaged.*--save_execute_config"):
-        check(str(executed_config), executed_config.parent)

@@ -94,11 +94,6 @@ class TestSummarize:
         older = {name: value for name, value in rows[0].items() if name != "lowest_saliency"}
         assert is_noise(older)
 
-    def test_2d_scan(self) -> None:
-        maps = peaked()[None, :, :, 1]
-        (row,) = summarize("xray", explanation(maps), maps, LEFTWARD)
-        assert (row["peak_x_mm"], row["peak_y_mm"], row["peak_z_mm"]) == (0.0, -18.0, 30.0)
-
     @pytest.mark.parametrize(("voxel", "expected"), [(PEAK, True), ((5, 2, 2), False), (None, "")])
     def test_peak_in_label(self, label: Any, voxel: tuple[int, ...] | None, expected: bool | str) -> None:
         data = np.zeros(SHAPE)

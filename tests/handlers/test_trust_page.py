@@ -78,14 +78,6 @@ def test_usefulness_by_hand() -> None:
     assert "needs readers" in page
 
 
-def test_a_case_with_several_maps_counts_once() -> None:
-    rows = [a_row("a"), a_row("a", **{"class": 0}), a_row("b", forwards=300, predictions=300.0)]
-    page = trust_page(rows)
-    assert "Made of the 2 cases (3 maps)" in page
-    assert "2 of 2 predictions are right" in page
-    assert "A case costs 200 forwards" in page
-
-
 def test_maps_of_several_classes_are_not_mixed() -> None:
     """Deletion of one class may be praised where that of the other is not."""
     other = a_row("a", **{"class": 0, "trust_deletion_intensity": 0.1})

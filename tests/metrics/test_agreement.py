@@ -77,14 +77,6 @@ def test_cases_in_one_only(folders: tuple[Path, Path], capsys: pytest.CaptureFix
     ]
 
 
-def test_a_map_in_another_place(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    write(folders[1] / "ct_1_saliency.nii.gz", affine=np.diag([2.0, 1, 1, 1]))
-    assert run(*folders) == 1
-    assert capsys.readouterr().out.endswith(
-        "voxel bytes equal: yes\naffines equal: no, of 1 cases, the first is ct_1\n"
-    )
-
-
 @pytest.mark.parametrize(
     "other",
     [MAP[:, :1], np.where(MAP == 1, np.float32("nan"), MAP), np.where(MAP == 1, np.float32("inf"), MAP)],

@@ -117,14 +117,3 @@ def test_a_linear_network_and_its_exact_map(dims: int) -> None:
     # A map of zeros explains nothing: what is left is the mean square of the falls.
     zero = float(shape_only.compute(torch.zeros_like(saliency), image))
     assert zero == float(exact.compute(torch.zeros_like(saliency), image)) > 1e-3
-
-
-def test_mistakes() -> None:
-    inferer = ms.rise(target=ms.ClassScore([1], "none"))
-    network, (maps, images) = network_of(2), case_of(2)
-    with pytest.raises(ValueError, match="`masks` must be masks such as RISEMasks"):
-        Infidelity(inferer, network, masks=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="`masks` must hide all channels alike"):
-        Infidelity(inferer, network, ms.ChannelMasks(ms.SlidingWindowMasks(4)))(maps[:, :1], images)
-    with pytest.raises(ValueError, match="`num_masks` must be a whole number"):
-        SensitivityN(inferer, network, num_masks=2)

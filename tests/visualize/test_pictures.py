@@ -9,7 +9,6 @@ from helpers.maps import LEFTWARD, SHAPE, peaked, volume
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.contour import ContourSet
 
-from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.visualize.pictures import plot_saliency
 
 #: the scan's axes are superior, right, posterior
@@ -49,20 +48,6 @@ class TestPicture:
                 crosshair(ax), [(column + 0.5) * right / columns, (row + 0.5) * top / rows], rtol=1e-6
             )
         assert figure.get_suptitle() == "ct_7"
-
-    def test_a_plateau_is_shown_where_it_is_named(self, affine: np.ndarray) -> None:
-        """Occlusion maps have many equal voxels: picture, names and summary must speak of the same one."""
-        saliency = np.zeros(SHAPE, np.float32)
-        saliency[1:5, 3:6, 2:4] = 1
-        figure = plot_saliency(volume(), saliency[None], affine)
-        mm = affine[:3, :3] @ peak_voxel(saliency) + affine[:3, 3]
-        canonical = nib.as_closest_canonical(nib.Nifti1Image(saliency, affine)).affine
-        for ax, (a, b) in zip(figure.axes, [(1, 2), (0, 2), (0, 1)], strict=False):
-            shown = [
-                canonical[i, 3] + position - nib.affines.voxel_sizes(canonical)[i] / 2
-                for i, position in zip((a, b), crosshair(ax), strict=True)
-            ]
-            np.testing.assert_allclose(shown, [mm[a], mm[b]], atol=1e-5)
 
     def test_the_outline_lies_where_the_label_does(self, affine: np.ndarray) -> None:
         """At the label's edges in mm: two labels that touch are told apart, and one at the scan's border is closed."""
@@ -150,20 +135,6 @@ def test_what_lies_below_twice_its_standard_error_is_not_coloured() -> None:
 
 
 AXES = (("sagittal", "x"), ("coronal", "y"), ("axial", "z"))
-
-
-def test_nan_is_not_coloured_and_hides_nothing_else() -> None:
-    saliency, scan = a_lesion(), a_lesion()
-    saliency[:, :, :10] = np.nan
-    saliency[:3] = np.inf
-    scan[:2] = np.nan
-    figure = plot_saliency(scan, saliency[None], np.eye(4), scale=1)
-    FigureCanvasAgg(figure).draw()
-    assert crosshair(figure.axes[2]) == (8.5, 14.5)
-    alpha = np.asarray(figure.axes[0].images[1].get_alpha())
-    assert not alpha[:10].any()
-    assert alpha[12].any()
-    assert np.isfinite(figure.axes[0].images[0].get_clim()).all()
 
 
 def test_a_map_that_only_speaks_against_is_shown_where_it_does() -> None:

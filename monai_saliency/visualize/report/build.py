@@ -144,7 +144,7 @@ def _write_case(report: Path, case: CaseFiles, scales: Mapping[str, float], near
 
 def _mark(case: CaseFiles, scales: Mapping[str, float], near: Sequence[CaseFiles | None]) -> str:
     """A hash of the files and rows behind the page of a case."""
-    paths = [path for path in (case.kept_file, case.map_file, case.error_file) if path is not None]
+    paths = [path for path in (case.kept_file, *case.map_files) if path is not None]
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     rows = [dict(row) for row in (*case.rows, *case.regions)]
     names = [case.case, *(None if each is None else each.case for each in near)]

@@ -65,17 +65,29 @@ class CaseFiles:
         rows: of ``summary.csv``, one for each map.
         failure: its row of ``failures.csv``; None where it has a map.
         regions: its rows of ``regions.csv``.
-        kept_file, map_file, error_file: the scan that was kept for the report, the maps, and their standard errors;
-            None where there are none.
+        folder: the output folder; None for several runs together.
     """
 
     case: str
     rows: Sequence[Row] = ()
     failure: Row | None = None
     regions: Sequence[Row] = ()
-    kept_file: Path | None = None
-    map_file: Path | None = None
-    error_file: Path | None = None
+    folder: Path | None = None
+
+    @cached_property
+    def kept_file(self) -> Path | None:
+        """The scan that was kept for the report."""
+        return None if self.folder is None else _inside(self.folder, kept_path(self.folder, self.case))
+
+    @cached_property
+    def map_files(self) -> tuple[Path | None, Path | None]:
+        """The files of its maps and of their standard errors."""
+        if self.folder is None:
+            return None, None
+        key = "saliency" if self.kept is None else self.kept.key
+        error = "standard_error" if key == "saliency" else f"{key}_standard_error"
+        maps, errors = (self.folder / f"{self.case}_{ending}.nii.gz" for ending in (key, error))
+        return _inside(self.folder, maps), _inside(self.folder, errors)
 
     @property
     def id(self) -> str:
@@ -97,10 +109,11 @@ class CaseFiles:
         Raises:
             ValueError: when there are none, or when they cannot be read.
         """
-        if self.map_file is None:
+        map_file, error_file = self.map_files
+        if map_file is None:
             raise ValueError("its map is not in the folder any more")
-        maps = MapFile(self.map_file, len(self.rows))
-        errors = None if self.error_file is None else MapFile(self.error_file, len(self.rows))
+        maps = MapFile(map_file, len(self.rows))
+        errors = None if error_file is None else MapFile(error_file, len(self.rows))
         return maps, errors if errors is not None and errors.shape == maps.shape else None
 
     def legends(self) -> list[Legend]:
@@ -144,14 +157,7 @@ def read_cohort(folder: str | Path) -> Cohort:
     cases = []
     for name in sorted({*summary, *failures}):
         failure = failures[name][-1] if name in failures else None
-        if name not in summary:
-            cases.append(CaseFiles(name, failure=failure))
-            continue
-        case = CaseFiles(name, kept_file=_inside(folder, kept_path(folder, name)))
-        key = "saliency" if case.kept is None else case.kept.key
-        error = "standard_error" if key == "saliency" else f"{key}_standard_error"
-        maps, errors = (_inside(folder, folder / f"{name}_{ending}.nii.gz") for ending in (key, error))
-        cases.append(CaseFiles(name, summary[name], failure, regions.get(name, ()), case.kept_file, maps, errors))
+        cases.append(CaseFiles(name, summary.get(name, ()), failure, regions.get(name, ()), folder))
     return Cohort(folder, cases)
 
 

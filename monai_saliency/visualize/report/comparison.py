@@ -210,7 +210,7 @@ def _opened(case: CaseFiles | None, run: str) -> _Maps | str:
         return f"not in {run}"
     if not case.rows:
         return f"failed in {run}: {case.failure.get('error', '') if case.failure is not None else ''}"
-    if case.map_file is None:
+    if case.map_files[0] is None:
         return f"its map is not in the folder of {run} any more"
     try:
         file, errors = case.open_maps()
