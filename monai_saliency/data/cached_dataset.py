@@ -33,7 +33,6 @@ from monai_saliency.storage.cache import (
 )
 from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions
 from monai_saliency.utils.arguments import check_option, flag, instance, whole_numbers
-from monai_saliency.utils.monai_private import ItemDataset
 from monai_saliency.utils.precision import chosen_arithmetic
 
 __all__ = ["CachedDataset", "ItemKey", "choose_backend", "cohort_dataset", "is_random", "reads_differ"]
@@ -109,9 +108,7 @@ def cohort_dataset(
 def choose_backend(
     cache: str, cache_dir: str | Path | None, window: int, map_size: int, entries: int = 1
 ) -> Backend | None:
-    """The backend of a cache whose scans have so many ``entries`` each. The arguments are those of
-    :func:`cohort_dataset`, and so are the errors.
-    """
+    """The backend of a cache with ``entries`` entries a scan. Other arguments and errors: :func:`cohort_dataset`."""
     whole_numbers("window", window, 1)
     whole_numbers("map_size", map_size, 1)
     if cache in {"disk", "lmdb"} and cache_dir is None:
@@ -127,18 +124,57 @@ def choose_backend(
     return check_option("cache", cache, backends)()
 
 
-class _CachedItems(ItemDataset):
-    """Items whose deterministic preprocessing goes through a cache. See :class:`CachedDataset`."""
+class CachedDataset(CohortDataset):
+    """A cohort whose deterministic preprocessing is cached.
+
+    The transforms before the first random one are cached. A transform that is not a monai ``Transform``, or that cannot
+    be identified (it holds a lambda or a local function), is not cached either, nor are those after it. A warning names
+    it. Transforms that are not cached run at each read.
+
+    Every read returns a copy with the same values, from a cold or a warm cache, in any process: MetaTensors with all
+    meta data, so that ``Invertd`` works. Transforms may run on a GPU: tensors are kept in the host's memory or on disk,
+    and come back on the current GPU, or on the CPU where the process cannot use one.
+
+    An entry is used for the same case, the same files (see :func:`monai_saliency.storage.key.input_files`) and files
+    that arguments of the transforms name, the same transforms with the same arguments
+    (:func:`monai_saliency.storage.key.fingerprint`), the same versions of the packages, and the same autocast, TF32 and
+    default device. This is compared at each read. If the cache cannot be read or written, or an item cannot be stored,
+    the item is computed at each read, with a warning. Two threads or processes that read a scan for the first time may
+    both compute it.
+
+    Args:
+        data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
+        transform: the preprocessing.
+        backend: where the bytes of items are kept. None caches nothing.
+        checksum: identify a scan's files by their content, which each process reads once. Otherwise by path, size and
+            modification time.
+
+    Raises:
+        CaseError: on reading a case that cannot be loaded. Other cases are not affected.
+
+    Example::
+
+        >>> import torch
+        >>> from monai.transforms import ScaleIntensityd
+        >>> dataset = CachedDataset([{"case": "a", "image": torch.tensor([[1.0, 3.0]])}], [ScaleIntensityd("image")])
+        >>> dataset[0]["image"].tolist()
+        [[0.0, 1.0]]
+    """
 
     # Not MONAI's cached datasets: PersistentDataset and LMDBDataset return plain tensors from a warm cache, do not
     # notice changed transforms and files, and unpickle. CacheDataset fails for all scans when one fails, and returns
     # the cached object itself. A pass of SmartCacheDataset is a part of the cohort, and hangs at a broken scan.
 
-    backend: Backend | None = None
-    checksum = False
-
-    def __init__(self, data: Sequence[Any], transform: Any) -> None:
-        super().__init__(data, transform)
+    def __init__(
+        self,
+        data: Sequence[dict[str, Any]],
+        transform: Sequence[Callable[[Any], Any]] | Callable[[Any], Any] | None,
+        backend: Backend | None = None,
+        checksum: bool = False,
+    ) -> None:
+        super().__init__(data, transform)  # type: ignore[arg-type]
+        self.backend = instance("backend", backend, Backend, "a backend such as MemoryBackend()", none=True)
+        self.checksum = flag("checksum", checksum)
         self._warned: set[str] = set()
         steps = self._steps()
         self._num_cached = self._num_prepared = self._count_cached(steps)
@@ -170,7 +206,7 @@ class _CachedItems(ItemDataset):
                 return number
         return len(steps)
 
-    def make_item(self, index: int) -> Any:
+    def read(self, index: int) -> Any:
         return self._finish(self._prepared(self.data[index]), self._steps()[self._num_prepared :])
 
     def _finish(self, item: Any, steps: Sequence[Any]) -> Any:
@@ -224,13 +260,8 @@ class _CachedItems(ItemDataset):
     def _cached(
         self, what: str, key: ItemKey | None, compute: Callable[[], Any], is_current: Callable[[], bool]
     ) -> Any:
-        """A result from the cache, or, if it is not there yet, from ``compute``.
-
-        Args:
-            what: what the results are called in warnings, in the plural.
-            key: identifies the result in the cache. None does not cache it.
-            compute: computes the result.
-            is_current: called after computing. Returns whether the result still has this key.
+        """A result from the cache, or from ``compute``, which is kept if it still has this key. Warnings call it
+        ``what``, in the plural.
         """
         if self.backend is None or key is None:
             return compute()
@@ -270,57 +301,6 @@ class _CachedItems(ItemDataset):
         if about not in self._warned:
             self._warned.add(about)
             warnings.warn(text, stacklevel=3)
-
-
-class CachedDataset(CohortDataset, _CachedItems):
-    """A cohort whose deterministic preprocessing is cached.
-
-    The transforms before the first random one are cached. A transform that is not a monai ``Transform``, or that cannot
-    be identified (it holds a lambda or a local function), is not cached either, nor are those after it. A warning names
-    it. Transforms that are not cached run at each read.
-
-    Every read returns a copy with the same values, from a cold or a warm cache, in any process: MetaTensors with all
-    meta data, so that ``Invertd`` works. Transforms may run on a GPU: tensors are kept in the host's memory or on disk,
-    and come back on the current GPU, or on the CPU where the process cannot use one.
-
-    An entry is used for the same case, the same files (see :func:`monai_saliency.storage.key.input_files`) and files
-    that arguments of the transforms name, the same transforms with the same arguments
-    (:func:`monai_saliency.storage.key.fingerprint`), the same versions of the packages, and the same autocast, TF32 and
-    default device. This is compared at each read. If the cache cannot be read or written, or an item cannot be stored,
-    the item is computed at each read, with a warning. Two threads or processes that read a scan for the first time may
-    both compute it.
-
-    Args:
-        data: the cases, as returned by :func:`monai_saliency.data.cohort.find_cases`.
-        transform: the preprocessing.
-        backend: where the bytes of items are kept. None caches nothing.
-        checksum: identify a scan's files by their content, which each process reads once. Otherwise by path, size and
-            modification time.
-
-    Raises:
-        CaseError: on reading a case that cannot be loaded. Other cases are not affected.
-
-    Example::
-
-        >>> import torch
-        >>> from monai.transforms import ScaleIntensityd
-        >>> dataset = CachedDataset([{"case": "a", "image": torch.tensor([[1.0, 3.0]])}], [ScaleIntensityd("image")])
-        >>> dataset[0]["image"].tolist()
-        [[0.0, 1.0]]
-    """
-
-    def __init__(
-        self,
-        data: Sequence[dict[str, Any]],
-        transform: Sequence[Callable[[Any], Any]] | Callable[[Any], Any] | None,
-        backend: Backend | None = None,
-        checksum: bool = False,
-    ) -> None:
-        words = "a backend such as MemoryBackend()"
-        self.backend = instance("backend", backend, Backend, words, none=True)
-        self.checksum = flag("checksum", checksum)
-        # CohortDataset adds the case to errors of _CachedItems, which is the next base class.
-        super().__init__(data, transform)  # type: ignore[arg-type]
 
 
 def is_random(step: Any) -> bool:

@@ -227,7 +227,7 @@ class CohortDataset(ItemDataset):
     def make_item(self, index: int) -> Any:
         case = self.data[index]
         try:
-            return super().make_item(index)
+            return self.read(index)
         except Exception as error:
             name = str(case.get("case", index))
             image = case.get("image")
@@ -246,3 +246,7 @@ class CohortDataset(ItemDataset):
                 after=f". Check that the file is a complete {kind.name} (a truncated one must be copied again), or "
                 "remove it",
             ) from error
+
+    def read(self, index: int) -> Any:
+        """Transform one case. Subclasses override this."""
+        return super().make_item(index)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.scans import LPS, OBLIQUE, write_scan
 from monai.data import Dataset, ThreadDataLoader
-from monai.transforms import Compose, EnsureChannelFirstd, EnsureTyped, LoadImaged, Orientationd, ResizeWithPadOrCropd
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, ResizeWithPadOrCropd
 
 import monai_saliency as ms
 from monai_saliency.data.cached_dataset import cohort_dataset
@@ -189,14 +189,6 @@ def test_cases_of_one_shape_share_a_batch(
     assert not hasattr(loader, "__len__")
 
 
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_broken_cases_leave_batches_as_if_they_were_not_there(num_workers: int, tmp_path: Path) -> None:
-    items = Items([A, B, A, A, B, C, A, B], broken={2, 4})
-    loader = CohortLoader(items, Failures(tmp_path / "failures.csv"), batch_size=2, num_workers=num_workers)
-    assert batches(loader) == ["0 3", "1 7", "5", "6"]
-    assert [row["case"] for row in loader.failures.rows] == ["c2", "c4"]  # type: ignore[union-attr]
-
-
 def test_types_do_not_mix() -> None:
     """Law 9: float64 images stay so, and make no others so."""
     images = [torch.zeros(A, dtype=dtype) for dtype in (torch.float32, torch.float64) * 2]
@@ -251,16 +243,6 @@ def test_queues_are_bounded_and_an_early_stop_leaves_no_thread(num_workers: int)
     time.sleep(0.5)
     assert sum(items.loaded) <= 1 + 2 + 1 + num_workers + 1
     iterator.close()  # type: ignore[attr-defined]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("CohortLoader")]
-
-
-def test_an_interrupt_in_the_consumer_leaves_no_thread() -> None:
-    def consume() -> None:
-        for _ in CohortLoader(Items([(1, 2, 2)] * 50, seconds=0.01), num_workers=2):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        consume()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("CohortLoader")]
 
 
@@ -352,17 +334,6 @@ def test_only_the_hosts_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sorted(copied) == [("cpu", "cuda", True), ("cpu", "cuda", True), ("meta", "cuda", True)]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_preprocessing_on_the_gpu(num_workers: int, cases: list[dict[str, Any]]) -> None:
-    expected = [batch["image"] for batch in CohortLoader(Dataset(cases, PREPROCESSING))]
-    moved = Dataset(cases, Compose([PREPROCESSING, EnsureTyped("image", device="cuda")]))
-    found = [batch["image"] for batch in CohortLoader(moved, num_workers=num_workers, device="cuda")]
-    assert {image.device.type for image in found} == {"cuda"}
-    for image, other in zip(found, expected, strict=True):
-        assert torch.equal(image.cpu(), other)
-
-
 def test_failures_are_one_line_each_and_vanish_with_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "out" / "failures.csv"
     failures = Failures(path)
@@ -424,22 +395,3 @@ def test_threads_use_the_gpu_of_the_one_that_started_them(num_workers: int, monk
     batches = list(CohortLoader(CohortDataset(cases, seen), num_workers=num_workers))
     assert [int(batch["gpu"]) for batch in batches] == [3] * 4
     assert threading.get_ident() not in {int(batch["thread"]) for batch in batches}
-
-
-class Elsewhere(torch.Tensor):
-    """Says that it is on a GPU, and cannot be sent."""
-
-    is_cpu = False
-
-    def cpu(self, *given: Any, **named: Any) -> torch.Tensor:
-        return self.as_subclass(torch.Tensor) + 1
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise RuntimeError("a GPU's memory ends with its process")
-
-
-def test_processes_hand_over_in_the_hosts_memory() -> None:
-    items = Items([(1, 2, 2)], images=[torch.zeros(1, 2, 2).as_subclass(Elsewhere)])
-    (batch,) = CohortLoader(items, num_workers=1, processes=True)
-    assert type(batch["image"]) is torch.Tensor
-    assert batch["image"].tolist() == [[[[1.0, 1.0], [1.0, 1.0]]]]

@@ -236,16 +236,6 @@ def test_cold_and_warm(cohort: Path, cache: str, workers: str, notes: Any) -> No
         assert len(found["saliency"].applied_operations) == 1
 
 
-@pytest.mark.slow
-def test_spawned_workers(cohort: Path, notes: Any) -> None:
-    items = dataset(cohort, "disk")
-    for workers, expected in ((2, {"scans": 3, "maps": 3}), (1, {"scans": 0, "maps": 0})):
-        loader = DataLoader(items, batch_size=None, num_workers=workers, multiprocessing_context="spawn")
-        for item in loader:
-            assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
-        assert notes() == expected
-
-
 def test_one_item_is_explained_at_a_time(cohort: Path, notes: Any) -> None:
     """Also by two datasets, whose module would else be put back into training under the other's feet."""
     inside: list[int] = []
@@ -268,33 +258,6 @@ def test_one_item_is_explained_at_a_time(cohort: Path, notes: Any) -> None:
     assert max(most) == 1
     assert network.training
     assert notes()["maps"] >= 6
-
-
-@pytest.mark.parametrize("cache", ["memory", "lmdb"])
-def test_edits_in_place(cohort: Path, cache: str) -> None:
-    reference = dataset(cohort, "none")[0]
-    items = dataset(cohort, cache)
-    for _ in range(3):
-        item = items[0]
-        assert_same(item, reference)
-        item["saliency"].zero_()
-        item["saliency"].affine[0, 0] = 9
-        item["saliency"].meta["filename_or_obj"] = "x"
-        item["saliency"].applied_operations.pop()
-        # The image's meta data are its own.
-        assert_same(item["image"], reference["image"])
-        item["image"].zero_()
-
-
-def test_window(cohort: Path, notes: Any) -> None:
-    """So many scans with their maps."""
-    items = dataset(cohort, "window", cache_dir=None, window=2)
-    for index in (0, 1, 0, 1):
-        items[index]
-    assert notes() == {"scans": 2, "maps": 2}
-    for index in (2, 0):
-        items[index]
-    assert notes() == {"scans": 2, "maps": 2}
 
 
 class Copies(Transform):
