@@ -14,22 +14,7 @@ __all__ = ["NetworkCalls"]
 
 
 class NetworkCalls:
-    """Calls a network such that a derivative of its outputs becomes what a method reads of it.
-
-    With ``again``, nothing of a call is kept but its images: the call is made a second time once the derivative of its
-    outputs is known, and not at all where that is zero. So the memory of a volume in patches is that of one batch of
-    patches, and patches that have no part in the score cost no second call. By the chain rule the derivative is exact
-    for every score that can be differentiated, whatever blends the patches: where the score is a sum over voxels, it is
-    the sum of the patches' own.
-
-    Args:
-        method: what is read of a call.
-        network: the network, as the user gave it.
-        again: whether calls are made a second time.
-
-    Attributes:
-        broken: why a derivative is missing that was asked for; empty where none is. What is read of such calls is 0.
-    """
+    """Calls a network such that a derivative of its outputs becomes what a method reads of it."""
 
     def __init__(self, method: GradientMethod, network: Any, again: bool) -> None:
         self.method = method
@@ -38,14 +23,7 @@ class NetworkCalls:
         self.broken = ""
 
     def __call__(self, call: Callable[..., Any], images: Any, *args: Any, **kwargs: Any) -> Any:
-        """The output of a call.
-
-        Args:
-            call: the network, as the inferer calls it.
-            images: what it is called for.
-            args: further arguments.
-            kwargs: further arguments by name.
-        """
+        """The output of a call."""
         if not isinstance(images, torch.Tensor):  # a list of images: kept as it is
             return call(images, *args, **kwargs)
         made = _Call(self, lambda leaf: call(leaf, *args, **kwargs), images)
@@ -56,13 +34,7 @@ class NetworkCalls:
 
 
 class _Call:
-    """One call.
-
-    Args:
-        calls: what it is one of.
-        call: the network.
-        images: ``(n, C, *size)``.
-    """
+    """One call."""
 
     def __init__(self, calls: NetworkCalls, call: Callable[[torch.Tensor], Any], images: torch.Tensor) -> None:
         self.calls = calls

@@ -108,12 +108,7 @@ class GradCAM(GradientMethod):
 
 
 class _Layers:
-    """The output of the layer that is read, of the last call of the network.
-
-    Attributes:
-        name: the layer's; empty for the network itself, None before a call.
-        activation: ``(n, channels, *spatial)``.
-    """
+    """The output of the layer that is read, of the last call of the network."""
 
     def __init__(self) -> None:
         self.name: str | None = None

@@ -55,15 +55,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Explained:
-    """An explained case.
-
-    Attributes:
-        index: its place among the cases that were given.
-        explanation: its map and scores.
-        claim: holds the case until this is closed, which is to be done once the map is written.
-        start: when explaining its batch began.
-        count: how many cases were explained since then.
-    """
+    """An explained case."""
 
     index: int
     explanation: Explanation
@@ -189,11 +181,7 @@ class CaseExplainer:
             return False
 
     def refuse(self, error: CaseError) -> None:
-        """List a case as one that cannot be explained.
-
-        Raises:
-            CaseError: the same error, where there is no list of failures.
-        """
+        """List a case as one that cannot be explained."""
         if self.failures is None:
             raise error
         self.failures.add(error.case, "explain", error)

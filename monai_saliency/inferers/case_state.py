@@ -100,10 +100,7 @@ class CaseState:
         return self.state.ids if self.is_bound else self._first_round
 
     def rows_of_round(self, number: int) -> tuple[int, int]:
-        """The rows [start, stop) of a round, from 0; none where that round has not begun.
-
-        Rounds whose scores are on disk are rounds too, so that a resumed run cuts the same batches.
-        """
+        """The rows [start, stop) of a round, from 0; none where that round has not begun."""
         ends = [0, *self._round_ends]
         start, stop = (ends[min(place, len(self._round_ends))] for place in (number, number + 1))
         return start, stop
@@ -113,14 +110,7 @@ class CaseState:
         return self._ids[start - 1 : stop - 1]
 
     def perturb(self, start: int, stop: int, out: torch.Tensor, box: Box | None = None) -> None:
-        """Write rows of the perturbed image.
-
-        Args:
-            start: the first row.
-            stop: the last row + 1.
-            out: where to write, ``(stop - start, C + H, *spatial)``: held channels stand behind the image's.
-            box: the part of the image that is written; the whole image by default.
-        """
+        """Write rows of the perturbed image."""
         parts = self.case.image, self.fill, self.held
         image, fill, held = parts if box is None else (each[everywhere(box)] for each in parts)
         if len(held):
@@ -193,11 +183,7 @@ class CaseState:
         return start > 0 and all(self.state.seen[start - 1 : stop - 1].tolist())  # as a list: once a batch
 
     def end_round(self, look_for_others: bool = False) -> None:
-        """Write what still waits, unless the case is done and all its scores go into one file.
-
-        Args:
-            look_for_others: take what other workers have stored meanwhile.
-        """
+        """Write what still waits, unless the case is done and all its scores go into one file."""
         if self.stored is None:
             return
         if look_for_others or not bool(self.state.seen.all()):
@@ -239,11 +225,7 @@ class CaseState:
         return self._ended
 
     def merge(self, other: CaseState) -> None:
-        """Take the scores of another part of the same case, and its costs.
-
-        Raises:
-            ValueError: when the other part is of another case or image, has other masks, settings, or another network.
-        """
+        """Take the scores of another part of the same case, and its costs."""
         if self.case.name != other.case.name:
             raise ValueError(f"only parts of one case merge: case {self.case.name} met case {other.case.name}")
         if self.state.masks.key == other.state.masks.key:  # other masks are refused below
@@ -283,11 +265,7 @@ class CaseState:
         self.fill = self.held = self.case.image
 
     def check(self) -> None:
-        """Refuse scores that are NaN or infinite.
-
-        Raises:
-            CaseError: when there are any so far.
-        """
+        """Refuse scores that are NaN or infinite."""
         wrong = ~torch.isfinite(torch.cat([self.state.reference_scores[None], self.state.scores]))
         if bool(wrong.any()):
             raise CaseError(
@@ -297,11 +275,7 @@ class CaseState:
             )
 
     def explanation(self) -> Explanation:
-        """The case's explanation.
-
-        Raises:
-            CaseError: when scores are missing, NaN or infinite.
-        """
+        """The case's explanation."""
         self.check()
         self.begin_round()
         if not self.complete:

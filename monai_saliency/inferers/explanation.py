@@ -71,8 +71,6 @@ class Explanation:
     def standard_error(self) -> torch.Tensor | None:
         """How far each voxel of the map may be from the value that endless masks would give: of the map's shape, unit
         and device, see :meth:`~monai_saliency.estimators.base.Estimator.standard_error`. None where there is none.
-
-        It is computed from the scores when it is first asked for, without a forward. Masks are rendered once more.
         """
         if self.estimator is None:
             return None
@@ -103,10 +101,6 @@ class Explanation:
 def of_members(explanation: Explanation, rounding: float) -> Explanation:
     """The explanation of an ensemble, from one that has the maps and scores of its members one after another; that of a
     single network as it is.
-
-    Args:
-        explanation: with ``(k * K, *spatial)`` maps, and ``k * K`` scores of each mask.
-        rounding: how far a score may be off by the precision of the network.
     """
     bound = explanation.target
     if not isinstance(bound, BoundTarget) or bound.members == 1:

@@ -35,11 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Fitting:
-    """Runs batches in parts that fit. What fits is remembered as long as the network lives.
-
-    Args:
-        network: the network, or whatever stands for it.
-    """
+    """Runs batches in parts that fit. What fits is remembered as long as the network lives."""
 
     def __init__(self, network: Any) -> None:
         try:
@@ -53,12 +49,7 @@ class Fitting:
         call: Callable[[torch.Tensor, Mapping[Any, torch.Tensor]], Any],
         values: Mapping[Any, torch.Tensor] | None = None,
     ) -> Any:
-        """What ``call`` gives for a batch ``(n, ...)``, with the same rows of further inputs by name.
-
-        Raises:
-            torch.OutOfMemoryError: when a single image does not fit, or when the network has changed the batch in place
-                before its memory ran out, so that it cannot be run again.
-        """
+        """What ``call`` gives for a batch ``(n, ...)``, with the same rows of further inputs by name."""
         size = min(len(batch), self._known.get(_kind(batch), len(batch)))
         version = tensor_version(batch)
         while True:

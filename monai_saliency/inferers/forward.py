@@ -28,19 +28,7 @@ class Cancelled(Exception):
 
 
 class Forward:
-    """Calls the network, on whole images by the inner inferer, or on patches.
-
-    Args:
-        inferer: the inner inferer.
-        inputs: how the network takes its inputs.
-        network: any callable on such inputs.
-        args: passed on to the inner inferer.
-        kwargs: passed on to the inner inferer.
-        meter: counts the time in which the network runs.
-        autocast: arguments of ``torch.autocast`` for batches on a GPU, None for none. On the CPU nothing is autocast,
-            as in MONAI's evaluators.
-        guard: entered around each call.
-    """
+    """Calls the network, on whole images by the inner inferer, or on patches."""
 
     def __init__(
         self,
@@ -69,13 +57,7 @@ class Forward:
         return Forward(inferer, self.inputs, self.network, args, kwargs, *own)
 
     def images(self, batch: torch.Tensor, split: SplitInputs, values: Mapping[Any, torch.Tensor]) -> Any:
-        """The network's output of whole images, as the inner inferer gives it.
-
-        Args:
-            batch: ``(n, C + H, *spatial)``, perturbed images and held ones.
-            split: takes a batch apart into the network's inputs.
-            values: held values ``(n, ...)`` by name.
-        """
+        """The network's output of whole images, as the inner inferer gives it."""
 
         def infer(batch: Any, network: Callable[..., Any]) -> Any:
             return self.inferer(batch, network, *self.args, **self.kwargs)

@@ -143,17 +143,7 @@ class _Run:
         return sums, torch.cat(found)
 
     def batch(self, images: torch.Tensor, bound: BoundTarget, shares: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-        """Differentiate the scores of some images.
-
-        Args:
-            images: ``(n, C, *spatial)``.
-            bound: the target.
-            shares: ``(m, 1, ...)``, the weights of the first m images; the others count nothing.
-            sums: ``(K, C, *spatial)``, to which what is read is added.
-
-        Returns:
-            the scores ``(n, K)``.
-        """
+        """Differentiate the scores of some images."""
         count = len(images)
         try:
             with torch.enable_grad(), stage("derivative"):
@@ -183,17 +173,7 @@ class _Run:
         return torch.zeros_like(images) if found is None else found
 
     def check_rows(self, images: torch.Tensor, scores: torch.Tensor, bound: BoundTarget, last: torch.Tensor) -> None:
-        """Compare the image of a batch that scores most unlike the others with itself alone: score and derivative.
-
-        Args:
-            images: ``(n, C, *spatial)``.
-            scores: ``(n, K)``.
-            bound: the target.
-            last: what is read of the last score at each image.
-
-        Raises:
-            RowsDepend: when they differ.
-        """
+        """Compare the image of a batch that scores most unlike the others with itself alone: score and derivative."""
         tolerance = self.rows.tolerance(scores.dtype)
         row = int((scores - scores.mean(dim=0)).abs().sum(dim=1).argmax())
         with torch.enable_grad():
@@ -220,11 +200,7 @@ class _Run:
         return output
 
     def refuse_unless_blind(self, image: torch.Tensor, fill: torch.Tensor, bound: BoundTarget) -> None:
-        """Refuse a score without a derivative, unless it is the same for every image.
-
-        Raises:
-            CaseError: where images score differently.
-        """
+        """Refuse a score without a derivative, unless it is the same for every image."""
         others = [image, fill, (image + fill) / 2, image.flip(list(range(1, image.ndim)))]
         scores = torch.cat([bound(self.run(self.forward, each[None])).clone() for each in others])
         tolerance = self.rows.tolerance(scores.dtype)
@@ -242,12 +218,7 @@ class _Run:
         )
 
     def check_sum(self, maps: torch.Tensor, changes: torch.Tensor) -> None:
-        """Say where a map does not sum to what the image and its fill differ by.
-
-        Args:
-            maps: ``(K, *spatial)``.
-            changes: ``(K,)``, the scores of the image less those of the fill.
-        """
+        """Say where a map does not sum to what the image and its fill differ by."""
         rounding = self.rows.tolerance(self.state.case.image.dtype)
         sums = maps.flatten(1).sum(dim=1)
         off = (sums - changes).abs()

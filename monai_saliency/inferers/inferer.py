@@ -254,20 +254,7 @@ class PerturbationInferer(Inferer):
         meet: Meet | None = None,
         guard: Guard | None = None,
     ) -> list[CaseState]:
-        """Score in this thread; what a :class:`Sharing` calls for its workers.
-
-        Args:
-            inputs: as for :meth:`explain`.
-            network: as for :meth:`explain`.
-            args: passed on to the inner inferer.
-            kwargs: passed on to the inner inferer.
-            cases: as for :meth:`explain`.
-            stored: as for :meth:`explain`.
-            part: which network batches to run; all by default.
-            meet: called at the end of each round with the cases, to which it adds the scores of other workers. Then
-                ``part`` is a part of every round.
-            guard: entered around each call of the network.
-        """
+        """Score in this thread; what a :class:`Sharing` calls for its workers."""
         forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
         shared = meet is not None or (part is not None and part.count > 1)
         begin = partial(self._begin, forward, shared, shared and meet is None, inputs, cases)
@@ -324,16 +311,7 @@ class PerturbationInferer(Inferer):
     def start(
         self, inputs: Any, cases: Sequence[Case] | None = None, stored: Sequence[CaseScores] | None = None
     ) -> tuple[list[CaseState], SplitInputs]:
-        """Bind masks and fill to a batch of images without running anything.
-
-        Args:
-            inputs: as for :meth:`explain`.
-            cases: as for :meth:`explain`.
-            stored: as for :meth:`explain`.
-
-        Returns:
-            the cases, and the inputs taken apart.
-        """
+        """Bind masks and fill to a batch of images without running anything."""
         split = self.inputs.split(inputs)
         self.inputs.check_inferer(split, self.inferer)
         count = len(split.images)
@@ -413,11 +391,7 @@ class Sharing(ABC):
 
 
 def explaining(inferer: Any) -> PerturbationInferer:
-    """Check that an argument is an inferer that explains.
-
-    Raises:
-        ValueError: when it is anything else, such as the inferer that predicts.
-    """
+    """Check that an argument is an inferer that explains."""
     words = "an inferer made by a method, such as sliding_window(target=...)"
     return instance("inferer", inferer, PerturbationInferer, words)
 

@@ -76,18 +76,6 @@ class NNUNetInferer(OwnSteps):
         steps = compute.compute_steps_for_sliding_window(tuple(shape[-dims:]), self.patch_size, self.step_size)
         return [*(list(range(size)) for size in shape[:-dims]), *steps]
 
-    def lost(self, shape: Sequence[int]) -> torch.Tensor:
-        """How far float16 may move a predicted logit where patches weigh little: ``(*spatial)``, float32 on the CPU."""
-        grid = PatchGrid(self, shape)
-        weights = self.roi_weight_map.double()[grid.crop]  # type: ignore[union-attr]
-        total = torch.zeros(tuple(shape), dtype=torch.float64)
-        counts = torch.zeros(tuple(shape), dtype=torch.float64)
-        for box in grid.boxes:
-            total[box] += weights
-            counts[box] += 1
-        limits = torch.finfo(self.blended_in)
-        return (counts * (limits.tiny * limits.eps) / total).float()
-
     def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Predict logits ``(B, classes, *spatial)`` of images ``(B, C, *spatial)``, in the images' type.
 

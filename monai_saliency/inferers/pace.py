@@ -25,12 +25,7 @@ _SECONDS, _SHARE = 2.0, 0.1
 
 
 class Pace:
-    """Reports what each round of a call costs: predictions before it begins, and seconds once batches are timed.
-
-    Args:
-        masks: where images are perturbed.
-        on_screen: report it next to a progress bar, rather than in the log alone.
-    """
+    """Reports what each round of a call costs: predictions before it begins, and seconds once batches are timed."""
 
     def __init__(self, masks: Masks, on_screen: bool) -> None:
         self._shorter = masks.shorter
@@ -39,11 +34,7 @@ class Pace:
 
     @contextmanager
     def round(self, plan: Plan, states: Sequence[CaseState]) -> Iterator[Callable[[int], None]]:
-        """Report a round, and show how far it is.
-
-        Yields:
-            what to call after each batch with its forwards.
-        """
+        """Report a round, and show how far it is."""
         left = plan.total - plan.done
         if left > 0:
             predictions = plan.total / plan.per_prediction

@@ -31,19 +31,7 @@ class Swap(NamedTuple):
 
 
 class PatchCase:
-    """One case's unperturbed output, and the patches in which each mask changes it.
-
-    Args:
-        state: the case, with its target bound.
-        sums: ``(C, *spatial)``, the weighted outputs of its patches, summed.
-        weight_sum: ``(*spatial)``, their weights, summed.
-        volume: ``(1, C, *spatial)``, the ratio of the two.
-        grid: the patches.
-        first_slot: the slot of the unperturbed image's first patch.
-
-    Attributes:
-        trims: by patch, the box that the target reads.
-    """
+    """One case's unperturbed output, and the patches in which each mask changes it."""
 
     def __init__(
         self,
@@ -72,16 +60,7 @@ class PatchCase:
         self._contributions: dict[tuple, torch.Tensor] = {}
 
     def begin(self, start: int, stop: int, first_slot: int) -> np.ndarray:
-        """Find the patches that the masks of rows [start, stop) change, and give slots to their contents.
-
-        Args:
-            start: the first row.
-            stop: the last row + 1.
-            first_slot: the slot of the first content.
-
-        Returns:
-            rows (row, patch): the contents of patches that no earlier mask of these rows has, slot after slot.
-        """
+        """Find the patches that the masks of rows [start, stop) change, and give slots to their contents."""
         # Rows (i, patch, j): the i-th mask changes the patch, and the j-th is the first that changes it the same way.
         touches = find_touches(self.state.masks, self.grid, self.trims, self.state.masks_of(start, stop))
         new = touches[touches[:, 0] == touches[:, 2], :2]
@@ -146,9 +125,6 @@ class PatchCase:
 def cancels(volume: torch.Tensor) -> bool:
     """Whether exchanging patches of an output ``(1, C, *spatial)`` loses its ordinary values: where a network masks
     voxels by a number such as -1e9, the difference of two patches rounds away what a mask brings back.
-
-    So it is where, in a channel, the largest magnitude times the type's epsilon is more than 1 % of an ordinary
-    magnitude: of the smallest thousandth's upper end, or of 1 where that is less.
     """
     values = volume[0].flatten(1)
     low, high = values.aminmax(dim=1)

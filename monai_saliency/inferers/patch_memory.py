@@ -49,14 +49,7 @@ class PatchMemory:
 
 
 class Outputs:
-    """The outputs of slots: remembered, or computed with the rest of their batch.
-
-    Args:
-        uses: how many times each slot will still be taken; outputs of other slots are not remembered.
-        batch_size: slots in a batch.
-        compute: runs the batch of a number and gives its slots with their outputs.
-        memory: holds outputs.
-    """
+    """The outputs of slots: remembered, or computed with the rest of their batch."""
 
     def __init__(
         self,

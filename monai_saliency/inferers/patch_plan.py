@@ -95,14 +95,7 @@ def sliding_inferer(inferer: Any) -> SlidingWindowInferer | None:
 
 
 def refusal(forward: Forward, masks: BoundMasks, image: torch.Tensor, output: OutputPath | None = None) -> str | None:
-    """Why remembered patches might not give the scores of whole images; None where they do.
-
-    Args:
-        forward: calls the network.
-        masks: the case's masks.
-        image: ``(C, *spatial)``, the case's image.
-        output: the part of the network's output that is explained.
-    """
+    """Why remembered patches might not give the scores of whole images; None where they do."""
     inferer = forward.inferer
     if not isinstance(inferer, SlidingWindowInferer):
         return f"{type(inferer).__name__} is not a SlidingWindowInferer (if it only calls one, give that one)"
@@ -177,18 +170,7 @@ def find_trims(grid: PatchGrid, reach: torch.Tensor | None) -> dict[int, Box]:
 
 
 def find_touches(masks: BoundMasks, grid: PatchGrid, patches: Iterable[int], ids: Sequence[Id]) -> np.ndarray:
-    """Which masks change which patches.
-
-    Args:
-        masks: the case's masks.
-        grid: the patches.
-        patches: those to look at.
-        ids: the masks to look at.
-
-    Returns:
-        ascending rows (i, patch, j): mask ``ids[i]`` changes the patch, and ``ids[j]`` is the first that
-        changes it in the same way.
-    """
+    """Which masks change which patches."""
     rows = [np.empty((0, 3), dtype=int)]
     for patch in patches:
         restricted = masks.restrict(ids, grid.boxes[patch])

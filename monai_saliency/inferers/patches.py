@@ -55,17 +55,7 @@ logger = logging.getLogger(__name__)
 def remember(
     forward: Forward, states: Sequence[CaseState], output: OutputPath | None, memory: PatchMemory | None
 ) -> RememberedPatches | None:
-    """Begin to explain by remembered patches: run the unperturbed images and bind their targets.
-
-    Args:
-        forward: calls the network.
-        states: the cases, all of one shape.
-        output: the part of the network's output that is explained.
-        memory: limits of what is remembered; None to run whole images.
-
-    Returns:
-        None where whole images are to be run; the log gives the reason, once.
-    """
+    """Begin to explain by remembered patches: run the unperturbed images and bind their targets."""
     inferer, image = forward.inferer, states[0].case.image
     inside = isinstance(inferer, SlidingWindowInferer) or any(
         isinstance(each, SlidingWindowInferer) for each in getattr(inferer, "__dict__", {}).values()
@@ -94,18 +84,7 @@ def _say_once(message: str) -> None:
 
 
 class RememberedPatches(Scoring):
-    """The cases of one call on their way through patches of the network.
-
-    Every output has a *slot*: first come the patches of the unperturbed images, then, round by round, case by case and
-    mask by mask, those whose content no earlier mask of the case and round has. ``sw_batch_size`` slots at a time are a
-    network batch.
-
-    Args:
-        forward: calls the network, by the inferer that cuts the patches.
-        states: the cases.
-        output: the part of the network's output that is explained.
-        limits: of what is remembered.
-    """
+    """The cases of one call on their way through patches of the network."""
 
     def __init__(
         self, forward: Forward, states: Sequence[CaseState], output: OutputPath | None, limits: PatchMemory

@@ -23,23 +23,14 @@ class AutoSize(int):
 
 
 def batch_size(value: Any) -> int:
-    """Check a setting ``mask_batch_size``: a whole number of at least 1, or ``"auto"``.
-
-    Raises:
-        ValueError: when it is something else.
-    """
+    """Check a setting ``mask_batch_size``: a whole number of at least 1, or ``"auto"``."""
     if isinstance(value, AutoSize) or (isinstance(value, str) and value == "auto"):
         return AutoSize(_MOST)
     return whole_number("mask_batch_size", value, 1)
 
 
 def rows_in_batch(setting: int, states: Sequence[CaseState]) -> int:
-    """Rows in each batch of a call: as many as the setting allows, or all of the first round where these are fewer.
-
-    Args:
-        setting: as :func:`batch_size` gives it.
-        states: the cases.
-    """
+    """Rows in each batch of a call: as many as the setting allows, or all of the first round where these are fewer."""
     image = states[0].case.image
     if isinstance(setting, AutoSize):
         most = _MOST_ON_GPU if image.is_cuda else _MOST
@@ -49,17 +40,7 @@ def rows_in_batch(setting: int, states: Sequence[CaseState]) -> int:
 
 
 def cut(spans: Sequence[tuple[int, int]], size: int) -> Iterator[list[Rows]]:
-    """Cut runs of rows, laid end to end, into batches.
-
-    Args:
-        spans: for each case the rows [start, stop).
-        size: rows in a batch.
-
-    Example::
-
-        >>> list(cut([(0, 5), (0, 2)], 4))
-        [[(0, 0, 4)], [(0, 4, 5), (1, 0, 2)]]
-    """
+    """Cut runs of rows, laid end to end, into batches."""
     batch: list[Rows] = []
     room = size
     for index, (start, end) in enumerate(spans):
@@ -76,13 +57,7 @@ def cut(spans: Sequence[tuple[int, int]], size: int) -> Iterator[list[Rows]]:
 
 
 def of_part(batches: Sequence[list[Rows]], part: Part) -> list[list[Rows]]:
-    """The batches of a round that a part runs: its share, and all that hold an unperturbed image.
-
-    Example::
-
-        >>> of_part([[(0, 0, 2)], [(0, 2, 4)], [(0, 4, 6)]], Part(0, 2))
-        [[(0, 0, 2)], [(0, 2, 4)]]
-    """
+    """The batches of a round that a part runs: its share, and all that hold an unperturbed image."""
     shared = [number for number, rows in enumerate(batches) if all(start > 0 for _, start, _ in rows)]
     others = set(shared) - {shared[i] for i in part.of(len(shared))}
     return [rows for number, rows in enumerate(batches) if number not in others]
@@ -90,14 +65,7 @@ def of_part(batches: Sequence[list[Rows]], part: Part) -> list[list[Rows]]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the forwards of a round come to.
-
-    Attributes:
-        total: forwards from the beginning of the call to the end of the round, if nothing is run twice.
-        done: forwards until now.
-        per_prediction: how many forwards one prediction of the image is.
-        note: the forwards in words, where there is more to say than their number.
-    """
+    """What the forwards of a round come to."""
 
     total: int
     done: int = 0
@@ -110,18 +78,8 @@ class Scoring(ABC):
 
     @abstractmethod
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
-        """Prepare a round.
-
-        Args:
-            spans: for each case the rows [start, stop) of the round.
-            batches: the rows to score here, in batches; those of other workers are left out.
-        """
+        """Prepare a round."""
 
     @abstractmethod
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
-        """Score the rows of a round that have no scores yet.
-
-        Args:
-            batches: as given to :meth:`plan`.
-            advance: called after each batch with the number of its forwards.
-        """
+        """Score the rows of a round that have no scores yet."""

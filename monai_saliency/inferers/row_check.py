@@ -58,13 +58,7 @@ class RowsDepend(CaseError):
 
 @dataclass(frozen=True)
 class Seen:
-    """What one image gave: copies, since a network may write its next output to the same memory.
-
-    Attributes:
-        words: where, after a figure: ``"alone"``.
-        parts: some values of each tensor of the output, by its path; none of boxes, which may come in another order.
-        scores: ``(K,)``; None where the target is not bound.
-    """
+    """What one image gave: copies, since a network may write its next output to the same memory."""
 
     words: str
     parts: Mapping[tuple[Any, ...], torch.Tensor] = field(default_factory=dict)
@@ -93,14 +87,7 @@ class Seen:
 def difference(
     one: Seen, other: Seen, tolerance: Callable[[torch.dtype], float], unperturbed: Seen | None = None
 ) -> str:
-    """How two outputs differ by more than rounding, in words; empty where they do not.
-
-    Args:
-        one: what an image gave.
-        other: what it gave elsewhere.
-        tolerance: the relative difference that is rounding, by the type of a tensor.
-        unperturbed: what counts as large too: the output of an image of nothing may be rounding of this.
-    """
+    """How two outputs differ by more than rounding, in words; empty where they do not."""
     if one.parts.keys() != other.parts.keys():
         return "the outputs have other parts"
     for path, values in one.parts.items():
@@ -123,11 +110,7 @@ def difference(
 def scores_differ(
     state: CaseState, one: Seen, other: Seen, tolerance: Callable[[torch.dtype], float], times: float = 1
 ) -> bool:
-    """Whether the scores of one image differ by more than rounding, and by enough to show in a map.
-
-    A probability is compared relative to itself; other scores not relative to less than 1 where the output has such
-    values. What is below a fiftieth of what perturbing has changed until now does not show.
-    """
+    """Whether the scores of one image differ by more than rounding, and by enough to show in a map."""
     if one.scores is None or other.scores is None:
         return False
     first, second = one.scores, other.scores.to(one.scores)
@@ -138,16 +121,7 @@ def scores_differ(
 
 
 class RowCheck:
-    """Compares rows of each case's first batch with their images alone, and the unperturbed image at the end.
-
-    Args:
-        forward: calls the network.
-        states: the cases.
-        split: the network's inputs, taken apart.
-        output: the part of the network's output that is explained.
-        size: images in a batch.
-        found: why images go through one at a time; None where they do not, or always did.
-    """
+    """Compares rows of each case's first batch with their images alone, and the unperturbed image at the end."""
 
     def __init__(
         self,
@@ -163,16 +137,7 @@ class RowCheck:
         self.tolerance = tolerance_of(forward, states[0])
 
     def check(self, batch: Sequence[Rows], output: Any) -> None:
-        """Check the cases that begin in a batch, whose rows have their scores.
-
-        Args:
-            batch: what stands in it.
-            output: the network's output of the batch.
-
-        Raises:
-            RowsDepend: when a row is not what its image gives alone, and other images are in the batch.
-            CaseError: when no way is left to explain the case.
-        """
+        """Check the cases that begin in a batch, whose rows have their scores."""
         here = f"in a batch of {self.size}" if self.size > 1 else "explained alone"
         seen = []
         for index, row, offset in _looked_at(self.states, batch):
@@ -186,11 +151,7 @@ class RowCheck:
                 self.states[index].forget_prediction()
 
     def check_unperturbed(self, index: int, output: Any, target: BoundTarget) -> None:
-        """Compare the output ``(1, ...)`` of an unperturbed image that went through alone with what was predicted.
-
-        Raises:
-            CaseError: when it differs.
-        """
+        """Compare the output ``(1, ...)`` of an unperturbed image that went through alone with what was predicted."""
         here = Seen.of(output, "explained alone", target)
         other = predicted(self.states[index], self.output, here, target)
         if other is not None and (gap := difference(other, here, self.tolerance)):
@@ -225,11 +186,7 @@ class RowCheck:
         raise CaseError(case, f"the network gives no fixed output: {both}. {_SUPPOSED}")
 
     def look_again(self, index: int) -> None:
-        """Run the unperturbed image of a case once more, alone, and compare its scores with the first ones.
-
-        Raises:
-            CaseError: when they differ.
-        """
+        """Run the unperturbed image of a case once more, alone, and compare its scores with the first ones."""
         state = self.states[index]
         now, before = self.alone(index, 0), Seen("before them", {}, state.state.reference_scores)
         if scores_differ(state, now, before, self.tolerance):
@@ -288,16 +245,7 @@ def _looked_at(states: Sequence[CaseState], batch: Sequence[Rows]) -> Iterator[t
 
 
 def refuse_changed(states: Sequence[CaseState], words: str, index: int = 0) -> None:
-    """Raise the error of a network that has changed while cases were explained, nobody knows when.
-
-    Args:
-        states: the cases, whose scores on disk are removed.
-        words: what it gives now and gave before.
-        index: the case that shows it.
-
-    Raises:
-        CaseError: always.
-    """
+    """Raise the error of a network that has changed while cases were explained, nobody knows when."""
     for state in states:
         if state.stored is not None:
             state.stored.discard()

@@ -24,14 +24,7 @@ __all__ = ["check_cases", "check_settings"]
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of an inferer that are not what they are taken for.
-
-    Args:
-        settings: the arguments of :class:`~monai_saliency.inferers.inferer.PerturbationInferer`, by name.
-
-    Raises:
-        ValueError: naming the first setting that is something else, and what to write.
-    """
+    """Refuse settings of an inferer that are not what they are taken for."""
     instance("masks", settings["masks"], Masks, "masks such as RISEMasks(1000)")
     words = "a target such as ClassScore([1], 'softmax') (FunctionScore(function) makes one of a function)"
     instance("target", settings["target"], Target, words)
@@ -97,16 +90,7 @@ def _check_fills(masks: Any, estimator: Any) -> None:
 
 
 def check_cases(cases: Any, stored: Any, count: int) -> None:
-    """Refuse `cases` and `stored` that do not say something of each image.
-
-    Args:
-        cases: the argument; None for none.
-        stored: the argument; None for none.
-        count: the number of images in the batch.
-
-    Raises:
-        ValueError: when there is not one for each image, or when a case is not a :class:`~monai_saliency.Case`.
-    """
+    """Refuse `cases` and `stored` that do not say something of each image."""
     for name, given in (("cases", cases), ("stored", stored)):
         if given is None:
             continue

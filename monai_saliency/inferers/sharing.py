@@ -16,18 +16,7 @@ __all__ = ["WorkerScores", "take_scores"]
 
 @dataclass(frozen=True)
 class WorkerScores:
-    """The scores that one worker has of a case, on the host.
-
-    Attributes:
-        name: the case's name.
-        seen: bool ``(N,)``, which masks are scored.
-        scores: ``(N, K)``.
-        reference_scores: ``(K,)``, of the unperturbed image.
-        num_forwards: forwards that this worker has spent on the case.
-        one_by_one: whether images went through this worker's network one at a time.
-        masks: the key of its masks, as text.
-        origin: what decides the scores; None where nobody noted it.
-    """
+    """The scores that one worker has of a case, on the host."""
 
     name: str
     seen: torch.Tensor
@@ -65,19 +54,7 @@ class WorkerScores:
 
 
 def take_scores(states: Sequence[CaseState], workers: Sequence[Sequence[WorkerScores]], me: int) -> None:
-    """Give the cases the scores of all workers, after which they are the same to the bit for every worker.
-
-    Of masks that several workers have scored (the first batch) the last worker's scores count, and of the unperturbed
-    image the first worker's.
-
-    Args:
-        states: the cases of this worker.
-        workers: for each worker its scores of the same cases.
-        me: the place of this worker among them.
-
-    Raises:
-        RowsDepend: when images went through the network one at a time for some workers and in batches for others.
-    """
+    """Give the cases the scores of all workers, after which they are the same to the bit for every worker."""
     for number, theirs in enumerate(workers):
         for ours, other in zip(workers[0], theirs, strict=False):
             if ours.one_by_one != other.one_by_one:

@@ -20,16 +20,7 @@ __all__ = ["WholeImages"]
 
 
 class WholeImages(Scoring):
-    """Runs the inner inferer on batches of whole perturbed images.
-
-    Args:
-        forward: calls the network.
-        states: the cases, all of one shape.
-        split: the network's inputs, taken apart.
-        output: the part of the network's output that is explained.
-        batch_size: perturbed images in a batch.
-        found: why images go through one at a time; None where they do not, or always did.
-    """
+    """Runs the inner inferer on batches of whole perturbed images."""
 
     def __init__(
         self,

@@ -26,28 +26,7 @@ __all__ = ["WholeMethodInferer", "finish"]
 
 
 class WholeMethodInferer(PerturbationInferer):
-    """Explains images by a method that is more than masks and an estimator. A subclass implements :meth:`explain_case`.
-
-    Transforms, targets, inputs, geometry, metrics and reports are those of all methods. Scores are kept in no store: a
-    stopped run makes the map of the case that it was at again. Its samples cannot be shared between workers: share
-    cases instead.
-
-    Args:
-        method: what makes the maps.
-        target: which number of the output is explained.
-        masks: other masks to score in its place, as metrics do; None for the method's own.
-        estimator: only with other masks.
-        fill: what replaces hidden voxels.
-        meaning: what the values of the maps are; by default a map of the method's name. A largest value of 0 is that of
-            each case's own map.
-        settings: those of :class:`~monai_saliency.PerturbationInferer`.
-
-    Attributes:
-        samples: what the method asks for is called, in errors.
-
-    Raises:
-        ValueError: for an estimator without masks.
-    """
+    """Explains images by a method that is more than masks and an estimator, case by case."""
 
     samples: ClassVar[str] = "masks"
 
@@ -109,29 +88,11 @@ class WholeMethodInferer(PerturbationInferer):
 
     @abstractmethod
     def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
-        """Make the map of one case, and put it into its state by :func:`finish`.
-
-        Args:
-            forward: calls the network.
-            states: the cases.
-            split: the network's inputs, taken apart.
-            index: the case's place.
-        """
+        """Make the map of one case, and put it into its state by :func:`finish`."""
 
 
 def finish(state: CaseState, output: Any, maps: torch.Tensor, scores: torch.Tensor, name: str) -> None:
-    """Put the maps of a method into a case's state.
-
-    Args:
-        state: the case's state.
-        output: the network's output ``(1, ...)`` of the unperturbed image.
-        maps: ``(K, *spatial)``.
-        scores: ``(N, K)`` of N changed images, at least one.
-        name: the method's, for errors.
-
-    Raises:
-        CaseError: when a value is NaN or infinite.
-    """
+    """Put the maps of a method into a case's state."""
     if not bool(torch.isfinite(maps).all()):
         raise CaseError(state.case.name, f"{name} made a map with NaN or infinite values")
     masks: Any = state.masks

@@ -20,14 +20,7 @@ class OwnSteps(SlidingWindowInferer):
     """A ``SlidingWindowInferer`` that has its own rule of where patches begin."""
 
     def starts(self, shape: Sequence[int]) -> list[list[int]]:
-        """Where patches begin.
-
-        Args:
-            shape: the spatial shape of the image, padded to the size of a patch.
-
-        Returns:
-            for each axis the first voxels of patches, ascending.
-        """
+        """Where patches begin."""
         raise NotImplementedError
 
 
@@ -113,9 +106,6 @@ class PatchGrid:
     def predictions(self, window: Sequence[int]) -> float:
         """What hiding windows side by side costs, in predictions of the image, its own one included, where outputs of
         patches are remembered.
-
-        Args:
-            window: the edges of a window in voxels; the first one begins at the image's first voxel.
         """
         cost = 1.0
         for axis, edge in enumerate(window):
@@ -126,11 +116,7 @@ class PatchGrid:
         return 1 + cost
 
     def share_touched(self, ends: Sequence[Iterable[int]]) -> float:
-        """The largest share of the patches that one window touches.
-
-        Args:
-            ends: for each axis, where windows side by side begin, and the axis' end.
-        """
+        """The largest share of the patches that one window touches."""
         share = 1.0
         for axis, along in enumerate(ends):
             sides = {(box[axis].start, box[axis].stop) for box in self.boxes}

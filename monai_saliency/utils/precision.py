@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition
@@ -29,11 +28,7 @@ _COARSEST = 1e-1  # any narrower type
 
 
 def exact_arithmetic(device: torch.device) -> AbstractContextManager[Any]:
-    """Switch autocast and TF32 off for the arithmetic inside. Never nest this with :func:`network_arithmetic`.
-
-    Args:
-        device: the device of the tensors.
-    """
+    """Switch autocast and TF32 off for the arithmetic inside. Never nest this with :func:`network_arithmetic`."""
     # Made for each batch of masks: nothing is switched where nothing is on.
     is_cast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
     return _exact_arithmetic(device, is_cast) if is_cast or device.type == "cuda" else nullcontext()
@@ -50,22 +45,13 @@ def _exact_arithmetic(device: torch.device, is_cast: bool) -> Iterator[None]:
 
 @contextmanager
 def network_arithmetic(device: torch.device) -> Iterator[None]:
-    """Keep the user's TF32 setting during a forward.
-
-    Waits while another thread is inside :func:`exact_arithmetic`. Never nest the two.
-
-    Args:
-        device: the device of the network.
-    """
+    """Keep the user's TF32 setting during a forward."""
     with _no_tf32.kept_out() if device.type == "cuda" else nullcontext():
         yield
 
 
 def chosen_arithmetic() -> list[str]:
-    """What the user has chosen that changes a network's rounding: autocast in this thread, and TF32.
-
-    Results that were computed under one of these are no substitute for those under another.
-    """
+    """What the user has chosen that changes a network's rounding: autocast in this thread, and TF32."""
     autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return [*(f"{device} {torch.get_autocast_dtype(device)}" for device in autocast), *_no_tf32.chosen()]
 
@@ -74,29 +60,10 @@ class _NoTF32:
     """Switches TF32 off while any thread is inside. The setting belongs to the whole process, not to a thread."""
 
     def __init__(self) -> None:
-        self._begin()
-        if hasattr(os, "register_at_fork"):
-            # The lock is free at a fork: a child would wait for ever for a thread that does not exist there.
-            hold, let_go = self._hold, self._let_go
-            os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=self._begin_in_child)
-
-    def _begin(self) -> None:
         self._lock = Condition()
         self._inside = 0
         self._kept_out = 0
         self._before: list[Any] = []
-
-    def _hold(self) -> None:
-        self._lock.acquire()
-
-    def _let_go(self) -> None:
-        self._lock.release()
-
-    def _begin_in_child(self) -> None:
-        # Threads that were inside are not there.
-        if self._inside:
-            self._restore()
-        self._begin()
 
     def _restore(self) -> None:
         for (owner, name, _), before in zip(self.switches(), self._before, strict=True):
@@ -133,9 +100,8 @@ class _NoTF32:
 
     def chosen(self) -> list[str]:
         """The user's own settings, also while a thread is inside."""
-        with self._lock:
-            values = self._before if self._inside else [getattr(owner, name) for owner, name, _ in self.switches()]
-            return [str(value) for value in values]
+        values = self._before if self._inside else [getattr(owner, name) for owner, name, _ in self.switches()]
+        return [str(value) for value in values]
 
     @staticmethod
     def switches() -> list[tuple[Any, str, Any]]:
@@ -150,11 +116,7 @@ _no_tf32 = _NoTF32()
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:
-    """The data type of long sums: float64, or float32 on Apple's GPUs, which have no float64.
-
-    Args:
-        device: the device of the sums.
-    """
+    """The data type of long sums: float64, or float32 on Apple's GPUs, which have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

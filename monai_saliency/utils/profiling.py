@@ -25,9 +25,6 @@ _lock = Lock()
 def stage(name: str) -> AbstractContextManager[Any]:
     """Name the work inside the block in a trace, at no cost where no profiler runs. A ``"forward"`` is one step of
     the trace.
-
-    Args:
-        name: the name of the stage.
     """
     if name == "forward" and _profiler is not None:
         with _lock:

@@ -17,19 +17,12 @@ __all__ = [
     "columns",
     "cut",
     "finite_between",
-    "new_buffer",
     "plain",
     "to_device",
     "to_host",
     "windows",
     "with_meta_of",
 ]
-
-
-def new_buffer(image: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Zeros of an image's type and device, whose changes in place are counted, in inference mode as well."""
-    with torch.inference_mode(False):
-        return image.new_zeros(*shape)
 
 
 def plain(value: Any) -> Any:

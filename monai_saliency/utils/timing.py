@@ -15,18 +15,7 @@ __all__ = ["BusyMeter", "Timestamp", "WatchedInferer"]
 
 
 class Timestamp:
-    """A point in time on a device. Making one never waits for the device.
-
-    Example::
-
-        start = Timestamp(device)
-        output = network(images)
-        seconds = Timestamp(device).seconds_since(start)
-
-    Args:
-        device: on CUDA, the timestamp is the time when the device has finished all work it was given so far. On other
-            devices it is the time now.
-    """
+    """A point in time on a device. Making one never waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._event: torch.cuda.Event | None = None
@@ -73,11 +62,7 @@ class BusyMeter:
 
     @contextmanager
     def call(self, batch: torch.Tensor) -> Iterator[None]:
-        """Time the block as one call of the network.
-
-        Args:
-            batch: the input of the network, ``(n, ...)``.
-        """
+        """Time the block as one call of the network."""
         start = Timestamp(batch.device)
         yield
         self.add(start, Timestamp(batch.device), len(batch))
@@ -87,13 +72,7 @@ class BusyMeter:
         return WatchedInferer(inferer, self)
 
     def add(self, start: Timestamp, end: Timestamp, images: int) -> None:
-        """Add one call. Calls must be added in the order of their times.
-
-        Args:
-            start: when the call began.
-            end: when the call ended.
-            images: how many images the network was given.
-        """
+        """Add one call. Calls must be added in the order of their times."""
         self.images += images
         self._first = self._first or start
         self._last = end
@@ -125,12 +104,7 @@ class BusyMeter:
 
 
 class WatchedInferer(Inferer):
-    """An inferer whose calls are timed, see :meth:`BusyMeter.watch`.
-
-    Args:
-        inferer: the inferer.
-        meter: counts the time of its calls.
-    """
+    """An inferer whose calls are timed, see :meth:`BusyMeter.watch`."""
 
     def __init__(self, inferer: Inferer, meter: BusyMeter) -> None:
         super().__init__()

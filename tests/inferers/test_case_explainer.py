@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from monai.data import MetaTensor
 from monai.inferers import SimpleInferer, SlidingWindowInferer
 
 import monai_saliency as ms
@@ -17,12 +16,9 @@ from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_explainer import Assignment, CaseExplainer, Explained
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
-from monai_saliency.networks.identity import network_key
 from monai_saliency.sharding import Part
 from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.key import fingerprint, library_versions
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.utils.precision import chosen_arithmetic
 
 IMAGES = torch.stack([torch.full((1, 6, 6, 6), value) for value in (0.5, 1.0)])
 CASES = [Case("ct_1"), Case("ct_2")]
@@ -113,31 +109,6 @@ def test_parts_need_a_store_that_keeps_them(tmp_path: Path) -> None:
         explain(explainer, IMAGES, CASES)
 
 
-def test_the_key_of_stored_scores_covers_all_that_decides_them(tmp_path: Path) -> None:
-    """And its bytes stay what they are, so that a store is resumed by the next version of this package."""
-    network, inferer = torch.nn.Sequential(Picky()), windows()
-    image = MetaTensor(IMAGES[:1] * 0.5, affine=2 * torch.eye(4))
-    labels = torch.ones(1, 6, 6, 6)
-    explain(
-        CaseExplainer(inferer, network, ScoreStore(tmp_path)),
-        image,
-        [Case("ct_1", labels=labels, spacing=(2.0, 2.0, 2.0), file="scan.nii.gz")],
-    )
-    settings = [inferer.masks, inferer.target, inferer.fill, inferer.inferer, inferer.inputs, inferer.output]
-    decides = [library_versions(), network_key(network), settings, image[0].as_tensor(), []]
-    (folder,) = (path for path in (tmp_path / "ct_1").iterdir() if path.is_dir())
-    assert folder.name == fingerprint([*decides, labels, (2.0, 2.0, 2.0), chosen_arithmetic()])[:32]
-
-
-def test_scores_of_another_version_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = []
-    for version in ("1", "2", "1"):
-        monkeypatch.setattr("monai_saliency.storage.key.__version__", version)
-        (found,) = explain(CaseExplainer(windows(), Picky(), ScoreStore(tmp_path)), IMAGES[:1], CASES[:1])
-        counts.append(found.explanation.num_forwards)
-    assert counts == [9, 9, 1]
-
-
 def test_a_setting_that_is_changed_in_place_has_its_own_scores(tmp_path: Path) -> None:
     """An inferer does not change, but an attribute of its fill may, as where a notebook's cell is run again."""
     fill = ms.ConstantFill(0.0)
@@ -210,19 +181,3 @@ def test_what_a_run_is_assigned(tmp_path: Path) -> None:
     assert sharing.asked == [(False, Part()), (True, Part())]
     assert found.explanation.num_forwards == 1
     assert explainer.inferer.sharing is None
-
-
-def test_places_of_batches() -> None:
-    assert [Assignment().place(number) for number in range(3)] == [0, 1, 2]
-    assert [Assignment(places=[1, 4]).place(number) for number in range(2)] == [1, 4]
-
-
-def test_what_other_processes_report() -> None:
-    explainer = CaseExplainer(windows(), Picky())
-    explainer.written("a")
-    explainer.take_over(["b", "a"], ["c"])
-    explainer.take_over(["c"], ["d", "d"])
-    assert explainer.explained == ["a", "b", "c"]
-    assert explainer.waiting == ["c", "d", "d"]
-    explainer.expect(["a", "e"])
-    assert explainer.waiting == ["a", "e"]

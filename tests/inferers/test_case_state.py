@@ -89,16 +89,6 @@ def test_a_part_runs_its_own_batches_and_the_first(image: torch.Tensor) -> None:
     assert all(torch.equal(a, b) for a, b in zip(others, expected, strict=True))
 
 
-def test_two_images_that_share_batches(image: torch.Tensor) -> None:
-    both = torch.cat([image, image.flip(2)])
-    whole = inferer().explain(both, Network())
-    parts = [inferer().score(both, Network(), part=Part(k, 2)) for k in range(2)]
-    for explanation, expected in zip(merged(parts), whole, strict=True):
-        assert torch.equal(explanation.saliency, expected.saliency)
-        # The two batches that hold an unperturbed image are in both parts.
-        assert explanation.num_forwards > expected.num_forwards
-
-
 def test_parts_that_do_not_belong_together(image: torch.Tensor) -> None:
     one, other = (inferer().score(image, Network(), part=Part(k, 2)) for k in range(2))
     with pytest.raises(CaseError, match="another part is still to be done"):
@@ -225,31 +215,6 @@ def test_parts_meet_in_the_store(image: torch.Tensor, tmp_path: Path) -> None:
     assert torch.equal(explanation.saliency, whole.saliency)
 
 
-def test_who_begins_later_removes_nothing(image: torch.Tensor, tmp_path: Path) -> None:
-    """Neither where the reference is there already, nor where its file is not seen yet."""
-    store = ScoreStore(tmp_path)
-    (run,) = inferer().score(image, Network(), stored=[store.open("case", "key")], part=Part(0, 2))
-    files = {path.name for path in (tmp_path / "case" / "key").iterdir()}
-    (tmp_path / "case" / "key" / "reference.npy").unlink()
-    late = store.open("case", "key")
-    late.resume(run.state.reference_scores)
-    late.resume(run.state.reference_scores)
-    assert {path.name for path in (tmp_path / "case" / "key").iterdir()} == files
-
-
-@pytest.mark.parametrize(("factor", "kept"), [(1 + 5e-7, True), (1 + 5e-6, False)])
-def test_a_score_that_differs_by_rounding_is_the_same_networks(
-    image: torch.Tensor, tmp_path: Path, factor: float, kept: bool
-) -> None:
-    """As between two nodes of a cluster, on either of which a requeued job goes on."""
-    scores = ScoreStore(tmp_path).open("case", "key")
-    inferer().explain(image, Network(), stored=[scores])
-    reference = scores.reference()
-    assert reference is not None
-    scores.resume(torch.from_numpy(reference.astype(np.float64) * factor))
-    assert bool(scores.ranges()) == kept
-
-
 def test_no_map_of_a_part(image: torch.Tensor) -> None:
     (run,) = inferer().score(image, Network(), cases=[Case("brain")], part=Part(0, 2))
     with pytest.raises(CaseError, match=rf"brain.* of {MASKS} masks have scores: another part is still to be done"):
@@ -311,26 +276,3 @@ def test_a_hidden_voxel_that_is_not_finite_is_the_fill(method: str, broken: floa
     assert len(hidden)
     expected = Cleans()((kept + (1 - masks) * 2.0)[hidden])
     torch.testing.assert_close(found.scores[hidden], expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-@pytest.mark.parametrize("broken", [False, True])
-def test_what_the_network_is_given(channels: int, dtype: torch.dtype, broken: bool) -> None:
-    """The image and the fill, blended by each mask, wherever masks are written."""
-    image = torch.rand(1, channels, 14, 17, generator=torch.Generator().manual_seed(3)).to(dtype)
-    if broken:
-        image[0, 0, 3, 4] = torch.inf
-    seen: list[torch.Tensor] = []
-
-    def network(batch: torch.Tensor) -> torch.Tensor:
-        seen.extend(batch.clone())
-        return batch[:, :, :2, :2].flatten(1).double()
-
-    fill = ms.ConstantFill(-2.0)
-    ms.rise(MASKS, 3, fill=fill, target=ms.ClassScore([0], "none"), mask_batch_size=BATCH)(image, network)
-    filled, masks = fill(image)[0], ms.RISEMasks(MASKS, 3).bind(image[0]).render(range(MASKS)).to(dtype)
-    for mask in masks:
-        blended = torch.where(mask > 0, torch.lerp(filled, image[0], mask), filled)
-        expected = torch.where(image[0].isinf() & (mask > 0), image[0], blended)
-        assert any(torch.equal(each, expected) for each in seen)

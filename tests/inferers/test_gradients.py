@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 import torch
 from monai.data import MetaTensor
-from monai.inferers import Inferer, SimpleInferer, SliceInferer, SlidingWindowInferer
+from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 from monai.networks.nets import DenseNet, UNet
 from monai.visualize import GradCAM as MonaiGradCAM
 
 import monai_saliency as ms
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.gradients import GradCAM, IntegratedGradients
-from monai_saliency.inferers.gradients import GradientInferer
 from monai_saliency.metrics import Deletion
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
@@ -174,13 +172,6 @@ def test_grad_cam_of_a_segmentation_is_its_formula() -> None:
 # Patch by patch. ------------------------------------------------------------------------------------------------------
 
 
-class Slices(SliceInferer):
-    """Slices along the last axis."""
-
-    def __init__(self) -> None:
-        super().__init__(roi_size=(8, 8), spatial_dim=2, sw_batch_size=4)
-
-
 @pytest.mark.parametrize("target", [ms.RegionScore([0, 1], "softmax"), ms.RegionScore(1, "none", "all")])
 @pytest.mark.parametrize(
     "inferer",
@@ -199,62 +190,6 @@ def test_patch_by_patch_is_the_derivative_of_the_whole(inferer: Inferer, target:
     for k in range(len(scores)):
         (expected,) = torch.autograd.grad(scores[k], leaf, retain_graph=True)
         torch.testing.assert_close(found.saliency[k], expected[0, 0], rtol=1e-9, atol=1e-15)
-
-
-def test_slices_of_a_volume() -> None:
-    network = seeded(lambda: UNet(2, 1, 2, (4, 8), (2,), norm="batch"), torch.float64)
-    x, target = image(1, 1, 8, 8, 5, dtype=torch.float64), ms.RegionScore(1, "softmax", "all")
-    found = ms.smoothgrad(1, 0, reading="signed", target=target, inferer=Slices())(x, network)
-    leaf = x.clone().requires_grad_()
-    output = torch.stack([network(leaf[..., i]) for i in range(5)], dim=-1)
-    (expected,) = torch.autograd.grad(output.softmax(1)[:, 1].mean(), leaf)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-15)
-
-
-def test_patches_without_a_part_in_the_score_are_not_run_again() -> None:
-    sizes: list[int] = []
-
-    class Counting(torch.nn.Conv3d):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            sizes.append(len(x) if torch.is_grad_enabled() else 0)
-            return super().forward(x)
-
-    network, x = Counting(1, 2, 3, padding=1), image(1, 1, 32, 8, 8)
-    region = torch.zeros(1, 32, 8, 8)
-    region[:, :4] = 1
-    target = ms.RegionScore(1, "none", region)
-    saliency = ms.smoothgrad(1, 0, target=target, inferer=SlidingWindowInferer((8, 8, 8), 1, 0))(x, network)
-    assert [size for size in sizes if size] == [1]  # of four patches
-    assert int((saliency[0, 0].abs().amax((1, 2)) > 0).sum()) == 5  # the region, and the voxels beside it
-
-
-@pytest.mark.slow
-def test_memory_is_that_of_one_batch_of_patches() -> None:
-    """What autograd keeps for the patches, by counting the bytes of saved tensors that are alive at once."""
-    network = seeded(lambda: UNet(3, 1, 2, (16, 32), (2,), norm="batch"))
-    alive, most = [0], [0]
-
-    class Held:
-        def __init__(self, tensor: torch.Tensor) -> None:
-            self.tensor, self.size = tensor, tensor.numel() * tensor.element_size()
-            alive[0] += self.size
-            most[0] = max(most[0], alive[0])
-
-        def __del__(self) -> None:
-            alive[0] -= self.size
-
-    def peak(length: int, run: Callable[[torch.Tensor], Any]) -> int:
-        alive[0] = most[0] = 0
-        with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor):
-            run(image(1, 1, length, 16, 16).requires_grad_())
-        return most[0]
-
-    inferer, target = SlidingWindowInferer((16, 16, 16), 1, 0), ms.RegionScore(1, "softmax", "all")
-    explain = ms.smoothgrad(1, 0, target=target, inferer=inferer)
-    few, many = (peak(length, lambda x: explain(x.detach(), network)) for length in (32, 128))
-    assert many - few < 12 * 4 * 96 * 16 * 16  # what grows: the volume, its patches and their outputs
-    whole = peak(128, lambda x: inferer(x, network).softmax(1)[:, 1].mean().backward())
-    assert many < 0.4 * whole
 
 
 # Laws. ----------------------------------------------------------------------------------------------------------------
@@ -325,14 +260,6 @@ def test_geometry_and_metrics() -> None:
     assert bool(torch.isfinite(deletion.compute(saliency.as_tensor(), x.as_tensor())).all())
 
 
-def test_the_meaning_of_a_map_is_on_its_own_scale() -> None:
-    (found,) = ms.integrated_gradients(5, target=FIRST).explain(image(1, 1, 4, 4, dtype=torch.float64), Linear(1, 4, 4))
-    meaning = found.estimator.meaning(found.masks)
-    assert meaning.words.endswith("share of the change of the score, on this scan's own scale")
-    largest = float(found.saliency.abs().max())
-    assert largest <= meaning.largest <= 2.5 * largest
-
-
 # What is refused. -----------------------------------------------------------------------------------------------------
 
 
@@ -388,12 +315,6 @@ def test_torchscript_is_differentiated_but_has_no_layers_to_watch() -> None:
     torch.testing.assert_close(ms.smoothgrad(3, target=target)(x, script), expected, rtol=1e-4, atol=1e-9)
 
 
-def test_a_callable_has_no_layers_to_watch() -> None:
-    network = classifier()
-    with pytest.raises(CaseError, match="it is a function, which has no layers that could be watched"):
-        ms.grad_cam(target=FIRST)(image(1, 1, 16, 16, 16), lambda x: network(x))
-
-
 def test_a_layer_that_is_not_there() -> None:
     with pytest.raises(
         ValueError, match=r"`target_layer` 'class_layers.rel' is not a layer of DenseNet.*class_layers\."
@@ -401,25 +322,6 @@ def test_a_layer_that_is_not_there() -> None:
         ms.grad_cam("class_layers.rel", target=FIRST)(image(1, 1, 16, 16, 16), classifier())
     with pytest.raises(CaseError, match=r"not the layer 'class_layers.out' gives a tensor \(n, channels"):
         ms.grad_cam("class_layers.out", target=FIRST)(image(1, 1, 16, 16, 16), classifier())
-
-
-def test_settings() -> None:
-    with pytest.raises(ValueError, match=r"IntegratedGradients makes its own maps: leave out `estimator`"):
-        ms.integrated_gradients(target=FIRST, estimator=ms.OcclusionScoring())
-    with pytest.raises(ValueError, match=r"`method` must be a white-box method such as"):
-        GradientInferer("integrated_gradients", FIRST)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"`steps` must be a whole number of at least 1"):
-        ms.integrated_gradients(0, target=FIRST)
-    with pytest.raises(ValueError, match=r"`reading`"):
-        ms.smoothgrad(reading="squared", target=FIRST)
-    with pytest.raises(ValueError, match=r"`target_layer` must be the name of a layer"):
-        GradCAM(3)  # type: ignore[arg-type]
-    explain = ms.integrated_gradients(5, target=FIRST)
-    changed = explain.replace(mask_batch_size=3)
-    assert isinstance(changed, GradientInferer)
-    assert isinstance(changed.method, IntegratedGradients)
-    assert len(changed.method) == 5
-    assert type(explain.replace(masks=ms.RISEMasks(4), estimator=ms.RISEScoring())) is ms.PerturbationInferer
 
 
 def test_parts_of_a_case_and_the_store(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill
@@ -27,7 +25,6 @@ from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.methods import region_occlusion, rise, sliding_window
 from monai_saliency.targets import BoundTarget, ClassScore, RegionScore, Target
-from monai_saliency.utils.precision import _NoTF32
 
 LOGIT = ClassScore([1], "none")
 
@@ -104,13 +101,6 @@ class TestWhatTheNetworkSees:
         assert torch.equal(network.rows(11), image.expand(11, *image.shape[1:]))
 
     @pytest.mark.parametrize("shape", SHAPES)
-    def test_law_1_all_zeros_masks_are_the_fill(self, shape: tuple[int, ...]) -> None:
-        image = images(1, 1, *shape)
-        network = Recorder(Classifier(len(shape)).eval())
-        rise(5, 3, p1=0.0, form="plain", target=LOGIT, fill=BlurFill(1.0))(image, network)
-        assert torch.equal(network.rows(6)[1:], BlurFill(1.0)(image).expand(5, *image.shape[1:]))
-
-    @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("masks", [RISEMasks(11, 3, seed=5), SlidingWindowMasks(4, 3)])
     @pytest.mark.parametrize("fill", [None, ConstantFill([0.5, -2.0]), BlurFill(1.5)])
     def test_law_1_perturbed_images(self, shape: tuple[int, ...], masks: Any, fill: Any) -> None:
@@ -164,14 +154,6 @@ class TestSameMap:
             one_by_one = [method(target=target, mask_batch_size=size)(image[None], network) for image in inputs]
             torch.testing.assert_close(torch.cat(one_by_one), expected, rtol=0, atol=atol)
 
-    def test_for_any_number_of_threads(self, method: Callable[..., PerturbationInferer]) -> None:
-        network, inputs = Classifier(3).eval(), images(1, 1, 16, 18, 14)
-        maps = []
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            maps.append(method(target=LOGIT)(inputs, network))
-        torch.testing.assert_close(maps[1], maps[0], rtol=0, atol=1e-5 * float(maps[0].abs().max()))
-
     def test_law_7_twice_in_a_row(self, method: Callable[..., PerturbationInferer]) -> None:
         network, inputs = Classifier(), images(2, 1, 13, 10)
         explain = method(target=LOGIT, mask_batch_size=5)
@@ -179,12 +161,6 @@ class TestSameMap:
         explain(images(1, 1, 9, 9) + 4, network)
         assert torch.equal(explain(inputs, network), first)
         assert torch.equal(method(target=LOGIT, mask_batch_size=5)(inputs, network), first)
-
-    def test_for_any_kind_of_callable(self, method: Callable[..., PerturbationInferer]) -> None:
-        network, inputs = Classifier().eval(), images(1, 1, 13, 10)
-        expected = method(target=LOGIT)(inputs, network)
-        for other in (lambda x: network(x), network.forward, torch.jit.trace(network, torch.zeros(16, 1, 13, 10))):
-            torch.testing.assert_close(method(target=LOGIT)(inputs, other), expected, rtol=0, atol=1e-6)
 
     def test_when_the_network_works_in_place(self, method: Callable[..., PerturbationInferer]) -> None:
         """As a first layer ReLU(inplace=True) does: it may spoil its batch, not the image or later batches."""
@@ -245,70 +221,6 @@ class TestNetworkIsLeftAsItWas:
         assert torch.is_grad_enabled()
 
 
-class TestPlantedTruth:
-    """A network that sums one box."""
-
-    @staticmethod
-    def box(dims: int) -> tuple[tuple[int, ...], tuple[slice, ...], Callable[[torch.Tensor], torch.Tensor]]:
-        shape, corner = ((30, 26), (16, 14, 12))[dims - 2], (9, 5, 6)[:dims]
-        box = tuple(slice(c, c + 6 if dims == 2 else c + 4) for c in corner)
-        return shape, box, lambda x: x[(slice(None), slice(None), *box)].flatten(1).sum(1, keepdim=True)
-
-    @pytest.mark.parametrize("dims", [2, 3])
-    @pytest.mark.parametrize(("window", "stride"), [(4, 2), (3, 3), (2, 4)])
-    def test_occlusion_is_positive_exactly_on_windows_that_touch_the_box(
-        self, dims: int, window: int, stride: int
-    ) -> None:
-        shape, box, network = self.box(dims)
-        image = images(1, 1, *shape).mul(10).round().abs() + 1
-        maps = sliding_window(window, stride, target=ClassScore([0], "none"))(image, network)
-        hidden = SlidingWindowMasks(window, stride).bind(image[0])
-        hidden = hidden.render(range(len(hidden)))[:, 0] == 0
-        touches = hidden[(slice(None), *box)].flatten(1).any(1)
-        expected = hidden[touches].any(0)
-        assert expected.any()
-        assert not expected.all()
-        assert torch.equal(maps[0, 0] > 0, expected)
-        assert bool((maps[0, 0][~expected] == 0).all())
-
-    @pytest.mark.parametrize("dims", [2, 3])
-    def test_occlusion_is_the_overlap_of_the_window(self, dims: int) -> None:
-        """Linear network, image of ones, windows beside each other: the drop is the hidden part of the box."""
-        shape, box, network = self.box(dims)
-        maps = sliding_window(2, 2, target=ClassScore([0], "none"))(torch.ones(1, 1, *shape), network)[0, 0]
-        for corner in itertools.product(*(range(0, size, 2) for size in shape)):
-            window = tuple(slice(c, c + 2) for c in corner)
-            overlap = math.prod(
-                max(0, min(w.stop, b.stop) - max(w.start, b.start)) for w, b in zip(window, box, strict=True)
-            )
-            assert bool((maps[window] == overlap).all()), corner
-
-    @pytest.mark.parametrize("dims", [2, 3])
-    @pytest.mark.parametrize("form", ["centred", "debiased", "plain"])
-    def test_rise_finds_the_box(self, dims: int, form: str) -> None:
-        shape, box, network = self.box(dims)
-        explain = rise(1000, 5, seed=1, form=form, target=ClassScore([0], "none"), mask_batch_size=200)
-        maps = explain(torch.ones(1, 1, *shape), network)[0, 0]
-        inside = torch.zeros(shape, dtype=torch.bool)
-        inside[box] = True
-        # A cell that reaches into the box tells of the voxels beside it too: look one cell away for the background.
-        near = torch.zeros(shape, dtype=torch.bool)
-        cells = [math.ceil(size / 5) for size in shape]
-        near[tuple(slice(max(0, b.start - c), b.stop + c) for b, c in zip(box, cells, strict=True))] = True
-        background = maps[~near]
-        assert float(maps[inside].mean()) > float(background.mean()) + 5 * float(background.std())
-        assert bool(inside.flatten()[maps.argmax()])
-
-    def test_fill_polarity(self) -> None:
-        """Hiding a dark box behind a bright fill raises the score, so the box speaks against it."""
-        shape, _, network = self.box(2)
-        maps = sliding_window(2, 2, target=ClassScore([0], "none"), fill=ConstantFill(3.0))(
-            torch.ones(1, 1, *shape), network
-        )
-        assert float(maps.min()) == -8.0
-        assert float(maps.max()) == 0.0
-
-
 class TestMetaTensor:
     @pytest.mark.parametrize("count", [1, 3])
     def test_law_6_a_map_lies_on_its_scan(self, count: int) -> None:
@@ -331,11 +243,6 @@ class TestMetaTensor:
             assert torch.equal(one.affine, scan.affine)
             assert len(one.applied_operations) == 2
             assert str(one.applied_operations) == str(scan.applied_operations)
-
-    def test_double_map_of_a_double_image(self) -> None:
-        batch = list_data_collate([MetaTensor(images(1, 9, 8, dtype=torch.float64))])
-        maps = rise(4, 2, target=LOGIT)(batch, Classifier().double())
-        assert maps.dtype == torch.float64
 
 
 class TestInnerInferer:
@@ -410,14 +317,6 @@ class TestExplain:
                 assert list(explanation.target.labels) == [2, 0]
                 assert explanation.num_forwards == 7
 
-    def test_scores_remake_the_map(self) -> None:
-        """Scores and settings are the whole explanation: any estimator's map is made of them."""
-        network, inputs = Classifier().eval(), images(1, 1, 9, 8)
-        (explanation,) = rise(6, 3, target=LOGIT).explain(inputs, network)
-        state = RISEScoring(form="plain").start(RISEMasks(6, 3).bind(inputs[0]), explanation.reference_scores)
-        state.update(range(6), explanation.scores)
-        assert torch.equal(state.compute()[None], rise(6, 3, form="plain", target=LOGIT)(inputs, network))
-
     def test_different_numbers_of_maps(self) -> None:
         class Growing(Target):
             def bind(self, reference_output: torch.Tensor, case: Case) -> BoundTarget:
@@ -428,34 +327,6 @@ class TestExplain:
         assert [len(e.saliency) for e in explain.explain(inputs, network)] == [1, 2]
         with pytest.raises(ValueError, match=r"different numbers of maps \[1, 2\]: call `explain`"):
             explain(inputs, network)
-
-    def test_progress_counts_forwards(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import tqdm
-
-        totals, counts, lines = [], [], []
-
-        class Bar:
-            def __init__(self, total: int, **_: Any) -> None:
-                totals.append(total)
-
-            def __enter__(self) -> Bar:
-                return self
-
-            def __exit__(self, *_: object) -> None: ...
-
-            def update(self, count: int) -> None:
-                counts.append(count)
-
-            @staticmethod
-            def write(line: str, **_: Any) -> None:
-                lines.append(line)
-
-        monkeypatch.setattr(tqdm, "tqdm", Bar)
-        rise(6, 3, target=LOGIT, progress=True, mask_batch_size=4)(images(2, 1, 9, 8), Classifier())
-        assert totals == [14]
-        assert counts == [4, 4, 4, 2]
-        both = "image 0 of the batch, image 1 of the batch"
-        assert lines == [f"{both}: 14 forwards; that is 14 predictions", f"{both}: it takes about 1 second"]
 
 
 class LargestTensor(TorchDispatchMode):
@@ -507,13 +378,6 @@ class TestErrors:
             explain.explain(torch.ones(1, 1, 9, 9), network, cases=[Case("ct_2")])
         assert error.value.case == "ct_2"
 
-    def test_a_nan_segmentation_is_not_called_an_empty_region(self) -> None:
-        explain = sliding_window(3, target=RegionScore(1, "sigmoid"))
-        with pytest.raises(CaseError, match=r"case ct_2: .*NaN"):
-            explain.explain(
-                torch.ones(1, 1, 9, 9), lambda x: x.expand(-1, 2, -1, -1) * float("nan"), cases=[Case("ct_2")]
-            )
-
     def test_files_name_cases(self) -> None:
         batch = list_data_collate(
             [MetaTensor(images(1, 9, 8), meta={"filename_or_obj": f"/scans/{name}.nii.gz"}) for name in "ab"]
@@ -557,15 +421,6 @@ class TestErrors:
                 images(1, 1, 9, 8), Classifier(), cases=[Case("ct_2")]
             )
 
-    @pytest.mark.parametrize("shape", [(9, 9), (1, 9, 9), (0, 1, 9, 9), (1, 1, 9, 9, 9, 9)])
-    def test_shapes_that_are_no_batch_of_images(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(ValueError, match=r"`inputs` must be images of shape .*got \("):
-            sliding_window(3, target=LOGIT)(torch.ones(shape), lambda x: x.flatten(1))
-
-    def test_mask_batch_size(self) -> None:
-        with pytest.raises(ValueError, match="`mask_batch_size` must be a whole number of at least 1, got 0"):
-            PerturbationInferer(RISEMasks(4), LOGIT, OcclusionScoring(), mask_batch_size=0)
-
 
 @pytest.mark.parametrize("kind", ["script", "frozen", "trace", "export"])
 def test_exported_networks_are_explained_like_the_original(kind: str) -> None:
@@ -608,25 +463,6 @@ def test_label_maps_with_a_batch_of_images() -> None:
         assert torch.equal(explanation.saliency, alone.saliency)
 
 
-class TF32:
-    """A switch as torch has it."""
-
-    def __init__(self) -> None:
-        self.fp32_precision = "tf32"
-
-
-def test_exact_arithmetic_is_for_all_threads_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    matmul, conv = TF32(), TF32()
-    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
-    monkeypatch.setattr(torch.backends.cudnn, "conv", conv)
-    no_tf32 = _NoTF32()
-    with no_tf32:
-        with no_tf32:
-            assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "ieee")
-        assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "ieee")
-    assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
-
-
 def test_settings_never_change() -> None:
     """A changed copy is made instead, and the inferer stays as it was."""
     explain = rise(5, target=LOGIT, mask_batch_size=3)
@@ -641,16 +477,3 @@ def test_settings_never_change() -> None:
     assert changed.masks is explain.masks
     with pytest.raises(TypeError, match="nothing"):
         explain.replace(nothing=1)
-
-
-class Sized(torch.nn.Module):
-    """Notes how many images each forward is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = torch.nn.Linear(64, 2)
-        self.sizes: list[int] = []
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        self.sizes.append(len(batch))
-        return self.inner(batch.flatten(1))

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import fork_server
 from helpers.patches import WHOLE, Coupled, Network, blocks, images, patch_boxes
 from monai.inferers import SlidingWindowInferer
 
@@ -67,48 +66,6 @@ class TestBounded:
         assert torch.equal(explanation.scores, expected.scores)
         assert max(used) <= everything // share
         assert explanation.num_forwards > expected.num_forwards or share == 2
-
-    @pytest.mark.slow
-    def test_resident_memory_keeps_to_the_limit(self) -> None:
-        """The growth of a process over one that remembers nothing is within 20 % of a tenth of all outputs."""
-        script = """
-import ctypes, sys, torch
-# Memory that is freed goes back to the system, so that the peak is of what was held (glibc's M_MMAP_THRESHOLD).
-ctypes.CDLL(None).mallopt(-3, 262144)
-from monai.inferers import SlidingWindowInferer
-import monai_saliency as ms
-torch.set_num_threads(1)
-torch.manual_seed(0)
-inferer = SlidingWindowInferer((32, 32, 32), sw_batch_size=2, overlap=0.25)
-target = ms.RegionScore(1, "softmax", region="all")
-labels = torch.randint(1, 13, (1, 4, 4, 4), generator=torch.Generator().manual_seed(0))
-for axis in (1, 2, 3):
-    labels = labels.repeat_interleave(20, axis)
-explain = ms.PerturbationInferer(
-    ms.RegionMasks(40), target, ms.OcclusionScoring(), inferer=inferer, patch_memory=ms.PatchMemory(0, int(sys.argv[1]))
-)
-weights = torch.arange(1.0, 9).reshape(8, 1, 1, 1)
-cases = [ms.Case("x", labels=labels)]
-(explanation,) = explain.explain(torch.rand(1, 1, 80, 80, 80), lambda x: x * weights, cases=cases)
-# Not `ru_maxrss`, which a process inherits from the one that started it.
-peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
-print(explanation.num_forwards, peak, *explanation.scores[:, 0].tolist())
-"""
-        size = 8 * 32**3 * 4
-
-        def run(limit: int) -> tuple[int, int, list[str]]:
-            done = fork_server.run(["-c", script, limit], check=True)
-            assert done.stdout is not None
-            forwards, peak, *scores = done.stdout.split()
-            return int(forwards), int(peak), scores
-
-        (forwards, roomy, expected), (_, none, _) = run(2**40), run(0)
-        limit = forwards * size // 10
-        more, peak, scores = run(limit)
-        assert scores == expected
-        assert more > forwards
-        assert roomy - none > 1.5 * limit
-        assert peak - none <= 1.2 * limit
 
     def test_windows_need_little_more_than_the_unperturbed_outputs(self, used: list[int]) -> None:
         inferer = SlidingWindowInferer((8, 8), 3, 0.5)

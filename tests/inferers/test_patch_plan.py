@@ -57,27 +57,6 @@ class TestCounted:
         assert counts.forwards == expected
         assert counts.plain == counts.patches * (len(explanation.scores) + 1)
 
-    def test_random_coalitions_of_twelve_regions(self) -> None:
-        """512 coalitions: each patch is run for the distinct restrictions seen, at most 2 ** its regions."""
-        shape = (32, 28, 24)
-        labels = torch.zeros(1, *shape, dtype=torch.int)
-        for label in range(12):
-            corner = [(label * step) % (n - 9) for step, n in zip((7, 11, 5), shape, strict=True)]
-            labels[(0, *(slice(c, c + 9) for c in corner))] = label + 1
-        inferer = SlidingWindowInferer((12, 12, 12), overlap=0.25)
-        network, image = Network(3), images(1, 1, *shape)
-        masks = RegionMasks(512, seed=3)
-        explain = PerturbationInferer(masks, WHOLE, OcclusionScoring(), inferer=inferer, mask_batch_size=64)
-        explain.explain(image, network, cases=[Case("x", labels=labels)])
-        bound = masks.bind(image[0], labels=labels)
-        expected = closed_form(bound, inferer, torch.ones(shape))
-        assert network.rows == expected + 1  # an unperturbed patch again at the end
-        boxes = patch_boxes(inferer, shape)[0]
-        regions = [len(set(labels[0][box].unique().tolist()) - {0}) for box in boxes]
-        assert max(regions) >= 5
-        assert network.rows <= sum(2**count for count in regions)
-        assert network.rows < len(boxes) * 513 / 5
-
     def test_a_clinical_ct(self) -> None:
         """512 x 512 x 300, 96^3 patches, overlap 0.25, windows and strides of 32: at least 45 times fewer."""
         explain = sliding_window(32, 32, target=WHOLE, inferer=SlidingWindowInferer((96, 96, 96)))
@@ -95,23 +74,6 @@ class TestCounted:
         assert counts.forwards == touched + 196
         assert counts.plain == 196 * (masks_along + 1)
         assert counts.gain >= 45
-
-    @pytest.mark.slow
-    def test_a_clinical_ct_at_a_quarter_of_its_size(self) -> None:
-        """The same geometry in voxels four times as large, run: the network sees as many rows as were planned."""
-        explain = sliding_window(8, 8, target=WHOLE, inferer=SlidingWindowInferer((24, 24, 24)))
-        rows = 0
-
-        def network(x: torch.Tensor) -> torch.Tensor:
-            nonlocal rows
-            rows += len(x)
-            return torch.cat([x, -x], dim=1)
-
-        explain.explain(images(1, 1, 128, 128, 75), network)
-        full = sliding_window(32, 32, target=WHOLE, inferer=SlidingWindowInferer((96, 96, 96)))
-        counts = plan(full.masks, full.inferer, torch.empty(1, 512, 512, 300, device="meta"))
-        assert rows == counts.forwards + 1  # an unperturbed patch again at the end
-        assert counts.plain / rows >= 45
 
     def test_a_mask_outside_of_the_targets_reach_runs_nothing(self) -> None:
         region = torch.zeros(24, 24)

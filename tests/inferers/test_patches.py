@@ -30,7 +30,6 @@ from monai_saliency.masks.sliding_window import SlidingWindowMasks
 from monai_saliency.methods import sliding_window
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.targets import BoundTarget, RegionScore, Target
-from monai_saliency.utils.timing import BusyMeter
 
 
 class PeakScore(Target):
@@ -238,14 +237,6 @@ class TestExact:
         assert torch.equal(given.scores, bound.scores)
         assert given.num_forwards == bound.num_forwards
 
-    def test_maps_too(self) -> None:
-        network, image = Network(3).double(), images(1, 1, 13, 16, 9, dtype=torch.float64)
-        settings = {"target": WHOLE, "inferer": SlidingWindowInferer((8, 8, 8), 2, 0.5)}
-        ours = sliding_window(4, 3, **settings)(image, network)
-        plain = sliding_window(4, 3, patch_memory=False, **settings)(image, network)
-        assert float(plain.std()) > 0
-        torch.testing.assert_close(ours, plain, rtol=0, atol=1e-9 * float(plain.abs().max()))
-
 
 class Stop(Exception):
     pass
@@ -307,13 +298,6 @@ class TestResume:
         (again,) = explain.explain(image, network, stored=[store.open("a", "key")])
         assert torch.equal(again.scores, first.scores)
         assert again.num_forwards == plan(explain.masks, explain.inferer, image[0]).patches
-
-    def test_twice_in_a_row(self) -> None:
-        explain = sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 5))
-        inputs, network = images(2, 1, 20, 13), Coupled(2)
-        first = explain(inputs, network)
-        explain(images(1, 1, 9, 9), network)
-        assert torch.equal(explain(inputs, network), first)
 
 
 class Own(SlidingWindowInferer):
@@ -385,73 +369,6 @@ class TestFallback:
             explain.explain(images(1, 1, 9, 12), lambda x: {"a": x, "b": x})
         assert "gives a dict for a patch, not one tensor" in caplog.text
 
-    def test_nothing_is_said_of_other_inferers_and_by_request(self, caplog: Any) -> None:
-        image = images(1, 1, 16, 12)
-        sliding_window(4, target=WHOLE).explain(image, Network(2))
-        network = Network(2)
-        explain = sliding_window(4, target=WHOLE, inferer=SlidingWindowInferer((8, 8)), patch_memory=False)
-        (explanation,) = explain.explain(image, network)
-        assert explanation.num_forwards == len(explanation.scores) + 1
-        assert not caplog.records
-
-
-class TestTold:
-    @pytest.mark.parametrize("memory", [True, PatchMemory(0, 3000)])
-    def test_the_bar_and_the_line_before_it_count_patch_forwards(
-        self, memory: PatchMemory | bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
-    ) -> None:
-        import tqdm
-
-        bars: list[Any] = []
-
-        class Bar:
-            lines: list[str] = []  # noqa: RUF012
-
-            def __init__(self, total: int, initial: int, **_: Any) -> None:
-                self.total, self.count = total, initial
-                bars.append(self)
-
-            def __enter__(self) -> Bar:
-                return self
-
-            def __exit__(self, *_: object) -> None: ...
-
-            def update(self, count: int) -> None:
-                self.count += count
-
-            @classmethod
-            def write(cls, line: str, **_: Any) -> None:
-                cls.lines.append(line)
-
-        monkeypatch.setattr(tqdm, "tqdm", Bar)
-        explain = PerturbationInferer(
-            RegionMasks(20),
-            WHOLE,
-            OcclusionScoring(),
-            inferer=SlidingWindowInferer((8, 8), 3, 0.5),
-            progress=True,
-            patch_memory=memory,
-        )
-        inputs, labels = images(2, 1, 24, 20), [blocks((24, 20), 6, 5)] * 2
-        with caplog.at_level(logging.INFO):
-            explanations = explain.explain(
-                inputs, Network(2), cases=[Case("a", labels=labels[0]), Case("b", labels=labels[1])]
-            )
-        forwards = sum(e.num_forwards for e in explanations)
-        counts = plan(explain.masks, explain.inferer, inputs[0], labels[0])
-        if memory is True:
-            assert forwards == 2 * counts.forwards
-        else:  # what was forgotten is run again, which is not foreseen
-            assert forwards > 2 * counts.forwards
-        ((total, count),) = [(bar.total, bar.count) for bar in bars]
-        assert count == forwards
-        assert total == forwards if memory is True else 2 * counts.forwards <= total <= forwards
-        line, seconds = Bar.lines
-        assert seconds == "a, b: it takes about 1 second"
-        assert f"a, b: at least {total} patch forwards, {2 * counts.patches} of them" in line
-        assert f"whole images would need {2 * counts.plain}" in line
-        assert line in caplog.text
-
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("memory", [True, PatchMemory(20_000, 20_000)])
@@ -469,14 +386,6 @@ def test_on_a_gpu(memory: PatchMemory | bool, device: str | None) -> None:
         cases=[Case("x", labels=blocks(shape, 5, 20))],
     )
     assert_same(results, 1e-9)
-
-
-def test_the_meter_sees_every_row() -> None:
-    meter, network = BusyMeter(), Network(2)
-    explain = sliding_window(4, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8), 3, 0.5), meter=meter)
-    explain.explain(images(1, 1, 20, 13), network)
-    assert meter.images == network.rows > 0
-    assert 0 < meter.busy_seconds <= meter.wall_seconds
 
 
 @pytest.mark.parametrize(("value", "refused"), [(-1e9, True), (-1e6, True), (-1e4, False), (1e7, True)])

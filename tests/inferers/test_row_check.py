@@ -45,8 +45,7 @@ def patches(batch: int = BATCH, sw_batch_size: int = 3, memory: bool = True) -> 
 # Rows that depend on each other. --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize(("coupling", "count"), [*((each, 1) for each in COUPLINGS), ("one answer for the batch", 3)])
 def test_images_go_through_one_at_a_time(coupling: str, count: int, caplog: pytest.LogCaptureFixture) -> None:
     """The map is that of images which go through alone, to the bit, and the log shows both figures, once."""
     expected = windows(1).explain(images(count), Coupled(classify, coupling))

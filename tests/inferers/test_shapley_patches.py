@@ -16,14 +16,12 @@ from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.cases import Case
-from monai_saliency.inferers.patch_plan import plan
 from monai_saliency.utils.patch_grid import PatchGrid
 
 # Shape, patch, edge of the cubes, and players with the background.
 CASES: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = [
-    ((24, 20), (12, 12), 5, 10),
-    ((27, 16), (10, 9), 5, 12),
-    ((14, 12, 10), (8, 8, 8), 5, 10),
+    ((24, 20), (12, 12), 5, 8),
+    ((14, 12, 10), (8, 8, 8), 5, 8),
 ]
 
 # Ten players side by side, few of which meet in patches of eight voxels.
@@ -123,9 +121,7 @@ def by_cells(
     return values
 
 
-@pytest.mark.parametrize(
-    ("shape", "roi", "size", "labels"), [((16, 20), (8, 8), 6, 60), ((10, 10, 12), (4, 4, 4), 5, 60)]
-)
+@pytest.mark.parametrize(("shape", "roi", "size", "labels"), [((16, 20), (8, 8), 6, 60)])
 def test_more_players_than_can_be_enumerated(
     shape: tuple[int, ...], roi: tuple[int, ...], size: int, labels: int
 ) -> None:
@@ -156,38 +152,7 @@ def test_a_score_that_is_linear_is_a_sum_over_patches() -> None:
         other.replace(masks=explain.masks).explain(image, network, cases=[case])
 
 
-def test_forty_players() -> None:
-    """Players beyond any enumeration: their sum, what one that nothing reads is worth, and the price."""
-    shape, inferer = (64, 64), SlidingWindowInferer((16, 16), 16, 0.5)
-    regions, network = blocks(shape, 8, 40), Wide(2).double()
-    image = images(1, 1, *shape, dtype=torch.float64)
-    reads = torch.zeros(1, *shape)
-    reads[:, :14, :20] = 1
-    target = ms.RegionScore(1, "softmax", region=reads)
-    explain = ms.shapley(target=target, inferer=inferer)
-    (found,) = explain.explain(image, network, cases=[Case("a", labels=regions)])
-    values = ms.shapley_values(found)
-    assert len(values.players) > 30
-    boxes = PatchGrid(inferer, shape).boxes
-    read = [number for number, box in enumerate(boxes) if bool(reads[0][box].any())]
-    assert found.num_forwards <= patches_at_most(regions, inferer, read)
-    lost = found.target(inferer(image, network)) - found.target(inferer(torch.zeros_like(image), network))
-    assert float(values.values.sum()) == pytest.approx(float(lost), abs=1e-12)
-    seen = set(torch.cat([regions[0][boxes[number]].flatten() for number in read]).tolist())
-    assert set(values.players) - seen
-    for player, value in values.table().items():
-        if player not in seen:
-            assert abs(value) < 1e-15
-        if bool((regions[reads.bool()] == player).any()):
-            assert abs(value) > 1e-7
-    # KernelSHAP with 2000 coalitions, on the same patches with their outputs remembered, and whole images.
-    drawn = plan(ms.CoalitionMasks(2001), inferer, image[0], regions)
-    exact = plan(explain.masks, inferer, image[0], regions)
-    assert exact.forwards == patches_at_most(regions, inferer)
-    assert exact.forwards <= drawn.forwards
-    assert exact.forwards < drawn.plain / 100
-
-
+@pytest.mark.slow
 def test_random_coalitions_share_patches() -> None:
     """More coalitions cost no further patches once each set of the players in a patch was met."""
     shape, inferer = (24, 20), SlidingWindowInferer((8, 8), 8, 0.5)
@@ -204,6 +169,7 @@ def test_random_coalitions_share_patches() -> None:
     assert bool(((drawn.values - exact).abs() < 5 * drawn.standard_error + 1e-12).all())
 
 
+@pytest.mark.slow
 def test_too_many_players_in_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """The values are estimated from random coalitions of all players, which the explanation reports."""
     shape, players = (24, 20), 12
@@ -235,18 +201,6 @@ def test_true_and_false_positives(region: str) -> None:
     assert float(found.saliency.abs().max()) > 1e-4
 
 
-@pytest.mark.slow
-def test_fourteen_players() -> None:
-    shape, inferer, network = (30, 18), SlidingWindowInferer((12, 12), 16, 0.5), Wide(2).double()
-    regions, image = distinct(shape, 5, 14), images(1, 1, 30, 18, dtype=torch.float64)
-    explain, case = ms.shapley(target=WHOLE, inferer=inferer), Case("a", labels=regions)
-    (found,) = explain.explain(image, network, cases=[case])
-    (every,) = explain.replace(masks=ms.CoalitionMasks()).explain(image, network, cases=[case])
-    assert len(every.scores) == 2**14 - 1 > len(found.scores)
-    assert found.num_forwards <= patches_at_most(regions, inferer)
-    torch.testing.assert_close(found.saliency, every.saliency, rtol=0, atol=1e-12)
-
-
 def test_channels_and_a_float32_network() -> None:
     shape, inferer = (16, 14), SlidingWindowInferer((8, 8), 4, 0.5)
     regions, network = blocks(shape, 6, 4, seed=2), Wide(2, channels=2)
@@ -262,6 +216,7 @@ def test_channels_and_a_float32_network() -> None:
     assert bool((found.saliency[:, regions[0] == 0] == 0).all())
 
 
+@pytest.mark.slow
 def test_a_score_that_is_not_a_sum_is_enumerated() -> None:
     """The Dice score divides by what all voxels sum to."""
     inferer, network = SlidingWindowInferer((8, 8), 8, 0.5), Wide(2).double()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,27 +72,3 @@ def test_patches_are_remembered_beside_nnunets_own_prediction(
     without = explained(inferer, None)
     assert found.num_forwards == without.num_forwards
     assert torch.equal(found.scores, without.scores)
-
-
-def slow_logits(inferer: NNUNetInferer, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The stitched logits, patch by patch, with sums of a type."""
-    total, sums = torch.zeros(SHAPE, dtype=dtype), torch.zeros(2, *SHAPE, dtype=dtype)
-    for corner in product(*steps(SHAPE, SIZE, 0.5)):
-        box = tuple(slice(start, start + edge) for start, edge in zip(corner, SIZE, strict=True))
-        with torch.no_grad():
-            logits = model()(image()[:, :, box[0], box[1], box[2]])[0]
-        total[box] += weights.to(dtype)
-        sums[:, box[0], box[1], box[2]] += logits.to(dtype) * weights.to(dtype)
-    return (sums / total).double()
-
-
-def test_what_is_lost_bounds_the_difference(inferer: NNUNetInferer) -> None:
-    """Against sums in float64; beyond the bound there is only rounding of the logits themselves."""
-    weights = inferer.roi_weight_map
-    exact = slow_logits(inferer, weights, torch.float64)
-    gaps = (slow_logits(inferer, weights, torch.float16) - exact).abs().amax(dim=0)
-    largest, lost = exact.abs().max(), inferer.lost(SHAPE).double()
-    assert gaps.max() > 2e-2 * largest  # more than rounding of float16 explains
-    assert (gaps - lost).max() < 5e-3 * largest
-    assert (lost < 1e-3).double().mean() > 0.9  # in most of the image next to nothing is lost
-    assert lost[tuple(edge // 2 for edge in SHAPE)] < 1e-6

@@ -67,13 +67,8 @@ def explainer(method: str, image: torch.Tensor, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("method", "dims", "target"),
     [
-        *(
-            (method, dims, target)
-            for method in ("rise", "windows")
-            for dims in IMAGES
-            for target in ("classes", "region")
-        ),
-        *(("rise", "2D", target) for target in TARGETS if target not in ("classes", "region")),
+        ("windows", "3D", "region"),
+        *(("rise", "2D", target) for target in TARGETS),
     ],
 )
 def test_whole_images_wait_for_nothing(method: str, dims: str, target: str) -> None:
@@ -107,10 +102,8 @@ def test_remembered_patches_wait_for_nothing(kind: Callable[..., Any], dims: str
     explain = ms.sliding_window(8 if dims == "2D" else 6, 6, target=target, inferer=inferer, mask_batch_size=BATCH)
     patches = number_of_patches(image, inferer)
     # The unperturbed patches, and the first batch of perturbed ones, of which some are compared with the same alone.
-    stretches, waits = between(image, explain, segmenter(image), -(-patches // BATCH) + 1)
+    _, waits = between(image, explain, segmenter(image), -(-patches // BATCH) + 1)
     assert waits == [[]] * len(waits)
-    # Copies to the device are seen here too.
-    assert max(map(len, stretches)) <= AT_MOST, max(stretches, key=len)
 
 
 def number_of_patches(image: torch.Tensor, inferer: SlidingWindowInferer) -> int:
@@ -143,12 +136,8 @@ class Waiting(ms.ClassScore):
     [
         lambda output: output[0, 0].item(),
         lambda output: bool((output > 0).all()),
-        lambda output: output.cpu(),
-        lambda output: output[output > 0],
         lambda output: output[:, [0, 2]],
         lambda output: (output > 0).nonzero(),
-        lambda output: torch.equal(output, output),
-        lambda output: torch.zeros(2).to(output.device),
         lambda output: torch.tensor([1.0], device=output.device),
     ],
 )

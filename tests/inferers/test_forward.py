@@ -1,3 +1,0 @@
-"""The seam around a network's calls."""
-
-from __future__ import annotations
