@@ -125,33 +125,15 @@ class ScoreState:
         self.update(rows, other.scores[rows])
 
     def compute(self) -> torch.Tensor:
-        """Make the map from the scores so far.
-
-        Returns:
-            the map, as :meth:`Estimator.compute` returns it.
-
-        Raises:
-            ValueError: when no mask has a score.
-        """
+        """The map from the scores so far; a ValueError if no mask has a score."""
         return self.estimator.compute(self.masks, *self._scored(), self.reference_scores)
 
     def noise(self, rounding: float = 0.0) -> torch.Tensor | None:
-        """How large a value of the map can be by chance, as :meth:`Estimator.noise` returns it.
-
-        Args:
-            rounding: how far a score may be off by the network's own precision, relative to the largest score.
-
-        Raises:
-            ValueError: when no mask has a score.
-        """
+        """How large a value of the map can be by chance, as :meth:`Estimator.noise` returns it."""
         return self.estimator.noise(self.masks, *self._scored(), self.reference_scores, rounding=rounding)
 
     def standard_error(self) -> torch.Tensor | None:
-        """The standard error of the map, as :meth:`Estimator.standard_error` returns it.
-
-        Raises:
-            ValueError: when no mask has a score.
-        """
+        """The standard error of the map, as :meth:`Estimator.standard_error` returns it."""
         return self.estimator.standard_error(self.masks, *self._scored(), self.reference_scores)
 
     def _scored(self) -> tuple[Sequence[int], torch.Tensor]:
@@ -220,9 +202,8 @@ class Estimator(ABC):
             reference_scores: ``(K,)``, the scores of the unperturbed image.
 
         Returns:
-            the map ``(K, *spatial)``, or ``(K * C, *spatial)`` where each channel has its own masks, in the masks'
-            precision and on their device. It is in the score's unit and not normalised. Positive values mean that the
-            image supports the score there.
+            the map ``(K, *spatial)``, or ``(K * C, *spatial)`` if each channel has its own masks, in the masks'
+            precision and on their device, not normalised. Positive values mean that the image supports the score.
         """
 
     def meaning(self, masks: BoundMasks) -> Meaning:

@@ -17,18 +17,16 @@ __all__ = ["DRISEScoring"]
 class DRISEScoring(Estimator):
     """The average score while a voxel is kept (D-RISE: Petsiuk et al., CVPR 2021, arXiv 2006.03204, section 3).
 
-    f is the score of a mask M: of a detector the best match of a reference box among the perturbed image's detections
-    (:class:`~monai_saliency.DetectionScore`). Any other score may be explained too.
+    f is the score of a mask M, of a detector the best match of a reference box among the perturbed image's detections
+    (:class:`~monai_saliency.DetectionScore`).
 
     - ``"centred"``: ``sum((f - mean f) * M) / sum(M)``, how far the average score while the voxel is kept is above the
-      average score of all masks. A constant in all scores changes nothing, and a network that ignores the image gets a
-      map of zeros.
+      average score of all masks. A constant in all scores changes nothing.
     - ``"plain"``: ``sum(f * M) / sum(M)``, the average score itself. Read such a map relative to its own mean.
 
-    The paper's map is ``sum(f * M)``; here each voxel is divided by how often it was kept, so that chance does not make
-    a voxel brighter. Voxels that no mask keeps, and of the centred form those in no region, are 0. Both forms are in
-    the score's unit. Unlike :class:`~monai_saliency.RISEScoring` they need not know with which probability masks keep a
-    voxel, so masks of any family will do. xaitk-saliency's ``DRISEScoring`` gives the plain map, scaled to [-1, 1].
+    The paper's map is ``sum(f * M)``; here each voxel is divided by how often it was kept. Voxels that no mask keeps,
+    and of the centred form those in no region, are 0. Both forms are in the score's unit. Masks of any family will do.
+    xaitk-saliency's ``DRISEScoring`` gives the plain map, scaled to [-1, 1].
 
     Args:
         form: ``"centred"`` or ``"plain"``.
@@ -69,8 +67,8 @@ class DRISEScoring(Estimator):
         reference_scores: torch.Tensor,
         rounding: float = 0.0,
     ) -> torch.Tensor | None:
-        """The rounding of the scores, where windows or regions are hidden in turn; None for masks drawn at random, and
-        for the plain form, which is read relative to its own mean.
+        """The rounding of the scores, if windows or regions are hidden in turn; None for masks drawn at random, and for
+        the plain form.
         """
         is_known = self.form == "centred" and not masks.drawn
         return score_rounding(scores, reference_scores, rounding) if is_known else None
@@ -78,8 +76,8 @@ class DRISEScoring(Estimator):
     def standard_error(
         self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor | None:
-        """The standard error of each voxel of the centred map where masks are drawn at random; None for windows or
-        regions that are hidden in turn, for the plain form, and for fewer than three masks.
+        """The standard error of each voxel of the centred map for masks drawn at random; otherwise None, and for fewer
+        than three masks.
 
         A value S is a ratio of two means less a mean. With ``d = f - mean f`` and ``m = mean M``, its standard error is
         the root mean square of ``(d - S) * M / m - d`` over masks, divided by ``sqrt(n - 1)``.

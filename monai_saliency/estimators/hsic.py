@@ -28,11 +28,9 @@ class HSICScoring(Estimator):
     the scores. With this binary kernel the value is ``2 (b - mean b)' L (b - mean b) / (n - 1)^2``, so the
     kernel matrix is made in blocks and never held.
 
-    **Unit**: a squared dependence, in [0, 0.25], never negative. It is not in the score's unit and has no sign: it says
-    that a cell matters, also where both its presence and its absence do, not whether it speaks for the class. Scores
-    multiplied by a number, or moved by one, give the same map. Cells on which nothing depends have small positive
-    values too, of about ``1 / (5 n)``; :meth:`noise` says how large. What a cell does only together with others, with
-    either sign equally often, is not seen: it is a first-order index.
+    **Unit**: a squared dependence, in [0, 0.25], without sign. Scores multiplied by a number, or moved by one, give the
+    same map. Cells on which nothing depends have small positive values too, of about ``1 / (5 n)`` (:meth:`noise`). An
+    effect that a cell has only together with others, with either sign equally often, is not seen.
 
     Departures from the authors' code: the bandwidth there is the median of the scores, which changes with a constant in
     all scores; grids there are a Latin hypercube sample cut at 1/2, ours are drawn independently; the map there is

@@ -19,21 +19,18 @@ class MCRISEScoring(Estimator):
     """How far the score is higher where the image is kept than where a fill replaces it, one map for each fill
     (MC-RISE: Hatakeyama et al., ACCV 2020, section 3).
 
-    f is the score of a mask, there are n masks and K fills, ``h_k`` is the share of fill k in a voxel, and ``m_0 = 1 -
-    sum_k h_k`` the share of the image (:class:`~monai_saliency.MCRISEMasks`). Cells are kept with probability p1, so
-    that ``E[m_0] = p1`` and ``E[h_k] = (1 - p1) / K``.
+    f is the score of a mask, there are n masks and K fills, ``h_k`` is the share of fill k in a voxel, and
+    ``m_0 = 1 - sum_k h_k`` the share of the image (:class:`~monai_saliency.MCRISEMasks`).
 
-    - ``"centred"``: ``sum((f - mean f) * (m_0 / p1 - K * h_k / (1 - p1))) / (n - 1)``. Its expectation is ``E[f | the
-      voxel is kept] - E[f | fill k replaces it]``: positive where the image supports the score against this fill. A
-      constant in all scores changes nothing, and a network that ignores the image gets maps of zeros.
+    - ``"centred"``: ``sum((f - mean f) * (m_0 / p1 - K * h_k / (1 - p1))) / (n - 1)``, an estimate of ``E[f | the voxel
+      is kept] - E[f | fill k replaces it]``: positive where the image supports the score against this fill. A constant
+      in all scores changes nothing.
     - ``"debiased"``, the paper's: ``sum(f * (K * h_k / (1 - p1) - m_0 / p1)) / n``. **Its sign is the other way
       round**: positive where fill k raises the score. It adds the average score times what chance kept too often.
     - ``"xaitk"``: ``sum(f * (K * h_k * (1 - p1) - m_0 * p1)) / n``, which xaitk-saliency's ``MCRISEScoring`` scales to
-      [-1, 1]. It takes p1 for the paper's p, which is the probability that a cell is hidden. For p1 = 1/2 it is a
-      quarter of the paper's map; for another p1 it is biased by the average score. For comparison.
+      [-1, 1]. For p1 = 1/2 it is a quarter of the paper's map; for another p1 it is biased by the average score.
 
-    The first two are in the score's unit. Maps are ordered by explained value, then by fill, fill 0 being the case's
-    own.
+    The first two are in the score's unit. Maps are ordered by explained value, then by fill, the case's own fill first.
 
     Args:
         p1: probability with which the masks keep a cell, above 0 and below 1; in [0, 1] for ``"xaitk"``.
@@ -129,13 +126,6 @@ class _Contrasts(BoundMasks):
 
     def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         return self.base.codes(ids)
-
-    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
-        sums = self.base.weighted_sum(ids, weights)
-        total = weights.to(sums).sum(dim=0).reshape(-1, *[1] * (sums.ndim - 1))
-        hidden = total - sums
-        kept = total - hidden.sum(dim=1, keepdim=True)
-        return total + self.kept * kept - self.hidden * hidden.shape[1] * hidden
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         shares = 1 - self.base._render(codes, device)

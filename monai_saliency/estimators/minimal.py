@@ -16,10 +16,9 @@ __all__ = ["MinimalRegionScoring"]
 class MinimalRegionScoring(Estimator):
     """1 inside the smallest set of windows that keeps the score, 0 outside; of each explained score its own.
 
-    **Unit**: none, it is a region. ``explanation.masks.found(...)`` gives its number of voxels, the score with only the
-    region kept, and the score with only the region hidden (:class:`~monai_saliency.masks.minimal.FoundRegion`).
-    A map of zeros says that the image's score is not above that of the fill, as where the score does not depend on the
-    image.
+    **Unit**: none, it is a region. ``explanation.masks.found(...)`` gives its number of voxels, and the scores with
+    only the region kept or hidden (:class:`~monai_saliency.masks.minimal.FoundRegion`). The map is zero if the image's score
+    is not above the fill's.
 
     Raises:
         ValueError: (from ``compute``) for masks other than :class:`~monai_saliency.MinimalMasks`, or when rounds are

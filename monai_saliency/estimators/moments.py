@@ -19,10 +19,7 @@ _AT_ONCE = 2**23
 def moments(
     masks: BoundMasks, ids: Sequence[Id], first: torch.Tensor, second: torch.Tensor, origin: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sums of ``M - origin``, and of its square, each mask M multiplied by its weights.
-
-    Masks are rendered once, a few at a time. The sum within a chunk has the masks' precision, the sum over chunks is in
-    float64.
+    """The sums of ``M - origin``, and of its square, each mask M multiplied by its weights; masks are rendered once.
 
     Args:
         masks: the masks of the case.
@@ -32,8 +29,7 @@ def moments(
         origin: about the mean of a mask's value, so that nothing large cancels later.
 
     Returns:
-        ``(A, channels or 1, *spatial)`` and ``(B, channels or 1, *spatial)``, float64 (float32 on devices without
-        float64).
+        ``(A, channels or 1, *spatial)`` and ``(B, channels or 1, *spatial)``, as :meth:`BoundMasks.weighted_sum`.
     """
     sums = masks.zero_sums(first), masks.zero_sums(second)
     weights = [each.to(masks.device, masks.dtype) for each in (first, second)]
@@ -49,16 +45,7 @@ def moments(
 def in_groups(
     masks: BoundMasks, function: Callable[[torch.Tensor], torch.Tensor], scores: torch.Tensor
 ) -> torch.Tensor:
-    """``function`` of as many columns of ``scores`` ``(n, K)`` at a time as memory is spent on, at least one.
-
-    Args:
-        masks: the masks of the case.
-        function: makes ``(k, ...)`` of columns ``(n, k)``.
-        scores: ``(n, K)``, K at least 1.
-
-    Returns:
-        ``(K, ...)``.
-    """
+    """``function`` of as many columns of scores ``(n, K)`` at a time as memory is spent on, at least one."""
     size = (masks.channels or 1) * math.prod(masks.spatial_shape)
     return torch.cat([function(columns) for columns in scores.split(max(1, _AT_ONCE // size), dim=1)])
 

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from helpers.estimators import bound_with_scores, map_of, slow_occlusion, slow_rise
+from helpers.estimators import bound_with_scores, map_of
 
 from monai_saliency.estimators.base import Estimator, ScoreState
 from monai_saliency.estimators.occlusion import OcclusionScoring
@@ -42,28 +42,6 @@ class TestStates:
                 merged.merge(states[i])
             assert torch.equal(merged.compute(), expected)
 
-    def test_batches_of_a_range(self, estimator: Estimator, masks: RISEMasks) -> None:
-        bound, scores, reference = bound_with_scores(masks, (9, 7))
-        state = estimator.start(bound, reference)
-        for start in range(0, len(bound), 4):
-            stop = min(start + 4, len(bound))
-            state.update(range(start, stop), scores[start:stop])
-        assert torch.equal(state.compute(), map_of(estimator, bound, scores, reference))
-
-    def test_part_of_the_masks(self, estimator: Estimator, masks: RISEMasks) -> None:
-        """A map of some masks is the map that those masks alone make, in whatever order they came."""
-        bound, scores, reference = bound_with_scores(masks, (9, 7))
-        some = [7, 2, 3]
-        state = estimator.start(bound, reference)
-        state.update(some, scores[some])
-        rendered = bound.render(sorted(some))[:, 0].numpy()
-        picked = scores[sorted(some)].numpy()
-        if isinstance(estimator, RISEScoring):
-            expected = slow_rise(rendered, picked, estimator.p1, estimator.form)
-        else:
-            expected = slow_occlusion(rendered, picked, reference.numpy())
-        np.testing.assert_allclose(state.compute(), expected, rtol=0, atol=1e-12)
-
     def test_values_explained_together_equal_each_alone(self, estimator: Estimator, masks: RISEMasks) -> None:
         bound, scores, reference = bound_with_scores(masks, (5, 6, 4), k=4)
         together = map_of(estimator, bound, scores, reference)
@@ -75,14 +53,6 @@ class TestStates:
         bound, scores, reference = bound_with_scores(masks, (9, 7))
         maps = map_of(estimator, bound, scores, reference)
         torch.testing.assert_close(map_of(estimator, bound, 8 * scores, 8 * reference), 8 * maps, rtol=0, atol=1e-11)
-
-    def test_law_3_a_state_holds_scores_only(self, estimator: Estimator, masks: RISEMasks) -> None:
-        bound, scores, reference = bound_with_scores(masks, (60, 50))
-        state = estimator.start(bound, reference)
-        state.update(range(len(bound)), scores)
-        state.compute()
-        held = [value for value in (vars(state) | vars(bound)).values() if isinstance(value, torch.Tensor)]
-        assert {value.numel() for value in held} == {scores.numel(), len(bound), len(reference)}
 
     def test_law_9_precision(self, estimator: Estimator, masks: RISEMasks) -> None:
         single = map_of(estimator, *bound_with_scores(masks, (9, 7), dtype=torch.float32))

@@ -105,25 +105,6 @@ def test_few_interactions_of_three_are_found() -> None:
     assert float(np.abs(plain.values[:, 0].numpy() - exact(scores)).max()) > 1e-2
 
 
-@pytest.mark.parametrize(("make", "gains"), [(saturating, 2), (few_together, 2), (dense, 0.9)])
-def test_errors_against_kernel_shap(make: Any, gains: float) -> None:
-    """Several times less error where few act together or the score saturates, and as much where all interact."""
-    scores, seeds = make(), 40
-    known = exact(scores)
-    off: dict[bool, list[np.ndarray]] = {True: [], False: []}
-    within = []
-    for seed in range(seeds):
-        for interactions, errors in off.items():
-            values, _ = estimate(scores, 201, seed, interactions)
-            errors.append(values.values[:, 0].numpy() - known)
-            if interactions:
-                within.append(np.abs(errors[-1]) < 1.96 * values.standard_error[:, 0].numpy() + 1e-9)
-    odd, plain = (np.sqrt(np.square(off[each]).mean()) for each in (True, False))
-    assert plain > gains * odd
-    assert np.mean(within) > 0.9
-    np.testing.assert_allclose(np.sum(off[True], axis=1), 0, atol=1e-11)
-
-
 @pytest.mark.parametrize("make", [saturating, few_together, dense])
 def test_against_shapiq(make: Any) -> None:
     """Its exact values, and less error than its KernelSHAP with pairs, for as many coalitions."""
@@ -158,29 +139,3 @@ def test_choose_by_hand() -> None:
     assert choose(base, columns[:, :0], noise).places == []
     # Nothing is chosen where there are hardly more pairs than columns.
     assert choose(base[:7], columns[:7], noise[:7]).places == []
-
-
-def test_a_few_players_and_many() -> None:
-    for players in (2, 3, 40):
-        regions = torch.arange(1, players + 1)[None, None]
-        bound: Any = ms.CoalitionMasks(5 * players, 0, lambda image, spacing, regions=regions: regions).bind(
-            torch.zeros(1, 1, players, dtype=torch.float64)
-        )
-        worth = np.random.default_rng(0).normal(size=players)
-        scores = torch.from_numpy(bound.coalitions @ worth)[:, None]
-        values = ms.ShapleyScoring(True).values(bound, range(len(bound)), scores, torch.tensor([worth.sum()]))
-        np.testing.assert_allclose(values.values[:, 0].numpy(), worth, rtol=0, atol=1e-9)
-
-
-def test_the_method_has_the_choice() -> None:
-    image = torch.arange(1.0, 7.0)[None, None, None]
-    case = ms.Case("a", labels=torch.arange(6)[None, None])
-    network = lambda x: torch.sigmoid(x.sum(dim=(2, 3)) / 5 - 2)  # noqa: E731
-    (odd,), (plain,) = (
-        ms.shapley(41, interactions=each, target=ms.RegressionScore("all")).explain(image, network, cases=[case])
-        for each in (True, False)
-    )
-    assert torch.equal(odd.scores, plain.scores)
-    assert not torch.equal(odd.saliency, plain.saliency)
-    with pytest.raises(ValueError, match="`interactions`"):
-        ms.ShapleyScoring("yes")  # type: ignore[arg-type]

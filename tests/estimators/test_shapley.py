@@ -51,20 +51,6 @@ def test_the_definition_over_all_orders(players: int) -> None:
     close(found, by_permutations(game, players))
 
 
-@pytest.mark.parametrize("players", [10, 12])
-def test_the_definition_over_all_coalitions(players: int) -> None:
-    game = table_game(players, 1)
-    close(values_of(game, players), list(by_coalitions(game, range(players)).values()))
-    close(values_of(game, players, 2**players), values_of(game, players).values[:, 0].numpy(), 0)
-
-
-def test_gloves() -> None:
-    """One left glove and two right ones, of which a pair is worth 1: 2/3, 1/6 and 1/6."""
-    found = values_of(lambda kept: float(0 in kept and bool(kept & {1, 2})), 3)
-    close(found, [2 / 3, 1 / 6, 1 / 6], 1e-15)
-    assert found.table() == pytest.approx({1: 2 / 3, 2: 1 / 6, 3: 1 / 6})
-
-
 class Mixed(torch.nn.Module):
     """Two scores in which all voxels interact."""
 
@@ -153,19 +139,6 @@ def test_channels() -> None:
     assert whole.saliency[:, 2, 2].tolist() == pytest.approx([half, half])
 
 
-def test_cases_of_one_batch_have_their_own_players() -> None:
-    shape, network = (9, 8), Mixed((9, 8))
-    batch = images(2, 1, *shape, dtype=torch.float64)
-    cases = [ms.Case("a", labels=blocks(shape, 4, 3, seed=1)), ms.Case("b", labels=blocks(shape, 3, 6, seed=2))]
-    explain = ms.PerturbationInferer(ms.CoalitionMasks(25, seed=3), LOGIT, ms.ShapleyScoring(), mask_batch_size=7)
-    together = explain.explain(batch, network, cases=cases)
-    assert [len(ms.shapley_values(each).players) for each in together] == [3, 6]
-    assert [ms.shapley_values(each).standard_error is None for each in together] == [True, False]
-    for index, each in enumerate(together):
-        (alone,) = explain.explain(batch[index : index + 1], network, cases=cases[index : index + 1])
-        torch.testing.assert_close(each.saliency, alone.saliency, rtol=0, atol=1e-12)
-
-
 def test_the_table_of_regions_sums_to_the_score() -> None:
     image, network = images(1, 1, 9, 8, dtype=torch.float64), Mixed((9, 8))
     case = ms.Case("a", labels=blocks((9, 8), 3, 5, seed=3))
@@ -195,35 +168,6 @@ def test_games_of_pairs_are_exact_from_few(players: int) -> None:
     assert found.standard_error is not None
     close(found, own + (pair.sum(axis=0) + pair.sum(axis=1)) / 2)
     assert float(found.standard_error.max()) < 1e-9
-
-
-def smooth_game(players: int) -> Game:
-    """A sigmoid of what players add, and of three that only count together."""
-    worth = np.random.default_rng(5).normal(size=players)
-
-    def game(kept: frozenset[int]) -> float:
-        return float(1 / (1 + np.exp(1 - 1.5 * worth[list(kept)].sum() - 2 * ({0, 1, 2} <= kept))))
-
-    return game
-
-
-@pytest.mark.parametrize("make", [smooth_game, lambda players: table_game(players, 3)])
-def test_errors_fall_and_are_as_large_as_said(make: Callable[[int], Game]) -> None:
-    players, seeds = 8, 120
-    game = make(players)
-    known = {frozenset(np.flatnonzero(bits).tolist()) for bits in itertools.product([0, 1], repeat=players)}
-    table = {each: game(each) for each in known}
-    exact = values_of(table.__getitem__, players).values[:, 0].numpy()
-    spread = []
-    for count in (25, 61, 161, 253):
-        found = [values_of(table.__getitem__, players, count, seed) for seed in range(seeds)]
-        errors = np.stack([each.values[:, 0].numpy() for each in found]) - exact
-        said = np.stack([each.standard_error[:, 0].numpy() for each in found if each.standard_error is not None])
-        spread.append(float(np.sqrt((errors**2).mean())))
-        assert np.abs(errors.mean(axis=0)).max() < 0.35 * spread[-1], "the mean over seeds is near the exact value"
-        assert 0.9 <= (np.abs(errors) < 1.96 * said).mean() <= 0.985
-        np.testing.assert_allclose(errors.sum(axis=1), 0, atol=1e-12)
-    assert all(after < 0.65 * before for before, after in itertools.pairwise(spread))
 
 
 def test_the_regression_by_its_normal_equations() -> None:

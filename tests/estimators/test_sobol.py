@@ -48,17 +48,6 @@ def test_the_g_function(grid: tuple[int, ...]) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.01)
 
 
-def test_ishigami() -> None:
-    """Ishigami and Homma, 1990, with a = 7 and b = 0.1; the third cell acts only together with the first."""
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        x, y, z = ((2 * x - 1) * math.pi).T
-        return x.sin() + 7 * y.sin() ** 2 + 0.1 * z**4 * x.sin()
-
-    found = indices_of(function, (1, 3), 4096)
-    np.testing.assert_allclose(found, [0.5576, 0.4424, 0.2437], rtol=0, atol=0.004)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_slow_loop(shape: tuple[int, ...]) -> None:
     bound: Any
@@ -86,18 +75,6 @@ def test_designs_fill_the_space_and_exchange_one_cell() -> None:
         assert sorted((column * 64).astype(int)) == list(range(64))
     masks = bound.render(range(len(bound)))[:, 0]
     torch.testing.assert_close(masks[:, ::2, ::3].flatten(1).double().numpy(), kept.reshape(-1, 4), rtol=0, atol=1e-7)
-
-
-def test_a_mask_depends_on_its_number_and_the_seed() -> None:
-    few, many, other = (SobolMasks(n, 3, seed=s).bind(torch.zeros(1, 9, 6)) for n, s in ((4, 0), (16, 0), (16, 1)))
-    assert torch.equal(few.render(range(len(few))), many.render(range(len(few))))
-    assert torch.equal(many.render([70, 3]), many.render(range(len(many)))[[70, 3]])
-    assert not torch.equal(many.render(range(44)), other.render(range(44)))
-    assert len({few.key, many.key, other.key}) == 3
-
-
-def test_cells_by_default() -> None:
-    assert [len(SobolMasks(2).bind(torch.zeros(1, *[16] * dims))) for dims in (2, 3)] == [2 * 66, 2 * 66]
 
 
 def test_regions_of_a_label_map() -> None:

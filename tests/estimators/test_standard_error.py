@@ -14,7 +14,6 @@ from helpers.estimators import SHAPES, bound_with_scores
 import monai_saliency as ms
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.masks.base import Masks
-from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
 
 
@@ -80,48 +79,12 @@ def test_occlusion_by_random_masks_equals_slow_loop(shape: tuple[int, ...]) -> N
     )
 
 
-def test_each_channel_has_its_own() -> None:
-    """Where channels have masks of their own, each map's error is that of the channel's masks alone."""
-    masks = ms.IndependentChannelMasks(RISEMasks(12, 3, seed=4))
-    bound = masks.bind(torch.zeros(2, 7, 6, dtype=torch.float64))
-    scores = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    ours = error_of(ms.RISEScoring(), bound, scores, torch.zeros(3, dtype=torch.float64))
-    assert ours.shape == (6, 7, 6)
-    rendered = bound.render(range(12)).numpy()
-    for channel in range(2):
-        expected = slow_rise_error(rendered[:, channel], scores.numpy(), 0.5, "centred")
-        np.testing.assert_allclose(ours[channel::2], expected, rtol=0, atol=1e-9)
-    occluded = error_of(ms.OcclusionScoring(), bound, scores, torch.zeros(3, dtype=torch.float64))
-    expected = slow_occlusion_error(rendered[:, 1], scores.numpy(), np.zeros(3))
-    np.testing.assert_allclose(occluded[1::2], expected, rtol=0, atol=1e-9)
-
-
-def test_regions() -> None:
-    """One number a region, and 0 in no region, where the map is 0."""
-    labels = torch.zeros(1, 6, 5, dtype=torch.long)
-    labels[:, :3, :2], labels[:, 3:, 3:] = 4, 7
-    bound = RegionMasks(20, 0.4, seed=2).bind(torch.zeros(1, 6, 5, dtype=torch.float64), labels)
-    scores = torch.randn(20, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    ours = error_of(ms.RISEScoring(0.4), bound, scores, scores[0])
-    expected = slow_rise_error(bound.render(range(20))[:, 0].numpy(), scores.numpy(), 0.4, "centred")
-    expected[:, (labels[0] == 0).numpy()] = 0
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-9)
-    assert len(ours.unique()) == 3
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_scores_leave_nothing_to_chance(dtype: torch.dtype) -> None:
     bound, scores, reference = bound_with_scores(RISEMasks(50, 3, seed=1), (9, 7), dtype=dtype)
     constant = torch.full_like(scores, 70.1), torch.full_like(reference, 70.1)
     for estimator in (ms.RISEScoring(), ms.OcclusionScoring()):
         assert torch.equal(error_of(estimator, bound, *constant), torch.zeros(3, 9, 7, dtype=dtype))
-
-
-def test_a_constant_in_all_scores_changes_nothing() -> None:
-    bound, scores, reference = bound_with_scores(RISEMasks(50, 3, seed=1), (9, 7))
-    for estimator in (ms.RISEScoring(), ms.OcclusionScoring()):
-        before = error_of(estimator, bound, scores, reference)
-        torch.testing.assert_close(error_of(estimator, bound, scores + 500, reference + 500), before)
 
 
 def test_where_there_is_none() -> None:
@@ -172,17 +135,14 @@ def quarters(image: torch.Tensor, spacing: Sequence[float] | None) -> torch.Tens
 #: masks of a seed, with their estimator
 FAMILIES: dict[str, tuple[Any, Estimator]] = {
     "rise": (lambda n, seed: RISEMasks(n, 4, 0.5, seed), ms.RISEScoring()),
-    "rise, mostly hidden": (lambda n, seed: RISEMasks(n, 3, 0.3, seed), ms.RISEScoring(0.3)),
-    "rise, debiased": (lambda n, seed: RISEMasks(n, 4, 0.5, seed), ms.RISEScoring(form="debiased")),
-    "regions": (lambda n, seed: RegionMasks(n, 0.5, seed, quarters), ms.RISEScoring()),
     "occlusion by random masks": (lambda n, seed: RISEMasks(n, 4, 0.5, seed), ms.OcclusionScoring()),
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_interval_covers_the_value_of_endless_masks(family: str) -> None:
-    """95 % is claimed, and 90 to 98 % are found, over 200 seeds of 500 masks, for a network with an interaction, a
-    saturation and an output that no voxel changes much. The long-run value is that of 200,000 other masks.
+    """95 % is claimed, and 90 to 98 % are found, over 60 seeds of 300 masks, for a network with an interaction, a
+    saturation and an output that no voxel changes much. The long-run value is that of 40,000 other masks.
     """
     make, estimator = FAMILIES[family]
     image = torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(0)) + 0.5
@@ -198,12 +158,12 @@ def test_the_interval_covers_the_value_of_endless_masks(family: str) -> None:
         return bound, torch.cat([score(rendered) for _, rendered in bound.stream(range(n))])
 
     reference = score(torch.ones(1, 1, 8, 8))[0]
-    bound, scores = explained(200_000, 10_000)
-    endless = estimator.compute(bound, range(200_000), scores, reference)
+    bound, scores = explained(40_000, 10_000)
+    endless = estimator.compute(bound, range(40_000), scores, reference)
     covered = []
-    for seed in range(200):
-        bound, scores = explained(500, seed)
-        found = estimator.compute(bound, range(500), scores, reference)
+    for seed in range(60):
+        bound, scores = explained(300, seed)
+        found = estimator.compute(bound, range(300), scores, reference)
         error = error_of(estimator, bound, scores, reference)
         covered.append(((found - endless).abs() <= 1.96 * error).double())
     share = torch.stack(covered).mean(dim=(0, 2, 3))

@@ -11,15 +11,12 @@ from helpers.estimators import slow_rise
 from monai_saliency import (
     ClassScore,
     ConstantFill,
-    OcclusionScoring,
-    RISEScoring,
     channel_occlusion,
     rise,
     sliding_window,
 )
 from monai_saliency import region_occlusion as regions_of
 from monai_saliency.cases import Case
-from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.region import RegionMasks
@@ -53,12 +50,6 @@ class TestChannelMasks:
         assert torch.equal(bound.render(range(5)), flat.reshape(5, 3, 9, 8))
         assert bound.codes(range(2))["grid"].shape == (2, 3, 3, 3)
 
-    @pytest.mark.parametrize("kind", [ChannelMasks, IndependentChannelMasks])
-    def test_one_channel_is_the_other_family(self, kind: type) -> None:
-        image = torch.zeros(1, 9, 8)
-        base = RISEMasks(5, 3, seed=7)
-        assert torch.equal(kind(base).bind(image).render(range(5)), base.bind(image).render(range(5)))
-
     @pytest.mark.parametrize(
         ("masks", "more"),
         [
@@ -79,10 +70,6 @@ class TestChannelMasks:
         if more is not None:
             assert torch.equal(more.bind(image).render(range(len(bound))), every)
 
-    def test_law_3_streams_hold_no_more_voxels_for_more_channels(self) -> None:
-        bound = ChannelMasks(SlidingWindowMasks(4, 2)).bind(torch.zeros(5, 10, 7))
-        assert max(len(chunk) for _, chunk in bound.stream(range(len(bound)), max_elements=5 * 70 * 3)) == 3
-
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     @pytest.mark.parametrize("kind", [ChannelMasks, IndependentChannelMasks])
     def test_law_2_devices_agree(self, kind: type) -> None:
@@ -90,14 +77,6 @@ class TestChannelMasks:
         on_gpu = bound.render(range(6), device="cuda")
         assert on_gpu.is_cuda
         torch.testing.assert_close(on_gpu.cpu(), bound.render(range(6)), rtol=0, atol=1e-6)
-
-    def test_keys_differ(self) -> None:
-        base = RISEMasks(6, 3)
-        bound = [
-            masks.bind(torch.zeros(2, 9, 8)) for masks in (base, ChannelMasks(base), IndependentChannelMasks(base))
-        ]
-        assert len({masks.key for masks in bound}) == 3
-        assert ChannelMasks(base).bind(torch.zeros(3, 9, 8)).key != bound[1].key
 
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match="SlidingWindowMasks has no `num_masks`: use ChannelMasks"):
@@ -124,16 +103,6 @@ class TestMapsOfChannels:
         inside = (slice(None), *[slice(1, -1)] * len(shape))
         torch.testing.assert_close(ours[inside].float(), theirs[inside].float(), rtol=1e-4, atol=1e-6)
 
-    def test_maps_of_channels_add_up_for_a_sum_over_channels(self) -> None:
-        image, weight = images(1, 3, 8, 7), weights(3, 8, 7)
-
-        def network(x: torch.Tensor) -> torch.Tensor:
-            return (x**2 * weight).flatten(1).sum(1, keepdim=True)
-
-        apart = sliding_window(3, 2, per_channel=True, target=TARGET)(image, network)
-        together = sliding_window(3, 2, target=TARGET)(image, network)
-        torch.testing.assert_close(apart.sum(dim=1), together[:, 0], rtol=0, atol=1e-12)
-
     @pytest.mark.parametrize("form", ["centred", "debiased", "plain"])
     def test_rise_equals_a_slow_loop_for_each_channel_alone(self, form: str) -> None:
         image, weight = images(1, 2, 6, 5), weights(2, 6, 5)
@@ -150,22 +119,6 @@ class TestMapsOfChannels:
         for k, c in itertools.product(range(2), range(2)):
             expected = slow_rise(rendered[:, c].numpy(), scores[:, k : k + 1].numpy(), 0.4, form)
             np.testing.assert_allclose(maps[2 * k + c], expected[0], rtol=0, atol=1e-12)
-
-    def test_the_planted_modality_and_place(self) -> None:
-        """Only channel 2, and there only one box, makes the score; all others get nothing."""
-
-        def network(x: torch.Tensor) -> torch.Tensor:
-            return x[:, 2, 4:8, 4:8, 0:4].flatten(1).sum(1, keepdim=True)
-
-        image = torch.ones(1, 4, 12, 12, 12)
-        maps = sliding_window(4, 4, per_channel=True, target=TARGET, mask_batch_size=64)(image, network)[0]
-        assert bool((maps[[0, 1, 3]] == 0).all())
-        expected = torch.zeros(12, 12, 12)
-        expected[4:8, 4:8, 0:4] = 64
-        assert torch.equal(maps[2], expected)
-        random = rise(600, 3, per_channel=True, target=TARGET, mask_batch_size=64)(image, network)[0]
-        assert float(random[2, 4:8, 4:8, 0:4].mean()) > 8 * float(random[[0, 1, 3]].abs().mean())
-        assert int(random.flatten(1).amax(dim=1).argmax()) == 2
 
     def test_which_modality_by_hand(self) -> None:
         """A product of two channels' means: hiding either takes all of it; a third adds its own."""
@@ -189,20 +142,3 @@ class TestMapsOfChannels:
             image, lambda x: x.flatten(1).sum(1, keepdim=True), cases=[Case("x", labels=labels)]
         )
         assert explanation.saliency.tolist() == [[[3.0, 3.0, 0.0, 8.0]], [[48.0, 48.0, 0.0, 128.0]]]
-
-    def test_law_7_any_batch_size_gives_the_same_maps(self) -> None:
-        image, weight = images(2, 3, 8, 7), weights(3, 8, 7)
-
-        def network(x: torch.Tensor) -> torch.Tensor:
-            return torch.tanh((x * weight).flatten(1).sum(1, keepdim=True))
-
-        for masks, estimator in (
-            (ChannelMasks(SlidingWindowMasks(3, 2)), OcclusionScoring()),
-            (IndependentChannelMasks(RISEMasks(11, 3)), RISEScoring(0.5)),
-        ):
-            maps = [
-                PerturbationInferer(masks, TARGET, estimator, mask_batch_size=n)(image, network) for n in (1, 5, 64)
-            ]
-            assert maps[0].shape == (2, 3, 8, 7)
-            for other in maps[1:]:
-                np.testing.assert_allclose(maps[0], other, rtol=0, atol=1e-12)

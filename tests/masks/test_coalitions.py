@@ -65,14 +65,6 @@ def test_channels_as_players(shape: tuple[int, ...]) -> None:
         assert torch.equal(bound.render([index])[0], expected)
 
 
-def test_paint_is_where_players_are() -> None:
-    values = torch.arange(8.0).reshape(4, 2)
-    painted = bind(LABELS).paint(values)
-    assert painted[:, 0].tolist() == [[[0, 4, 4], [2, 2, 6]], [[1, 5, 5], [3, 3, 7]]]
-    painted = bind(LABELS, 2, per_channel=True, background=False).paint(torch.arange(6.0)[:, None])
-    assert painted[0].tolist() == [[[0, 2, 2], [0, 0, 4]], [[0, 3, 3], [1, 1, 5]]]
-
-
 # Random ones. ---------------------------------------------------------------------------------------------------------
 
 
@@ -98,27 +90,6 @@ def test_more_begin_with_the_same() -> None:
     assert few.key == bind(in_a_row(9), num_coalitions=32, seed=4).key, "an even number is rounded down"
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_coalitions": 40, "seed": 3}, {"per_channel": True}])
-def test_a_mask_is_the_same_in_any_batch(settings: dict[str, Any]) -> None:
-    """Law 2."""
-    labels = blocks((8, 7), 3, 5, seed=1)
-    bound, again = bind(labels, **settings), bind(labels, **settings)
-    assert bound.key == again.key
-    everything = bound.render(range(len(bound)))
-    shuffled = np.random.default_rng(0).permutation(len(bound)).tolist()
-    assert torch.equal(again.render(shuffled), everything[shuffled])
-    assert torch.equal(again.render([7]), everything[7:8])
-    assert torch.equal(bind(labels, dtype=torch.float64, **settings).render([7]), everything[7:8].double())
-
-
-def test_as_many_as_there_are_is_all() -> None:
-    every = bind(in_a_row(5))
-    assert bind(in_a_row(5), num_coalitions=31, seed=8).key == every.key
-    assert bind(in_a_row(5), num_coalitions=1000).key == every.key
-    assert bind(in_a_row(5), num_coalitions=30).key != every.key
-    assert len(bind(in_a_row(1), num_coalitions=1)) == 1
-
-
 @pytest.mark.parametrize("players", [4, 5, 8, 20])
 def test_as_many_pairs_as_players_tell_them_apart(players: int) -> None:
     for seed in range(40):
@@ -142,14 +113,6 @@ def test_how_likely_a_pair_is_drawn(players: int, count: int) -> None:
     assert (number * chance).sum() / 2 == pytest.approx(count)
     wanted = 1 / (number[1:-1] * np.arange(1, players) * np.arange(players - 1, 0, -1)) / chance[1:-1]
     np.testing.assert_allclose(weight[1:-1] / weight[1], wanted / wanted[0], rtol=1e-9)
-
-
-def test_hundreds_of_players() -> None:
-    chance, weight = inclusion(1500, 5000)
-    assert np.isfinite(chance).all()
-    assert np.isfinite(weight).all()
-    assert (weight[1:-1] > 0).all()
-    assert len(bind(in_a_row(300), num_coalitions=1001)) == 1001
 
 
 # Parts of an image. ---------------------------------------------------------------------------------------------------

@@ -36,14 +36,6 @@ def test_cells_of_an_odd_axis_by_hand() -> None:
     ]
 
 
-def test_a_mask_depends_on_its_number_and_the_seed() -> None:
-    few, many, other = (bind(GridMasks(*args), 8, 6) for args in ((5, 4), (50, 4), (50, 4, 0.5, 1)))
-    assert torch.equal(few.render(range(5)), many.render(range(5)))
-    assert torch.equal(many.render([41, 3]), many.render(range(50))[[41, 3]])
-    assert not torch.equal(many.render(range(50)), other.render(range(50)))
-    assert len({few.key, many.key, other.key}) == 3
-
-
 @pytest.mark.parametrize("kind", ["hsic", "sobol"])
 def test_remembered_patches(kind: str) -> None:
     image = torch.rand(1, 1, 40, 24, generator=torch.Generator().manual_seed(1))

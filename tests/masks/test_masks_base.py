@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from helpers.masks import bind, everything
+from helpers.masks import bind
 
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.region import RegionMasks
@@ -82,11 +82,6 @@ class TestAnyMasks:
         assert torch.backends.cuda.matmul.allow_tf32 is tf32
 
 
-def _blocks(image: torch.Tensor, spacing: object) -> torch.Tensor:
-    """Regions 0 to 5 of an image."""
-    return (torch.arange(image[0].numel()) * 6 // image[0].numel()).reshape(1, *image.shape[1:])
-
-
 class TestBoxes:
     """What masks tell of a part of an image, against their full-size form."""
 
@@ -114,17 +109,3 @@ class TestBoxes:
         hiding = hides.nonzero()[0].tolist()
         for a, b in itertools.combinations(hiding, 2):
             assert np.array_equal(keys[a], keys[b]) == torch.equal(inside[a], inside[b]), (a, b)
-
-    def test_random_smooth_masks_tell_nothing(self) -> None:
-        bound = bind(RISEMasks(6, 3), 9, 16)
-        assert bound.restrict(range(6), (slice(0, 2), slice(0, 2))) is None
-        assert bound.hidden_boxes(range(6)) is None
-
-    def test_boxes_of_windows(self) -> None:
-        bound = bind(SlidingWindowMasks((3, 5), (2, 4)), 9, 16)
-        boxes = bound.hidden_boxes(range(len(bound)))
-        assert boxes is not None
-        for box, mask in zip(boxes, everything(bound), strict=True):
-            expected = np.ones_like(mask)
-            expected[box] = 0
-            assert np.array_equal(mask, expected)

@@ -47,11 +47,6 @@ def test_order_masks_equal_plain_loops(steps: int, dims: int, ties: bool, keep: 
     assert bound.hidden_fractions[0 if keep else -1] == 1
 
 
-def test_a_flat_map_is_one_step() -> None:
-    bound = OrderMasks(torch.zeros(4, 4), 20).bind(torch.zeros(1, 4, 4))
-    assert bound.hidden_fractions == [1.0]
-
-
 def test_a_sparse_map_loses_nothing() -> None:
     saliency = torch.zeros(10, 10)
     saliency[2, 3], saliency[4, 4:6] = 2, 1

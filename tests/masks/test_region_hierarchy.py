@@ -141,17 +141,6 @@ def test_remembered_patches() -> None:
     assert found.num_forwards < 0.5 * found.per_prediction * (len(found.scores) + 1)
 
 
-def test_supervoxels_by_name() -> None:
-    pytest.importorskip("skimage")
-    image = images(1, 1, 16, 16)
-    explain = ms.hierarchical_occlusion(4, 3, 0.3, regions=ms.Supervoxels(9), target=LOGIT)
-    (found,) = explain.explain(image, lambda x: x.flatten(2).sum(2))
-    regions = ms.Supervoxels(9)(image[0])[0]
-    first = found.masks.render(found.masks.first_round())
-    for label, mask in zip(regions.unique(), first, strict=True):
-        assert torch.equal(mask[0] == 0, regions == label)
-
-
 def test_errors() -> None:
     with pytest.raises(ValueError, match="`regions` must be 'label_map' or a function of an image, got 'organs'"):
         ms.hierarchical_occlusion(regions="organs", target=LOGIT)

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.masks import bind, everything
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
 
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
@@ -58,33 +56,6 @@ class TestSlidingWindowMasks:
         ours = everything(bind(SlidingWindowMasks(window, stride), 12, 13))
         w, s = (tuple(np.broadcast_to(v, 2).tolist()) for v in (window, same_as))
         assert np.array_equal(ours, slow_windows((12, 13), w, s))
-
-    @settings(max_examples=20, deadline=None)
-    @given(
-        shape=st.lists(st.integers(4, 10), min_size=2, max_size=3),
-        window=st.integers(1, 4),
-        stride=st.integers(1, 5),
-        data=st.data(),
-    )
-    def test_law_2_a_mask_depends_on_index_and_shape_only(
-        self, shape: list[int], window: int, stride: int, data: st.DataObject
-    ) -> None:
-        bound = bind(SlidingWindowMasks(window, stride), *shape)
-        masks = bound.render(range(len(bound)))
-        picked = data.draw(st.lists(st.integers(0, len(bound) - 1), max_size=6))
-        assert torch.equal(bound.render(picked), masks[picked])
-        assert torch.equal(bound.render(range(1, len(bound))), masks[1:])
-        # Windows no further apart than they are long leave no voxel unseen.
-        if stride <= window:
-            assert bool((masks.min(dim=0).values == 0).all())
-
-    def test_codes_are_corners(self) -> None:
-        bound = bind(SlidingWindowMasks((5, 3), (4, 3)), 10, 9)
-        # The last of three windows of 5 starts at 8 of 10 and hangs over by 3, so all move up by 1.
-        expected = [[y, x] for y in (-1, 3, 7) for x in (0, 3, 6)]
-        corners = bound.codes(range(len(bound)))["first"]
-        assert np.array_equal(corners, expected)
-        assert np.issubdtype(corners.dtype, np.integer)
 
     @pytest.mark.parametrize(
         ("window", "stride", "match"),

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.estimators import slow_occlusion
 from helpers.masks import bind, everything
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.masks import BoundMasks, ChannelMasks, HierarchicalMasks, RegionMasks, SlidingWindowMasks
+from monai_saliency.masks import BoundMasks, HierarchicalMasks, RegionMasks, SlidingWindowMasks
 from monai_saliency.utils.boxes import Box
 
 WIDTHS = [2, 3, 4.5, (1, 5)]
@@ -77,22 +76,6 @@ def test_nothing_rises_at_the_border() -> None:
     )
 
 
-@pytest.mark.parametrize("masks", [SlidingWindowMasks(4, 3), RegionMasks(7, regions=boxes_of_regions)])
-def test_crisp_by_default_to_the_bit(masks: Any) -> None:
-    bound = bind(masks, 9, 8)
-    kind, settings = type(masks), {k: v for k, v in vars(masks).items() if k not in ("smooth", "needs_labels")}
-    for width in (0, 0.0, 1, (0, 1)):
-        same = bind(kind(**settings, smooth=width), 9, 8)
-        assert torch.equal(same.render(range(len(same))), bound.render(range(len(bound))))
-        assert same.key == bound.key
-        assert same.hidden_boxes([0]) == bound.hidden_boxes([0])
-    other = bind(kind(**settings, smooth=2), 9, 8)
-    assert other.key != bound.key
-    assert other.hidden_boxes([0]) is None
-    for name, codes in bound.codes([3, 1]).items():
-        assert np.array_equal(other.codes([3, 1])[name], codes)
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", ["windows", "regions"])
 def test_the_slow_average(kind: str, width: Any) -> None:
@@ -103,17 +86,6 @@ def test_the_slow_average(kind: str, width: Any) -> None:
     for hard, soft in zip(crisp, smooth, strict=True):
         expected = 1 - slow_average(1 - hard, widths)
         np.testing.assert_allclose(soft, expected, rtol=0, atol=4e-6)  # shares are multiples of 2^-20
-
-
-@pytest.mark.parametrize("shape", [(9, 8), (9, 8, 5)])
-def test_windows_and_regions_have_the_same_edges(shape: tuple[int, ...]) -> None:
-    windows: Any = bind(SlidingWindowMasks(3, 3, smooth=2.5), *shape)
-    for index in range(len(windows)):
-        codes = windows.codes([index])
-        labels = torch.zeros(1, *shape, dtype=torch.long)
-        labels[(0, *(slice(max(0, a), b) for a, b in zip(codes["first"][0], codes["stop"][0], strict=True)))] = 1
-        region = RegionMasks(smooth=2.5).bind(torch.zeros(1, *shape), labels)
-        torch.testing.assert_close(windows.render([index]), region.render([0]), rtol=0, atol=4e-6)
 
 
 def families(shape: tuple[int, ...], width: Any) -> list[BoundMasks]:
@@ -131,10 +103,10 @@ def families(shape: tuple[int, ...], width: Any) -> list[BoundMasks]:
 def test_parts_of_masks(shape: tuple[int, ...], width: Any) -> None:
     """A part is rendered alone as in the whole; masks that are called equal inside it are."""
     for bound in families(shape, width):
-        whole = bound.render(range(len(bound)))
+        whole = bound.render(bound.first_round())
         assert float(whole.min()) >= 0
         assert float(whole.max()) <= 1
-        for mask, changed in zip(whole, bound.changed_boxes(range(len(bound))) or (), strict=False):
+        for mask, changed in zip(whole, bound.changed_boxes(bound.first_round()) or (), strict=False):
             inside: Box = changed
             sides = [[int(v) for v in (axis.min(), axis.max() + 1)] for axis in (mask[0] < 1).nonzero().T]
             assert sides == [[side.start, side.stop] for side in inside]
@@ -142,8 +114,8 @@ def test_parts_of_masks(shape: tuple[int, ...], width: Any) -> None:
             sides = [*(slice(a, a + 4) for a in corner), slice(1, 4)]
             box: Box = tuple(sides[: len(shape)])
             part = whole[(slice(None), slice(None), *box)]
-            assert torch.equal(bound.render(range(len(bound)), box=box), part)
-            touched, rows = bound.restrict(range(len(bound)), box) or (None, None)
+            assert torch.equal(bound.render(bound.first_round(), box=box), part)
+            touched, rows = bound.restrict(bound.first_round(), box) or (None, None)
             assert touched is not None
             assert rows is not None
             assert touched.tolist() == (part < 1).flatten(1).any(1).tolist()
@@ -157,20 +129,6 @@ def test_windows_side_by_side_hide_everything_once() -> None:
     bound = bind(SlidingWindowMasks((4, 3), (4, 3), smooth=2.5), 12, 9, dtype=torch.float64)
     total = (1 - bound.render(range(len(bound)))).sum(dim=0)
     torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-12)
-
-
-def test_the_map_is_weighted_by_what_is_hidden() -> None:
-    weight = torch.randn(9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for explain in (
-        ms.sliding_window(4, 3, smooth=3, target=ms.RegressionScore()),
-        ms.region_occlusion(regions=boxes_of_regions, smooth=3, target=ms.RegressionScore()),
-    ):
-        (found,) = explain.explain(
-            torch.ones(1, 1, 9, 8).double(), lambda x: (x[:, 0] * weight).flatten(1).sum(1)[:, None]
-        )
-        masks = found.masks.render(range(len(found.masks)))[:, 0].numpy()
-        expected = slow_occlusion(masks, found.scores.numpy(), found.reference_scores.numpy())
-        np.testing.assert_allclose(found.saliency.numpy(), expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["windows", "regions", "hierarchy"])
@@ -196,19 +154,6 @@ def test_remembered_patches(kind: str) -> None:
     torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-5, atol=1e-5)
     assert remembered.num_forwards / remembered.per_prediction < 0.7 * whole.num_forwards
-
-
-def test_a_hidden_voxel_that_is_nan_is_gone() -> None:
-    """What lies inside, away from the edges, is hidden completely: its NaN does not come through."""
-    image = torch.ones(1, 1, 9, 8)
-    image[..., 3, 1] = float("nan")
-    bound = RegionMasks(regions=boxes_of_regions, smooth=3).bind(image[0])
-    assert bound.render([0])[0, 0, 3, 1] == 0
-
-
-def test_channels() -> None:
-    bound = bind(ChannelMasks(SlidingWindowMasks(3, 2, smooth=2)), 9, 8)
-    assert torch.equal(bound.render([5])[0, 0], bind(SlidingWindowMasks(3, 2, smooth=2), 9, 8).render([5])[0, 0])
 
 
 @pytest.mark.parametrize(

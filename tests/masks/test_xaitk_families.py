@@ -54,11 +54,6 @@ class TestRandomGridMasks:
         assert (bound.cell_shape, bound.grid_shape) == ((5, 4), (9, 11))
         assert RandomGridMasks(3).bind(torch.zeros(1, 33, 16)).cell_shape == (5, 2)
 
-    def test_more_masks_begin_with_the_same(self) -> None:
-        few, many = (everything(bind(RandomGridMasks(n, 3, 0.5, 1), 9, 8)) for n in (4, 11))
-        np.testing.assert_array_equal(many[:4], few)
-        assert not np.allclose(everything(bind(RandomGridMasks(4, 3, 0.5, 2), 9, 8)), few)
-
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match="`unit` 'mm' needs a `cell_size`"):
             RandomGridMasks(3, unit="mm")
@@ -107,16 +102,6 @@ class TestSlidingRadialMasks:
         masks = everything(bind(SlidingRadialMasks(radius, stride, sigma), *shape, dtype=torch.float64))
         np.testing.assert_allclose(masks, slow_balls(shape, radius, stride, sigma), rtol=0, atol=1e-13)
 
-    def test_shapes_that_are_kept_are_those_of_the_place(self) -> None:
-        """More places near a border than are kept, in another order."""
-        bound = bind(SlidingRadialMasks(3, 1, 1.0), 13, 14)
-        order = np.random.default_rng(0).permutation(len(bound)).tolist()
-        together = bound.render(range(len(bound)))
-        for index in order:
-            fresh = bind(SlidingRadialMasks(3, 1, 1.0), 13, 14)
-            assert torch.equal(bound.render([index])[0], together[index])
-            assert torch.equal(fresh.render([index])[0], together[index])
-
     def test_sizes_in_mm_make_a_ball(self) -> None:
         masks = SlidingRadialMasks(6, 4, 2, unit="mm")
         bound = masks.bind(torch.zeros(1, 20, 20, 8), spacing=(1.0, 2.0, 4.0))
@@ -124,10 +109,6 @@ class TestSlidingRadialMasks:
         assert [len(each) for each in bound.centres] == [5, 10, 8]
         voxels = SlidingRadialMasks((6.0, 3.0, 1.5), (4, 2, 1), (2.0, 1.0, 0.5)).bind(torch.zeros(1, 20, 20, 8))
         assert torch.equal(bound.render([33]), voxels.render([33]))
-
-    def test_defaults(self) -> None:
-        bound = bind(SlidingRadialMasks(), 64, 8)
-        assert (bound.radii, [each.tolist()[:2] for each in bound.centres]) == ((4.0, 1.0), [[0, 4], [0, 1]])
 
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match=r"`radius` .* hides the whole image of spatial shape"):
@@ -148,8 +129,8 @@ class TestSlidingRadialMasks:
 
 
 class TestMultiScaleWindowMasks:
-    @pytest.mark.parametrize("shape", [(16, 13), (12, 9, 8)])
-    @pytest.mark.parametrize(("window", "stride"), [(8, None), (8, 4), (5, 3)])
+    @pytest.mark.parametrize("shape", [(16, 13), (7, 6, 5)])
+    @pytest.mark.parametrize(("window", "stride"), [(4, None), (5, 3)])
     def test_equals_slow_loop(self, shape: tuple[int, ...], window: int, stride: int | None) -> None:
         expected = []
         for level in range(3):
@@ -169,12 +150,6 @@ class TestMultiScaleWindowMasks:
     def test_sizes_in_mm(self) -> None:
         bound = MultiScaleWindowMasks(12, 2, unit="mm").bind(torch.zeros(1, 20, 20), spacing=(1.0, 3.0))
         assert bound.window_shapes == [(12, 4), (6, 2)]
-
-    def test_levels_weigh_alike(self) -> None:
-        bound = bind(MultiScaleWindowMasks(8, 3), 32, 32)
-        hidden = 1 - bound.render(range(len(bound)))[:, 0, 12:20, 12:20]
-        counts = [len(each) for each in bound.levels]
-        assert [part.sum(dim=0).unique().tolist() for part in hidden.split(counts)] == [[4.0]] * 3
 
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match="`levels` must be a whole number of at least 1, got 0"):
@@ -218,19 +193,6 @@ def test_boxes_and_pieces_agree_with_whole_masks(masks: Masks, shape: tuple[int,
         for row in np.unique(rows[hides], axis=0):
             same = inside[torch.from_numpy(hides & (rows == row).all(axis=1))]
             assert torch.equal(same, same[:1].expand_as(same))
-
-
-@pytest.mark.parametrize("masks", ALL, ids=names)
-def test_weighted_sums_are_those_of_rendered_masks(masks: Masks) -> None:
-    bound = bind(masks, 10, 9, dtype=torch.float64)
-    whole = bound.render(range(len(bound)))
-    weights = torch.randn(len(bound), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    expected = torch.einsum("nk,nchw->kchw", weights, whole)
-    torch.testing.assert_close(bound.weighted_sum(range(len(bound)), weights), expected, rtol=0, atol=1e-12)
-    rows, columns = torch.eye(10, dtype=torch.float64)[:, ::3], torch.vander(torch.arange(1, 10).double(), 2)
-    expected = torch.einsum("nchw,ha,wb->ncab", whole, rows, columns)
-    found = bound.along_axes(range(len(bound)), [rows, columns])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("masks", ALL, ids=names)
