@@ -17,8 +17,8 @@ class MinimalRegionScoring(Estimator):
     """1 inside the smallest set of windows that keeps the score, 0 outside; of each explained score its own.
 
     **Unit**: none, it is a region. ``explanation.masks.found(...)`` gives its number of voxels, and the scores with
-    only the region kept or hidden (:class:`~monai_saliency.masks.minimal.FoundRegion`). The map is zero if the image's score
-    is not above the fill's.
+    only the region kept or hidden (:class:`~monai_saliency.masks.minimal.FoundRegion`). The map is zero if the image's
+    score is not above the fill's.
 
     Raises:
         ValueError: (from ``compute``) for masks other than :class:`~monai_saliency.MinimalMasks`, or when rounds are
