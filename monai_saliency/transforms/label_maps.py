@@ -134,18 +134,7 @@ class SaveRegionsd(MapTransform):
 
     Example::
 
-        >>> import torch
-        >>> from pathlib import Path
-        >>> from monai.data import MetaTensor
-        >>> import monai_saliency as ms
-        >>> from tempfile import TemporaryDirectory
-        >>> image, case = MetaTensor(torch.ones(1, 1, 4)), ms.Case("a", labels=torch.tensor([[[1, 1, 2, 2]]]))
-        >>> explain = ms.region_occlusion(target=ms.ClassScore([0], "none"))
-        >>> [explanation] = explain.explain(image[None], torch.nn.Flatten(), cases=[case])
-        >>> with TemporaryDirectory() as folder:
-        ...     _ = SaveRegionsd(f"{folder}/regions.csv")({"explanation": explanation, "image": image, "case": "a"})
-        ...     Path(f"{folder}/regions.csv").read_text().splitlines()
-        ['case,class,channel,region,name,saliency,volume_ml', 'a,0,,1,,1.0,', 'a,0,,2,,0.0,']
+        SaveRegionsd("regions.csv")({"explanation": explanation, "image": image, "case": "a"})
     """
 
     def __init__(
