@@ -25,7 +25,7 @@ __all__ = ["ArgumentInputs", "DictInput", "InputAdapter", "ListInput", "SplitInp
 
 @dataclass(frozen=True)
 class SplitInputs:
-    """The inputs of a batch of B cases, split into what is perturbed and what is held.
+    """The inputs of a batch of B cases, split into perturbed and held ones.
 
     Attributes:
         images: the perturbed inputs, joined as channels: ``(B, C, *spatial)``.
@@ -107,16 +107,7 @@ class InputAdapter(ABC):
 
 
 class TensorInput(InputAdapter):
-    """One tensor ``(B, C, *spatial)``: the input of most networks, and the default.
-
-    Example::
-
-        >>> import torch
-        >>> from monai_saliency import ClassScore, sliding_window
-        >>> explain = sliding_window(2, target=ClassScore([0], "none"), inputs=TensorInput())
-        >>> explain(torch.ones(1, 1, 4, 4), torch.nn.Flatten()).shape
-        torch.Size([1, 1, 4, 4])
-    """
+    """One tensor ``(B, C, *spatial)``: the input of most networks, and the default."""
 
     def split(self, inputs: Any) -> SplitInputs:
         images = _images("`inputs`", inputs)
@@ -226,10 +217,7 @@ class _NamedInputs(InputAdapter):
         return {self.perturb[0]: image, **held}
 
     def run(self, infer: Infer, network: Infer, batch: torch.Tensor, take_apart: TakeApart) -> Any:
-        def call(part: torch.Tensor, *more: Any, **named: Any) -> Any:
-            return self.call(network, take_apart(part), more, named)
-
-        return infer(batch, call)
+        return infer(batch, lambda part, *more, **named: self.call(network, take_apart(part), more, named))
 
     @abstractmethod
     def call(self, network: Infer, inputs: dict[Any, torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -76,10 +76,10 @@ def accelerated(
         amp: ``"bf16"`` or ``"fp16"``: under ``torch.autocast`` in this type, on the device of the images. Its outputs
             are converted to float32. False or None: as it is.
         channels_last: give it images in the memory format ``torch.channels_last``, or ``channels_last_3d`` for
-            volumes. Its convolutions then run in this format; its parameters are not touched.
+            volumes. Its parameters are not touched.
         compile: True compiles it by ``torch.compile`` for each shape of batch, a text is the mode
-            (``"reduce-overhead"`` records CUDA graphs), a dictionary holds arguments of ``torch.compile``. Where a
-            derivative is asked for, as by white-box methods, the network runs uncompiled.
+            (``"reduce-overhead"`` records CUDA graphs), a dictionary holds arguments of ``torch.compile``. For
+            derivatives, as in white-box methods, the network runs uncompiled.
         prefix: what precedes the settings' names, for errors.
 
     Returns:

@@ -34,11 +34,6 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """A temporary path next to ``path`` to write to. It is renamed to ``path`` at the end, and removed on any error.
 
-    Example::
-
-        with atomic_path("maps/case.npy") as temporary:
-            np.save(temporary, saliency)
-
     Args:
         path: the file to write. Its folder is made if needed.
         durable: wait until the file and its name are on the disk, so that a power cut loses neither.

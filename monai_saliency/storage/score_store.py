@@ -40,14 +40,10 @@ class ScoreStore:
         self.root = a_path("root", root)
 
     def claim(self, case: str, part: Part | None = None) -> AbstractContextManager[str | None]:
-        """Lock a case, so that only one of several runs on the folder explains it.
+        """Lock a case, or a part of its masks, so that only one of several runs on the folder explains it.
 
         Without locks (see :func:`monai_saliency.storage.files.locked`) two runs may explain the same case. They write
         the same files.
-
-        Args:
-            case: the name of the case.
-            part: lock only this part of the masks. Default: all masks.
 
         Yields:
             None when this run holds the lock, otherwise who holds it.
@@ -56,17 +52,18 @@ class ScoreStore:
         name = ".lock" if part is None or part.count == 1 else f".lock-{part.index}-of-{part.count}"
         return locked(self.root / case / name, wait=False)
 
-    def open(self, case: str, key: str, doubtful: bool = False) -> CaseScores:
+    def open(self, case: str, key: str) -> CaseScores:
         """The scores of a case under a key, a hash of everything that decides them. Other keys are not touched."""
-        return CaseScores(self.root / case / key, doubtful)
+        return CaseScores(self.root / case / key)
 
 
 class CaseScores:
     """The scores of one case under one key, in a folder."""
 
-    def __init__(self, folder: Path, doubtful: bool = False) -> None:
+    doubtful = False
+
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.doubtful = doubtful
         self._mine: np.ndarray | None = None
         self._decides = _decides("", None)
         self._pending: tuple[int, int, torch.Tensor, Timestamp] | None = None

@@ -101,9 +101,7 @@ KNOWN: dict[str, Callable[[int], torch.nn.Module]] = {
     "a type": lambda n: Holder(kind=torch.float32 if n == 1 else torch.float64),
     "a tensor": lambda n: Holder(bias=weights(n)),
     "a tensor in a list": lambda n: Holder(biases=[weights(0), {"a": weights(n)}]),
-    "an array": lambda n: Holder(bias=np.full(4, n)),
     "an object": lambda n: Holder(engine=Engine(n)),
-    "a bound method": lambda n: Holder(act=Engine(n).__call__),
     "a config object": lambda n: Holder(config=types.SimpleNamespace(scale=n)),
     "modules in a plain list": lambda n: Holder(parts=[filled(n)]),
     "one layer twice": lambda n: torch.nn.Sequential(*[filled(1)] * n),
@@ -141,15 +139,6 @@ def test_an_unknown_network_needs_a_network_id(name: str) -> None:
         network_key(make())
     assert network_fingerprint(make()) is None
     assert network_fingerprint(make(), "a") == network_fingerprint(make(), "a") != network_fingerprint(make(), "b")
-
-
-def test_hooks_of_all_modules_make_it_unknown() -> None:
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(double)
-    try:
-        assert network_fingerprint(Holder()) is None
-    finally:
-        handle.remove()
-    assert network_fingerprint(Holder()) is not None
 
 
 def test_changes_in_place_are_noticed() -> None:
@@ -217,7 +206,6 @@ def test_copies_follow_weights_and_nothing_else() -> None:
 
 NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
     "UNet": lambda: nets.UNet(3, 1, 2, (4, 8, 16), (2, 2), num_res_units=1, act="PRELU", norm="batch"),
-    "BasicUNet": lambda: nets.BasicUNet(3, 1, 2, (4, 4, 8, 8, 8, 4)),
     "SegResNet": lambda: nets.SegResNet(2, 8, 1, 2),
     "DenseNet121": lambda: nets.DenseNet121(2, 1, 2),
     "SwinUNETR": lambda: nets.SwinUNETR(
@@ -227,8 +215,6 @@ NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
     "ResNet18": lambda: nets.resnet18(spatial_dims=2, n_input_channels=1, num_classes=2),
     "EfficientNet": lambda: nets.EfficientNetBN("efficientnet-b0", False, spatial_dims=2, in_channels=1),
     "HighResNet": lambda: nets.HighResNet(2, 1, 2),
-    "AutoEncoder": lambda: nets.AutoEncoder(2, 1, 1, (4, 8), (2, 2)),
-    "Classifier": lambda: nets.Classifier((1, 8, 8), 2, (4,), (2,)),
     "own": Holder,
     "own, with an engine": lambda: Holder(engine=Engine(1), bias=weights(), act=torch.nn.functional.relu),
 }

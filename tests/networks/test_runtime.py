@@ -22,7 +22,6 @@ from monai_saliency.networks import Ensemble, accelerated, network_fingerprint, 
 from monai_saliency.networks.runtime import same_network
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.utils.monai_private import holds_compiled
-from monai_saliency.utils.precision import rounding_of
 
 TARGET = ms.ClassScore([1], "softmax")
 EAGER = {"backend": "eager"}
@@ -73,12 +72,6 @@ def test_bf16_runs_in_it_and_gives_float32(dims: int) -> None:
     assert next(inner.parameters()).dtype == torch.float32
 
 
-def test_float64_is_computed_in_float64() -> None:
-    inner, batch = network().double(), image().double()
-    with torch.no_grad():
-        assert torch.equal(accelerated(inner, amp="bf16")(batch), inner(batch))
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dims", [2, 3])
 def test_convolutions_see_channels_last(dims: int, channels: int) -> None:
@@ -93,21 +86,12 @@ def test_convolutions_see_channels_last(dims: int, channels: int) -> None:
     assert {name: each.stride() for name, each in inner.named_parameters()} == before
 
 
-def test_outputs_have_the_usual_memory() -> None:
-    """Whoever reads an output may look at it by `view`."""
-    inner = torch.nn.Conv2d(1, 4, 3)
-    with torch.no_grad():
-        assert accelerated(inner, channels_last=True)(image()).is_contiguous()
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"amp": "bfloat16"}, "`amp` must be false, bf16 or fp16, got 'bfloat16'"),
         ({"amp": True}, "`amp` must be false, bf16 or fp16, got True"),
         ({"channels_last": "yes"}, "`channels_last` must be"),
         ({"compile": "fastest"}, "`compile` must be one of"),
-        ({"compile": 3}, "`compile` must be"),
     ],
 )
 def test_settings_that_are_something_else(settings: dict[str, Any], words: str) -> None:
@@ -169,9 +153,7 @@ def test_stored_scores_of_another_precision_are_not_used(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.parametrize(
-    ("settings", "tolerance"), [({"amp": "bf16"}, 0.05), ({"channels_last": True}, 1e-5), ({"compile": EAGER}, 1e-5)]
-)
+@pytest.mark.parametrize(("settings", "tolerance"), [({"amp": "bf16"}, 0.05), ({"channels_last": True}, 1e-5)])
 @pytest.mark.parametrize("inferer", [None, SlidingWindowInferer(8, 4, overlap=0.5)])
 def test_the_map_up_to_rounding(dims: int, settings: dict[str, Any], tolerance: float, inferer: Any) -> None:
     """Of whole images, and of remembered patches."""
@@ -188,12 +170,6 @@ def test_the_map_up_to_rounding(dims: int, settings: dict[str, Any], tolerance: 
     largest = float(expected.abs().max())
     assert largest > 1e-4
     assert float((found - expected).abs().max()) < tolerance * largest + 1e-6  # of a probability
-
-
-def test_rounding_is_that_of_the_type() -> None:
-    inner, cpu = network(), torch.device("cpu")
-    assert rounding_of(accelerated(inner, amp="bf16"), cpu)(torch.float32) == 5e-2
-    assert rounding_of(accelerated(inner, channels_last=True), cpu)(torch.float32) == 1e-4
 
 
 class Counting:
@@ -303,30 +279,6 @@ def test_a_network_that_is_another_in_half_precision_is_refused() -> None:
     explain = ms.sliding_window(4, 4, target=ms.ClassScore([0], "none"), mask_batch_size=4)
     cases = [Case("a", prediction=prediction)]
     explain.explain(batch, inner, cases=cases)
-    with pytest.raises(CaseError, match="what is explained is not what was predicted"):
-        explain.explain(batch, accelerated(inner, amp="bf16"), cases=cases)
-
-
-class Close(torch.nn.Module):
-    """Gives two classes that float32 tells apart, and bfloat16 does not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.tensor([[1.0], [1.0 + 1e-4]]))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(images.flatten(1).mean(1, keepdim=True), self.weight)
-
-
-def test_a_class_that_only_float32_predicts_is_not_swapped_for_another() -> None:
-    batch, inner = image(), Close().eval()
-    with torch.no_grad():
-        prediction = inner(batch)
-    assert int(prediction.argmax()) == 1
-    explain = ms.sliding_window(4, 4, target=ms.ClassScore("predicted", "none"), mask_batch_size=4)
-    cases = [Case("a", prediction=prediction)]
-    (found,) = explain.explain(batch, inner, cases=cases)
-    assert list(found.target.labels) == [1]
     with pytest.raises(CaseError, match="what is explained is not what was predicted"):
         explain.explain(batch, accelerated(inner, amp="bf16"), cases=cases)
 

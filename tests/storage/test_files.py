@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -78,22 +77,6 @@ def test_who_does_not_wait_is_told_who_holds(tmp_path: Path) -> None:
                 assert other == ME
 
 
-def test_who_waits_comes_next(tmp_path: Path) -> None:
-    path, order = tmp_path / "lock", []
-
-    def wait() -> None:
-        with locked(path) as holder:
-            order.append(("second", holder))
-
-    thread = threading.Thread(target=wait)
-    with locked(path):
-        thread.start()
-        time.sleep(0.1)
-        order.append(("first", None))
-    thread.join()
-    assert order == [("first", None), ("second", None)]
-
-
 def test_a_killed_process_lets_go(tmp_path: Path) -> None:
     code = "import sys, time; from monai_saliency.storage.files import locked\n"
     code += "with locked(sys.argv[1]): print('held', flush=True); time.sleep(60)"
@@ -108,22 +91,6 @@ def test_a_killed_process_lets_go(tmp_path: Path) -> None:
     with locked(path, wait=False) as holder:
         assert holder is None
     assert path.read_text().strip() == ME
-
-
-def test_lock_files_are_open_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NFS demands, which turns flock into POSIX locks."""
-    flock, modes = fcntl.flock, []
-
-    def as_nfs(file: Any, operation: int) -> None:
-        modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE)
-        fcntl.lockf(file, operation)  # raises EBADF for a file that is only read
-        flock(file, operation)
-
-    monkeypatch.setattr(fcntl, "flock", as_nfs)
-    with locked(tmp_path / "lock") as holder, locked(tmp_path / "lock", wait=False) as other:
-        assert holder is None
-        assert other == ME
-    assert set(modes) == {os.O_RDWR}
 
 
 def test_a_file_system_without_locks_is_said_once(
@@ -141,18 +108,6 @@ def test_a_file_system_without_locks_is_said_once(
                 assert other is None
     (record,) = [record for record in caplog.records if record.name.startswith("monai_saliency")]
     assert "no locks ([Errno 37] No locks available)" in record.getMessage()
-
-
-def test_a_lock_that_nobody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SMB refuses a taken lock, and reading a locked file, with "permission denied"."""
-
-    def smb(file: Any, operation: int) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    (tmp_path / "lock").write_text("")
-    monkeypatch.setattr(fcntl, "flock", smb)
-    with locked(tmp_path / "lock", wait=False) as holder:
-        assert holder == "another run"
 
 
 def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:

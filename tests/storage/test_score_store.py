@@ -80,18 +80,6 @@ def test_resumes_in_the_middle_of_a_case(image: torch.Tensor, tmp_path: Path, st
     assert torch.equal(explanation.saliency, whole.saliency)
 
 
-def test_two_cases_in_one_batch_resume(image: torch.Tensor, tmp_path: Path) -> None:
-    both = torch.cat([image, 1 - image])
-    whole = ms.rise(NUM_MASKS, 3, target=TARGET, mask_batch_size=BATCH).explain(both, Network())
-    total = -(-2 * (NUM_MASKS + 1) // BATCH)
-    for stop_at in (3, total // 2, total // 2 + 1, total):
-        store = ScoreStore(tmp_path / str(stop_at))
-        with pytest.raises(Stopped):
-            explain(both, Network(stop_at), store)
-        for a, b in zip(explain(both, Network(), store), whole, strict=True):
-            assert torch.equal(a.saliency, b.saliency)
-
-
 def test_scores_of_another_network_are_not_used(image: torch.Tensor, tmp_path: Path) -> None:
     """Law 8, the second guard: even under one key, the unperturbed image must score the same."""
     store = ScoreStore(tmp_path)
@@ -125,7 +113,7 @@ def test_a_network_that_reuses_its_output(image: torch.Tensor, tmp_path: Path) -
         np.testing.assert_array_equal(values, whole.scores[start:stop])
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"\x80\x04N."])
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY"])
 def test_damaged_ranges_are_computed_again(image: torch.Tensor, tmp_path: Path, damage: bytes) -> None:
     store = ScoreStore(tmp_path)
     (whole,) = explain(image, Network(), store)
@@ -136,20 +124,6 @@ def test_damaged_ranges_are_computed_again(image: torch.Tensor, tmp_path: Path, 
     assert network.batches == BATCHES
     assert torch.equal(explanation.saliency, whole.saliency)
     assert np.load(path, allow_pickle=False).shape == (NUM_MASKS, 2)
-
-
-def test_no_damage_of_a_header_fails_a_case(tmp_path: Path) -> None:
-    """Python reads it: what a flipped bit makes of it raises errors of many kinds."""
-    scores = ScoreStore(tmp_path).open("case", "k")
-    scores.finish(torch.zeros(3, 2))
-    (path,) = scores.folder.glob("*.npy")
-    whole = path.read_bytes()
-    for place in range(128):
-        for bit in (1, 8, 64):
-            damaged = bytearray(whole)
-            damaged[place] ^= bit
-            path.write_bytes(damaged)
-            scores.ranges()
 
 
 def test_a_kill_while_scores_are_removed_leaves_none_under_a_new_reference(
