@@ -16,6 +16,7 @@ import sysconfig
 import types
 from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata, util
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -32,19 +33,10 @@ from monai.transforms.traits import RandomizableTrait
 from monai_saliency.utils.monai_private import is_compiled, script_digest
 from monai_saliency.version import __version__
 
-__all__ = [
-    "Unfingerprintable",
-    "checksum_of",
-    "fingerprint",
-    "input_files",
-    "library_versions",
-    "network_layout",
-    "network_tensors",
-    "package_version",
-]
+__all__ = ["Unfingerprintable", "checksum_of", "fingerprint", "input_files", "library_versions", "network_layout"]
+__all__ += ["network_tensors", "package_version"]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _DRAWS = (RandomizableTrait, random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 # Attributes that decide no result: random state without random transforms, the file read last, where it runs.
 _IDLE: tuple[tuple[type, set[str]], ...] = (
@@ -133,9 +125,8 @@ class _Walk:
     def _container(self, value: Any) -> None:
         self.add(type(value).__name__, len(value))
         # A dictionary in its order, which is the order of a loop over it.
-        for each in value.items() if isinstance(value, dict) else value:
-            for part in each if isinstance(value, dict) else (each,):
-                self.feed(part)
+        for each in chain.from_iterable(value.items()) if isinstance(value, dict) else value:
+            self.feed(each)
 
     def _array(self, value: np.ndarray | np.generic) -> None:
         self.add("array", f"{value.dtype.str if value.dtype.names is None else value.dtype.descr}{value.shape}")
@@ -161,12 +152,11 @@ class _Walk:
     def _code(self, value: Any) -> None:
         if isinstance(getattr(value, "__self__", None), _DRAWS):
             raise Unfingerprintable(f"the random function {value.__name__}")
+        if isinstance(value, types.MethodType):
+            return self.feed([value.__func__, value.__self__])
         if isinstance(value, types.ModuleType):
             return self.add("module", f"{value.__name__} {_version_of(value.__name__)}")
         return self.add("code", _code_mark(value))
-
-    def _method(self, value: types.MethodType) -> None:
-        self.feed([value.__func__, value.__self__])
 
     def _object(self, value: Any) -> None:
         """Add an object as pickle takes it apart: what makes it, its attributes and its items."""
@@ -201,8 +191,8 @@ _BY_KIND: tuple[tuple[Any, Any], ...] = (
     ((np.ndarray, np.generic), _Walk._array),
     (torch.Tensor, _Walk._tensor),
     (torch.nn.Module, _Walk._network),
-    (types.MethodType, _Walk._method),
-    ((*_NAMED, types.ModuleType), _Walk._code),
+    ((type, types.FunctionType, types.BuiltinFunctionType, np.ufunc), _Walk._code),
+    ((types.MethodType, types.ModuleType), _Walk._code),
     ((PurePath, torch.dtype, torch.device, np.dtype), _Walk._plain),
 )
 
@@ -319,11 +309,8 @@ def package_version(package: str) -> str:
 def library_versions() -> dict[str, str]:
     """The versions of this package and of the packages that compute a result, with CuPy and cuCIM where installed."""
     found = {"monai_saliency": __version__} | {name: str(module.__version__) for name, module in _LIBRARIES.items()}
-    return found | {name: package_version(name) for name in ("cupy", "cucim") if _is_there(name)}
-
-
-def _is_there(package: str) -> bool:
-    return package in sys.modules or util.find_spec(package) is not None
+    others = [name for name in ("cupy", "cucim") if name in sys.modules or util.find_spec(name)]
+    return found | {name: package_version(name) for name in others}
 
 
 def _name(kind: type) -> str:

@@ -60,8 +60,6 @@ class ScoreStore:
 class CaseScores:
     """The scores of one case under one key, in a folder."""
 
-    doubtful = False
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._mine: np.ndarray | None = None
