@@ -1,8 +1,6 @@
 """How a network is called and known: its inputs, outputs, weights and identity.
 
 ===============  ==============================================================================================
-module           what it holds
-===============  ==============================================================================================
 ``inputs``       how a network takes its inputs (a tensor, a list, a dictionary, arguments), and which are perturbed
 ``outputs``      reading a part of a structured output, and cutting a batch's output into rows
 ``adapters``     networks of other libraries with the interface of MONAI's networks

@@ -34,17 +34,6 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
         FileNotFoundError: when the file does not exist.
         ValueError: when the file does not hold a state dictionary, or one of another network. Pickled code is never
             run.
-
-    Example::
-
-        >>> import torch
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> trained, network = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-        >>> with TemporaryDirectory() as folder:
-        ...     torch.save({"state_dict": trained.state_dict()}, Path(folder) / "model.pt")
-        ...     torch.equal(load_checkpoint(network, Path(folder) / "model.pt").weight, trained.weight)
-        True
     """
     if not path:
         return network
@@ -88,7 +77,7 @@ def load_checkpoint(network: torch.nn.Module, path: str | Path | Sequence[str | 
 
 
 def _state_dict(content: Any) -> dict[str, torch.Tensor] | None:
-    """The state dictionary inside the content of a checkpoint. None if there is none."""
+    """The state dictionary inside the content of a checkpoint; None if there is none."""
     if not isinstance(content, Mapping):
         return None
     for key in _WRAPPERS:

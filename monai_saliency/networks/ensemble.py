@@ -117,12 +117,6 @@ def ensemble_of(
 
     Returns:
         the network itself for one file; :func:`~monai_saliency.networks.load_checkpoint` loads the weights.
-
-    Example::
-
-        >>> import torch
-        >>> len(ensemble_of(torch.nn.Linear(2, 1), ["fold0.pt", "fold1.pt"]).members.networks)
-        2
     """
     if checkpoint is None or isinstance(checkpoint, (str, Path)):
         return network

@@ -32,13 +32,6 @@ def network_of(network: torch.nn.Module, checkpoint: str | Path | Sequence[str |
     Raises:
         FileNotFoundError: when an exported network does not exist.
         ValueError: when it cannot be read, or is one of a list.
-
-    Example::
-
-        >>> import torch
-        >>> network = torch.nn.Linear(2, 1)
-        >>> network_of(network, "weights.pt") is network
-        True
     """
     if isinstance(checkpoint, (str, Path)) and is_exported(checkpoint):
         return exported_network(checkpoint)
@@ -64,21 +57,8 @@ def exported_network(path: str | Path) -> torch.nn.Module:
     Raises:
         FileNotFoundError: when there is no such file.
         ValueError: when it is not an exported network, or when this release of torch cannot read it.
-
-    Example::
-
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> import torch
-        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
-        >>> with TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "network.pt2"
-        ...     torch.export.save(torch.export.export(network, (torch.rand(3, 1, 2, 2),)), path)
-        ...     exported_network(path)(torch.rand(8, 1, 2, 2)).shape
-        torch.Size([8, 2])
     """
-    path = Path(path)
-    if not path.is_file():
+    if not Path(path).is_file():
         raise FileNotFoundError(f"exported network {path} does not exist: pass --checkpoint with its path")
     try:
         program = torch.export.load(path)

@@ -33,7 +33,7 @@ class SplitInputs:
         held_images: held inputs on the images' grid, joined as channels: ``(B, H, *spatial)``; H may be 0.
         held_values: the other held inputs ``(B, ...)``, by name.
         channels: for each input on the grid, its channels among the C + H channels, and its own type.
-        names: the names of all inputs, in the order in which they were given.
+        names: all inputs, in the order in which they were given.
     """
 
     images: torch.Tensor

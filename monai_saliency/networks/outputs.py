@@ -24,13 +24,6 @@ def read(output: Any, path: OutputPath | None) -> Any:
 
     Raises:
         ValueError: when there is no such part. The message lists the parts.
-
-    Example::
-
-        >>> import torch
-        >>> output = {"pred": [torch.zeros(4, 3), torch.zeros(4, 5)]}
-        >>> read(output, ("pred", 1)).shape
-        torch.Size([4, 5])
     """
     if path is None:
         return output
@@ -81,13 +74,6 @@ def rows(output: Any, start: int, stop: int, count: int) -> Any:
 
     Tensors are cut along their first axis. Dictionaries, tuples and lists of tensors (as of deep supervision) are cut
     part by part. A list with one entry per image (as of a detector) is cut by entry. Other values stay unchanged.
-
-    Example::
-
-        >>> import torch
-        >>> part = rows({"pred": torch.arange(8).reshape(4, 2), "names": None}, 1, 2, count=4)
-        >>> part["pred"].tolist(), part["names"]
-        ([[2, 3]], None)
     """
     if isinstance(output, torch.Tensor) or _by_image(output, count):
         return output[start:stop]

@@ -72,7 +72,7 @@ def accelerated(
     """A network that runs faster, for the inferer that explains. The network itself is left as it is.
 
     Args:
-        network: a module. Of an :class:`~monai_saliency.networks.Ensemble` all members run this way.
+        network: a module, or an :class:`~monai_saliency.networks.Ensemble`, whose members then all run this way.
         amp: ``"bf16"`` or ``"fp16"``: under ``torch.autocast`` in this type, on the device of the images. Its outputs
             are converted to float32. False or None: as it is.
         channels_last: give it images in the memory format ``torch.channels_last``, or ``channels_last_3d`` for
@@ -82,21 +82,14 @@ def accelerated(
             derivatives, as in white-box methods, the network runs uncompiled.
         prefix: what precedes the settings' names, for errors.
 
-    Returns:
-        the network itself where nothing is switched on; an :class:`Accelerated` around it; for an ensemble, an ensemble
-        whose members run this way.
-
     Raises:
         ValueError: when a setting is something else, or when network or device cannot be run so.
 
     Example::
 
         >>> import torch
-        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
-        >>> accelerated(network, amp="bf16")(torch.rand(1, 1, 2, 2)).dtype
+        >>> accelerated(torch.nn.Linear(4, 2), amp="bf16")(torch.rand(1, 4)).dtype
         torch.float32
-        >>> accelerated(network) is network
-        True
     """
     found = check_runtime(amp, channels_last, compile, prefix)
     if not found:
@@ -129,7 +122,7 @@ class Accelerated(torch.nn.Module):
         self.channels_last = channels_last
         self.compiled_with = None if compile is None else dict(compile)
         self.training = network.training
-        weights = next((each for each in network.parameters()), torch.empty(0))
+        weights = next(network.parameters(), torch.empty(0))
         self._check(weights.device.type)
 
     @property
@@ -162,8 +155,7 @@ class Accelerated(torch.nn.Module):
     def _network(self) -> Callable[..., Any]:
         if self.compiled_with is None or torch.is_grad_enabled():
             return self.network
-        found = _compiled.get(self)
-        if found is None:
+        if (found := _compiled.get(self)) is None:
             # One shape is what is run. Were sizes variables, code would be slower and compiled twice.
             found = _compiled[self] = torch.compile(self.network, **{"dynamic": False, **self.compiled_with})
         if self._records_graphs:
@@ -213,14 +205,7 @@ def same_network(one: Any, other: Any) -> bool:
 
 
 def runtime_settings(network: Any) -> dict[str, Any]:
-    """The settings that :func:`accelerated` switched on for a network, by name; empty for any other callable.
-
-    Example::
-
-        >>> import torch
-        >>> runtime_settings(accelerated(torch.nn.Identity(), amp="bf16", channels_last=True))
-        {'amp': 'bf16', 'channels_last': True}
-    """
+    """The settings that :func:`accelerated` switched on for a network, by name; empty for any other callable."""
     if isinstance(network, Ensemble):
         network = network.members
     return network.settings if isinstance(network, Accelerated) else {}

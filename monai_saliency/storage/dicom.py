@@ -42,13 +42,7 @@ _DERIVED = {_CAPTURE, "1.2.840.10008.5.1.4.1.1.30", "1.2.840.10008.5.1.4.1.1.66.
 
 
 def series_id(uid: str) -> str:
-    """What a series is called: a hash of its UID, which tells nothing about the patient.
-
-    Example::
-
-        >>> series_id("1.2.3")
-        'series-c47f5b18b8a4'
-    """
+    """What a series is called: a hash of its UID, which tells nothing about the patient."""
     return f"series-{sha256(uid.encode()).hexdigest()[:12]}"
 
 
@@ -57,13 +51,6 @@ def find_series(folder: str | Path) -> dict[str, list[Path]]:
 
     Raises:
         OptionalImportError: when pydicom is not installed. It gives the pip command.
-
-    Example::
-
-        >>> import pydicom
-        >>> scans = Path(pydicom.__file__).parent / "data/test_files/dicomdirtests/98892001/CT5N"  # comes with pydicom
-        >>> [(len(files), tuple(read_series(files).shape)) for files in find_series(scans).values()]
-        [(5, (16, 16, 5))]
     """
     return group_series(Path(below, name) for below, _, names in os.walk(folder) for name in names)
 

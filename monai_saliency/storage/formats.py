@@ -61,13 +61,7 @@ def format_of(path: str | Path) -> Format | None:
 
 
 def scan_stem(path: str | Path) -> str:
-    """The file name of a scan without ``.nii.gz`` or another suffix.
-
-    Example::
-
-        >>> scan_stem("scans/sub-01.nii.gz")
-        'sub-01'
-    """
+    """The file name of a scan without ``.nii.gz`` or another suffix."""
     name = Path(path).name
     return next((name[: -len(suffix)] for suffix in NIFTI.suffixes if name.lower().endswith(suffix)), Path(path).stem)
 

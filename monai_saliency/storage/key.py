@@ -245,9 +245,6 @@ def network_tensors(network: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name.replace("_orig_mod.", ""): tensor for each in found for name, tensor in each}
 
 
-# Code. ----------------------------------------------------------------------------------------------------------------
-
-
 @functools.lru_cache(maxsize=4096)
 def _code_mark(value: Any) -> str:
     """What identifies a class or function: its importable name, and the versions of its code and of its bases."""
@@ -317,17 +314,11 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# Files. ---------------------------------------------------------------------------------------------------------------
-
-
 def input_files(case: Any, checksum: bool = False, folder_keys: Collection[Any] | None = None) -> list[list[str]]:
-    """The files of a case, each with what identifies its content: its size and time, or its checksum.
-
-    Paths are found under any key. Folders (of DICOM slices, for example) count too. Of a format with two files, both
-    are listed. A path that does not exist is left out, so that the list changes when it appears.
+    """The files of a case, and all in its folders, each with its size and time, or its checksum.
 
     Args:
-        case: paths, or dictionaries and lists of them.
+        case: paths, or dictionaries and lists of them. A path that does not exist is left out.
         checksum: read the files, and identify them by the sha256 of their content.
         folder_keys: the keys of the case under which a text may name a folder; None for any but ``case``.
     """

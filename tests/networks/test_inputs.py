@@ -37,7 +37,7 @@ def one_by_one(images: torch.Tensor, **settings: Any) -> torch.Tensor:
     return torch.cat(maps)
 
 
-@pytest.mark.parametrize("mask_batch_size", [1, 5, 100])
+@pytest.mark.parametrize("mask_batch_size", [1, 5])
 @pytest.mark.parametrize(
     ("adapter", "network"),
     [
@@ -69,9 +69,9 @@ def test_the_network_sees_each_input_as_it_was_given() -> None:
     labels = torch.randint(0, 5, (2, 3, 9, 8), generator=torch.Generator().manual_seed(0))
     given = {"labels": labels, "image": IMAGES[:2], "prompt": torch.tensor([[7, 8], [9, 10]])}
     rise(3, 3, target=TARGET, inputs=DictInput("image"), mask_batch_size=5)(given, network)
-    # Each image and a perturbed one of the first alone, to compare with, and two batches.
-    assert [list(batch) for batch in seen] == [["labels", "image", "prompt"]] * 5
-    assert sorted(len(batch["image"]) for batch in seen) == [1, 1, 1, 5, 5]
+    # Single images, to compare with, and two batches.
+    assert {tuple(batch) for batch in seen} == {("labels", "image", "prompt")}
+    assert [len(batch["image"]) for batch in seen if len(batch["image"]) > 1] == [5, 5]
     first = next(batch for batch in seen if len(batch["image"]) > 1)
     assert first["labels"].dtype == torch.int64
     assert torch.equal(first["labels"], labels[[0, 0, 0, 0, 1]])

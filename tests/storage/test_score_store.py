@@ -268,35 +268,6 @@ def test_any_estimator_from_the_store_alone(image: torch.Tensor, tmp_path: Path)
         assert torch.equal(rebuilt, inferer.explain(image, Network())[0].saliency)
 
 
-class Tempered(torch.nn.Module):
-    """Certain of the unperturbed image at any temperature."""
-
-    temperature = 1.0
-
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gap = x.flatten(1).mean(1) - 0.9
-        return torch.where(gap > 0, 1.0, torch.sigmoid(gap / self.temperature))[:, None]
-
-
-def test_a_change_that_the_unperturbed_image_does_not_show(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The first batch is run in any case: where it scores otherwise than on disk, all of it is scored again."""
-    image, store = torch.ones(1, 1, 8, 8), ScoreStore(tmp_path)
-    inferer = ms.rise(30, 3, target=ms.ClassScore([0], "none"), mask_batch_size=BATCH)
-    found = []
-    for temperature in (1.0, 5.0, 5.0):
-        found += inferer.explain(image, Tempered(temperature), stored=[store.open("case", "k")])
-        assert ("all masks are scored again" in caplog.text) == (len(found) == 2)
-        caplog.clear()
-    (expected,) = inferer.explain(image, Tempered(5.0))
-    assert not torch.equal(found[0].saliency, expected.saliency)
-    assert torch.equal(found[1].scores, expected.scores)
-    assert torch.equal(found[2].scores, expected.scores)
-
-
 def test_one_run_holds_a_case(tmp_path: Path) -> None:
     store, other = ScoreStore(tmp_path), ScoreStore(tmp_path)
     with store.claim("a") as holder, other.claim("b") as free:
