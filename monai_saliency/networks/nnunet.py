@@ -236,11 +236,13 @@ def _configuration(checkpoints: Sequence[Path]) -> str:
     """The configuration of all checkpoints, and that they hold no code: nnU-Net's predictor would run it."""
     # The log that nnU-Net's trainer keeps may hold numbers of NumPy.
     scalar = np.float64(0).__reduce__()[0]
-    types = [type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64, np.bool_)]
+    types = [scalar, np.dtype, *(type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64, np.bool_))]
+    # `safe_globals` forgets at its end what it is given, also where it was safe before.
+    types = [each for each in types if each not in torch.serialization.get_safe_globals()]
     found = set()
     for path in checkpoints:
         try:
-            with torch.serialization.safe_globals([scalar, np.dtype, *types]):
+            with torch.serialization.safe_globals(types):
                 content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
             raise AdviceError(

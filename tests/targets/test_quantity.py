@@ -10,7 +10,7 @@ import torch
 from helpers.examples import target_examples
 
 from monai_saliency.cases import Case
-from monai_saliency.targets import BoundTarget, ClassScore, RegionScore, Target
+from monai_saliency.targets import BoundTarget, ClassScore, Target
 
 
 @pytest.mark.parametrize("dims", [2, 3])
@@ -41,23 +41,3 @@ def test_a_single_output_is_that_of_prediction_1() -> None:
     bound = ClassScore("predicted", "sigmoid").bind(torch.tensor([[-2.0]]), Case("ct_7", torch.zeros(1, 8, 8)))
     assert bound.describe()["prediction"] == 0
     assert bound.quantity().words == "sigmoid probability of prediction 1, the network's one output"
-
-
-@pytest.mark.parametrize(
-    ("region", "words"),
-    [
-        ("predicted", "in the predicted region"),
-        ("all", "in the image"),
-        ("label", "in the label's region"),
-        ("false_positive", "in the region predicted outside the label"),
-        (torch.eye(8), "in the given region"),
-    ],
-)
-def test_regions_in_words(region: Any, words: str) -> None:
-    output = torch.zeros(1, 2, 8, 8)
-    output[:, 1, :4] = 3
-    labels = torch.zeros(1, 8, 8)
-    labels[:, :2] = 1
-    case = Case("ct_7", torch.zeros(1, 8, 8), labels=labels)
-    bound = RegionScore(1, "sigmoid", region).bind(output, case)
-    assert bound.quantity() == (f"mean sigmoid probability {words}", "probability")

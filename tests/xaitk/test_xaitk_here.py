@@ -257,17 +257,6 @@ def test_boxes_that_are_given(vectors: bool, classes: list[int] | None) -> None:
     assert float(torch.corrcoef(together)[0, 1]) > 0.98
 
 
-def test_objectness_of_its_own_is_refused() -> None:
-    class Sure(Boxes):
-        def forward(self, batch: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-            found = super().forward(batch)
-            return [{**each, "sure": torch.full((len(each["boxes"]),), 0.5)} for each in found]
-
-    target = ms.DetectionScore(0.1, objectness_key="sure")
-    with pytest.raises(CaseError, match="cannot be given objectness beside the scores of classes"):
-        BlackBoxInferer(DRISEStack(40, 4, 0.5, 3), target)(IMAGES[:1], Sure(vectors=True))
-
-
 def test_whole_methods_that_do_not_fit_are_refused() -> None:
     method = RISEStack(20, 4, 0.4, 3)
     explain = BlackBoxInferer(method, TARGET)
