@@ -41,7 +41,7 @@ _MISSING = object()
 
 
 class ItemKey(NamedTuple):
-    """What identifies a result of a case in a cache: a hash of all that decides it, and the case's files.
+    """Identifies a result of a case in a cache: a hash of all that decides it, and the case's files.
 
     The names of files are often a patient's, so an entry holds their numbers in the place of their names.
     """
@@ -304,7 +304,7 @@ class CachedDataset(CohortDataset):
 
 
 def is_random(step: Any) -> bool:
-    """Whether a transform is random, or a ``Compose`` of which a step is."""
+    """Whether a transform is random, or a ``Compose`` with a random step."""
     if type(step) is Compose:
         return any(is_random(part) for part in step.transforms)
     return isinstance(step, RandomizableTrait)
@@ -320,7 +320,7 @@ def reads_differ(dataset: Any) -> bool:
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """A value whose texts are replaced; those of meta data in place."""
+    """A value whose texts are replaced, in meta data too (in place)."""
     if isinstance(value, str):
         return names.get(value, value)
     if type(value) is dict:

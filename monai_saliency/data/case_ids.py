@@ -1,4 +1,4 @@
-"""What cases are called: by the paths of their files."""
+"""Names of cases, by the paths of their files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from monai_saliency.storage.formats import NIFTI, scan_stem
 
 __all__ = ["CaseIds", "case_id", "name_hash"]
 
-_LONGEST_NAME = 200  # bytes
-
 
 class CaseIds:
-    """What the cases of some files are called: :func:`case_id`, with the suffix where two files differ in it alone.
+    """Names of the cases of some files: :func:`case_id`, with the suffix where two files differ in it alone.
 
     Example::
 
@@ -34,12 +32,12 @@ class CaseIds:
         self._names = Counter(case_id(root, Path(file)) for file in dict.fromkeys(map(os.path.abspath, files)))
 
     def __call__(self, file: Path) -> str:
-        """What a file's case is called."""
+        """The name of a file's case."""
         name = case_id(self._root, file)
         if self._names[name] < 2:
             return name
         whole = f"{name}{file.name.removeprefix(scan_stem(file))}"
-        # frame.png beside frame.jpg and frame.png.nii
+        # frame.png next to frame.jpg and frame.png.nii
         return f"{whole}-{name_hash(file.name)}" if whole in self._names else whole
 
 
@@ -47,8 +45,7 @@ def case_id(root: Path | None, image: Path) -> str:
     """The name of a case: the path of its scan below a folder, without its suffix.
 
     The name of a scan outside of the folder is its file name with a hash of its own folder, and of its suffix where
-    this is not ``.nii.gz``. A file or folder name of more than 200 bytes is cut, and a hash of all of it follows: the
-    names of a case's files are longer, and a file system takes 255.
+    this is not ``.nii.gz``.
 
     Args:
         root: the folder of the cohort. None if there is none.
@@ -56,23 +53,12 @@ def case_id(root: Path | None, image: Path) -> str:
     """
     # Links are not followed: the target of a data manager's link has an arbitrary name.
     path, folder = Path(os.path.abspath(image)), None if root is None else Path(os.path.abspath(root))
-    if folder is None or folder not in path.parents:
-        # Its outputs lie in the output folder all the same. The hash keeps equal file names apart.
-        suffix = path.name[len(scan_stem(path)) :]
-        source = path.parent if suffix.lower() == NIFTI.suffixes[0] else path.parent / suffix
-        return _short(f"{scan_stem(path)}-{name_hash(str(source))}")
-    parts = (*path.relative_to(folder).parent.parts, scan_stem(path))
-    return "/".join(map(_short, parts))
-
-
-def _short(name: str) -> str:
-    """A file name that leaves room for the endings of a case's files."""
-    if len(os.fsencode(name)) <= _LONGEST_NAME:
-        return name
-    cut = name
-    while len(os.fsencode(cut)) > _LONGEST_NAME - 9:
-        cut = cut[:-1]
-    return f"{cut}-{name_hash(name)}"
+    if folder is not None and folder in path.parents:
+        return (path.relative_to(folder).parent / scan_stem(path)).as_posix()
+    # Its outputs lie in the output folder all the same. The hash keeps equal file names apart.
+    suffix = path.name[len(scan_stem(path)) :]
+    source = path.parent if suffix.lower() == NIFTI.suffixes[0] else path.parent / suffix
+    return f"{scan_stem(path)}-{name_hash(str(source))}"
 
 
 def name_hash(name: str) -> str:

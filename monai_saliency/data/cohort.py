@@ -39,15 +39,15 @@ def find_cases(
             - a list, ``*.json`` or ``*.csv`` (:func:`monai_saliency.data.listings.read_list`);
             - any other folder with scans in it or below it: NIfTI, NRRD and MetaImage (``.nii``, ``.nii.gz``,
               ``.nrrd``, ``.nhdr``, ``.mha``, ``.mhd``), and for 2D also photographs (``.png``, ``.jpg``, ``.jpeg``,
-              ``.tif``, ``.tiff``), and for 3D also DICOM series, each of which is a case, under whatever names their
-              files have. Segmentations that are called ``*.seg.nrrd`` are left out. Links to folders are
+              ``.tif``, ``.tiff``), and for 3D also DICOM series (a case each), whatever the names of their
+              files. Segmentations that are called ``*.seg.nrrd`` are left out. Links to folders are
               followed. A link to a file that does not exist, as git-annex makes them, is a missing scan. Hidden files
               are left out.
         section: the section of the list. Default: the first of ``"test"``, ``"training"`` and ``"validation"`` that
             lists a scan.
         exclude: a folder whose files are not scans of the cohort, such as an output folder below ``dataset_dir``.
         spatial_dims: how many spatial axes the scans have, 2 or 3.
-        channels: how many channels the scans have, where no list of modalities says so.
+        channels: how many channels the scans have, if no list of modalities gives their number.
 
     Returns:
         one dictionary for each case, sorted by ``case``:
@@ -118,7 +118,7 @@ def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int, chan
         word = "is" if skipped == root.resolve() else "holds"
         raise ValueError(
             f"the output folder {exclude} {word} `dataset_dir` {root}, so "
-            "scans cannot be told from maps: choose an `output_dir` beside or below `dataset_dir`"
+            "scans cannot be told from maps: choose an `output_dir` next to or below `dataset_dir`"
         )
     files = [
         path
@@ -126,7 +126,7 @@ def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int, chan
         if skipped is None or skipped not in Path(os.path.realpath(path)).parents
     ]
     scans = [Listed((path,), None, channels) for path in files if _is_scan(path, spatial_dims)]
-    # Radiographs in DICOM are no volumes.
+    # Radiographs in DICOM are not volumes.
     others = [path for path in files if format_of(path) is None] if spatial_dims == 3 else []
     return scans + [
         Listed(tuple(slices), None, channels, series_id(uid)) for uid, slices in group_series(others).items()

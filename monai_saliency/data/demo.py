@@ -62,7 +62,7 @@ def make_scan(seed: int, lesion: bool | int) -> tuple[nibabel.Nifti1Image, nibab
     lesion is added in double precision.
 
     The decoys are a little brighter than a lesion, and thinner: three bent vessels of 40 to 70 mm and four round spots,
-    5 to 8 mm thick, where a lesion is 12 mm or more. So the brightest voxels of most scans are no lesion.
+    5 to 8 mm thick, where a lesion is 12 mm or more. So the brightest voxels of most scans are not in the lesion.
 
     Args:
         seed: decides everything else, to the bit; at least 0.

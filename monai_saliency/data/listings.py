@@ -29,7 +29,7 @@ class Listed:
         images: the scan's file, a file for each of its channels, or the files of a DICOM series.
         label: its label map; None where the list has none, or a class instead.
         channels: how many channels the scan has.
-        name: of a DICOM series, what its case is called; empty where the path of the file says that.
+        name: the name of the case of a DICOM series; empty for other scans, which are named by their path.
     """
 
     images: tuple[Path, ...]
@@ -44,14 +44,14 @@ def read_list(path: Path, section: str | None = None, channels: int = 1) -> list
     Args:
         path: a JSON file as MONAI's ``load_decathlon_datalist`` reads it, or a CSV file with a column ``image`` and, as
             needed, ``label`` and ``split``.
-        section: the section of a JSON file, or what stands under ``split``: ``"test"``, ``"training"``,
+        section: the section of a JSON file, or the value of ``split``: ``"test"``, ``"training"``,
             ``"validation"`` (also ``"train"``, ``"val"`` and the like) or any other. Default: the first of these three
             that lists a scan, and all rows of a CSV file that has none of them.
         channels: of scans whose modalities are not listed.
 
     Raises:
-        ValueError: when the file cannot be read as such a list, or when rows of a CSV file beside these three say
-            something else, which may be misspelt, and no section is chosen.
+        ValueError: when the file cannot be read as such a list, or when some rows of a CSV file have none of these
+            three, which may be misspelt, and no section is chosen.
     """
     return (_of_table if path.suffix.lower() == ".csv" else _of_json)(path, section, channels)
 
@@ -106,7 +106,7 @@ def _of_section(path: Path, lists: Mapping[str, Any], section: str | None) -> An
     if chosen is not None and other and path.suffix.lower() == ".csv":
         kinds = ", ".join(f"{count} {name!r}" for name, count in other.items())
         raise AdviceError(
-            f"{path} has rows whose `split` is none of {SECTIONS} ({kinds}), beside {chosen!r}: correct them, or "
+            f"{path} has rows whose `split` is none of {SECTIONS} ({kinds}), in addition to {chosen!r}: correct them, or "
             "choose one with --section"
         )
     if chosen is None:

@@ -30,7 +30,7 @@ __all__ = ["CohortLoader"]
 
 @dataclass
 class _Failed:
-    """What a worker sends for an item that failed. The traceback is text, since tracebacks cannot be pickled."""
+    """The message of a worker for an item that failed. The traceback is text, since tracebacks cannot be pickled."""
 
     error: CaseError
     trace: str

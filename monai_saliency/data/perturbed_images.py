@@ -19,7 +19,7 @@ from monai_saliency.utils.ranks import rank_of
 
 __all__ = ["PerturbedImages"]
 
-# What is said of each perturbed image.
+# The keys that describe each perturbed image.
 _OWN_KEYS = {"case", "index", "mask"}
 
 
@@ -53,7 +53,7 @@ class PerturbedImages(IterableDataset):
 
     Raises:
         ValueError: when there is no such ``split``, or ``rank`` or ``world_size`` is given alone or out of its range.
-        ValueError: when a key is that of something else that is yielded, and, on iterating, when the masks of a case
+        ValueError: when a key names something else that is yielded, and, on iterating, when the masks of a case
             are shared and the dataset has a random transform, with which each worker would read another image.
         CaseError: on iterating, when an item holds no image or lacks a key, or when the masks of a case depend on
             earlier scores.

@@ -226,7 +226,7 @@ class LMDBBackend:
 
     @contextmanager
     def _opened(self, room: int) -> Iterator[lmdb.Environment]:
-        """The database, with room for so many bytes more. Errors of LMDB become errors of the operating system."""
+        """The database, with room for ``room`` more bytes. Errors of LMDB become errors of the operating system."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with _alone, filelock.FileLock(f"{self.path}.lock"):
             environment = None
@@ -242,7 +242,7 @@ class LMDBBackend:
     def _environment(self, room: int) -> lmdb.Environment:
         size = self.path.stat().st_size if self.path.exists() else 0
         try:
-            # Our lock stands for LMDB's, whose file on a full disk would end the process. Without `metasync` a power
+            # Our lock replaces LMDB's, whose file on a full disk would end the process. Without `metasync` a power
             # failure may lose the last entries, but never damages the database.
             environment = lmdb.open(
                 str(self.path), max(self.map_size, size + room), subdir=False, lock=False, metasync=False

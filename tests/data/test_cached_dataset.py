@@ -18,6 +18,7 @@ from monai.data import LMDBDataset, MetaTensor, PersistentDataset
 from monai.data.utils import pickle_hashing
 from monai.transforms import (
     Compose,
+    EnsureTyped,
     Invertd,
     RandFlipd,
     RandGaussianNoised,
@@ -231,3 +232,13 @@ def test_monai_loses_meta_data(cohort: Path, tmp_path: Path) -> None:
     assert torch.equal(stale[0]["image"], persistent[0]["image"])
     database = LMDBDataset(cases, preprocessing(), tmp_path / "lmdb", progress=False, hash_transform=pickle_hashing)
     assert not isinstance(database[0]["image"], MetaTensor)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("cache", KINDS)
+def test_tensors_of_a_gpu_come_back_there(cohort: Path, cache: str) -> None:
+    on_gpu = preprocessing(EnsureTyped("image", device="cuda"))
+    for _ in range(2):
+        for item, reference in zip(dataset(cohort, cache, on_gpu), expected(cohort, on_gpu), strict=True):
+            assert item["image"].is_cuda
+            assert_same(item, reference)

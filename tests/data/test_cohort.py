@@ -55,18 +55,6 @@ class TestPlainFolder:
         decathlon(tmp_path / "cohort", test=["a.nii.gz"])
         assert len(find_cases(tmp_path / "cohort", exclude=tmp_path / out)) == 1
 
-    def test_names_too_long_for_their_maps_are_cut(self, tmp_path: Path) -> None:
-        """And stay different. A map's file is called by its case, and a file system takes 255 bytes."""
-        names = ["x" * 239 + "1", "x" * 239 + "2", "ü" * 110, "y" * 200]
-        touch(tmp_path, *(f"{'d' * 210}/{name}.nii.gz" for name in names))
-        found = [case["case"] for case in find_cases(tmp_path)]
-        parts = [case.split("/") for case in found]
-        assert len(set(found)) == len(names)
-        assert max(len(part.encode()) for each in parts for part in each) == 200
-        assert parts[0][1].startswith("x" * 191 + "-")
-        assert parts[2][1] == "y" * 200
-        assert find_cases(tmp_path)[0]["case"] == found[0]
-
     def test_exclude(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The output folder below the cohort is none of it, however its path is written."""
         touch(tmp_path, "a.nii.gz", "out/a_saliency.nii.gz", "out/sub/b_saliency.nii.gz", "outer/c.nii.gz")

@@ -16,8 +16,7 @@ from monai_saliency.data import CohortDataset, find_cases
 from monai_saliency.data.cached_dataset import cohort_dataset
 from monai_saliency.errors import CaseError
 from monai_saliency.handlers.made_by import scan_mark
-from monai_saliency.storage import dicom
-from monai_saliency.storage.dicom import group_series, is_dicom, series_files, series_id, series_uid
+from monai_saliency.storage.dicom import series_files, series_id, series_uid
 from monai_saliency.storage.formats import scan_loader
 
 pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
@@ -116,17 +115,6 @@ def test_without_pydicom_the_pip_command_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(OptionalImportError, match=r'pip install "monai-saliency\[dicom\]"'):
         find_cases(tmp_path / "in")
-
-
-def test_files_are_known_by_how_they_begin(tmp_path: Path) -> None:
-    (file, *_) = write(tmp_path, "1.2.3")
-    bare = file.rename(tmp_path / "IM0001")
-    assert is_dicom(bare)
-    assert not is_dicom(tmp_path)
-    (tmp_path / "text").write_text("DICM")
-    assert not is_dicom(tmp_path / "text")
-    assert dicom.holds_series(tmp_path)
-    assert bare in group_series(tmp_path.iterdir())["1.2.3"]
 
 
 def test_a_changed_slice_is_preprocessed_again(tmp_path: Path) -> None:

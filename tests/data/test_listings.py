@@ -68,7 +68,9 @@ def test_no_row_is_lost_by_the_name_of_its_split(folder: Path) -> None:
     assert found[1]["label"] == str(folder / "labels" / "c.nii.gz")
     for wrong in ("tset", ""):
         (folder / "list.csv").write_text(f"image,split\nx/a.png,test\nx/b.png,{wrong}\n")
-        with pytest.raises(ValueError, match=rf"rows whose `split` is none of .* \(1 '{wrong}'\), beside 'test'"):
+        with pytest.raises(
+            ValueError, match=rf"rows whose `split` is none of .* \(1 '{wrong}'\), in addition to 'test'"
+        ):
             find_cases(folder / "list.csv")
 
 

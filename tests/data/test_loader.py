@@ -294,7 +294,7 @@ def test_an_item_without_its_image_is_listed(tmp_path: Path) -> None:
     assert "the item has no 'scan', but ['case', 'image']" in failures.rows[0]["error"]
 
 
-@pytest.mark.parametrize("workers", [(0, False), (2, False), (2, True)], ids=["no workers", "2 threads", "2 processes"])
+@pytest.mark.parametrize("workers", [(0, False), (2, True)], ids=["no workers", "2 processes"])
 @pytest.mark.parametrize("kind", [Dataset, CohortDataset])
 def test_a_transform_that_names_the_file_fails_under_the_cases_name(
     kind: type, workers: tuple[int, bool], cases: list[dict[str, Any]], tmp_path: Path

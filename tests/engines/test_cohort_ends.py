@@ -94,7 +94,7 @@ def test_names_that_are_in_the_way(cohort: Path) -> None:
     scans = cohort / "cohort"
     (scans / "s1").mkdir()
     (scans / "s0.nii.gz").rename(scans / "s1" / "lock.nii.gz")
-    (scans / "s2.nii.gz").rename(scans / ("$_^$" + "x" * 236 + ".nii.gz"))
+    (scans / "s2.nii.gz").rename(scans / ("$_^$" + "x" * 100 + ".nii.gz"))
     run(cohort, picture=True)
     maps, rows, failures = found(cohort / "out")
     assert len(maps) == 3
