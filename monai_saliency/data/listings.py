@@ -106,8 +106,8 @@ def _of_section(path: Path, lists: Mapping[str, Any], section: str | None) -> An
     if chosen is not None and other and path.suffix.lower() == ".csv":
         kinds = ", ".join(f"{count} {name!r}" for name, count in other.items())
         raise AdviceError(
-            f"{path} has rows whose `split` is none of {SECTIONS} ({kinds}), in addition to {chosen!r}: correct them, or "
-            "choose one with --section"
+            f"{path} has rows whose `split` is none of {SECTIONS} ({kinds}), in addition to {chosen!r}: correct "
+            "them, or choose one with --section"
         )
     if chosen is None:
         return [entry for name in other for entry in entries[name]] if path.suffix.lower() == ".csv" else []
