@@ -170,17 +170,14 @@ def make_cohort(
         return datalist
     if dataset_dir.exists() and any(dataset_dir.iterdir()):
         raise FileExistsError(f"{dataset_dir} has files but no dataset.json: expected a cohort, or nothing")
-
-    dataset_dir.parent.mkdir(parents=True, exist_ok=True)
     building = dataset_dir.with_name(f".{dataset_dir.name}.{uuid.uuid4().hex}")
-    building.mkdir()
+    building.mkdir(parents=True)
     try:
         _write_cohort(building, num_scans, seed, section, paired)
-        try:
-            os.rename(building, dataset_dir)
-        except OSError:
-            if not datalist.exists():  # if it does, another process has made it meanwhile: as good as ours
-                raise
+        building.replace(dataset_dir)
+    except OSError:
+        if not datalist.exists():  # another process has made it meanwhile: as good as ours
+            raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return datalist
@@ -212,7 +209,7 @@ def _write_cohort(folder: Path, num_scans: int, seed: int, section: str, paired:
 
 
 def _rotation(rng: np.random.Generator, degrees: float) -> np.ndarray:
-    """Return a (4, 4) rotation by up to ``degrees`` about each axis."""
+    """A (4, 4) rotation by up to ``degrees`` about each axis."""
     from scipy.spatial.transform import Rotation
 
     matrix = np.eye(4)
@@ -227,7 +224,7 @@ def _shift(offset: np.ndarray) -> np.ndarray:
 
 
 def _pose(rng: np.random.Generator, centre: np.ndarray) -> np.ndarray:
-    """Return the (4, 4) matrix from template mm to scanner mm: the head lies differently in each scan."""
+    """The (4, 4) matrix from template mm to scanner mm: the head lies differently in each scan."""
     scale = np.diag([*rng.uniform(0.93, 1.05, 3), 1])
     return _shift(centre + rng.uniform(-15, 15, 3)) @ _rotation(rng, 10) @ scale @ _shift(-centre)
 

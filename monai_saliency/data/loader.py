@@ -108,11 +108,10 @@ class CohortLoader:
     Threads or processes run the transforms. Another thread collates cases of one shape and copies the batch to the
     device, so that a batch is ready when the network needs it. A case waits until there are enough cases of its shape
     for a batch. When more than ``max_waiting`` cases wait, the oldest case and the others of its shape become a smaller
-    batch. So the batches depend only on the order, the shapes and the devices of the cases. All queues are bounded.
+    batch. So the batches depend only on the order, the shapes and the devices of the cases.
 
     A case that cannot be loaded is added to ``failures``, and loading continues. The loader has no length, since it is
-    not known how many cases will load. (MONAI's ``ThreadDataLoader`` has one, and ends early without an error when a
-    case fails.)
+    not known how many cases will load. (MONAI's ``ThreadDataLoader`` ends early without an error when a case fails.)
 
     Args:
         dataset: the dataset of the cases. ``dataset.data`` holds their dictionaries with the key ``case``.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -225,23 +224,6 @@ def test_wrong_settings(settings: dict, message: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="`seed` must be at least 0, got -3"):
         make_scan(-3, lesion=True)
-
-
-@pytest.fixture
-def _empty_template_cache() -> Iterator[None]:
-    demo._template.cache_clear()
-    yield
-    demo._template.cache_clear()
-
-
-@pytest.mark.usefixtures("_empty_template_cache")
-def test_missing_nilearn_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "nilearn"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "nilearn", None)
-    with pytest.raises(ImportError, match=r'pip install "monai-saliency\[demo\]"'):
-        make_cohort(tmp_path / "demo", num_scans=2)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -100,16 +100,6 @@ def test_a_list_may_name_a_folder_of_a_series(tmp_path: Path) -> None:
     assert (case["case"], len(case["image"])) == (series_id("1.2.3"), SLICES)
 
 
-def test_a_series_in_two_folders_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "in" / "a", "1.2.3")
-    (tmp_path / "in" / "b").mkdir()
-    file = min((tmp_path / "in" / "a").iterdir())
-    file.rename(tmp_path / "in" / "b" / file.name)
-    dataset = CohortDataset(find_cases(tmp_path / "in"), scan_loader("image"))
-    with pytest.raises(CaseError, match=f"case {series_id('1.2.3')}: the files of the DICOM series lie in 2 folders"):
-        dataset[0]
-
-
 def test_without_pydicom_the_pip_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "in", "1.2.3")
     monkeypatch.setitem(sys.modules, "pydicom", None)

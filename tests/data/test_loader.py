@@ -367,18 +367,6 @@ def test_failures_of_runs_beside_each_other_are_all_in_the_file(tmp_path: Path) 
     assert not path.exists()
 
 
-def test_cases_on_several_devices_share_no_batch() -> None:
-    """Meta tensors stand for a GPU's."""
-    devices = ["meta" if index in (1, 4) else "cpu" for index in range(5)]
-    items = Items([(1, 2, 2)] * 5, images=[torch.zeros(1, 2, 2, device=device) for device in devices])
-    batches = list(CohortLoader(items, batch_size=2))
-    assert [(batch["case"], batch["image"].device.type) for batch in batches] == [
-        (["c0", "c2"], "cpu"),
-        (["c1", "c4"], "meta"),
-        (["c3"], "cpu"),
-    ]
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_threads_use_the_gpu_of_the_one_that_started_them(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new thread's current GPU is the first one: a rank's preprocessing on `cuda` would land there."""
