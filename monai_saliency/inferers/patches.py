@@ -38,8 +38,8 @@ from monai_saliency.inferers.row_check import (
     difference,
     predicted,
     refuse_changed,
-    scores_differ,
     tolerance_of,
+    unlike,
 )
 from monai_saliency.networks.outputs import OutputPath, read
 from monai_saliency.utils.boxes import everywhere
@@ -208,13 +208,8 @@ class RememberedPatches(Scoring):
         here = Seen.of(volume, f"in patch batches of {self.batch_size}", state.target)
         other = predicted(state, self.output, here, state.target)
         state.forget_prediction()
-        if other is None:
-            return
-        gap = difference(other, here, self.tolerance)
-        if gap or scores_differ(state, other, here, self.tolerance, 100):
-            labels = state.target.labels
-            both = f"{here.figures(labels)} and {other.figures(labels)}"
-            raise RowsDepend(state.case.name, f"the unperturbed image gives {both}" + (f" ({gap})" if gap else ""))
+        if other is not None and (both := unlike(state, here, other, self.tolerance, times=100)):
+            raise RowsDepend(state.case.name, f"the unperturbed image gives {both}")
 
     def _check_patch(self, slot: int, output: torch.Tensor) -> None:
         """Compare the output ``(1, C, *roi_size)`` of a patch next to others with what the patch gives alone."""

@@ -34,8 +34,8 @@ __all__ = [
     "predicted",
     "refuse_changed",
     "say_once",
-    "scores_differ",
     "tolerance_of",
+    "unlike",
 ]
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,10 @@ Rows: TypeAlias = tuple[int, int, int]
 _VALUES, _FEW = 2**20, 1e-3
 #: share of what perturbing changes in a score that does not show in a map
 _SHOWN = 0.02
+_NOT_PREDICTED = (
+    "what is explained is not what was predicted: {}. The evaluator's other images of the batch may change its "
+    "prediction (let it predict one image at a time), or it predicts with another inferer, network or precision"
+)
 _SUPPOSED = "Such a network draws random numbers (a dropout that is left on), or keeps something from call to call"
 
 _noted: WeakSet[Any] = WeakSet()
@@ -120,6 +124,22 @@ def scores_differ(
     return bool(((gaps > times * tolerance(gaps.dtype) * sizes) & (gaps > _SHOWN * state.spread())).any())
 
 
+def unlike(
+    state: CaseState,
+    here: Seen,
+    other: Seen,
+    tolerance: Callable[[torch.dtype], float],
+    unperturbed: Seen | None = None,
+    times: float = 1,
+) -> str:
+    """Both figures of an image that gives something else here than it must, in words; empty where it does not."""
+    gap = difference(other, here, tolerance, unperturbed)
+    if not gap and not scores_differ(state, other, here, tolerance, times):
+        return ""
+    both = f"{here.figures(state.target.labels)} and {other.figures(state.target.labels)}"
+    return f"{both} ({gap})" if gap else both
+
+
 class RowCheck:
     """Compares rows of each case's first batch with their images alone, and the unperturbed image at the end."""
 
@@ -155,7 +175,9 @@ class RowCheck:
         here = Seen.of(output, "explained alone", target)
         other = predicted(self.states[index], self.output, here, target)
         if other is not None and (gap := difference(other, here, self.tolerance)):
-            self._refuse(index, 0, other, here, gap, target)
+            both = f"{here.figures(target.labels)} and {other.figures(target.labels)} ({gap})"
+            problem = _NOT_PREDICTED.format(f"the unperturbed image gives {both}")
+            raise CaseError(self.states[index].case.name, f"{problem}. {_SUPPOSED}")
 
     def _compare(self, index: int, row: int, here: Seen, unperturbed: Seen) -> None:
         state = self.states[index]
@@ -164,26 +186,14 @@ class RowCheck:
         if other is None and self.size == 1 and (row or self.found is None):
             return
         other = other or self.alone(index, row)
-        gap = difference(other, here, self.tolerance, unperturbed)
         # Where images go through alone no way is left, and nothing tells yet how much masks change: be sure.
-        if gap or scores_differ(state, other, here, self.tolerance, 100 if self.size == 1 and is_predicted else 1):
-            self._refuse(index, row, other, here, gap, state.target)
-
-    def _refuse(self, index: int, row: int, other: Seen, here: Seen, gap: str, target: BoundTarget) -> None:
-        """Raise the error of a row that is not what it must be."""
-        case, labels = self.states[index].case.name, target.labels
-        what = f"a perturbed image (row {row})" if row else "the unperturbed image"
-        both = f"{what} gives {here.figures(labels)} and {other.figures(labels)}" + (f" ({gap})" if gap else "")
-        if self.size > 1:
-            raise RowsDepend(case, both)
-        if other.words.endswith("predicted it"):
-            raise CaseError(
-                case,
-                f"what is explained is not what was predicted: {both}. {_SUPPOSED}, or the evaluator's other images of "
-                "the batch change its prediction (let it predict one image at a time), or it predicts with another "
-                "inferer, network or precision than explains",
-            )
-        raise CaseError(case, f"the network gives no fixed output: {both}. {_SUPPOSED}")
+        times = 100 if self.size == 1 and is_predicted else 1
+        if both := unlike(state, here, other, self.tolerance, unperturbed, times):
+            words = f"{f'a perturbed image (row {row})' if row else 'the unperturbed image'} gives {both}"
+            if self.size > 1:
+                raise RowsDepend(state.case.name, words)
+            problem = _NOT_PREDICTED.format(words) if is_predicted else f"the network gives no fixed output: {words}"
+            raise CaseError(state.case.name, f"{problem}. {_SUPPOSED}")
 
     def look_again(self, index: int) -> None:
         """Run the unperturbed image of a case once more, alone, and compare its scores with the first ones."""
