@@ -37,13 +37,11 @@ from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.masks.minimal import MinimalMasks
-from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
-from monai_saliency.masks.random_grid import RandomGridMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
-from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.rise import RandomGridMasks, RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
-from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWindowMasks
 from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.masks.supervoxels import OrganSupervoxels, Supervoxels
 from monai_saliency.masks.until import UntilMasks

@@ -39,11 +39,9 @@ from monai_saliency.masks.grid import GridMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.masks.minimal import MinimalMasks
-from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
-from monai_saliency.masks.random_grid import RandomGridMasks
-from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.rise import RandomGridMasks, RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
-from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWindowMasks
 from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.targets import RegressionScore, Target
 

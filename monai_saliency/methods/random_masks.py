@@ -13,8 +13,7 @@ from monai_saliency.inferers.patch_plan import sliding_inferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import IndependentChannelMasks
 from monai_saliency.masks.focused import FocusedMasks
-from monai_saliency.masks.random_grid import RandomGridMasks
-from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.rise import RandomGridMasks, RISEMasks
 from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods.checks import check_unit, most_masks
 from monai_saliency.targets import Target

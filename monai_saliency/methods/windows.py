@@ -22,11 +22,10 @@ from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.masks.minimal import MinimalMasks
-from monai_saliency.masks.multi_scale_window import MultiScaleWindowMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
-from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWindowMasks
 from monai_saliency.methods.checks import check_unit
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag

@@ -11,8 +11,8 @@ import torch
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
+from monai_saliency.masks.grid import SubsetMasks
 from monai_saliency.masks.rise import RISEMasks
-from monai_saliency.masks.subset import SubsetMasks
 from monai_saliency.metrics.scored import NetworkMetric, OneMap, Scored
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.precision import accumulation_dtype

@@ -18,8 +18,7 @@ from smqtk_core.configuration import Configurable
 from xaitk_saliency import PerturbImage
 
 from monai_saliency.masks.base import Masks
-from monai_saliency.masks.random_grid import RandomGridMasks
-from monai_saliency.masks.rise import RISEMasks
+from monai_saliency.masks.rise import RandomGridMasks, RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 

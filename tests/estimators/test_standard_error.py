@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -125,11 +124,6 @@ def test_an_explanation_computes_it_from_its_scores() -> None:
     assert 0.8 < float(error.mean() / found.noise) < 1.4
     # Where the score follows the voxel, contributions are squares of a bounded value, which vary less than products do.
     assert float(error[0, 2:4, 5:7].mean()) < 0.9 * float(error[0, 6:, :2].mean())
-
-
-def quarters(image: torch.Tensor, spacing: Sequence[float] | None) -> torch.Tensor:
-    rows, columns = torch.arange(8)[:, None] // 2, torch.arange(8)[None] // 2
-    return (4 * rows + columns + 1)[None]
 
 
 #: masks of a seed, with their estimator

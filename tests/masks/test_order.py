@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from monai_saliency.masks.base import Masks
+from monai_saliency.masks.grid import SubsetMasks
 from monai_saliency.masks.order import OrderMasks
-from monai_saliency.masks.subset import SubsetMasks
 
 
 def slow_masks(saliency: np.ndarray, steps: int, keep: bool) -> list[np.ndarray]:

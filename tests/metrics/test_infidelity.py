@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import monai_saliency as ms
-from monai_saliency.masks.subset import SubsetMasks
+from monai_saliency.masks.grid import SubsetMasks
 from monai_saliency.metrics import Infidelity, SensitivityN
 
 SHAPES = {2: (6, 8), 3: (4, 5, 6)}
