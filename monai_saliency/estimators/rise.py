@@ -26,14 +26,12 @@ class RISEScoring(Estimator):
     f is the score of a mask M, there are n masks, and each keeps a voxel with probability p1.
 
     - ``"centred"``: ``sum((f - mean f) * (M - p1)) / ((n - 1) * p1)``, how far keeping a voxel raises the score above
-      the average perturbed score. A constant in all scores changes nothing, and a network that ignores the image gets a
-      map of zeros. With one mask the map is zero. Voxels in no region, which no mask hides, are 0.
-    - ``"debiased"`` (Hatakeyama et al., ACCV 2020): ``sum(f * (M - p1)) / (n * p1)``. Its expectation is the same,
-      since both are ``Cov(f, M) / p1``: a sample covariance is unbiased, and ``E[M] = p1``. But it adds the average
-      score times ``mean(M) / p1 - 1``: how often chance kept a voxel, which is the same in every case, and hides the
-      map where scores vary little.
-    - ``"plain"``, the paper's: ``sum(f * M) / (n * E[M])``, where E[M] is the mean value of the masks. It has the same
-      addition, and the average score itself. Read such a map relative to its own mean.
+      the average perturbed score. A constant in all scores changes nothing. Voxels in no region, which no mask hides,
+      are 0.
+    - ``"debiased"`` (Hatakeyama et al., ACCV 2020): ``sum(f * (M - p1)) / (n * p1)``. Its expectation is the same, but it
+      adds the average score times ``mean(M) / p1 - 1``: how often chance kept a voxel.
+    - ``"plain"``, the paper's: ``sum(f * M) / (n * E[M])``, where E[M] is the mean value of the masks. Read such a map
+      relative to its own mean.
 
     All are in the score's unit. xaitk-saliency's ``RISEScoring`` gives the debiased and the plain map, scaled to
     [-1, 1].

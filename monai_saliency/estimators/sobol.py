@@ -23,10 +23,8 @@ class SobolScoring(Estimator):
     value is ``mean((f(A) - f(C))^2) / (2 V)`` over the designs. V is the variance of all scores of masks A and B; the
     authors' code takes those of A alone.
 
-    **Unit**: a share of the variance, 0 where the cell changes nothing, 1 where it alone decides; a small sample may
-    give more than 1. Values of all cells add up to 1 where each acts alone, and to more where they act together. It is
-    not in the score's unit and has no sign. The map is flat in each cell, where the authors' is stretched smoothly.
-    Scores that differ by rounding alone give zeros.
+    **Unit**: a share of the variance, without sign: 0 where the cell changes nothing, 1 where it alone decides; a small
+    sample may give more than 1. The map is flat in each cell. Scores that differ by rounding alone give zeros.
 
     Raises:
         ValueError: (from ``compute``) for masks other than :class:`~monai_saliency.SobolMasks`.

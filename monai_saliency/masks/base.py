@@ -217,7 +217,7 @@ class BoundMasks(ABC):
         """Render full-size masks, or the part of them inside a box.
 
         Args:
-            ids: the ids of n masks. For masks of one round a ``range`` is fastest.
+            ids: the ids of n masks.
             device: where to render; :attr:`device` by default.
             box: one slice with start and stop for each spatial axis; the whole image by default.
 
@@ -300,9 +300,7 @@ class BoundMasks(ABC):
         return sums
 
     def along_axes(self, ids: Sequence[Id], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Masks multiplied along each axis by a matrix: what they are in other coordinates than voxels.
-
-        Override this for masks that need not be rendered for it.
+        """Masks multiplied along each axis by a matrix. Override this for masks that need not be rendered for it.
 
         Args:
             ids: the ids of n masks.

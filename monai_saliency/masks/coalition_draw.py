@@ -22,9 +22,8 @@ _CHUNK = 1024
 def draw_pairs(seed: int, players: int, count: int) -> np.ndarray:
     """Draw different pairs of coalitions.
 
-    With the same seed and players, more pairs begin with the same ones as fewer. The pairs determine the values of all
-    players of a game without interactions: until they do, a pair that adds nothing is put back behind the first that
-    complete them.
+    With the same seed and players, more pairs begin with the same ones as fewer. Pairs that determine the values of all
+    players of a game without interactions come first.
 
     Args:
         seed: seed of the draws.

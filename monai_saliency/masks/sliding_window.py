@@ -32,20 +32,16 @@ class SlidingWindowMasks(Masks):
     4.2).
 
     Along each axis a window starts every ``stride`` voxels. All windows are then shifted by half of the last window's
-    overhang, so that both borders are treated alike, and cut at the border. The last axis changes fastest. In 2D these
-    are the masks of xaitk-saliency's ``SlidingWindow``, in the same order.
-
-    Use sizes in mm for anisotropic scans. Along each axis they are rounded to whole voxels (a half rounds up), at least
-    one: 20 mm become 20 x 20 x 4 voxels of 1 x 1 x 5 mm.
+    overhang and cut at the border. The last axis changes fastest. In 2D these are the masks of xaitk-saliency's
+    ``SlidingWindow``, in the same order. Sizes in mm are rounded to whole voxels (a half rounds up), at least one.
 
     Args:
-        window_size: edge of the hidden box in ``unit``, one number or one per axis; by default an eighth of
-            each axis of the image, in whole voxels, rounded up.
+        window_size: edge of the hidden box in ``unit``, one number or one per axis; an eighth of each axis by default.
         stride: distance between the starts of two windows in ``unit``, one number or one per axis; by default half of
             the window.
         unit: unit of ``window_size`` and ``stride``, ``"voxel"`` or ``"mm"``.
-        smooth: width in voxels over which an edge rises in a straight line, half of it on either side of the window's
-            edge, one number or one per axis; crisp edges by default (:mod:`monai_saliency.masks.smooth`).
+        smooth: width in voxels over which an edge rises in a straight line, one number or one per axis; crisp edges by
+            default (:mod:`monai_saliency.masks.smooth`).
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when a window is larger than the image, when there is
@@ -58,9 +54,6 @@ class SlidingWindowMasks(Masks):
         >>> bound = SlidingWindowMasks(window_size=(1, 2), stride=(1, 2)).bind(torch.zeros(1, 1, 6))
         >>> bound.render(range(3))[:, 0, 0].tolist()
         [[0.0, 0.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]]
-        >>> scan = torch.zeros(1, 40, 40, 8)
-        >>> SlidingWindowMasks(20, unit="mm").bind(scan, spacing=(1.0, 1.0, 5.0)).window_shape
-        (20, 20, 4)
     """
 
     shorter = "a larger window_size or stride, for a coarser map"

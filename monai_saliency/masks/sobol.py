@@ -26,10 +26,7 @@ class SobolMasks(Masks):
 
     A mask keeps each cell, or region, in part: by a number in [0, 1], 1 for all of it. For each of N designs there are
     d + 2 masks of d cells: one of numbers A, one of numbers B, and for each cell the numbers A with that cell's number
-    taken from B. A and B are the two halves of a scrambled Sobol sequence in 2 d dimensions, so they fill the space
-    evenly. Mask ``i`` belongs to design ``i // (d + 2)``.
-
-    Cells are those of :class:`~monai_saliency.GridMasks`, stretched to the image by nearest neighbour.
+    taken from B. A and B are the two halves of a scrambled Sobol sequence in 2 d dimensions.
 
     Args:
         num_designs: N, at least 2; a power of 2 fills the space best. The paper takes 32.

@@ -1,29 +1,12 @@
-"""The methods, each named by its four parts: masks, fill, target and estimator. Read them beside the papers.
+"""The methods, each named by its four parts: masks, fill, target and estimator. Read them with the papers.
 
-Each is a function whose own settings come first, then ``*, target, estimator=None, **settings``. Its signature is the
-one place where a method is written: configs, the overlay, the SLURM job and the tracker read its ids, defaults and help
-from there (:mod:`monai_saliency.bundle.chosen_method`). A function of your own with such a signature works wherever
-these do, by its dotted path.
+Each is a function whose own settings come first, then ``*, target, estimator=None, **settings``. Configs, the overlay,
+the SLURM job and the tracker read its ids, defaults and help from its signature; a function of your own with such a
+signature works wherever these do, by its dotted path, as in ``--method my_package.my_method --size 7``.
 
-``settings`` are the arguments that all methods share. They are passed on to
-:class:`~monai_saliency.inferers.inferer.PerturbationInferer`:
-
-- ``fill``: what replaces hidden voxels (:mod:`monai_saliency.fills`), zeros by default;
-- ``inferer``: the MONAI inferer that runs the network on a batch, ``SimpleInferer`` by default;
-- ``mask_batch_size``: perturbed images in one network batch, at most; ``"auto"`` decides it by the image;
-- ``inputs``: how the network takes several inputs, and which are perturbed (:mod:`monai_saliency.networks.inputs`);
-- ``output``: which part of a structured output is read (:mod:`monai_saliency.networks.outputs`);
-- ``progress``: whether to show a progress bar;
-- ``patch_memory``: under a ``SlidingWindowInferer``, what is remembered of its patches
-  (:mod:`monai_saliency.inferers.patches`); False runs whole images for every mask.
-
-Example::
-
-    def my_method(size: int = 5, *, target, estimator=None, **settings):
-        '''Windows beside each other.'''
-        return PerturbationInferer(SlidingWindowMasks(size, size), target, estimator or OcclusionScoring(), **settings)
-
-    # python -m monai.bundle run ... --method my_package.my_method --size 7
+``settings`` are the arguments that all methods share, those of
+:class:`~monai_saliency.inferers.inferer.PerturbationInferer`: ``fill``, ``inferer``, ``mask_batch_size``, ``inputs``,
+``output``, ``progress`` and ``patch_memory``.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _fitting(budget: int, shape: Sequence[int], levels: int) -> tuple[int, float
         if all(window >= n for n in shape):
             continue
         bound = ms.HierarchicalMasks(window, levels, keep).bind(image)
-        if bound.at_most <= budget and len(bound.levels[0]) <= budget / 2:
+        if bound.at_most <= budget and len(bound.first_round()) <= budget / 2:
             best = window, keep
     if best is None:
         raise ValueError(f"no hierarchy of {levels} levels fits into {budget} forwards")
