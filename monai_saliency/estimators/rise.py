@@ -28,8 +28,8 @@ class RISEScoring(Estimator):
     - ``"centred"``: ``sum((f - mean f) * (M - p1)) / ((n - 1) * p1)``, how far keeping a voxel raises the score above
       the average perturbed score. A constant in all scores changes nothing. Voxels in no region, which no mask hides,
       are 0.
-    - ``"debiased"`` (Hatakeyama et al., ACCV 2020): ``sum(f * (M - p1)) / (n * p1)``. Its expectation is the same, but it
-      adds the average score times ``mean(M) / p1 - 1``: how often chance kept a voxel.
+    - ``"debiased"`` (Hatakeyama et al., ACCV 2020): ``sum(f * (M - p1)) / (n * p1)``. Its expectation is the same, but
+      it adds the average score times ``mean(M) / p1 - 1``: how often chance kept a voxel.
     - ``"plain"``, the paper's: ``sum(f * M) / (n * E[M])``, where E[M] is the mean value of the masks. Read such a map
       relative to its own mean.
 
