@@ -170,7 +170,7 @@ class BoundCoalitionMasks(BoundMasks):
         return found is not None
 
     def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        if not self.estimates_unasked:
+        if self.pairs is None or not self.estimates_unasked:
             return ""
         return (
             f"the values of {len(self.players)} players were estimated from {self.pairs.size} random coalitions: too "

@@ -148,7 +148,7 @@ class BoundSubsetMasks(BoundRegionMasks):
 
     def __init__(self, masks: SubsetMasks, image: torch.Tensor) -> None:
         BoundMasks.__init__(self, image)
-        cells = GridMasks(1, masks.grid_size).bind(image)
+        cells = _BoundGridMasks(GridMasks(1, masks.grid_size), image)
         self.values, self.index = cells.values, cells.index
         self.num_masks, self.num_hidden, self.seed = masks.num_masks, masks.num_hidden, masks.seed
         if self.num_hidden > len(self.values):

@@ -83,7 +83,7 @@ class RegionMasks(Masks):
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
+    ) -> BoundRegionMasks:
         return BoundRegionMasks(self, image, find_regions(self.regions, image, labels, spacing))
 
 
