@@ -9,8 +9,7 @@ from typing import Any
 from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.attached_handler import AttachedHandler
 from monai_saliency.bundle.config import refuse_generative
-from monai_saliency.bundle.loop import Loop, LoopExplainer
-from monai_saliency.bundle.predict_step import ExplainedStep, held_inferer, held_network, is_lightning
+from monai_saliency.bundle.loop import ExplainedStep, Loop, LoopExplainer, is_lightning
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.utils.monai_private import event_handlers, postprocessing_of
 
@@ -45,8 +44,8 @@ def attach(
         loader: of a loop: gives its batches. Its dataset has the files' names and the preprocessing; without it maps
             lie on the grid of the network's input.
         inferer: of a loop: what calls the network; of a module: the inferer that its step calls, or the attribute's
-            name, where it holds several.
-        network: of a module: the part that predicts, or its name, where several parts have weights.
+            name, if it holds several.
+        network: of a module: the part that predicts, or its name, if several parts have weights.
         postprocessing: of a loop or a module: the transform of its predictions, by whose activation they are explained,
             unless ``activation`` is given.
         settings: what is explained, and how: those of
@@ -91,15 +90,19 @@ def attach(
             f"{type(evaluator).__name__}"
         )
     _refuse({"engine": explaining.engine}, "an engine shares the cohort of an evaluator")
-    if not is_lightning(evaluator):
+    step = ExplainedStep(evaluator, network, inferer) if is_lightning(evaluator) else None
+    if step is None:
         _refuse({"network": network}, "the loop's network is the first argument")
-        return _loop(Loop(evaluator, inferer, loader), folder, explaining, "the loop", postprocessing)
-    part, name = held_network(evaluator, network), held_inferer(evaluator, inferer)
-    loop = Loop(part, None if name is None else getattr(evaluator, name), loader)
-    words = f"the predict step of {type(evaluator).__name__}"
-    explainer = _loop(loop, folder, explaining, words, postprocessing)
-    ExplainedStep(evaluator, part, explainer, name)
-    return explainer.handler
+        loop, words = Loop(evaluator, inferer, loader), "the loop"
+    else:
+        loop, words = Loop(step.network, step.inferer, loader), f"the predict step of {type(evaluator).__name__}"
+    handler = attach_to(loop, folder, explaining, words, postprocessing)
+    handler.report_at_end(loop)
+    explainer = LoopExplainer(handler, loop, explaining.image_key)
+    if step is None:
+        return explainer
+    step.explain_by(explainer)
+    return handler
 
 
 def _refuse(given: Mapping[str, Any], reason: str) -> None:
@@ -107,13 +110,6 @@ def _refuse(given: Mapping[str, Any], reason: str) -> None:
     for name, value in given.items():
         if value is not None:
             raise ValueError(f"`{name}` must not be given here: {reason}")
-
-
-def _loop(loop: Loop, folder: Path, settings: AttachSettings, words: str, postprocessing: Any) -> LoopExplainer:
-    """What explains the batches of a loop."""
-    handler = attach_to(loop, folder, settings, words, postprocessing)
-    handler.report_at_end(loop)
-    return LoopExplainer(handler, loop, settings.image_key)
 
 
 def attach_to(

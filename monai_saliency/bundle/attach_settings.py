@@ -65,6 +65,8 @@ class AttachSettings:
             times the forwards more, and those of insertion and deletion
             (:class:`~monai_saliency.handlers.trust.Trust`).
         trust_steps: perturbed images of each insertion and deletion curve.
+        keeps_place: whether steps of the preprocessing that record nothing and are not MONAI's, and ``Lambdad``, change
+            values only. Otherwise they may have moved voxels, and maps stay on the grid of the network's input.
         strict: raise the first failure instead of listing it.
         store_dir: the folder for scores, so that a stopped run resumes; ``scores`` in ``dir`` by default, none where
             empty.
@@ -99,6 +101,7 @@ class AttachSettings:
         standard_error: bool = True,
         trust: bool = False,
         trust_steps: int = 20,
+        keeps_place: bool = False,
         strict: bool = False,
         store_dir: str | Path | None = None,
         network_id: str | None = None,
@@ -131,6 +134,7 @@ class AttachSettings:
         self.report = flag("report", report)
         self.standard_error = flag("standard_error", standard_error)
         self.trust = Trust.when(trust, trust_steps)
+        self.keeps_place = flag(f"{prefix}keeps_place", keeps_place)
         self.strict = strict
         self.store_dir = store_dir
         self.network_id = network_id

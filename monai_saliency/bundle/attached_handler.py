@@ -14,9 +14,10 @@ from monai.utils import CommonKeys
 
 from monai_saliency.bundle.attach_settings import NETWORK_INPUT, REGIONS, AttachSettings
 from monai_saliency.bundle.batches import goes_through_all, input_key, is_input, items_of, keys_of
+from monai_saliency.bundle.case_names import input_file
 from monai_saliency.bundle.nnunet import WrappedNNUNet, predicting
-from monai_saliency.bundle.placement import Placement, input_file
-from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer, randomness_untouched
+from monai_saliency.bundle.placement import Placement
+from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer
 from monai_saliency.cases import Case, image_spacing
 from monai_saliency.errors import CaseError
 from monai_saliency.fills.scan_unit import fill_in_unit
@@ -65,6 +66,7 @@ class AttachedHandler(SaliencyHandler):
 
     def __init__(self, settings: AttachSettings, words: str, evaluator: Any, postprocessing: Any, folder: Path) -> None:
         self._predicting = predicting(evaluator)
+        self._wrapped = self._predicting if isinstance(self._predicting, WrappedNNUNet) else None
         super().__init__(
             settings.inferer(self._predicting, postprocessing),
             settings.network(self._predicting.network),
@@ -83,7 +85,8 @@ class AttachedHandler(SaliencyHandler):
         self.folder = folder
         self.num_cases = 0
         self.last_case = "none"
-        self._placement: Placement | None = None
+        self._placement: Placement
+        self._is_started = False
         self._is_found = False  # the image's key, by its values
         self._names: list[str] | None = None
         self._epoch_length: int | None = None
@@ -100,7 +103,7 @@ class AttachedHandler(SaliencyHandler):
         """Register with an evaluator."""
         super().attach(engine)
         # An iteration that came to no end has left its call.
-        engine.add_event_handler(Events.ITERATION_STARTED, lambda _: self._recorder.forget())
+        engine.add_event_handler(Events.ITERATION_STARTED, lambda _: self._recorder.calls.clear())
 
     def report_unmet(self) -> None:
         """Report cases that were listed but not met: MONAI's ``ThreadDataLoader`` ends silently at a broken scan.
@@ -118,13 +121,14 @@ class AttachedHandler(SaliencyHandler):
             logger.warning(f"{words}: they have no map", self.words, len(unmet), unmet[0])
 
     def report_at_end(self, engine: Engine) -> None:
-        """Report unmet cases at the end of the evaluator's run, say how many cases have no map, and make the report."""
+        """Report unmet cases at the end of the evaluator's run, log how many cases have no map, and make the report."""
 
         def report(engine: Engine) -> None:
             self.report_unmet()
-            if self.failures is not None and self.failures.rows:
-                logger.error("%s", self.failures.summary(self.failures.rows))
-            if self.settings.report and (self.explained or (self.failures is not None and self.failures.rows)):
+            failed = self.failures is not None and self.failures.rows
+            if self.failures is not None and failed:
+                logger.error("%s", self.failures.summary(failed))
+            if self.settings.report and (self.explained or failed):
                 try_report(self.folder)
 
         engine.add_event_handler(Events.COMPLETED, report)
@@ -135,48 +139,35 @@ class AttachedHandler(SaliencyHandler):
         return self._explains.replace(inferer=self._own)
 
     def label_of(self, item: dict[Any, Any]) -> Callable[[], torch.Tensor] | None:
-        """What reads the label map of a case, on the image's grid, as far as that is known; None where it has none."""
+        """What reads the label map of a case on the image's grid, if that is known; None if it has none."""
         read = super().label_of(item)
-        assert self._placement is not None
-        if read is None or not (moved := self._placement.unrecorded(item)):
+        if read is None or not self._placement.problem:
             return read
 
         def refuse() -> torch.Tensor:
-            words = f"{', '.join(moved)} moves voxels and does not record it, so where its label lies is not known"
+            words = f"{self._placement.problem}, so where its label lies is not known"
             raise CaseError(str(item["case"]), words)
 
         return refuse
-
-    def __call__(self, engine: Engine) -> None:
-        with randomness_untouched():
-            super().__call__(engine)
 
     def batches(self, engine: Engine) -> Iterator[Batch]:
         """The images of one iteration, in the groups that can be explained together."""
         call = self._recorder.take()
         images, self._epoch_length = call.images, engine.state.epoch_length
         items = items_of(engine.state.batch, len(images))
-        if self._placement is None:
+        if not self._is_started:
             self._start(engine, items, images, call)
         batch = self.explainer.assignment.place(engine.state.iteration - 1)
         places = [f"{batch}-{i}" if len(items) > 1 else str(batch) for i in range(len(items))]
         strange = [not self._is_input(*each) for each in zip(items, images, strict=True)]
         cases = [self._case(*each) for each in zip(items, call.inputs, places, strict=True)]
-        if isinstance(self._predicting, WrappedNNUNet):
-            if len(cases) > 1:
-                raise ValueError(
-                    f"MONAI's wrapper of nnU-Net predicts the first image of a batch alone, and got {len(cases)}: let "
-                    "the loader give one at a time (batch_size 1)"
-                )
-            self._enter(self._predicting, cases[0])
-            images = [plain(cases[0][self.image_key])]
-            call = Call(images[0][None])
-        # A wrapper's labels cannot be compared with logits.
-        changed = isinstance(self._predicting, WrappedNNUNet) or getattr(engine, "output_changed", False)
+        changed = getattr(engine, "output_changed", False)
+        if self._wrapped is not None:
+            images, call, changed = self._inside(self._wrapped, cases)
         predictions = (None if changed else predictions_of(call.output, len(images))) or [None] * len(images)
         groups = ([i for i in group if self._has_place(cases[i], strange[i])] for group in call.groups())
         for group in filter(None, groups):
-            # Where a detector finds no box, the surest of those below its threshold is explained.
+            # If a detector finds no box, the surest of those below its threshold is explained.
             unsure = call.is_list and finds_nothing(_predicted(engine, call)[group[0]])
             changes: dict[str, Any] = {"inputs": ListInput() if call.is_list else TensorInput()}
             changes["inferer"] = Replay.of(self._own, call.of(group), unsure)
@@ -189,9 +180,58 @@ class AttachedHandler(SaliencyHandler):
             predicted = [None if unsure else predictions[i] for i in group]
             yield Batch(together, [cases[i] for i in group], self._explains.replace(**changes), predicted)
 
+    def _inside(self, wrapped: WrappedNNUNet, cases: list[dict[Any, Any]]) -> tuple[list[torch.Tensor], Call, bool]:
+        """The images and the call inside of MONAI's wrapper of nnU-Net, and whether its output is another one."""
+        if len(cases) > 1:
+            raise ValueError(
+                f"MONAI's wrapper of nnU-Net predicts the first image of a batch alone, and got {len(cases)}: let "
+                "the loader give one at a time (batch_size 1)"
+            )
+        image = wrapped.preprocess(cases[0], self.image_key)
+        if REGIONS in cases[0]:
+            cases[0][REGIONS] = wrapped.on_grid(cases[0][REGIONS], image)
+        cases[0][self.image_key] = image
+        images = [plain(image)]
+        return images, Call(images[0][None]), True  # a wrapper's labels cannot be compared with logits
+
     def _start(self, engine: Any, items: list[dict[Any, Any]], images: Sequence[torch.Tensor], call: Call) -> None:
         """Find the images among what the loader gives, and print what will be explained of the first."""
-        item, image, key = items[0], images[0], self.settings.image_key
+        item, image, settings = items[0], images[0], self.settings
+        key = self._image_key(items, images)
+        self.image_key = NETWORK_INPUT if key is None else key
+        # The same target, which chooses once for the cohort.
+        chosen = settings.inferer(engine if self._wrapped is None else self._wrapped, self._postprocessing_read, image)
+        self._explains = chosen.replace(target=self.inferer.target)
+        self._placement = placement = Placement(
+            engine.data_loader if key is not None else None,
+            self.image_key,
+            self.saliency_key,
+            self._explains.masks.by_region,
+            settings.keeps_place,
+            f"{settings.prefix}keeps_place",
+        )
+        if self._wrapped is not None:
+            placement.begin_from(self._wrapped.transform(self.image_key))
+        self._names = names = None if key is None else placement.names.all(item)
+        if names is not None and self.failures is not None and self.summary is not None:
+            self.failures.keep(names)
+            warn_of_others(self.summary, names)
+        fill = fill_in_unit(
+            settings.fill, settings.fill_unit, placement.transform, self.image_key, f"{settings.prefix}fill"
+        )
+        self._explains = self._explains.replace(fill=fill)
+        self._is_started = True
+        found = "the network's input is no entry of the batch" if key is None else f"image {key!r}"
+        print(
+            f"monai_saliency: {self.words} ({type(engine).__name__}) runs {type(engine.network).__name__} by "
+            f"{type(self._own).__name__} on {found} {tuple(image.shape)}; "
+            f"{self._words(_predicted(engine, call), len(images), item, image)}; maps go to {self.folder}",
+            flush=True,
+        )
+
+    def _image_key(self, items: list[dict[Any, Any]], images: Sequence[torch.Tensor]) -> Any:
+        """The key of the network's input; None if no entry of the batch is it."""
+        item, key = items[0], self.settings.image_key
         if key is not None and key not in item:
             raise ValueError(f"the batch has no key {key!r}: --saliency_image_key must be one of {keys_of(item)}")
         if self.saliency_key != "saliency" and self.saliency_key in item:
@@ -204,39 +244,7 @@ class AttachedHandler(SaliencyHandler):
             self._is_found = key is not None
         if key in _OWN_KEYS:
             raise ValueError(f"the network's input has the key {key!r}, which names {_OWN_KEYS[key]} here: rename it")
-        self.image_key = NETWORK_INPUT if key is None else key
-        # The same target, which chooses once for the cohort.
-        evaluator = self._predicting if isinstance(self._predicting, WrappedNNUNet) else engine
-        chosen = self.settings.inferer(evaluator, self._postprocessing_read, image)
-        self._explains = chosen.replace(target=self.inferer.target)
-        self._placement = placement = Placement(
-            engine.data_loader if key is not None else None,
-            self.image_key,
-            self.saliency_key,
-            nearest=self._explains.masks.by_region,
-            dicom=self.settings.dicom,
-        )
-        if isinstance(self._predicting, WrappedNNUNet):
-            placement.begin_from(self._predicting.transform(self.image_key))
-        self._names = names = None if key is None else placement.names(item)
-        if names is not None and self.failures is not None and self.summary is not None:
-            self.failures.keep(names)
-            warn_of_others(self.summary, names)
-        fill = fill_in_unit(
-            self.settings.fill,
-            self.settings.fill_unit,
-            placement.transform,
-            self.image_key,
-            f"{self.settings.prefix}fill",
-        )
-        self._explains = self._explains.replace(fill=fill)
-        found = "the network's input is no entry of the batch" if key is None else f"image {key!r}"
-        print(
-            f"monai_saliency: {self.words} ({type(engine).__name__}) runs {type(engine.network).__name__} by "
-            f"{type(self._own).__name__} on {found} {tuple(image.shape)}; "
-            f"{self._words(_predicted(engine, call), len(images), item, image)}; maps go to {self.folder}",
-            flush=True,
-        )
+        return key
 
     def _words(self, output: Any, count: int, item: dict[Any, Any], image: torch.Tensor) -> str:
         """What is explained of the first image, from the output that the evaluator has just computed for it."""
@@ -247,7 +255,7 @@ class AttachedHandler(SaliencyHandler):
             masks = self._explains.masks.bind(image, labels, spacing)
             price = f"{'at most ' * masks.in_rounds}{masks.at_most + 1} forwards a case"
             words = type(target).__name__
-            if isinstance(self._predicting, WrappedNNUNet):
+            if self._wrapped is not None:
                 words = "the logits of nnU-Net's network, on the grid that it sees"
             elif isinstance(target, AutoTarget):
                 words = target.choose(rows(output, 0, 1, count), Case("the first case", image)).words
@@ -255,18 +263,10 @@ class AttachedHandler(SaliencyHandler):
             return f"the first case cannot be explained ({error})"
         return f"{words}; {self.settings.method.choose(self._own, image).name}, {price}"
 
-    def _enter(self, wrapped: WrappedNNUNet, case: dict[Any, Any]) -> None:
-        """Put what nnU-Net's network gets of a case's image in the place of the image."""
-        image = wrapped.preprocess(case, self.image_key)
-        if REGIONS in case:
-            case[REGIONS] = wrapped.on_grid(case[REGIONS], image)
-        case[self.image_key] = image
-
     def _case(self, item: dict[Any, Any], image: Any, place: str) -> dict[Any, Any]:
-        assert self._placement is not None
         value = item.get(self.image_key, image)
         item[self.image_key] = value if isinstance(value, MetaTensor) else MetaTensor(value)
-        item["case"] = self._placement.name(item, place)
+        item["case"] = self._placement.names.name(item, place)
         if self.settings.label_key is not None:
             if not isinstance(item.get(self.settings.label_key), torch.Tensor):
                 raise ValueError(
@@ -281,18 +281,17 @@ class AttachedHandler(SaliencyHandler):
         return item
 
     def _is_input(self, item: dict[Any, Any], image: torch.Tensor) -> bool:
-        """Whether a case's entry is what the network got, where the key was found by the values of the first cases."""
+        """Whether a case's entry is what the network got, if the key was found by the values of the first cases."""
         value = item.get(self.image_key)
         if not self._is_found:
             return True
         return isinstance(value, torch.Tensor) and value.ndim > 0 and is_input(value, image[: len(value)])
 
-    def _has_place(self, case: dict[Any, Any], is_strange: bool = False) -> bool:
-        """Whether a case's map can lie on its scan. The case fails where it cannot, and is left out if it was met."""
-        assert self._placement is not None
-        if self._placement.is_again(case):
+    def _has_place(self, case: dict[Any, Any], is_strange: bool) -> bool:
+        """Whether a case's map can lie on its scan. The case fails if it cannot, and is left out if it was met."""
+        if self._placement.names.is_again(case):
             return False
-        problem = self._placement.problem(case)
+        problem = self._placement.names.problem(case, self.settings.dicom)
         if is_strange:
             problem = (
                 f"its entry {self.image_key!r} is not the network's input, as it was in the first batch, so where the "
@@ -303,7 +302,6 @@ class AttachedHandler(SaliencyHandler):
         return not problem
 
     def _place(self, case: dict[Any, Any]) -> dict[Any, Any]:
-        assert self._placement is not None
         explanation = case["explanation"]
         scores = explanation.scores
         if len(scores) == 1:  # one region or channel, which is the whole image
@@ -322,7 +320,7 @@ class AttachedHandler(SaliencyHandler):
 
 
 def _constant(explanation: Explanation, score: torch.Tensor) -> str:
-    """Why a case has no map where all perturbed images have one score ``(K,)``."""
+    """Why a case has no map if all perturbed images have one score ``(K,)``."""
     count, labels = len(explanation.scores), ", ".join(map(str, explanation.target.labels))
     before = explanation.reference_scores.tolist()
     if bool((score == explanation.reference_scores).all()):
@@ -339,6 +337,6 @@ def _constant(explanation: Explanation, score: torch.Tensor) -> str:
 
 
 def _predicted(engine: Any, call: Call) -> Any:
-    """What an evaluator has predicted for a batch; what its inferer gave, where it was taken apart into images."""
+    """What an evaluator has predicted for a batch; what its inferer gave, if it was taken apart into images."""
     output = engine.state.output
     return output[CommonKeys.PRED] if isinstance(output, Mapping) and CommonKeys.PRED in output else call.output

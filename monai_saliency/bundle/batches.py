@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from monai.data import MetaTensor, decollate_batch
-from monai.utils import CommonKeys, ImageMetaKey
+from monai.data import decollate_batch
+from monai.utils import CommonKeys
 
 from monai_saliency.utils.tensors import plain
 
 __all__ = ["goes_through_all", "input_key", "is_input", "items_of", "keys_of"]
 
 
-def keys_of(item: dict[Any, Any]) -> list[str]:
+def keys_of(item: Mapping[Any, Any]) -> list[str]:
     """The keys of a case in words, for messages."""
     return sorted(map(str, item))
 
@@ -43,9 +43,8 @@ def items_of(batch: Any, count: int) -> list[dict[Any, Any]]:
 
 
 def _by_key(batch: Mapping[Any, Any], count: int) -> list[dict[Any, Any]]:
-    """The cases of a batch with entries of another length, such as lists of clicks, which each case gets whole.
-
-    Empty where no tensor of the batch has one entry for each image.
+    """The cases of a batch with entries of another length, such as lists of clicks, which each case gets whole; empty
+    if no tensor of the batch has one entry for each image.
     """
     parts = {key: decollate_batch(value) for key, value in batch.items()}
     fits = {key: isinstance(part, (list, tuple)) and len(part) == count for key, part in parts.items()}
@@ -68,26 +67,28 @@ def goes_through_all(loader: Any, epoch_length: int | None) -> bool:
 def input_key(
     items: Sequence[Mapping[Any, Any]], images: Sequence[torch.Tensor], other_keys: Iterable[Any] = ()
 ) -> Any:
-    """The key of the entry that is the network's input in each of some cases, or else its first channels, as where an
-    evaluator puts a pair together; None where there is none.
+    """The key under which the cases hold what their network got; None if there is none.
 
-    Equal values do not show which entry the network got: an empty scan equals its empty mask. Then it is the entry
-    whose memory is the input's, or else ``"image"``, which MONAI's evaluators read.
+    An entry that is equal to the first channels counts too: further ones may be made of clicks or other entries.
 
     Args:
-        items: the cases.
-        images: ``(C, *spatial)`` each, the network's inputs.
-        other_keys: keys that are known to hold something else, such as label maps.
+        items: each image's dictionary.
+        images: each ``(C, *spatial)``.
+        other_keys: keys of something else, such as label maps.
 
     Raises:
-        ValueError: when several entries are equal to the input in all cases, and a map would lie elsewhere, or have
-            another name, by one than by another.
+        ValueError: when several entries are equal to the input in all cases, and none is called ``image``.
     """
     for channels in range(len(images[0]), 0, -1):
         parts = [image[:channels] for image in images]
         keys = [key for key in items[0] if key not in {*other_keys} and _holds(key, items, parts)]
+        if len(keys) > 1 and CommonKeys.IMAGE not in keys:
+            raise ValueError(
+                f"the batch's entries {', '.join(map(repr, keys))} are all equal to the network's input, as an empty "
+                "scan and its mask are, so which of them it got is unknown: name it by --saliency_image_key"
+            )
         if keys:
-            return _chosen(keys, items, parts)
+            return CommonKeys.IMAGE if CommonKeys.IMAGE in keys else keys[0]
     return None
 
 
@@ -95,39 +96,8 @@ def _holds(key: Any, items: Sequence[Mapping[Any, Any]], images: Sequence[torch.
     return all(is_input(item.get(key), image) for item, image in zip(items, images, strict=True))
 
 
-def _chosen(keys: list[Any], items: Sequence[Mapping[Any, Any]], images: Sequence[torch.Tensor]) -> Any:
-    given = [
-        key for key in keys if all(_same_memory(item[key], each) for item, each in zip(items, images, strict=True))
-    ]
-    keys = given or keys
-    if len(keys) == 1 or CommonKeys.IMAGE in keys:
-        return keys[0] if len(keys) == 1 else CommonKeys.IMAGE
-    if len({repr([_place(item[key]) for item in items]) for key in keys}) > 1:
-        raise ValueError(
-            f"the batch's entries {', '.join(map(repr, keys))} are all equal to the network's input, as an empty scan "
-            "and its mask are, and come from other files, so which of them it got is unknown: name it by "
-            "--saliency_image_key"
-        )
-    return keys[0]
-
-
-def _same_memory(value: torch.Tensor, image: torch.Tensor) -> bool:
-    return value.device == image.device and value.data_ptr() == image.data_ptr() and value.stride() == image.stride()
-
-
-def _place(value: torch.Tensor) -> list[Any]:
-    """What decides where a map of an entry lies, and what it is called."""
-    if not isinstance(value, MetaTensor):
-        return []
-    name = value.meta.get(ImageMetaKey.FILENAME_OR_OBJ)
-    return [str(name), value.affine.tolist(), [each.get("class") for each in value.applied_operations]]
-
-
 def is_input(value: Any, image: torch.Tensor) -> bool:
     """Whether an entry of a case holds the voxels ``(C, *spatial)`` that its network got."""
     if not isinstance(value, torch.Tensor) or value.shape != image.shape:
         return False
-    if _same_memory(value, image):
-        return True
-    given = plain(value).to(image)
-    return bool(((given == image) | (given.isnan() & image.isnan())).all())
+    return torch.equal(plain(value).to(image).nan_to_num(), image.nan_to_num())

@@ -1,8 +1,5 @@
-"""A method that a config names, and its settings.
-
-A method is a function like those of :mod:`monai_saliency.methods`. Its signature holds all that configs, the overlay,
-the SLURM job, the command line and the tracker need: the ids of its settings (the names of its parameters), their
-defaults, and with the docstring their help.
+"""A method that a config names, and its settings: its function's signature holds all that configs, the overlay, the
+SLURM job, the command line and the tracker need.
 """
 
 from __future__ import annotations
@@ -69,7 +66,10 @@ def find_method(name: str | Method, id: str = "method") -> Method:
         raise ValueError(
             f"`{id}` must be one of {sorted(methods.__all__)}, or the dotted path of your own function, got {name!r}"
         )
-    found = _of_xaitk(found) or found
+    if not inspect.isfunction(found) and "xaitk_saliency" in sys.modules:
+        from monai_saliency.xaitk.chosen import as_method
+
+        found = as_method(found) or found
     parameters = inspect.signature(found).parameters
     if "target" not in parameters or all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
         raise ValueError(
@@ -77,15 +77,6 @@ def find_method(name: str | Method, id: str = "method") -> Method:
             f"`(own settings, *, target, estimator=None, **settings)`, got {inspect.signature(found)}"
         )
     return found
-
-
-def _of_xaitk(found: Any) -> Method | None:
-    """The method of a class or object of xaitk-saliency; None for anything else."""
-    if inspect.isfunction(found) or "xaitk_saliency" not in sys.modules:
-        return None
-    from monai_saliency.xaitk.chosen import as_method
-
-    return as_method(found)
 
 
 def own_settings(method: Method) -> dict[str, inspect.Parameter]:
@@ -102,9 +93,8 @@ def all_settings() -> list[str]:
 def given_settings(name: str | Method, prefix: str = "") -> dict[str, Any]:
     """The settings that the config in which this is called gives a method, by their names.
 
-    A setting's id is the name of the method's parameter, behind the prefix. It need not be listed in a config file,
-    since MONAI adds whatever is given on the command line. Settings of other methods, and misspelt ones, count as given
-    too where nothing in the config refers to them.
+    They need not be listed in a config file, since MONAI adds whatever is given on the command line. Settings of other
+    methods, and misspelt ones, count as given too if nothing in the config refers to them.
 
     Args:
         name: see :func:`find_method`, or ``"auto"``.
@@ -114,8 +104,7 @@ def given_settings(name: str | Method, prefix: str = "") -> dict[str, Any]:
     own = all_settings() if name == AUTO else list(own_settings(find_method(name, f"{prefix}method")))
     unread = [id.removeprefix(prefix) for id in bundle.unread(prefix)]
     unread = [id for id in unread if get_close_matches(id, {*own, *all_settings()}, n=1, cutoff=0.8)]
-    ids = [id for id in dict.fromkeys([*own, *unread]) if f"{prefix}{id}" in bundle.parser]
-    return {id: bundle.get(f"{prefix}{id}") for id in ids}
+    return bundle.given(dict.fromkeys([*own, *unread]), prefix)
 
 
 def describe(name: str | Method) -> str:
@@ -177,13 +166,7 @@ class ChosenMethod:
     def from_config(
         cls, name: str | Method, defaults: Mapping[str, Any] | None = None, prefix: str = ""
     ) -> ChosenMethod:
-        """The method with the settings of the config in which this is called, see :func:`given_settings`.
-
-        Args:
-            name: see :func:`find_method`.
-            defaults: see :class:`ChosenMethod`.
-            prefix: what precedes the ids of settings.
-        """
+        """The method with the settings of the config in which this is called, see :func:`given_settings`."""
         return cls(name, given_settings(name, prefix), defaults, prefix)
 
     def recorded(self) -> dict[str, Any]:
@@ -191,11 +174,7 @@ class ChosenMethod:
         return BundleConfig(calling_parser()).settings() | self.settings
 
     def __call__(self, **shared: Any) -> PerturbationInferer:
-        """What explains.
-
-        Args:
-            shared: arguments that all methods have: ``target``, and those of
-                :class:`~monai_saliency.inferers.inferer.PerturbationInferer`.
+        """What explains, with arguments that all methods have, such as ``target`` and ``fill``.
 
         Raises:
             ValueError: when a setting is wrong, or the method does not return a ``PerturbationInferer``.
@@ -209,18 +188,13 @@ class ChosenMethod:
 class MethodChoice:
     """A method that was chosen, or is to be chosen by what the evaluator does.
 
-    Without a setting it is windows that are refined where they matter: where the evaluator cuts patches, on their grid
-    (``hierarchical_occlusion``: at most 40 predictions), elsewhere followed by random masks there (``focused_rise``:
-    about 350 forwards).
-
-    Where settings are given, only methods that have most of them are looked at: ``num_masks`` asks for RISE, a window's
-    size for sliding windows. Of several it is what needs fewer forwards.
+    Without a setting it is windows that are refined where they matter if the evaluator cuts patches
+    (``hierarchical_occlusion``), else ``focused_rise``. If settings are given, it is a method that has most of them:
+    ``num_masks`` asks for RISE, a window's size for sliding windows; of several, what needs fewer forwards.
 
     Args:
         name: see :func:`find_method`, or ``"auto"``.
-        given: see :class:`ChosenMethod`.
-        defaults: see :class:`ChosenMethod`.
-        prefix: see :class:`ChosenMethod`.
+        given, defaults, prefix: see :class:`ChosenMethod`.
 
     Raises:
         ValueError: as for :class:`ChosenMethod`.
@@ -247,7 +221,6 @@ class MethodChoice:
         if not self._arguments[0]:
             return ChosenMethod("hierarchical_occlusion" if cuts else "focused_rise", *self._arguments)
         by_cost = ["sliding_window", "rise"] if image is not None and image.ndim == 3 else ["rise", "sliding_window"]
-        grid = ["patch_windows"] if cuts else []
         # Patch windows without a grid say what they need.
-        names = [each for each in [*grid, *by_cost, *self._names] if each in self._names]
-        return ChosenMethod(names[0], *self._arguments)
+        wanted = [*["patch_windows"] * cuts, *by_cost, *self._names]
+        return ChosenMethod(next(each for each in wanted if each in self._names), *self._arguments)

@@ -1,12 +1,12 @@
-"""The command that runs a bundle, and the folder that it writes to.
-
-``bundle/slurm/explain.sbatch`` asks for it with environment variables (``python -m monai_saliency command``), and
-:func:`~monai_saliency.bundle.submit.submit_sweep` with settings.
+"""The command that runs a bundle, and the folder that it writes to: for ``bundle/slurm/explain.sbatch``, by environment
+variables (``python -m monai_saliency command``), and for :func:`~monai_saliency.bundle.submit.submit_sweep`.
 """
 
 from __future__ import annotations
 
 import getpass
+import hashlib
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,12 @@ from monai.bundle import ConfigParser
 
 from monai_saliency.bundle.chosen_method import AUTO, all_settings, find_method, own_settings
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.bundle.folder_names import folder_name
 from monai_saliency.bundle.overlay import Overlay
 from monai_saliency.transforms.writers import writer_settings
 
-__all__ = ["HOW", "MACHINERY", "WHAT", "BundleRun", "from_environment", "scratch"]
+__all__ = ["HOW", "MACHINERY", "WHAT", "BundleRun", "folder_name", "from_environment", "scratch", "settings_of"]
+
+_PAIR = re.compile(r"[A-Za-z_]\w*=")
 
 # Ids that are also environment variables of the job script, in capitals, besides the settings of methods.
 HOW = ("fill", "fill_unit", "classes", "activation", "mask_batch_size", "amp", "channels_last", "compile", "network_id")
@@ -64,13 +65,8 @@ class BundleRun:
 
     @property
     def explains(self) -> bool:
-        """Whether the overlay ``explain`` is run."""
+        """Whether the overlay ``explain`` is run, whose ids begin with ``saliency_``."""
         return self.run_id == "explain"
-
-    @property
-    def prefix(self) -> str:
-        """What precedes the ids of the overlay ``explain``."""
-        return "saliency_" if self.explains else ""
 
     @property
     def output_id(self) -> str:
@@ -89,12 +85,13 @@ class BundleRun:
 
     def id(self, name: str) -> str:
         """The id of a setting."""
-        ids = {*all_settings(), *Overlay.ids()}
-        return f"{self.prefix}{name}" if name in ids or not self.explains else name
+        return f"saliency_{name}" if self.explains and name in {*all_settings(), *Overlay.ids()} else name
 
     def folder(self, settings: Mapping[str, Any]) -> Path:
         """The output folder of some settings, which are ids with their values."""
-        return self.sweep / folder_name({id.removeprefix(self.prefix): value for id, value in settings.items()})
+        return self.sweep / folder_name(
+            {id.removeprefix("saliency_" * self.explains): value for id, value in settings.items()}
+        )
 
     def command(
         self,
@@ -198,3 +195,24 @@ def scratch(environment: Mapping[str, str]) -> str:
     """The folder for an LMDB database, which must not lie on a network file system: below the job's or user's own."""
     folder = environment.get("SLURM_TMPDIR") or environment.get("TMPDIR") or tempfile.gettempdir()
     return str(Path(folder) / f"monai_saliency-{getpass.getuser()}")
+
+
+def folder_name(settings: Mapping[str, Any]) -> str:
+    """The name of a run's output folder: ``method=rise,num_masks=4000``; ``default`` without settings.
+
+    Characters that a name cannot have become hyphens, and long names are cut; a checksum is added then, which keeps
+    settings apart.
+    """
+    pairs = ",".join(f"{id}={value}" for id, value in settings.items())
+    name = (pairs.replace(", ", ",") or "default").encode()
+    folder = re.sub(rb"[^][A-Za-z0-9_.,=+-]", b"-", name)[:150]
+    if folder != name:
+        folder += b"-" + hashlib.sha256(name + b"\n").hexdigest()[:8].encode()
+    return folder.decode()
+
+
+def settings_of(folder: str) -> dict[str, str]:
+    """The settings that name a folder, by id, in their order; none for a folder with another kind of name."""
+    # A value may have commas of its own.
+    pairs = [pair.partition("=") for pair in re.split(rf",(?={_PAIR.pattern})", folder)]
+    return {id: value for id, equals, value in pairs if equals} if _PAIR.match(folder) else {}

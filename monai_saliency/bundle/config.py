@@ -48,8 +48,7 @@ def is_plain(content: Any) -> bool:
 def calling_parser() -> ConfigParser:
     """The parser whose expression is being evaluated.
 
-    MONAI hands an expression the values that it names, and no way to ask which ids there are; so the parser is looked
-    up among the callers.
+    MONAI gives an expression no way to ask which ids there are, so the parser is looked up among the callers.
 
     Raises:
         RuntimeError: when no parser is among them.
@@ -64,11 +63,7 @@ def calling_parser() -> ConfigParser:
 
 
 class BundleConfig:
-    """A bundle as its parser knows it.
-
-    Args:
-        parser: with the bundle's configs read.
-    """
+    """A bundle as its parser, with the bundle's configs read, knows it."""
 
     def __init__(self, parser: ConfigParser) -> None:
         self.parser = parser
@@ -78,12 +73,7 @@ class BundleConfig:
         return self.parser.get_parsed_content(id) if id in self.parser else None
 
     def given(self, names: Iterable[str], prefix: str = "") -> dict[str, Any]:
-        """The values of those of some ids that there are, by name.
-
-        Args:
-            names: ids without the prefix.
-            prefix: what precedes them in the config.
-        """
+        """The values of those ids that there are, by name: the ids without the prefix."""
         return {name: self.get(f"{prefix}{name}") for name in names if f"{prefix}{name}" in self.parser}
 
     def output_dir(self) -> Path:
@@ -94,10 +84,8 @@ class BundleConfig:
         return Path(self.get("bundle_root") or ".") / "eval"
 
     def unread(self, prefix: str = "") -> list[str]:
-        """Top-level ids of plain values that nothing in the config refers to.
-
-        Args:
-            prefix: of these ids; without one, ids of the overlay (``saliency_...``) are left out.
+        """Top-level ids of plain values that nothing in the config refers to: those that begin with the prefix, or
+        without one those that are not the overlay's (``saliency_...``).
         """
         used = {id for text in _texts(self.parser.get()) for id in re.findall(r"[@%](\w+)", text)}
         return [
@@ -130,7 +118,7 @@ class BundleConfig:
             ValueError: when there is none or more than one, saying what was found instead.
         """
         components = dict(_components(self.parser.get()))
-        run = {id for text in self._expressions() for id in _calls_of_run(text)}
+        run = {id for texts in self._runs().values() for text in texts for id in _calls_of_run(text)}
         for ids in (run & components.keys(), components.keys()):
             found = [id for id in components if id in ids and self._is_evaluator(components[id])]
             if len(found) > 1:
@@ -142,11 +130,6 @@ class BundleConfig:
                 )
             if found:
                 return found[0]
-        # An expression may make an evaluator too.
-        made = [id for id in sorted(run - components.keys()) if id in self.parser]
-        found = [id for id in made if isinstance(self.get(id), Evaluator)]
-        if found:
-            return found[0]
         raise ValueError(self._no_evaluator(components))
 
     def evaluator(self, id: str) -> Any:
@@ -170,7 +153,7 @@ class BundleConfig:
         return evaluator
 
     def run_steps(self, evaluator_id: str) -> list[str]:
-        """The ids of the expressions by which the bundle runs its evaluator, in order; none where it does not say."""
+        """The ids of the expressions by which the bundle runs its evaluator, in order; none if it does not say."""
         runs = [id for id, texts in self._runs().items() if any(evaluator_id in _calls_of_run(text) for text in texts)]
         if not runs:
             return []
@@ -186,9 +169,6 @@ class BundleConfig:
         """Evaluate an expression of a run, as MONAI's workflow does: its value is not kept."""
         self.parser.get_parsed_content(step)
         self.parser.ref_resolver.remove_resolved_content(step)
-
-    def _expressions(self) -> list[str]:
-        return [text for texts in self._runs().values() for text in texts]
 
     def _runs(self) -> dict[str, list[str]]:
         """The top-level lists of expressions, or single ones, by id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -9,14 +10,15 @@ from typing import Any
 
 import torch
 from monai.engines import IterationEvents
-from monai.inferers import SimpleInferer
+from monai.inferers import Inferer, SimpleInferer
 from monai.utils import CommonKeys
 
 from monai_saliency.bundle.attached_handler import AttachedHandler
 from monai_saliency.bundle.replay import Call, Recorder
+from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.optional_imports import require
 
-__all__ = ["Loop", "LoopExplainer"]
+__all__ = ["ExplainedStep", "Loop", "LoopExplainer", "is_lightning"]
 
 # `Any` for mypy, since ignite need not be installed.
 ignite: Any = require("ignite.engine", extra="bundle")
@@ -40,7 +42,7 @@ class Loop(Engine):
         super().__init__(lambda engine, batch: None)  # it is never run
         self.register_events(*IterationEvents)
         self.network = network
-        self.inferer = SimpleInferer() if inferer is None else inferer
+        self.inferer: Any = SimpleInferer() if inferer is None else inferer
         self.data_loader = loader
         self.amp = False
         self.amp_kwargs: dict[str, Any] = {}
@@ -60,7 +62,7 @@ class LoopExplainer:
         handler: explains.
         loop: stands for the loop, with the handler attached to it.
         image_key: the key, or the place, of the network's input in a batch; ``"image"`` by default, or the first entry
-            where a batch is a list.
+            if a batch is a list.
 
     Attributes:
         handler: ``explained`` lists the cases with maps, and ``failures`` those without.
@@ -76,7 +78,7 @@ class LoopExplainer:
         """Begin a run.
 
         Args:
-            num_batches: how many batches it was asked for; where it is not known, as many as are explained.
+            num_batches: how many batches it was asked for; if it is not known, as many as are explained.
         """
         self._counts = num_batches is None
         self.loop.state.iteration, self.loop.state.epoch_length = 0, num_batches
@@ -107,9 +109,7 @@ class LoopExplainer:
             batch: what the loader gave.
             call: what the inferer was given, and gave.
         """
-        state = self.loop.state
-        images = call.images
-        kind = images[0].device.type
+        state, kind = self.loop.state, call.images[0].device.type
         self.loop.amp = torch.is_autocast_enabled(kind)
         if self.loop.amp and kind != "cuda":
             raise ValueError(
@@ -120,12 +120,11 @@ class LoopExplainer:
         state.iteration += 1
         if self._counts:
             state.epoch_length = state.iteration
-        with _plain_arithmetic(kind):
-            call = Call(*map(_free, (call.inputs, call.args, call.kwargs, call.output)))
+        # Neither autocast, which would round masks and maps, nor inference mode, which other threads are not in.
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(kind, enabled=False):
+            call = Call(*(_free(each) for each in (call.inputs, call.args, call.kwargs, call.output)))
             state.batch, state.output = _free(batch), {CommonKeys.IMAGE: call.inputs, CommonKeys.PRED: call.output}
-            recorder = self.loop.inferer
-            assert isinstance(recorder, Recorder)
-            recorder.note(call)
+            self.loop.inferer.calls = [call]
             try:
                 self.loop.fire_event(IterationEvents.FORWARD_COMPLETED)
             finally:
@@ -162,24 +161,152 @@ class LoopExplainer:
         """Images where the network is."""
         network = self.loop.network
         parameter = next(iter(network.parameters()), None) if isinstance(network, torch.nn.Module) else None
-        if parameter is None or not isinstance(images, torch.Tensor):
-            return images
-        return images.to(parameter.device)
-
-
-@contextmanager
-def _plain_arithmetic(kind: str) -> Iterator[None]:
-    """Neither autocast, which would round masks and maps, nor inference mode, which other threads are not in."""
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(kind, enabled=False):
-        yield
+        return images.to(parameter.device) if parameter is not None and isinstance(images, torch.Tensor) else images
 
 
 def _free(value: Any) -> Any:
     """The same, with copies of tensors that were made in inference mode and so cannot be changed outside of it."""
-    if isinstance(value, torch.Tensor):
-        return value.clone() if value.is_inference() else value
-    if isinstance(value, Mapping):
-        return {key: _free(each) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_free, value))
-    return value
+    return tree_map(
+        lambda each: each.clone() if isinstance(each, torch.Tensor) and each.is_inference() else each, value
+    )
+
+
+def is_lightning(value: Any) -> bool:
+    """Whether a value is a Lightning module, of either of Lightning's packages, without importing one."""
+    return any(
+        cls.__name__ == "LightningModule" and cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+        for cls in type(value).__mro__
+    )
+
+
+class ExplainedStep:
+    """The predict step of a Lightning module, which explains each batch right after it. Its outputs stay what they are.
+
+    Args:
+        module: the Lightning module. Its ``predict_step``, ``on_predict_start`` and ``on_predict_end`` are wrapped.
+        network: the part that predicts, or its name; by default its one part with weights.
+        inferer: the inferer that the step calls, or the attribute's name; by default the only one that it holds, or
+            none.
+
+    Attributes:
+        network: the part that predicts.
+        inferer: the inferer that the step calls; None if it calls the network itself.
+
+    Raises:
+        ValueError: when the network or the inferer is not known.
+    """
+
+    def __init__(self, module: Any, network: torch.nn.Module | str | None, inferer: Any) -> None:
+        self.module = module
+        self.network = _held_network(module, network)
+        self._name = _held_inferer(module, inferer)
+        self.inferer = None if self._name is None else getattr(module, self._name)
+        self._dataset: Any = None
+        self._explainer: LoopExplainer
+
+    def explain_by(self, explainer: LoopExplainer) -> None:
+        """Explain each batch from now on, instead of what was attached before."""
+        self._explainer = explainer
+        for name, around in (
+            ("predict_step", self._step),
+            ("on_predict_start", self._start),
+            ("on_predict_end", self._end),
+        ):
+            own = getattr(self.module, name)
+            own = getattr(own, "explained", own)  # attached before: this replaces it
+            # Lightning looks at signatures, which `update_wrapper` keeps.
+            wrapped: Any = functools.update_wrapper(functools.partial(around, own), own)
+            wrapped.explained = own
+            setattr(self.module, name, wrapped)
+
+    def _start(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        trainer = self.module.trainer
+        loaders = trainer.predict_dataloaders
+        loaders = list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+        if trainer.world_size > 1:
+            raise ValueError(
+                f"`attach` explains what one device predicts, and the trainer has {trainer.world_size}: share a cohort "
+                "by monai_saliency.distributed.lightning.SaliencyModule, or by the overlay `lightning`"
+            )
+        if len(loaders) != 1:
+            raise ValueError(f"`attach` explains the cases of one loader, and the trainer predicts {len(loaders)}")
+        dataset = getattr(loaders[0], "dataset", loaders[0])
+        if self._dataset is not None and self._dataset is not dataset:
+            raise ValueError("`attach` explains the cases of one dataset: attach again before another one is predicted")
+        self._dataset = dataset
+        self._explainer.loop.data_loader = loaders[0]
+        num_batches = trainer.num_predict_batches[0]
+        with torch.inference_mode(False):
+            self._explainer.begin(int(num_batches) if num_batches != float("inf") else None)
+        own(*args, **kwargs)
+
+    def _step(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        batch = args[0] if args else next(iter(kwargs.values()))
+        with self._noted() as calls:
+            output = own(*args, **kwargs)
+        by = "its network" if self._name is None else f"its `{self._name}`"
+        if len(calls) != 1:
+            raise ValueError(
+                f"the predict step of {type(self.module).__name__} called {by} {len(calls)} times, where one call a "
+                "batch can be explained: where it predicts by patches, let the module hold the inferer as an attribute "
+                "and call that (self.inferer = SlidingWindowInferer(...)); else give `network`, the part that it calls"
+            )
+        self._explainer.explain(batch, calls[0])
+        return output
+
+    def _end(self, own: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self._explainer.finish()
+        own(*args, **kwargs)
+
+    @contextmanager
+    def _noted(self) -> Iterator[list[Call]]:
+        """The calls of the inferer, or of the network, meanwhile."""
+        if self._name is not None:
+            recorder = Recorder(self.inferer)
+            setattr(self.module, self._name, recorder)
+            try:
+                yield recorder.calls
+            finally:
+                setattr(self.module, self._name, self.inferer)
+            return
+        calls: list[Call] = []
+
+        def note(network: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+            given = [*args, *kwargs.values()]
+            calls.append(Call(given[0] if given else None, args[1:], kwargs if args else {}, output))
+
+        hook = self.network.register_forward_hook(note, with_kwargs=True)
+        try:
+            yield calls
+        finally:
+            hook.remove()  # it is not a part of the network that is explained
+
+
+def _held_network(module: torch.nn.Module, network: torch.nn.Module | str | None) -> torch.nn.Module:
+    """The network that a Lightning module holds."""
+    parts = dict(module.named_modules())
+    if isinstance(network, torch.nn.Module):
+        return network
+    if network is not None:
+        if network in parts:
+            return parts[network]
+        raise ValueError(f"`network` must be a part of {type(module).__name__}, such as its name, got {network!r}")
+    found = {name: part for name, part in module.named_children() if next(part.parameters(), None) is not None}
+    if len(found) == 1 and not list(module.parameters(recurse=False)):
+        return next(iter(found.values()))
+    raise ValueError(
+        f"{type(module).__name__} has weights in {sorted(found) or 'no part'}, so which network predicts is unknown: "
+        "give `network`, the part that the predict step calls, or its name"
+    )
+
+
+def _held_inferer(module: torch.nn.Module, inferer: Any) -> str | None:
+    """The name of the inferer that a Lightning module holds; None if it holds none."""
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Inferer)}
+    names = [name for name, value in found.items() if inferer is None or value is inferer or name == inferer]
+    if len(names) > 1 or (inferer is not None and not names):
+        raise ValueError(
+            f"`inferer` must be the one that {type(module).__name__} predicts by, as one of its attributes "
+            f"{sorted(found)}, got {inferer!r}"
+        )
+    return names[0] if names else None

@@ -1,8 +1,5 @@
-"""Explaining somebody else's bundle: the code behind ``configs/explain.yaml``.
-
-The bundle's own run is carried out, step by step, and just before the step that first names its evaluator a handler is
-attached to that. So whatever the bundle does before, such as loading a checkpoint, is done, and its predictions and
-outputs stay what they were.
+"""Explaining somebody else's bundle: its own run is carried out, and just before the step that first names its
+evaluator a handler is attached to that.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from monai_saliency.bundle.attach import attach_to
 from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.chosen_method import AUTO, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser
-from monai_saliency.bundle.run import run as run_cohort
+from monai_saliency.bundle.worker import run as run_cohort
 from monai_saliency.storage.failures import Failures
 from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.allocator import keep_freed_memory
@@ -67,12 +64,8 @@ class Overlay:
 
     @classmethod
     def from_config(cls) -> Overlay:
-        """The overlay with the settings of the config in which this is called: its ids that begin with ``saliency_``.
-
-        The settings of a method need not be listed in a config file.
-        """
-        bundle = BundleConfig(calling_parser())
-        own = {name: bundle.get(f"saliency_{name}") for name in cls.ids() if f"saliency_{name}" in bundle.parser}
+        """The overlay with the settings of the config in which this is called, by ids that begin with ``saliency_``."""
+        own = BundleConfig(calling_parser()).given(cls.ids(), "saliency_")
         return cls(**given_settings(own.get("method", AUTO), "saliency_") | own)
 
     def explain(self, parser: ConfigParser | None = None) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from monai.inferers import Inferer, SlidingWindowInferer
 
@@ -18,7 +14,7 @@ from monai_saliency.utils.monai_private import tree_leaves, tree_map
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import WatchedInferer
 
-__all__ = ["Call", "Recorder", "Replay", "own_inferer", "randomness_untouched"]
+__all__ = ["Call", "Recorder", "Replay", "own_inferer"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class Call:
         inputs: a batch of images, or a list of them.
         args: further inputs of the network.
         kwargs: further inputs of the network, by name.
-        output: what the inferer gave: the prediction before any postprocessing. None where it is not known.
+        output: what the inferer gave: the prediction before any postprocessing. None if it is not known.
     """
 
     inputs: Any
@@ -77,23 +73,23 @@ class Call:
 
 
 class Recorder(Inferer):
-    """A bundle's inferer that keeps its call.
+    """A bundle's inferer that keeps its calls.
 
     Args:
         inferer: the bundle's inferer.
+
+    Attributes:
+        calls: since they were last taken or forgotten.
     """
 
     def __init__(self, inferer: Any) -> None:
         super().__init__()
         self.inferer = inferer
-        self._call: Call | None = None
-        self._outputs = 0
+        self.calls: list[Call] = []
 
     def __call__(self, inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._call = Call(inputs, args, kwargs)  # known also where the inferer fails
         output = self.inferer(inputs, network, *args, **kwargs)
-        self._call = Call(inputs, args, kwargs, output)
-        self._outputs += 1
+        self.calls.append(Call(inputs, args, kwargs, output))
         return output
 
     def __getattr__(self, name: str) -> Any:
@@ -101,34 +97,25 @@ class Recorder(Inferer):
             raise AttributeError(name)
         return getattr(self.inferer, name)
 
-    def note(self, call: Call) -> None:
-        """Keep a call that went another way."""
-        self._call, self._outputs = call, 1
-
-    def forget(self) -> None:
-        """Forget what an iteration has left that came to no end."""
-        self._call, self._outputs = None, 0
-
     def take(self) -> Call:
         """The call, which is then forgotten.
 
         Raises:
-            ValueError: when there was none; when there were several, of which nobody knows what they came to.
+            ValueError: when there was none, or when there were several.
         """
-        if self._call is None:
+        calls, self.calls = self.calls, []
+        if not calls:
             raise ValueError(
                 "the bundle's evaluator predicts without its inferer, so nothing is known of how: give it an inferer "
                 "that it calls, such as monai.inferers.SimpleInferer"
             )
-        call, outputs = self._call, self._outputs
-        self.forget()
-        if outputs > 1:
+        if len(calls) > 1:
             raise ValueError(
-                f"the evaluator calls its inferer {outputs} times for one batch, as with test-time augmentation or "
+                f"the evaluator calls its inferer {len(calls)} times for one batch, as with test-time augmentation or "
                 "from coarse to fine, and what it makes of the outputs is not known: put these steps into one inferer, "
                 "which the evaluator calls once"
             )
-        return call
+        return calls[0]
 
 
 class Replay(Inferer):
@@ -167,16 +154,17 @@ class Replay(Inferer):
     def __call__(self, inputs: Any, network: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         patches = isinstance(self.inferer, SlidingWindowInferer)
 
-        def repeated(name: str, value: Any) -> Any:
+        def repeated(value: Any, name: str = "") -> Any:
             # What comes with patches must suit any number of them; but of a condition each image has its own patches.
             single = isinstance(value, torch.Tensor) and value.ndim and len(value) == 1
             if single and (not patches or name == "condition"):
                 return value.expand(len(inputs), *value.shape[1:])
             return value
 
-        args = tree_map(lambda value: repeated("", value), self.args)
-        kwargs = {name: tree_map(functools.partial(repeated, name), value) for name, value in self.kwargs.items()}
-        return self.inferer(inputs, network, *args, **kwargs)
+        further = {
+            name: tree_map(lambda value, name=name: repeated(value, name), self.kwargs[name]) for name in self.kwargs
+        }
+        return self.inferer(inputs, network, *tree_map(repeated, self.args), **further)
 
 
 def _without_threshold(inferer: Any) -> Any:
@@ -190,20 +178,6 @@ def _without_threshold(inferer: Any) -> Any:
     inferer = copy.copy(inferer)
     setattr(inferer, detectors[0], detector)
     return inferer
-
-
-@contextmanager
-def randomness_untouched() -> Iterator[None]:
-    """Leave the global random generators as they were: a bundle's later predictions may draw from them."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002, the global one is meant
-    # Where CUDA has not begun, it has no generators, and need not begin.
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
 
 
 def own_inferer(evaluator: Any) -> Any:

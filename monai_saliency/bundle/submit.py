@@ -1,7 +1,6 @@
 """Submitting runs from Python, to SLURM or to this machine: ``bundle/slurm/explain.sbatch`` by way of submitit.
 
-submitit pickles what it is to run, and what comes back, into its own folder, and reads that from there: keep the folder
-where nobody else can write. We read no pickle; a job gives back the name of its output folder.
+submitit reads pickles from its own folder: keep that where nobody else can write.
 """
 
 from __future__ import annotations
@@ -119,17 +118,7 @@ def submit_sweep(
 
 @dataclass(frozen=True)
 class _Run:
-    """One job: a bundle's run in a process of its own, or one of several that share it.
-
-    Attributes:
-        command: of the run.
-        output: the folder that it writes to.
-        cluster: which of submitit's runs the job.
-        shard: which of the jobs this is.
-        shards: how many share the run.
-        threads: for arithmetic on the CPU; torch's own choice where None.
-        lmdb: whether scans are kept in an LMDB database, which must lie on the node itself.
-    """
+    """One job: a bundle's run, or one of several shards of it. The database of ``lmdb`` must lie on the node itself."""
 
     command: list[str]
     output: str

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monai_saliency.bundle.folder_names import settings_of
+from monai_saliency.bundle.command import settings_of
 from monai_saliency.handlers.summary import Summary, figures
 from monai_saliency.metrics.agreement import read_map
 from monai_saliency.storage.failures import Failures
@@ -33,17 +33,12 @@ _VOXELS = 2**18
 
 @dataclass
 class Setting:
-    """One setting of a sweep, with the results of its run so far.
+    """One setting of a sweep: its folder, the values in the folder's name, and the tables of its run by now.
 
     Attributes:
-        name: the name of its folder.
-        folder: the folder with its maps and tables.
-        values: the values in the name of its folder, by id, in the order of the name.
-        rows: the rows of its ``summary.csv``.
-        failures: the rows of its ``failures.csv``.
         missing: the cases that another setting has, and of which this one has no map. Failed cases are among them.
-        agreement: the mean correlation of its maps with the maps of the reference, in [-1, 1]; see :class:`Sweep`.
-            None if there is nothing to correlate.
+        agreement: the mean correlation of its maps with the maps of the reference, in [-1, 1]; None if there is nothing
+            to correlate.
         compared: how many cases the mean is over.
     """
 
@@ -63,10 +58,7 @@ class Setting:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures of the cohort, see :func:`monai_saliency.handlers.summary.figures`, and ``missing``.
-
-        Here ``peak_in_label`` is called ``hits``.
-        """
+        """The figures of the cohort, and ``missing``; ``peak_in_label`` is called ``hits`` here."""
         found = figures(self.rows, len(self.failures)) | {"missing": len(self.missing)}
         if "peak_in_label" in found:
             found["hits"] = found.pop("peak_in_label")
@@ -86,18 +78,13 @@ class Setting:
 
 @dataclass
 class Sweep:
-    """The settings of a sweep, and how far their maps agree.
-
-    The agreement of two settings on a case is the Pearson correlation of their maps over the voxels of the scan: 1 if
-    one map is the other one scaled or shifted, 0 if they have nothing in common, -1 if one is the negative of the
-    other. (A rank correlation would mostly compare the many voxels that do not matter.) If a case has several maps, the
-    maps of the same class and channel are correlated, and the mean counts. Maps that are constant or of different
-    shapes, and classes that only one setting explains, are left out.
+    """The settings of a sweep, and how far their maps agree: the Pearson correlation of the maps of one case, class and
+    channel over the voxels of the scan. (A rank correlation would mostly compare the many voxels that do not matter.)
+    Constant maps, and classes that only one setting explains, are left out.
 
     Attributes:
         settings: the settings, sorted by name, with numbers in the names sorted by size.
-        matrix: ``(S, S)``, the agreement of each two settings: the mean over the cases. NaN if they have no maps to
-            compare.
+        matrix: ``(S, S)``, the agreement of each two settings: the mean over the cases. NaN without maps to compare.
         reference: the index of the setting with which the ``agreement`` of the others is computed.
     """
 
@@ -135,16 +122,7 @@ class Sweep:
     def write(self, folder: str | Path) -> list[Path]:
         """Write ``sweep.csv`` (one row for each setting), ``sweep_agreement.csv`` (the matrix) and ``sweep.png``.
 
-        ``sweep.csv`` has the folder and the values of each setting, then ``cases``, ``missing`` and ``failures``, the
-        sums ``forwards`` and ``seconds``, the means ``mean_score``, ``mean_peak_saliency`` and ``hits`` (the share of
-        peaks inside their label), ``agreement``, and ``compared`` (how many cases the agreement is a mean over). A cell
-        without a value is empty.
-
-        Args:
-            folder: the folder to write to.
-
-        Returns:
-            the files.
+        A cell without a value is empty. Returns the files.
         """
         folder = Path(folder)
         rows: list[list[Any]] = [["setting", *self.ids, *FIGURES, *AGREEMENT]]
@@ -181,9 +159,8 @@ def gather(sweep_dir: str | Path, reference: str | None = None) -> Sweep:
     Args:
         sweep_dir: the folder of the sweep. A folder in it is a setting if it is named ``id=value,id=value``, or if it
             holds a ``summary.csv``. Tables and maps can also be in its folder ``saliency``.
-        reference: the name of the setting with whose maps the other maps are compared. Default: the setting with the
-            most forwards per case, since more forwards give better maps. (The forwards and seconds of a case are those
-            of its last run. They are smaller if this run took stored scores, or scores of other processes.)
+        reference: the name of the setting with whose maps the other maps are compared; the setting with the most
+            forwards per case by default.
 
     Raises:
         ValueError: when there are no settings, when there is no ``reference``, or when a map cannot be read.
@@ -267,13 +244,8 @@ def _maps(setting: Setting, case: str) -> Iterator[tuple[Any, np.ndarray]]:
 
 
 def plot_sweep(sweep: Sweep) -> Figure:
-    """Plot the hits and the agreement of each setting against its forwards per case.
-
-    Each setting is a point with its number in the list beside the plot. Points with the same value of the first setting
-    that varies have one colour. The point of an incomplete setting is hollow. A panel without values is left out.
-
-    Raises:
-        OptionalImportError: when matplotlib is not installed.
+    """Plot the hits and the agreement of each setting against its forwards per case. The point of an incomplete setting
+    is hollow.
     """
     figure_type = require("matplotlib.figure", extra="bundle").Figure
     panels: dict[str, list[float | None]] = {
@@ -284,7 +256,7 @@ def plot_sweep(sweep: Sweep) -> Figure:
     }
     shown = {label: values for label, values in panels.items() if any(value is not None for value in values)}
     names = [f"{number} {_name(setting)}" for number, setting in enumerate(sweep.settings, 1)]
-    colours = _colours(sweep)
+    colours = [f"C{index % 10}" for index in range(len(names))]
     size = 4.5 * max(len(shown), 1) + 0.5 + 0.06 * max(map(len, names)), max(4.0, 0.8 + 0.165 * len(names))
     figure = figure_type(figsize=size, layout="constrained", facecolor="white")
     axes = figure.subplots(1, max(len(shown), 1), squeeze=False)[0]
@@ -318,13 +290,3 @@ def _name(setting: Setting) -> str:
     """A setting in the list beside the plot."""
     name = setting.name if len(setting.name) <= 60 else f"{setting.name[:57]}..."
     return name if setting.complete else f"{name} ({len(setting.missing)} missing)"
-
-
-def _colours(sweep: Sweep) -> list[str]:
-    """A colour for each setting: one for each value of the first setting that varies."""
-    for name in sweep.ids:
-        values = [setting.values.get(name, "") for setting in sweep.settings]
-        different = list(dict.fromkeys(values))
-        if 1 < len(different) <= 10:
-            return [f"C{different.index(value)}" for value in values]
-    return ["C0"] * len(sweep.settings)

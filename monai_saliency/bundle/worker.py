@@ -1,19 +1,62 @@
-"""Making the cohort of a bundle's run in another process, for engines that start processes themselves."""
+"""Running the cohort of a bundle from an expression of its config, here or in processes that an engine starts."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from monai.bundle import ConfigParser
+from monai.engines import SupervisedEvaluator
+from monai.transforms import Compose
 
-from monai_saliency.bundle.config import BundleConfig
+from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.distributed.base import Cohort, Engine, local_device
+from monai_saliency.engines.run import run as run_cohort
+from monai_saliency.storage.failures import Failures
+from monai_saliency.transforms.writers import case_writers, writer_settings
 
-__all__ = ["Recipe"]
+__all__ = ["Recipe", "run", "writers_of_config"]
+
+
+def run(
+    evaluator: SupervisedEvaluator,
+    failures: Failures | None = None,
+    tracker: AbstractContextManager[Any] | None = None,
+    engine: Engine | None = None,
+    run_id: str = "run",
+    parser: ConfigParser | None = None,
+    **settings: Any,
+) -> None:
+    """Run an evaluator over its cohort, as :func:`monai_saliency.engines.run.run` does.
+
+    An engine that starts processes itself makes the bundle in each of them from the config.
+
+    Example::
+
+        run: [$monai_saliency.bundle.worker.run(@evaluator, @failures, handler=@saliency_handler)]
+
+    Args:
+        evaluator: predicts, with its loader.
+        failures: the list of failed cases.
+        tracker: a context to run it in.
+        engine: shares the cohort with other processes; all is done here by default.
+        run_id: the config's id by which this is run; only needed with an engine.
+        parser: the config's parser; by default the one in whose expression this is called.
+        settings: further arguments of :func:`monai_saliency.engines.run.run`.
+    """
+    recipe = None if engine is None else Recipe.here((parser or calling_parser()).get(), run_id)
+    run_cohort(evaluator, failures, tracker, engine=engine, recipe=recipe, **settings)
+
+
+def writers_of_config(output_dir: str, cases: Sequence[str] | None = None) -> Compose:
+    """What is written of each case, by those ids of the config in which this is called that are settings of
+    :func:`~monai_saliency.transforms.case_writers`.
+    """
+    return case_writers(output_dir, cases=cases, **BundleConfig(calling_parser()).given(writer_settings()))
 
 
 @dataclass(frozen=True)
@@ -22,12 +65,6 @@ class Recipe:
 
     The bundle is made from the driver's config, as MONAI does, with an engine that takes the cohort: the run comes as
     far as its engine. The network is made once.
-
-    Example::
-
-        recipe = Recipe.here(parser.get(), "run")  # in the driver
-        cohort = recipe()  # in another process
-        cohort.explain([Unit(2), Unit(5)], quiet=True)
 
     Args:
         config: the bundle's config, as the plain run reads it.
@@ -43,12 +80,7 @@ class Recipe:
 
     @staticmethod
     def here(config: dict[str, Any], run_id: str) -> Recipe:
-        """A recipe with the path and the working directory of this process.
-
-        Args:
-            config: the bundle's config.
-            run_id: the id by which it is run.
-        """
+        """A recipe with the path and the working directory of this process."""
         return Recipe(config, run_id, list(sys.path), os.getcwd())
 
     def __call__(self) -> Cohort:
@@ -80,12 +112,7 @@ class Recipe:
 
 
 class _Taker(Engine):
-    """Takes the cohort, and has nothing explained.
-
-    Attributes:
-        cohort: what was taken.
-        device: the device of the network, if the overlay leaves that to the engine.
-    """
+    """Takes the cohort, and has nothing explained."""
 
     speaks = False
 

@@ -112,8 +112,8 @@ class RayEngine(Engine):
         """
         if cohort.recipe is None:
             raise ValueError(
-                "each Ray actor makes the cohort anew: run a MONAI bundle, as monai_saliency.bundle.run does, or give "
-                "`Cohort` a `recipe`"
+                "each Ray actor makes the cohort anew: run a MONAI bundle, as monai_saliency.bundle.worker does, or "
+                "give `Cohort` a `recipe`"
             )
         tqdm = require("tqdm", extra="bundle").tqdm
         with _connected(self.address) as ray:

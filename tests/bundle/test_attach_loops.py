@@ -57,7 +57,6 @@ CLASSIFY: dict[str, Any] = {
 SEGMENT: dict[str, Any] = {"classes": [1], "store_dir": "", "picture": False}
 #: by name: the network, the inferer that predicts, the images of a batch, and what is explained
 KINDS: dict[str, tuple[Callable[[], torch.nn.Module], Any, int, dict[str, Any]]] = {
-    "classifier": (Classify, None, 1, CLASSIFY),
     "batches of two": (Classify, None, 2, CLASSIFY),
     "sliding window": (segmenter, SlidingWindowInferer((12, 12, 12), 4, 0.25), 1, SEGMENT),
 }
@@ -152,25 +151,6 @@ def test_a_plain_loop_gets_the_evaluators_maps(kind: str, loader: Callable[[int]
     assert same_rows(tmp_path / "loop", tmp_path / "evaluator")
 
 
-def test_lightnings_old_name(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
-    old: Any = pytest.importorskip("pytorch_lightning")
-
-    class Old(old.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = Classify()
-
-        def forward(self, batch: Any) -> Any:
-            return self.model(batch["image"])
-
-    module = Old()  # its predict step is Lightning's own, which calls `forward`
-    handler = ms.attach(module, tmp_path / "maps", **CLASSIFY)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    run = old.Trainer(accelerator="cpu", devices=1, enable_checkpointing=False, **quiet)
-    run.predict(module, loader(1))
-    assert handler.explained == ["s0", "s1", "s2"]
-
-
 def test_the_last_attachment_counts(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
     """One of two would explain for nothing; and of two runs each explains all."""
     module = Predicts(Classify())
@@ -241,23 +221,6 @@ def test_autocast_on_the_cpu_is_refused(loader: Callable[[int], DataLoader], tmp
     ms.attach(module, tmp_path / "maps", **CLASSIFY)
     with pytest.raises(ValueError, match="the network is autocast on the cpu"):
         trainer(precision="bf16-mixed").predict(module, loader(1))
-
-
-def test_weights_that_are_loaded_after_attaching(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
-    """As a trainer loads a checkpoint; and a part of the loader is no failure."""
-    found = []
-    for late in (False, True):
-        module, folder = Predicts(Classify()), tmp_path / str(late)
-        if late:
-            ms.attach(module, folder, **CLASSIFY)
-        module.model.load_state_dict({"scale": torch.tensor(2.5)})
-        if not late:
-            ms.attach(module, folder, **CLASSIFY)
-        trainer(limit_predict_batches=2).predict(module, loader(1))
-        assert not (folder / "failures.csv").exists()
-        found.append(maps(folder))
-    assert found[0] == found[1]
-    assert len(found[0]) == 2
 
 
 def test_several_devices_are_refused(

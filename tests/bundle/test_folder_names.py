@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monai_saliency.bundle.folder_names import folder_name, settings_of
+from monai_saliency.bundle.command import folder_name, settings_of
 
 
 @pytest.mark.parametrize(

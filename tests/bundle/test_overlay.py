@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,21 +17,17 @@ from helpers.dependent import Coupled, WithDropout, classify
 from helpers.files import contents, rows_of, voxels
 from helpers.layouts import LAYOUTS, Bundle, Layout
 from helpers.own_bundle import SMALL_NET, run
-from helpers.paths import BUNDLE, BUNDLES, ROOT
+from helpers.paths import BUNDLE, BUNDLES
 from helpers.scans import AFFINES, LPS, volume, write_scan
 from monai.bundle import ConfigParser
 from monai.networks.nets import DenseNet
 from monai.transforms import LoadImage
 from PIL import Image
 
-from monai_saliency import methods
 from monai_saliency.__main__ import main
-from monai_saliency.bundle.chosen_method import own_settings
 from monai_saliency.bundle.config import is_generative
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.overlay import Overlay
-from monai_saliency.bundle.replay import randomness_untouched
-from monai_saliency.distributed import RankEngine
 from monai_saliency.errors import root_cause
 
 
@@ -48,7 +39,7 @@ def test_explains_a_layout_and_leaves_its_outputs_as_they_were(
     name = "results" if layout.name == "renamed_ids" else "output_dir"
     plain, explained, maps = (tmp_path / each for each in ("plain", "explained", "maps"))
     bundle.run(**{name: str(plain)})
-    bundle.explain(**{name: str(explained)}, saliency_dir=str(maps))
+    bundle.explain(**{name: str(explained)}, saliency_dir=str(maps), saliency_keeps_place=True)
 
     assert contents(explained) == contents(plain)
     if layout.name != "renamed_ids":  # which writes nothing
@@ -96,18 +87,6 @@ def test_what_is_explained_is_what_was_predicted(tmp_path: Path, kind: str) -> N
     assert not list((tmp_path / "maps").rglob("*.nii.gz"))
 
 
-def test_a_prediction_is_compared_and_not_made_again(tmp_path: Path) -> None:
-    """The evaluator's two images, then the masks of both: of each a perturbed one is run alone, and once two batches
-    of the faded image, and this alone. At the end an unperturbed one, since the last batch had no room for it.
-    """
-    scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i) for i in range(2)]
-    calls: list[int] = []
-    network = Brightness()
-    network.register_forward_hook(lambda module, args, output: calls.append(len(args[0])))
-    Overlay(tmp_path / "maps", num_masks=9, mask_batch_size=4).explain(small_bundle(scans, network))
-    assert calls == [2, 4, 1, 4, 4, 1, 4, 4, 1, 4, 4, 1]
-
-
 def test_regions_modalities_and_units(make: Callable[[str], Bundle], tmp_path: Path) -> None:
     """What asks for more than the image: voxel sizes, regions, channels, and the scan's own intensities."""
     bundle = make("spleen_ct_segmentation")
@@ -137,12 +116,6 @@ def test_regions_modalities_and_units(make: Callable[[str], Bundle], tmp_path: P
         )
     assert "no label map under `saliency_label_key` 'organs'" in str(root_cause(caught.value))
 
-    brats = make("brats_mri_segmentation")
-    brats.explain(saliency_dir=str(tmp_path / "modality"), saliency_method="channel_occlusion")
-    rows = rows_of(tmp_path / "modality" / "summary.csv")
-    assert sorted({row["channel"] for row in rows}) == ["0", "1", "2", "3"]
-    assert {row["forwards"] for row in rows} == {"5"}
-
 
 def test_label_maps_of_the_batch(tmp_path: Path) -> None:
     """Their regions are hidden, with no supervoxels and no further setting."""
@@ -166,37 +139,6 @@ def by_overlay(parser: ConfigParser, **settings: Any) -> None:
     """Explain a bundle of objects with the overlay's own file."""
     overlay = ConfigParser.load_config_file(overlay_path("explain"))
     ConfigParser(parser.config | overlay | settings).get_parsed_content("explain::0")  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("method", methods.__all__)
-def test_every_method_runs_by_its_name(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """None is listed in the overlay, and settings of another one are named."""
-    scan = volume(tmp_path / "scan.nii.gz", (8, 8, 8), AFFINES[1], 0, low=50, high=150)
-    parser = small_bundle([scan], Brightness())
-    parser["evaluator"]["inferer"] = {"_target_": "SlidingWindowInferer", "roi_size": [4, 4, 4]}
-    few = {"saliency_num_masks": 5, "saliency_grid_size": 2, "saliency_num_supervoxels": 6}
-    fixed = {"saliency_dir": str(tmp_path), "saliency_activation": "none", "saliency_picture": False}
-    by_overlay(parser, saliency_method=method, **fixed, **few)
-    assert (tmp_path / "scan_saliency.nii.gz").is_file()
-    (unread,) = [message for message in caplog.messages if message.startswith("nothing reads")]
-    own = own_settings(getattr(methods, method))
-    left = ", ".join(id for id in few if id.removeprefix("saliency_") not in own)
-    assert unread.partition(":")[0] == f"nothing reads {left}"
-
-
-def test_ones_own_method_and_its_setting_as_a_flag(make: Callable[[str], Bundle], tmp_path: Path) -> None:
-    bundle = make("spleen_ct_segmentation")
-    own = {"saliency_method": "helpers.own_method.tiles", "saliency_edge": 8, "saliency_picture": False}
-    bundle.explain(saliency_dir=str(tmp_path / "own"), **own)
-    same = {"saliency_method": "sliding_window", "saliency_window_size": 8, "saliency_stride": 8}
-    bundle.explain(saliency_dir=str(tmp_path / "same"), saliency_picture=False, **same)
-    assert voxels(tmp_path / "own") == voxels(tmp_path / "same")
-    assert len(voxels(tmp_path / "own")) == 2
-    # Under an engine: two processes, one after the other here, share the masks.
-    for number in range(2):
-        engine = RankEngine(rank=number, world_size=2, split="masks")
-        bundle.explain(saliency_dir=str(tmp_path / "shared"), saliency_engine=engine, **own)
-    assert voxels(tmp_path / "shared") == voxels(tmp_path / "own")
 
 
 def test_our_own_bundle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -227,17 +169,6 @@ def test_our_own_bundle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert voxels(maps) == voxels(tmp_path / "run")
     assert [row["score"] for row in rows_of(maps / "summary.csv")] == [row["score"] for row in rows]
     assert "evaluator (CohortEvaluator) runs DenseNet by" in capfd.readouterr().out
-
-
-def test_a_broken_scan_of_our_own_bundle(tmp_path: Path) -> None:
-    write_scan(tmp_path / "cohort" / "a.nii.gz", (13, 12, 14), LPS)
-    (tmp_path / "cohort" / "b.nii.gz").write_bytes(b"no scan")
-    files = [str(BUNDLE / "configs" / "inference.yaml"), str(overlay_path("explain"))]
-    settings = {"dataset_dir": str(tmp_path / "cohort"), "output_dir": str(tmp_path / "out"), "device": "cpu"}
-    settings |= {"network_def": {"_target_": "DenseNet", **SMALL_NET}, "checkpoint": "", "spatial_size": [16, 16, 16]}
-    with pytest.raises(SystemExit, match=r"error: 1 case without a map, see .*; the first is case b: "):
-        monai.bundle.run(run_id="explain", bundle_root=str(BUNDLE), config_file=files, **settings, saliency_num_masks=3)
-    assert set(voxels(tmp_path / "out" / "saliency")) == {"a_saliency.nii.gz", "a_standard_error.nii.gz"}
 
 
 def test_the_maps_key(tmp_path: Path) -> None:
@@ -356,13 +287,6 @@ def test_stopped_run_goes_on_with_the_scores_that_it_has(make: Callable[[str], B
     images = [name for name in first if name.endswith(".nii.gz")]
     assert len(images) == 4  # two maps, each with its standard error
     assert all(first[name] == again[name] for name in images)
-
-
-def test_maps_lie_below_the_bundle_where_it_names_no_folder(tmp_path: Path) -> None:
-    scan = volume(tmp_path / "scan.nii.gz", (9, 8, 7), AFFINES[0], 0, low=0, high=200)
-    parser = small_bundle([scan], Brightness(), bundle_root=str(tmp_path / "bundle"))
-    Overlay(num_masks=8, picture=False).explain(parser)
-    assert (tmp_path / "bundle" / "eval" / "saliency" / "scan_saliency.nii.gz").is_file()
 
 
 def test_network_that_ignores_the_image_gets_an_error_and_no_map(tmp_path: Path) -> None:
@@ -499,30 +423,6 @@ def test_a_loader_that_ends_early_loses_no_case_and_makes_up_none(tmp_path: Path
     assert [row["case"] for row in failed] == ["c", "d", "e"]
     assert all(row["stage"] == "load" and "the loader ended before it" in row["error"] for row in failed)
     assert sorted(path.name[:1] for path in (tmp_path / "maps").glob("*_saliency.nii.gz")) == ["a", "b"]
-
-
-def test_no_picture_of_an_earlier_map_stays(tmp_path: Path) -> None:
-    scan = volume(tmp_path / "a.nii.gz", (8, 8, 8), AFFINES[1], 0, high=200)
-    for picture in (True, False):
-        asked = Overlay(tmp_path / "maps", num_masks=5, activation="none", picture=picture)
-        asked.explain(small_bundle([scan], Brightness()))
-        assert (tmp_path / "maps" / "a_saliency.png").exists() == picture
-
-
-@pytest.mark.parametrize("sliding", [False, True])
-def test_a_network_whose_setting_changed_is_scored_again(tmp_path: Path, sliding: bool) -> None:
-    """A clip that the unperturbed scan does not show, as it shows in no score of it."""
-    scan = volume(tmp_path / "a.nii.gz", (8, 8, 8), AFFINES[1], 0, low=0, high=200)
-    inferer = {"_target_": "SlidingWindowInferer", "roi_size": [4, 4, 4]} if sliding else {"_target_": "SimpleInferer"}
-    found = []
-    for lowest, folder in ((-1000.0, "maps"), (-60.0, "maps"), (-60.0, "new")):
-        parser = small_bundle([scan], Clipped(lowest))
-        parser["evaluator"]["inferer"] = inferer
-        asked = Overlay(tmp_path / folder, method="sliding_window", fill=-300.0, activation="none", window_size=4)
-        asked.explain(parser)
-        found.append(nib.load(tmp_path / folder / "a_saliency.nii.gz").get_fdata())
-    assert np.abs(found[0] - found[1]).max() > 10
-    np.testing.assert_array_equal(found[1], found[2])
 
 
 class Clipped(Brightness):
@@ -662,16 +562,6 @@ def test_further_inputs_are_held_beside_their_own_images(tmp_path: Path) -> None
         assert float(row["score"]) == pytest.approx(middle * weight, rel=1e-5)
 
 
-def test_global_random_generators_are_left_as_they_were() -> None:
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    with randomness_untouched():
-        torch.rand(7)
-        np.random.rand(3)  # noqa: NPY002
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_part_of_a_dictionary_is_chosen_by_name(
     make: Callable[[str], Bundle], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -697,31 +587,3 @@ def test_path_of_an_overlay_is_printed_and_nothing_else(capsys: pytest.CaptureFi
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "'explain'" in printed.err
-
-
-@pytest.mark.slow
-def test_wheel_holds_the_overlay(tmp_path: Path) -> None:
-    root = ROOT
-    source = tmp_path / "source"
-    shutil.copytree(root, source, ignore=shutil.ignore_patterns(".git", "build", "*.egg-info", "eval", "demo"))
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(source)]
-    subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        assert "monai_saliency/bundle/configs/explain.yaml" in archive.namelist()
-        archive.extractall(tmp_path / "installed")
-    env = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
-    words = [sys.executable, "-m", "monai_saliency", "overlay", "explain"]
-    printed = subprocess.run(words, capture_output=True, text=True, env=env, cwd=tmp_path, check=True).stdout
-    assert printed == f"{tmp_path / 'installed' / 'monai_saliency' / 'bundle' / 'configs' / 'explain.yaml'}\n"
-
-
-@pytest.mark.parametrize("given", [{}, {"keep_memory": False}], ids=["default", "off"])
-def test_what_the_network_frees_is_kept_on_the_evaluators_device(
-    given: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    devices: list[torch.device] = []
-    monkeypatch.setattr("monai_saliency.bundle.overlay.keep_freed_memory", devices.append)
-    scans = [volume(tmp_path / "0.nii.gz", (8, 8, 8), AFFINES[1], 0)]
-    Overlay(tmp_path / "maps", num_masks=9, **given).explain(small_bundle(scans, Brightness()))
-    assert devices == ([] if given else [torch.device("cpu")])

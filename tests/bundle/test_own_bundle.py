@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import fork_server
-from helpers.heap import needs_glibc
-from helpers.own_bundle import SMALL_NET, launch, run
+from helpers.own_bundle import SMALL_NET, run
 from helpers.paths import BUNDLE, CONFIGS, SCHEMA
 from helpers.scans import LPS, OBLIQUE, PERMUTED, write_scan
 from monai.bundle import ConfigParser, ConfigWorkflow
@@ -184,7 +183,7 @@ def broken(kind: str, folder: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("kind", ["truncated", "not an image", "4D", "NaN", "infinite", "singular"])
+@pytest.mark.parametrize("kind", ["truncated", "4D", "NaN", "singular"])
 def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     message = broken(kind, cohort)
     (cohort / "z_broken.nii.gz").rename(cohort / "b_broken.nii.gz")  # in the middle, so that some come after it
@@ -219,40 +218,6 @@ def test_broken_scan_is_named(kind: str, cohort: Path, checkpoint: Path, tmp_pat
     assert message in str(cause)
     assert (tmp_path / "strict" / "a_saliency.nii.gz").is_file()
     assert not (tmp_path / "strict" / "c_saliency.nii.gz").exists()
-
-
-@pytest.mark.parametrize("method", ["rise", "sliding_window", "region_occlusion", "channel_occlusion"])
-def test_every_method_is_on_the_busy_meter(
-    method: str, cohort: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    settings = {"method": method, "num_masks": 7, "num_supervoxels": 4}
-    rows = run(cohort, tmp_path / "out", checkpoint, **settings)
-    forwards = sum(int(row["forwards"]) for row in rows)
-    # Each case is predicted before it is explained; batches are full, the last one of a case too, and two more show
-    # whether rows depend on each other.
-    (images,) = re.findall(r"network busy .* \((\d+) images\)", capsys.readouterr().out)
-    assert forwards + len(rows) <= int(images) <= forwards + len(rows) + 16 * (len(rows) + 2) + 1
-
-
-def test_scores_of_a_fill_in_the_scans_units_are_of_that_scan(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
-    """A scan twice as bright looks the same to the network, and -50 in it does not."""
-    settings = {"fill": -50, "fill_unit": "scan", "classes": "all"}
-    before = run(cohort, tmp_path / "out", checkpoint, **settings)
-    for path in cohort.rglob("*.nii*"):
-        image = nib.load(path)
-        nib.save(nib.Nifti1Image(2 * image.get_fdata(dtype=np.float32), image.affine, image.header), path)
-    after = run(cohort, tmp_path / "out", checkpoint, **settings)
-    assert [row["forwards"] for row in after] == [row["forwards"] for row in before]
-    assert [row["peak_saliency"] for row in after] != [row["peak_saliency"] for row in before]
-
-
-def test_a_scan_that_breaks_leaves_the_table(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
-    run(cohort, tmp_path / "out", checkpoint)
-    (cohort / "c.nii").write_bytes(b"no NIfTI any more")
-    with pytest.raises(SystemExit, match="the first is case c: "):
-        run(cohort, tmp_path / "out", checkpoint)
-    with open(tmp_path / "out" / "summary.csv", newline="", encoding="utf-8") as file:
-        assert [row["case"] for row in csv.DictReader(file)] == ["a", "site/b"]
 
 
 @pytest.mark.parametrize(
@@ -298,6 +263,7 @@ def test_empty_folder(tmp_path: Path, checkpoint: Path) -> None:
     assert "no scan found in" in str(root_cause(caught.value))
 
 
+@pytest.mark.slow
 def test_command_line_ends_with_the_cause(cohort: Path, checkpoint: Path, tmp_path: Path) -> None:
     broken("NaN", cohort)
     (cohort / "a.nii.gz").unlink()
@@ -443,6 +409,7 @@ def test_network_takes_and_gives_what_the_metadata_says(overlay: list[str]) -> N
     )
 
 
+@pytest.mark.slow
 def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
     """MONAI's ``ckpt_export`` of the bundle (TorchScript), and ``torch.export``, explained by the bundle, equal the
     module to the last digits.
@@ -490,39 +457,3 @@ def test_exported_network_gives_the_same_maps(tmp_path: Path) -> None:
     assert np.ptp(maps["module"]) > 0.1
     for name in ("export", "pt2", "checkpoint"):
         np.testing.assert_allclose(maps[name], maps["module"], rtol=1e-5, atol=1e-5)
-
-
-def test_shapley_values_of_organs(tmp_path: Path) -> None:
-    """The table's values, of the background too, sum to the score of the scan less that of the fill."""
-    folder = decathlon(tmp_path / "Task99", count=1)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = DenseNet(**SMALL_NET | {"in_channels": 2})
-    torch.save(network.state_dict(), tmp_path / "weights.pt")
-    settings = TWO_CHANNELS | {"method": "shapley", "classes": [1], "mask_batch_size": 1}
-    (row,) = run(folder, tmp_path / "out", tmp_path / "weights.pt", **settings)
-    assert row["forwards"] == "8"
-    with open(tmp_path / "out" / "regions.csv", newline="", encoding="utf-8") as file:
-        table = {each["region"]: float(each["saliency"]) for each in csv.DictReader(file)}
-    assert set(table) == {"0", "4", "9"}
-    assert all(abs(value) > 1e-6 for value in table.values())
-    with torch.no_grad():
-        filled = network.eval()(torch.zeros(1, 2, 12, 13, 14)).softmax(dim=1)[0, 1]
-    assert sum(table.values()) == pytest.approx(float(row["score"]) - float(filled), abs=1e-6)
-    saliency = nib.load(tmp_path / "out" / "imagesTs" / "s0_saliency.nii.gz").get_fdata()
-    label = np.asarray(nib.load(folder / "labelsTs" / "s0.nii.gz").dataobj)
-    for region, value in table.items():
-        np.testing.assert_allclose(saliency[label == int(region)], value, rtol=1e-5)
-    assert run(folder, tmp_path / "out", tmp_path / "weights.pt", **settings)[0]["forwards"] == "1", "scores are kept"
-
-
-@needs_glibc
-@pytest.mark.parametrize("given", [{}, {"keep_memory": True}, {"keep_memory": False}], ids=["default", "on", "off"])
-def test_what_the_network_frees_is_kept_on_the_cpu(given: dict[str, bool], tmp_path: Path) -> None:
-    write_scan(tmp_path / "cohort" / "a.nii.gz", (12, 11, 10), LPS, seed=1)
-    note = "print('gives back', gives_large_blocks_back(), file=sys.stderr)"
-    before = f"import atexit, sys\nfrom helpers.heap import gives_large_blocks_back\natexit.register(lambda: {note})"
-    process = launch(tmp_path, "out", before=before, num_masks=3, **given)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
-    assert f"gives back {given.get('keep_memory') is False}" in (said or "")

@@ -78,14 +78,6 @@ def test_a_run_with_it_after_one_without_needs_no_forward(cohort: Path) -> None:
     assert errors(cohort / "out") == {}
 
 
-def test_a_failed_case_keeps_none(cohort: Path) -> None:
-    explain(cohort)
-    (cohort / "cohort" / "a.nii.gz").write_bytes(b"no scan")
-    with pytest.raises(SystemExit):
-        explain(cohort)
-    assert set(errors(cohort / "out")) == {"site/b_standard_error.nii.gz"}
-
-
 def test_the_summary_says_why_a_case_stopped(cohort: Path) -> None:
     explain(cohort, num_masks=20, until=0.5, budget=200)
     rows = rows_of(cohort / "out" / "summary.csv")
@@ -141,23 +133,6 @@ def test_attached(standard_error: bool, tmp_path: Path) -> None:
         ),
     )
     np.testing.assert_allclose(found.get_fdata(), back, rtol=1e-4, atol=1e-6)
-
-
-def test_attached_with_an_end_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``until`` is a method's setting as any other, and the price is the most that it may come to."""
-    scan = volume(tmp_path / "scan.nii.gz", (9, 8, 7), AFFINES[1], 0, low=0, high=200)
-    run = evaluator(scan, Compose([LoadImaged("image"), EnsureChannelFirstd("image")]))
-    ms.attach(run, tmp_path / "maps", activation="none", classes=[1], picture=False, until=0.5, grid_size=3, budget=400)
-    run.run()
-    assert "rise, at most 401 forwards a case" in capsys.readouterr().out
-    (row,) = rows_of(tmp_path / "maps" / "summary.csv")
-    assert int(row["forwards"]) < 401
-    assert row["stopped"].endswith(" reached")
-
-
-def test_overlay_settings_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`standard_error` must be True or False, got 'yes'"):
-        ms.attach(None, tmp_path, standard_error="yes")
 
 
 class TestTransform:

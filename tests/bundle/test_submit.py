@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from helpers import fork_server
 from helpers.own_bundle import forwards, launch, settings
@@ -22,7 +21,6 @@ from helpers.scans import LPS, write_scan
 from monai_saliency.bundle import submit
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.bundle.submit import submit_sweep
-from monai_saliency.bundle.sweep import gather
 from monai_saliency.metrics.agreement import compare
 
 pytest.importorskip("submitit", reason="needs submitit")
@@ -123,17 +121,6 @@ def test_several_processes_a_job(
     engine = ast.literal_eval(command[-1].removeprefix("--saliency_engine="))
     assert (engine["rank"], engine["world_size"]) == (5, 6)
     assert environment["LOCAL_RANK"] == "1"
-
-
-def test_lmdb_lies_on_the_node(
-    tmp_path: Path, started: list[tuple[list[str], dict[str, str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for given in ({}, {"cache_dir": "/mine"}):
-        jobs = submit_sweep([{"seed": 1}], BUNDLE, tmp_path, common={"cache": "lmdb", **given}, cluster="debug")
-        monkeypatch.setenv("SLURM_TMPDIR", "/scratch/12")
-        next(iter(jobs.values()))[0].submission().function()
-    assert flags(started[0][0])["cache_dir"].startswith("/scratch/12/monai_saliency-")
-    assert flags(started[1][0])["cache_dir"] == "/mine"
 
 
 def test_a_run_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,33 +226,6 @@ def test_two_jobs_on_this_machine_share_a_run(tmp_path: Path, monkeypatch: pytes
     assert forwards(tmp_path, "shared") == forwards(tmp_path, "plain") + 1
     assert (tmp_path / "sweep" / "submitit").is_dir()
     assert not list(output.rglob("*.pkl"))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked")
-def test_a_sweep_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each setting is a run of its own, and what comes of them is gathered: the better one is the reference.
-
-    In this process: jobs that submitit starts here are those of the test above.
-    """
-    common = cohort(tmp_path, 3, monkeypatch)
-    jobs = submit_sweep(
-        [{"method": "rise", "num_masks": n} for n in (30, 60)],
-        BUNDLE,
-        tmp_path / "sweep",
-        common=common,
-        cluster="debug",
-    )
-    for output, (job,) in jobs.items():
-        assert job.result() == str(output)
-    assert launch(tmp_path, "plain", 0, num_masks=60).wait() == 0
-    check(tmp_path / "plain", tmp_path / "sweep" / "method=rise,num_masks=60", 3)
-    sweep = gather(tmp_path / "sweep")
-    assert sweep.complete
-    assert [setting.name for setting in sweep.settings] == ["method=rise,num_masks=30", "method=rise,num_masks=60"]
-    assert [setting.figures["forwards"] for setting in sweep.settings] == [3 * 31, 3 * 61]
-    assert sweep.reference == 1
-    assert np.isfinite(sweep.matrix).all()
 
 
 @pytest.fixture

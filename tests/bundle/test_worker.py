@@ -10,7 +10,6 @@ from typing import Any
 
 import monai.bundle
 import pytest
-import torch
 from helpers.files import voxels
 from helpers.layouts import LAYOUTS, Bundle
 from helpers.own_bundle import BATCHES, forwards, settings
@@ -76,18 +75,6 @@ def test_units_in_any_order_make_the_maps_of_the_plain_run(cohort: Path, capfd: 
     assert forwards(cohort, "out") == 3 * BATCHES + 2
 
 
-def test_what_others_failed_in_does_not_stop_it(cohort: Path) -> None:
-    """As where an actor is started again in the middle of a run."""
-    (cohort / "cohort" / "bad.nii.gz").write_bytes(b"no scan")
-    driver = drive(**settings(cohort, "out"))
-    for _ in range(2):
-        (row,) = driver.recipe().explain(units(driver.count)[:1])
-        assert row["case"] == "bad"
-        assert "could not be loaded" in row["error"]
-    failed = (cohort / "out" / "failures.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in failed] == ["case", "bad"]
-
-
 def test_somebody_elses_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose scripts are found in its own folder only, and whose loader makes the batches."""
     layout = next(layout for layout in LAYOUTS if layout.name == "breast_density_classification")
@@ -139,13 +126,3 @@ def test_the_driver_alone_records_the_run() -> None:
         "evaluator": {"val_handlers": ["@handlers"]},
     }
     assert config["handlers"][1] is flow  # type: ignore[index]
-
-
-def test_a_network_that_is_given_as_it_is(cohort: Path) -> None:
-    """A config may hold objects, not text alone."""
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12**3, 2))
-    given = settings(cohort, "out") | {"network_def": network}
-    monai.bundle.run(**settings(cohort, "plain") | {"network_def": network})
-    drive(**given).recipe().explain(units(3))
-    assert voxels(cohort / "out") == voxels(cohort / "plain")
