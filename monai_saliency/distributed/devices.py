@@ -1,7 +1,5 @@
-"""Several devices in one process: the GPUs of a workstation share the masks of each case, a thread for each.
-
-There are no processes to start, and there is one loader, one cache and one progress bar. The network's Python code runs
-in one process: where a forward takes milliseconds, one process for each GPU (``torchrun``) keeps them busier.
+"""Several devices in one process: the GPUs of a workstation share the masks of each case, a thread and a replica of the
+network for each. If a forward takes milliseconds, one process for each GPU (``torchrun``) keeps them busier.
 """
 
 from __future__ import annotations
@@ -9,7 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +19,13 @@ from monai.inferers import Inferer
 
 from monai_saliency.cases import Case
 from monai_saliency.distributed.base import Cohort, Engine
-from monai_saliency.distributed.replicas import Replicas, network_tensors
+from monai_saliency.errors import AdviceError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Cancelled, evaluating
 from monai_saliency.inferers.inferer import Meet, PerturbationInferer, Sharing
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import Part, units
 from monai_saliency.storage.score_store import CaseScores
-from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import network_arithmetic
 
@@ -78,11 +75,8 @@ class MasksOverDevices(Sharing):
     by either. The first batch of a case comes more than once: each device runs it, and
     :attr:`Explanation.num_forwards <monai_saliency.Explanation.num_forwards>` counts it each time.
 
-    The network itself serves the first device in the list that it lies on. Every other device has a copy, see
-    :class:`~monai_saliency.distributed.replicas.Replicas`.
-
-    The inputs lie on one of the devices, and the maps come there. The progress bar and the meter show that device's
-    share.
+    The network itself serves the first device in the list that it lies on. Every other device has a copy, made anew
+    for each batch of images. The inputs lie on one of the devices, and the maps come there.
 
     Args:
         devices: a device that is named several times has as many threads, and copies of the network.
@@ -101,7 +95,6 @@ class MasksOverDevices(Sharing):
 
     def __init__(self, devices: Sequence[str | torch.device]) -> None:
         self.devices = _existing(devices)
-        self._replicas = Replicas()
 
     def score(
         self,
@@ -117,49 +110,40 @@ class MasksOverDevices(Sharing):
     ) -> list[CaseState]:
         """Score a batch of images; see :meth:`Sharing.score <monai_saliency.inferers.inferer.Sharing.score>`.
 
-        Args:
-            inferer: explains on one device.
-            inputs: on one of the devices.
-            network: a module, which other devices have copies of.
-            args: passed on to the inner inferer.
-            kwargs: passed on to the inner inferer.
-            cases: each image's name, label map, voxel sizes and file.
-            stored: each image's scores on disk.
-            part: what all devices run together; all by default.
-
         Raises:
             ValueError: when the inputs lie elsewhere or the network cannot be copied.
         """
-        part = part or Part()
-        count = len(self.devices)
+        part, count = part or Part(), len(self.devices)
         here = inferer.inputs.split(inputs).images.device
         if here not in self.devices:
             raise ValueError(
                 f"the inputs lie on {here}, which is none of `devices` ({', '.join(map(str, self.devices))}): add it, "
                 "or move them to one"
             )
-        first = self.devices.index(here)
-        threads = _Threads(count)
+        first, threads = self.devices.index(here), _Threads(count)
         with evaluating(network), ThreadPoolExecutor(count, "monai_saliency-device") as pool:
-            networks = self._replicas.networks(network, self.devices)
+            networks = _copies(network, self.devices)
             futures: list[Future[list[CaseState]]] = []
             try:
                 for number, device in enumerate(self.devices):
-                    # Copied here, in the streams in which the caller works: threads have their own streams.
                     own, more, named = (_moved(each, device) for each in (inputs, args, kwargs))
                     job = partial(
-                        self._worker(inferer, device, number == first, threads).score_here,
+                        inferer.replace(
+                            inferer=_on_device(inferer.inferer, device),
+                            progress=inferer.progress and number == first,
+                            meter=inferer.meter if number == first else None,
+                        ).score_here,
                         own,
                         networks[number],
                         more,
                         named,
-                        cases=cases and [_with_labels_on(case, device) for case in cases],
+                        cases=cases and [replace(case, labels=_moved(case.labels, device)) for case in cases],
                         stored=stored and [_SharedScores(each.folder, threads.lock) for each in stored],
                         part=Part(part.index * count + number, part.count * count),
                         meet=threads.meeting(number),
                         guard=threads.guard,
                     )
-                    futures.append(pool.submit(_inside, _surroundings(device), job))
+                    futures.append(pool.submit(_as_here(device, job)))
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
                 # After an error, or Ctrl-C, the rest of the others' shares is of no use.
@@ -168,17 +152,6 @@ class MasksOverDevices(Sharing):
         for error in sorted(errors, key=lambda error: isinstance(error, (_Stopped, BrokenBarrierError))):
             raise error
         return futures[first].result()
-
-    def _worker(
-        self, inferer: PerturbationInferer, device: torch.device, first: bool, threads: _Threads
-    ) -> PerturbationInferer:
-        """The inferer for one device's share."""
-        return inferer.replace(
-            target=_LockedTarget(inferer.target, threads.lock),
-            inferer=_on_device(inferer.inferer, device),
-            progress=inferer.progress and first,
-            meter=inferer.meter if first else None,
-        )
 
 
 class _Threads:
@@ -220,6 +193,20 @@ class _Stopped(Cancelled):
     """A share that was given up, since another failed."""
 
 
+class _SharedScores(CaseScores):
+    """A case's scores on disk. One thread at a time finds out whether they belong to this network, so that none removes
+    what another one has just begun.
+    """
+
+    def __init__(self, folder: Path, lock: Lock) -> None:
+        super().__init__(folder)
+        self._lock = lock
+
+    def resume(self, *args: Any, **kwargs: Any) -> None:
+        with self._lock:
+            super().resume(*args, **kwargs)
+
+
 def _existing(devices: Sequence[str | torch.device]) -> list[torch.device]:
     """Devices with their numbers.
 
@@ -239,13 +226,44 @@ def _existing(devices: Sequence[str | torch.device]) -> list[torch.device]:
     return found
 
 
+def _copies(network: Callable[..., Any], devices: Sequence[torch.device]) -> list[Callable[..., Any]]:
+    """The network for each device: itself for the first one that it lies on, else a copy.
+
+    Raises:
+        ValueError: when it cannot be copied.
+    """
+    if len(devices) == 1:
+        return [network]
+    if not isinstance(network, torch.nn.Module):
+        kind = getattr(network, "__name__", type(network).__name__)
+        raise AdviceError(
+            f"the network ({kind}) is no torch module, so {len(devices)} devices cannot have copies of it: "
+            "give a module, or let processes share the cohort, each of which makes its own (the overlay `torchrun`)"
+        )
+    homes = _homes(network)
+    if len(homes) > 1:
+        raise ValueError(
+            f"the network lies on several devices ({', '.join(sorted(map(str, homes)))}), so it cannot be copied "
+            "to one: move it to one, or run without sharing its masks between devices"
+        )
+    home = next(iter(homes), devices[0])
+    own = devices.index(home) if home in devices else None
+    try:
+        return [network if i == own else copy.deepcopy(network).to(device) for i, device in enumerate(devices)]
+    except Exception as error:
+        raise ValueError(
+            f"the network ({type(network).__name__}) cannot be copied to {devices[-1]} ({error}): let processes share "
+            "the cohort, each of which makes its own (the overlay `torchrun`)"
+        ) from error
+
+
+def _homes(network: torch.nn.Module) -> set[torch.device]:
+    return {tensor.device for tensor in (*network.parameters(), *network.buffers())}
+
+
 def _moved(values: Any, device: torch.device) -> Any:
     """Tensors, alone or in containers, on a device; all else as it is."""
     return tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, values)
-
-
-def _with_labels_on(case: Case, device: torch.device) -> Case:
-    return replace(case, labels=_moved(case.labels, device))
 
 
 def _on_device(inferer: Inferer, device: torch.device) -> Inferer:
@@ -257,61 +275,25 @@ def _on_device(inferer: Inferer, device: torch.device) -> Inferer:
     taken = copy.copy(inferer)
     for name, value in vars(inferer).items():
         if isinstance(value, torch.nn.Module):
-            if any(tensor.device != device for tensor in network_tensors(value).values()):
+            if _homes(value) - {device}:
                 raise ValueError(
                     f"{type(inferer).__name__} holds a network of its own ({name}), which {device} does not have: let "
                     "processes share the cohort, each of which makes its own (the overlay `torchrun`)"
                 )
         elif isinstance(value, Inferer):
             setattr(taken, name, _on_device(value, device))
-        elif name == "sw_device":
-            setattr(taken, name, value and device)
         else:
-            setattr(taken, name, _moved(value, device))
+            setattr(taken, name, value and device if name == "sw_device" else _moved(value, device))
     return taken
 
 
-def _surroundings(device: torch.device) -> list[AbstractContextManager[Any]]:
-    """What a thread must enter to work on a device as the thread that calls this one does."""
-    entered: list[AbstractContextManager[Any]] = []
-    if device.type == "cuda":
-        entered.append(torch.cuda.stream(torch.cuda.current_stream(device)))
-    if torch.is_autocast_enabled(device.type):
-        dtype = torch.get_autocast_dtype(device.type)
-        entered.append(torch.autocast(device.type, dtype, cache_enabled=torch.is_autocast_cache_enabled()))
-    return entered
+def _as_here(device: torch.device, job: Callable[[], list[CaseState]]) -> Callable[[], list[CaseState]]:
+    """A job for a thread, which works on a device as the thread that calls this one does."""
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
+    def run() -> list[CaseState]:
+        with torch.cuda.stream(stream), torch.autocast(device.type, dtype, enabled=enabled):
+            return job()
 
-def _inside(surroundings: Sequence[AbstractContextManager[Any]], job: Callable[[], list[CaseState]]) -> list[CaseState]:
-    with ExitStack() as stack:
-        for each in surroundings:
-            stack.enter_context(each)
-        return job()
-
-
-class _SharedScores(CaseScores):
-    """A case's scores on disk as one of several threads sees them. Each thread has its own ranges that wait.
-
-    One thread at a time finds out whether what is stored belongs to the same image and network, so that none removes
-    what another one has just begun.
-    """
-
-    def __init__(self, folder: Path, lock: Lock) -> None:
-        super().__init__(folder)
-        self._lock = lock
-
-    def resume(self, reference: torch.Tensor, masks: str | None = None, vouch: torch.Tensor | None = None) -> None:
-        with self._lock:
-            super().resume(reference, masks, vouch)
-
-
-class _LockedTarget(Target):
-    """A target that is bound in one thread at a time: some silence a warning meanwhile, which Python does for all."""
-
-    def __init__(self, target: Target, lock: Lock) -> None:
-        self.target = target
-        self._lock = lock
-
-    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
-        with self._lock:
-            return self.target.bind(reference_output, case)
+    return run

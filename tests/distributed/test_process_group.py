@@ -6,15 +6,12 @@ import copy
 import pickle
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ignite.distributed as idist
 import pytest
 import torch
-import torch.distributed as dist
 from helpers.forked_ranks import on_ranks
-from helpers.own_pipeline import run_page
 from monai.data import DataLoader, MetaTensor
 from monai.inferers import SlidingWindowInferer
 from monai.utils import string_list_all_gather
@@ -22,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import monai_saliency as ms
-from monai_saliency.cases import Case
 from monai_saliency.data.perturbed_images import PerturbedImages
 from monai_saliency.distributed.batches import BatchExplainer
 from monai_saliency.distributed.process_group import (
@@ -34,7 +30,6 @@ from monai_saliency.distributed.process_group import (
 )
 from monai_saliency.errors import CaseError
 from monai_saliency.sharding import Part
-from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.utils.ranks import rank_of
 
 MASKS, BATCH = 37, 4
@@ -112,16 +107,6 @@ def test_every_rank_has_the_plain_maps(world_size: int) -> None:
         assert found[0][0][3] == MASKS + 1 + (world_size - 1) * BATCH
 
 
-def test_each_rank_runs_its_part_of_the_batches() -> None:
-    def forwards(rank: int) -> int:
-        network = Network()
-        over_ranks(rise())(images(1), network)
-        return len(network.batches)
-
-    # 10 batches, of which the first is everybody's.
-    assert on_ranks(3, forwards) == [1 + 3, 1 + 3, 1 + 3]
-
-
 def test_parts_that_are_scored_by_hand() -> None:
     whole = rise().explain(images(2), Network())
 
@@ -132,46 +117,6 @@ def test_parts_that_are_scored_by_hand() -> None:
 
     for found in on_ranks(2, explain):
         assert all(torch.equal(maps, one.saliency) for maps, one in zip(found, whole, strict=True))
-
-
-def test_a_group_of_some_ranks() -> None:
-    """Two share an image while the third has one of its own."""
-
-    def explain(rank: int) -> Any:
-        pair = dist.new_group([0, 2])
-        if rank == 1:
-            with pytest.raises(ValueError, match="this process is not in `group`"):
-                over_ranks(rise(), pair)(images(1), Network())
-            return rise()(images(1, seed=5), Network())
-        return over_ranks(rise(), pair)(images(1), Network())
-
-    first, alone, third = on_ranks(3, explain)
-    assert torch.equal(first, rise()(images(1), Network()))
-    assert torch.equal(third, first)
-    assert torch.equal(alone, rise()(images(1, seed=5), Network()))
-
-
-def test_scores_that_are_no_numbers_are_refused_by_all_ranks() -> None:
-    """Though one rank alone has seen them; and the group goes on."""
-
-    def explain(rank: int) -> Any:
-        network = Network().eval()
-        rise().score(images(1), network, part=Part(rank, 3))
-        last = network.batches[-1]
-
-        def broken(x: torch.Tensor) -> torch.Tensor:
-            output = network(x)
-            return output * float("nan") if rank == 1 and torch.equal(x, last) else output
-
-        with pytest.raises(CaseError) as caught:
-            over_ranks(rise()).explain(images(1), broken, cases=[Case("brain")])
-        return str(caught.value), over_ranks(rise())(images(1), network)
-
-    results = on_ranks(3, explain)
-    expected = rise()(images(1), Network())
-    for message, maps in results:
-        assert message.startswith(f"case brain: {BATCH} of {MASKS + 1} network scores are NaN")
-        assert torch.equal(maps, expected)
 
 
 def test_what_goes_wrong_on_one_rank_is_told_to_all() -> None:
@@ -261,22 +206,6 @@ def test_a_distributed_network_is_run_as_it_is_inside() -> None:
         assert torch.equal(cases, rise(3 + 8 * rank)(images(1), Network())[0])
 
 
-def test_scores_on_disk_are_used(tmp_path: Path) -> None:
-    def explain(rank: int) -> Any:
-        network = Network()
-        (explanation,) = over_ranks(rise()).explain(
-            images(1), network, stored=[ScoreStore(tmp_path).open("case", "key")]
-        )
-        dist.barrier()
-        return len(network.batches), explanation.saliency
-
-    (whole,) = rise().explain(images(1), Network())
-    for batches in (1 + 5, 1):  # 9 batches besides the first
-        found = on_ranks(2, explain)
-        assert max(count for count, _ in found) == batches
-        assert all(torch.equal(maps, whole.saliency) for _, maps in found)
-
-
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_perturbed_images_find_the_process_group(method: str) -> None:
     """Also in a loader's workers, which have none where they are spawned."""
@@ -319,14 +248,6 @@ def test_a_process_that_ends_early_is_noticed() -> None:
 
     with pytest.raises(RuntimeError, match="another process has ended before its share was done"):
         wait_for_all(lost)
-
-
-def test_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
-        monkeypatch.setenv(name, value)
-    found = run_page("torchrun")
-    assert torch.equal(found["maps"], found["explain"].replace(sharing=None)(found["images"], found["network"]))
-    assert found["batch"]["case"][-1] == "c"
 
 
 class TestWithoutGroup:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import signal
-import sys
 import threading
 import time
 import types
@@ -21,11 +19,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import fork_server
 from helpers.all_pairs import all_pairs
 from helpers.estimators import slow_rise
 from helpers.files import rows_of, voxels
-from helpers.layouts import LAYOUTS, Bundle
 from helpers.own_bundle import BATCH, BATCHES, forwards, launch, settings
 from helpers.paths import ROOT
 from helpers.scans import LPS, photograph, write_scan
@@ -39,7 +35,7 @@ from monai_saliency.distributed import ray as engine
 from monai_saliency.errors import CaseError, root_cause
 from monai_saliency.inferers.case_state import merged
 from monai_saliency.networks.adapters import OnImageGrid
-from monai_saliency.sharding import Part, Unit, units
+from monai_saliency.sharding import Part, units
 
 ray = pytest.importorskip("ray", reason='needs pip install "monai-saliency[ray]"')
 OVERLAY = str(overlay_path("ray"))
@@ -158,45 +154,6 @@ def until(condition: Callable[[], bool], process: Any) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
-@pytest.mark.timing
-def test_a_node_that_is_lost_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its actor has no other place than the one of the actor that is left, once that has nothing more to do."""
-    from ray.cluster_utils import Cluster
-
-    scans(tmp_path, 5)
-    monai.bundle.run(**settings(tmp_path, "plain"))
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    forked = {"runtime_env": {"py_executable": fork_server.python()}}
-    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(forked))
-    node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
-    try:
-        lost = cluster.add_node(**node)
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        process = launch(tmp_path, "out", 0.1, config_file=shared(tmp_path, "out")["config_file"])
-        hold = tmp_path / "out.log.hold"
-        until(lambda: forwards(tmp_path, "out") >= BATCHES, process)
-        hold.touch()
-        # Both actors are in the middle of a case, so the lost one is. It ends a little later than its node.
-        until(lambda: len(hold.read_text().split()) == 2, process)
-        cluster.remove_node(lost, allow_graceful=False)
-        until(lambda: sum(map(runs, hold.read_text().split())) == 1, process)
-        hold.unlink()
-        errors = process.communicate(timeout=300)[1]
-        assert process.returncode == 0, errors
-    finally:
-        cluster.shutdown()
-    assert "2 workers: 100%" in errors
-    assert voxels(tmp_path / "out") == voxels(tmp_path / "plain")
-    assert cases(tmp_path / "out") == cases(tmp_path / "plain")
-    sizes = (tmp_path / "out.log").read_text().split()
-    visits = -(-sizes.count("1") // 2)
-    assert visits > 5
-    assert sizes.count(str(BATCH)) - visits <= 5 * (BATCHES - 1) + 2
-
-
 def of_session(session: int) -> list[str]:
     """Processes of a session that are more than an entry in the table: Ray's have groups of their own."""
     found = []
@@ -273,38 +230,6 @@ def test_a_case_that_ends_its_process_does_not_go_on_for_ever(tmp_path: Path, mo
     with pytest.raises(RuntimeError) as caught:
         monai.bundle.run(**shared(tmp_path, "out", saliency_max_workers=1, **loading))
     assert re.search(r"2 actors were lost .* one of the cases 0 \(counted from 0", str(root_cause(caught.value)))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_a_pool_that_may_grow_does(tmp_path: Path) -> None:
-    scans(tmp_path, 8)
-    monai.bundle.run(**shared(tmp_path, "out", 0.5, saliency_min_workers=1, saliency_max_workers=2))
-    locks = [path.read_text() for path in (tmp_path / "out" / "scores").glob("*/.lock")]
-    assert len(locks) == 8
-    assert len(set(locks)) == 2  # each names its process
-    assert cases(tmp_path / "out") == [f"s{i}" for i in range(8)]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_parts_by_different_weights_are_not_mixed(tmp_path: Path) -> None:
-    """Each actor has others here, so no case is ever complete, which is said."""
-    scans(tmp_path, 1)
-    run = shared(tmp_path, "out", 3.0, saliency_max_workers=2, saliency_split="masks")
-    run["network_def"] = run["network_def"] | {"seed": "$torch.seed() % 1000000"}  # type: ignore[operator]
-    with pytest.raises(SystemExit, match=r"1 case without a map yet, the first is s0: .* Had all the same weights"):
-        monai.bundle.run(**run)
-
-
-def test_calls_are_of_one_part_each() -> None:
-    """In the order of the cases, so that whoever stops a run early has whole maps; every unit once."""
-    calls = engine._calls(units(5, 2, "masks"), 2)
-    assert calls == [
-        [Unit(index, Part(part, 2)) for index in indices] for indices in ((0, 1), (2, 3), (4,)) for part in range(2)
-    ]
-    assert engine._calls(units(3), 4) == [units(3)]
-    assert engine._calls([], 4) == []
 
 
 def test_a_cohort_that_actors_cannot_make_is_refused() -> None:
@@ -464,24 +389,6 @@ def test_config_of_the_page(tmp_path: Path) -> None:
     torch.testing.assert_close(network(image), segformer()(image))
 
 
-@pytest.mark.usefixtures("cluster")
-def test_a_bundle_of_others_with_a_segformer(tmp_path: Path) -> None:
-    """Its own config, ours for explaining, and ours for Ray: the whole change is one file more."""
-    photographs(tmp_path / "data", 3)
-    weights = tmp_path / "weights.pt"
-    torch.save(segformer().network.state_dict(), weights)
-    bundle = tmp_path / "bundle.json"
-    bundle.write_text(json.dumps(segformer_bundle(tmp_path / "data", weights)))
-    files = [str(bundle), str(overlay_path("explain"))]
-    few = {"saliency_num_masks": 24, "saliency_grid_size": 4, "saliency_mask_batch_size": 8, "bundle_root": "."}
-    monai.bundle.run("explain", config_file=files, **few, saliency_dir=str(tmp_path / "plain"))
-    sharing = {"saliency_max_workers": 2, "saliency_split": "masks"}
-    monai.bundle.run("explain", config_file=[*files, OVERLAY], **few, **sharing, saliency_dir=str(tmp_path / "out"))
-    assert len(voxels(tmp_path / "plain")) == 6  # three maps, each with its standard error
-    assert voxels(tmp_path / "out") == voxels(tmp_path / "plain")
-    assert cases(tmp_path / "out") == cases(tmp_path / "plain")
-
-
 def segformer_bundle(data: Path, weights: Path) -> dict[str, Any]:
     """As somebody may have written it who segments photographs."""
     return {
@@ -522,26 +429,3 @@ def segformer_bundle(data: Path, weights: Path) -> dict[str, Any]:
             "$@evaluator.run()",
         ],
     }
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("name", ["breast_density_classification", "lung_nodule_ct_detection", "renamed_ids"])
-def test_layouts_of_the_model_zoo(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those whose scripts lie in their own folder, and one whose ids are called otherwise."""
-    layout = next(layout for layout in LAYOUTS if layout.name == name)
-    for module in [m for m in sys.modules if m == "scripts" or m.startswith("scripts.")]:
-        monkeypatch.delitem(sys.modules, module)
-    bundle = Bundle(layout, tmp_path)
-    monkeypatch.setattr(sys, "path", [str(bundle.root), *sys.path])
-    monkeypatch.chdir(bundle.root)
-    bundle.write_weights()
-    few = {"saliency_num_masks": 12, "saliency_grid_size": 4, "saliency_mask_batch_size": 4}
-    bundle.explain(saliency_dir=str(tmp_path / "plain"), **few)
-    files = [str(bundle.config), str(overlay_path("explain")), OVERLAY]
-    sharing = {"saliency_max_workers": 2, "saliency_dir": str(tmp_path / "out")}
-    monai.bundle.run("explain", config_file=files, **bundle.settings | few | sharing)
-    for case in bundle.scans:
-        folder = tmp_path / "plain" / case
-        assert voxels(folder.parent)
-        assert voxels((tmp_path / "out" / case).parent) == voxels(folder.parent)

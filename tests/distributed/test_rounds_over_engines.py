@@ -52,26 +52,6 @@ def test_ranks(cohort: Path, split: str) -> None:
     assert maps(cohort / f"ranks {split}") == maps(cohort / "plain")
 
 
-def test_slurm(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = {"_target_": "monai_saliency.distributed.SlurmEngine", "split": "masks"}
-    for task in range(3):
-        for name, value in {"TASK_ID": task, "TASK_MIN": 0, "TASK_MAX": 2, "TASK_STEP": 1, "TASK_COUNT": 3}.items():
-            monkeypatch.setenv(f"SLURM_ARRAY_{name}", str(value))
-        explain(cohort, "slurm", saliency_engine=engine)
-    assert maps(cohort / "slurm") == maps(cohort / "plain")
-
-
-def test_torchrun_alone(cohort: Path) -> None:
-    explain(cohort, "torchrun", saliency_engine={"_target_": "monai_saliency.distributed.TorchrunEngine"})
-    assert maps(cohort / "torchrun") == maps(cohort / "plain")
-
-
-def test_devices(cohort: Path) -> None:
-    engine = {"_target_": "monai_saliency.distributed.DevicesEngine", "devices": ["cpu", "cpu"]}
-    explain(cohort, "devices", saliency_engine=engine)
-    assert maps(cohort / "devices") == maps(cohort / "plain")
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("split", ["cases", "masks"])
@@ -79,22 +59,6 @@ def test_ray(cohort: Path, split: str) -> None:
     engine = {"_target_": "monai_saliency.distributed.RayEngine", "max_workers": 2, "split": split}
     explain(cohort, f"ray {split}", saliency_engine=engine)
     assert maps(cohort / f"ray {split}") == maps(cohort / "plain")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("split", ["cases", "masks"])
-def test_lightning(cohort: Path, split: str) -> None:
-    target = "monai_saliency.distributed.lightning.LightningEngine"
-    engine = {"_target_": target, "accelerator": "cpu", "devices": 1, "split": split}
-    explain(cohort, f"lightning {split}", saliency_engine=engine)
-    assert maps(cohort / f"lightning {split}") == maps(cohort / "plain")
-
-
-@pytest.mark.slow
-def test_accelerate(cohort: Path) -> None:
-    engine = {"_target_": "monai_saliency.distributed.accelerate.AccelerateEngine", "split": "masks"}
-    explain(cohort, "accelerate", saliency_engine=engine)
-    assert maps(cohort / "accelerate") == maps(cohort / "plain")
 
 
 def test_a_run_that_was_stopped_in_the_second_round(cohort: Path) -> None:

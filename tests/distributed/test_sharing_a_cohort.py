@@ -16,10 +16,9 @@ import torch
 from helpers import fork_server
 from helpers.files import contents, maps, rows_of
 from helpers.layouts import Bundle
-from helpers.own_bundle import BATCH, BATCHES, forwards, rank, settings
+from helpers.own_bundle import BATCHES, forwards, rank, settings
 from helpers.paths import TESTS
 from helpers.scans import LPS, write_scan
-from monai.bundle import ConfigParser
 
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed import RankEngine, SlurmEngine, local_device
@@ -191,34 +190,6 @@ def tensors(folder: Path, **others: Any) -> dict[str, Any]:
     return {"config_file": files, "bundle_root": str(folder), **few}
 
 
-def test_cases_from_no_file(tmp_path: Path) -> None:
-    """Each has a map, under one name whichever process explains it, and whatever others that one has met."""
-    asked = tensors(tmp_path)
-    monai.bundle.run("explain", **asked, saliency_dir=str(tmp_path / "plain"))
-    plain = maps(tmp_path / "plain")
-    assert sorted(plain) == [f"case-{name}_saliency.nii.gz" for name in ("0-0", "0-1", "1-0", "1-1", "2")]
-    for split in ("cases", "masks"):
-        for number in (1, 0):
-            monai.bundle.run("explain", **asked, saliency_dir=str(tmp_path / split), **rank(number, 2, split))
-        assert maps(tmp_path / split) == plain
-
-
-@pytest.mark.parametrize("split", ["cases", "masks"])
-def test_torchrun_of_a_bundle_for_several_processes(tmp_path: Path, split: str) -> None:
-    """It makes the process group itself, and shares the cohort by a sampler: either is put up with."""
-    monai.bundle.run("explain", **tensors(tmp_path), saliency_dir=str(tmp_path / "plain"))
-    asked = tensors(
-        tmp_path,
-        initialize=["$dist.init_process_group('gloo')"],
-        sampler={"_target_": "torch.utils.data.DistributedSampler", "dataset": "@dataset"},
-        finalize=["$dist.is_initialized() and dist.destroy_process_group()"],
-    )
-    asked["config_file"] = repr([*asked["config_file"], str(overlay_path("torchrun"))])
-    done = torchrun(2, "explain", **asked, saliency_dir=str(tmp_path / "shared"), saliency_split=split)
-    assert done.returncode == 0, done.stderr
-    assert maps(tmp_path / "shared") == maps(tmp_path / "plain")
-
-
 def test_a_failure_of_a_case_that_is_gone_is_forgotten(make: Callable[[str], Bundle], tmp_path: Path) -> None:
     """Of the cohort's others it stays until they are tried again, by whichever process."""
     bundle, folder = make("spleen_ct_segmentation"), tmp_path / "maps"
@@ -240,16 +211,6 @@ def test_a_case_that_another_run_holds_is_no_success(cohort: Path) -> None:
     ):
         monai.bundle.run(**settings(cohort, "held", saliency_engine=Waits(0, 1, "cases")))
     assert len(maps(out)) == 4
-
-
-def test_what_other_processes_have_left_is_no_success(cohort: Path) -> None:
-    """The one that speaks knows of all cases, not of its own alone."""
-
-    class Waits(RankEngine):
-        waits = True
-
-    with pytest.raises(SystemExit, match="3 cases without a map yet, the first is s0"):
-        monai.bundle.run(**settings(cohort, "half", saliency_engine=Waits(1, 2, "cases")))
 
 
 def test_a_loader_without_length_cannot_be_shared(make: Callable[[str], Bundle], tmp_path: Path) -> None:
@@ -308,21 +269,3 @@ def test_device_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         assert local_device() == current[-1] == torch.device("cuda", index)
-
-
-def test_config_that_processes_read_is_the_plain_one(cohort: Path) -> None:
-    """What an engine is given is what other processes can make the same run of."""
-    seen = []
-
-    class Spy(RankEngine):
-        def run(self, cohort: Any) -> None:
-            seen.append((len(cohort), cohort.recipe.config, cohort.recipe.run_id))
-            super().run(cohort)
-
-    monai.bundle.run(**settings(cohort, "spied", saliency_engine=Spy(0, 1)))
-    ((count, config, run_id),) = seen
-    assert (count, run_id) == (5, "run")
-    parser = ConfigParser(config)
-    assert parser["num_masks"] == settings(cohort, "spied")["num_masks"]
-    assert parser["mask_batch_size"] == BATCH
-    assert maps(cohort / "spied") == maps(cohort / "plain")

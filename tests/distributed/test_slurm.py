@@ -24,8 +24,6 @@ from helpers.own_bundle import BATCH, BATCHES, forwards, settings
 from helpers.paths import BUNDLE, TESTS
 from helpers.scans import LPS, write_scan
 
-from monai_saliency.bundle.sweep import gather
-
 SCRIPT = BUNDLE / "slurm" / "explain.sbatch"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
@@ -86,19 +84,6 @@ def test_asks_for_the_command_and_runs_it(start: Callable, tmp_path: Path) -> No
     start(BUNDLE_ROOT="/elsewhere")
     assert words(tmp_path / "python")[0] == "/elsewhere"
     assert words(tmp_path / "srun")[0] == "1"
-
-
-@pytest.mark.slow
-def test_with_the_real_python(start: Callable, tmp_path: Path) -> None:
-    """The environment that python sees is that of the job."""
-    environment = {"METHOD": "rise", "NUM_MASKS": "40", "PYTHONPATH": os.pathsep.join(sys.path), "SWEEP_DIR": "/out"}
-    done = start("--pixdim", "[1, 1, 2]", PYTHON=sys.executable, **environment)
-    assert done.returncode == 0, done.stderr
-    found = words(tmp_path / "srun")
-    assert found[4:9] == [sys.executable, "-m", "monai.bundle", "run", "run"]
-    assert found[-2:] == ["--pixdim", "[1, 1, 2]"]
-    assert {"--method=rise", "--num_masks=40", "--cache_dir=/out/cache"} <= set(found)
-    assert "--output_dir=/out/method=rise,num_masks=40,pixdim=[1,1,2]" in found
 
 
 def test_says_what_is_missing(start: Callable, tmp_path: Path) -> None:
@@ -236,28 +221,6 @@ def cases(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_sweep(slurm: Slurm, cohort: Callable[[int], Path]) -> None:
-    """2 x 2 settings by --export, each in a folder of its own, equal to its plain run."""
-    root = cohort(2)
-    jobs = {}
-    for num_masks in (8, 16):
-        for seed in (0, 1):
-            given = job(root, "out", 0.0, "method", "num_masks", "seed")
-            chosen = {"METHOD": "rise", "NUM_MASKS": num_masks, "SEED": seed}
-            jobs[num_masks, seed] = slurm.submit(**given, **chosen, SWEEP_DIR=root / "sweep")
-    slurm.wait(*jobs.values())
-    folders = {path.name for path in (root / "sweep").iterdir()} - {"cache"}
-    assert folders == {f"method=rise,num_masks={n},seed={seed}" for n, seed in jobs}
-    for num_masks, seed in jobs:
-        out = root / "sweep" / f"method=rise,num_masks={num_masks},seed={seed}"
-        assert voxels(out) == plain(root, out.name, num_masks=num_masks, seed=seed)
-        assert cases(out) == ["s0", "s1"]
-    sweep = gather(root / "sweep")
-    assert sweep.complete
-    assert sweep.ids == ["method", "num_masks", "seed"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--array=0-2",), ("--ntasks=2",)], ids=" ".join)
 def test_shared_cohort(slurm: Slurm, cohort: Callable[[int], Path], options: tuple[str, ...]) -> None:
     """5 cases over 3 tasks of an array, or over 2 processes of one job: each case once."""
@@ -267,20 +230,6 @@ def test_shared_cohort(slurm: Slurm, cohort: Callable[[int], Path], options: tup
     assert cases(root / "out") == [f"s{i}" for i in range(5)]
     assert forwards(root, "out") == 5 * BATCHES
     assert (root / "out.log").read_text().split().count("1") == 5 * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [("--array=0-2",), ("--ntasks=2",)], ids=" ".join)
-def test_shared_case(slurm: Slurm, cohort: Callable[[int], Path], options: tuple[str, ...]) -> None:
-    """More tasks than cases share its masks; the last one to come makes the map, and no batch is run twice.
-
-    But for the first, which holds the unperturbed image: all need it.
-    """
-    root = cohort(1)
-    slurm.wait(slurm.submit(*options, **job(root, "out", 0.05), OUTPUT_DIR=root / "out"))
-    assert voxels(root / "out") == plain(root)
-    assert cases(root / "out") == ["s0"]
-    assert BATCHES < forwards(root, "out") <= BATCHES + 2
 
 
 @pytest.mark.slow
@@ -322,21 +271,6 @@ def test_stopped_and_resumed(
     lost = sizes.count(str(BATCH)) - -(-sizes.count("1") // 2) - 3 * (BATCHES - 1)
     # Two processes are stopped at once.
     assert lost <= 2 * 2 * kills
-
-
-@pytest.mark.slow
-def test_a_broken_scan_fails_the_job_alone(slurm: Slurm, cohort: Callable[[int], Path]) -> None:
-    """Its process ends with status 1, the others go on, and so the job is failed with all other maps there."""
-    root = cohort(4)
-    (root / "cohort" / "s2.nii.gz").write_bytes(b"no scan")
-    number = slurm.submit("--ntasks=2", **job(root, "out"), OUTPUT_DIR=root / "out")
-    slurm.until(lambda: {*slurm.states(number)} <= ENDED, number)
-    assert slurm.states(number) == ["FAILED"]
-    assert "ExitCode=1:0" in ask("scontrol", "show", "job", "--oneliner", number)
-    assert len(voxels(root / "out")) == 3
-    assert cases(root / "out") == ["s0", "s1", "s3"]
-    with open(root / "out" / "failures.csv", newline="", encoding="utf-8") as file:
-        assert [row["case"] for row in csv.DictReader(file)] == ["s2"]
 
 
 @pytest.mark.slow

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import Any
 
 import monai.bundle
-import nibabel as nib
-import numpy as np
 import pytest
 from helpers.files import rows_of
 from helpers.own_bundle import settings
 from helpers.scans import LPS, write_scan
 from monai.transforms import MapTransform
-
-from monai_saliency.storage.score_store import ScoreStore
 
 
 @pytest.fixture
@@ -48,45 +43,6 @@ def test_the_map_of_a_scan_that_fails_now_goes(strict: bool, cohort: Path) -> No
         run(cohort, picture=True, strict=strict)
     assert found(cohort / "out") == (["s0", "s2"], ["s0", "s2"], [] if strict else ["s1"])
     assert not (cohort / "out" / "s1_saliency.png").exists()
-
-
-def test_regions_of_a_scan_that_fails_now_go(cohort: Path) -> None:
-    how = {"method": "region_occlusion", "num_supervoxels": 5, "cache": "none", "grid_size": None, "num_masks": None}
-    run(cohort, **how)
-    (cohort / "cohort" / "s1.nii.gz").write_bytes(b"no scan")
-    with pytest.raises(SystemExit):
-        run(cohort, **how)
-    assert {row["case"] for row in rows_of(cohort / "out" / "regions.csv")} == {"s0", "s2"}
-
-
-@pytest.mark.parametrize("broken", ["no label", "cut off"])
-def test_a_broken_label_costs_no_case_its_row(broken: str, cohort: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is only read for one cell."""
-    (cohort / "cohort" / "labels").mkdir()
-    label = cohort / "cohort" / "labels" / "s1.nii.gz"
-    if broken == "no label":
-        label.write_bytes(b"no label")
-    else:
-        nib.save(nib.Nifti1Image(np.random.default_rng(0).integers(0, 9, (20, 20, 20), np.uint8), LPS), label)
-        label.write_bytes(label.read_bytes()[:2000])
-    listing = [{"image": f"s{i}.nii.gz"} | ({"label": "labels/s1.nii.gz"} if i == 1 else {}) for i in range(3)]
-    (cohort / "cohort" / "dataset.json").write_text(str({"test": listing}).replace("'", '"'))
-    with caplog.at_level(logging.WARNING):
-        run(cohort)
-    assert found(cohort / "out") == (["s0", "s1", "s2"], ["s0", "s1", "s2"], [])
-    assert "case s1: its label" in caplog.text
-    assert rows_of(cohort / "out" / "summary.csv")[1]["peak_in_label"] == ""
-
-
-def test_a_case_that_another_run_holds_is_no_success(cohort: Path) -> None:
-    with (
-        ScoreStore(cohort / "out" / "scores").claim("s1"),
-        pytest.raises(SystemExit, match=r"error: 1 case without a map yet, the first is s1: another run .* held it"),
-    ):
-        run(cohort)
-    assert found(cohort / "out") == (["s0", "s2"], ["s0", "s2"], [])
-    run(cohort)
-    assert found(cohort / "out") == (["s0", "s1", "s2"], ["s0", "s1", "s2"], [])
 
 
 def test_names_that_are_in_the_way(cohort: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import errno
 import os
-import re
-import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,7 +19,6 @@ import torch
 from helpers import fork_server
 from helpers.own_bundle import launch, settings
 from helpers.scans import LPS, write_scan
-from ignite.engine import Events
 from monai.data import MetaTensor, list_data_collate
 from monai.engines import IterationEvents
 from monai.transforms import Compose, Flipd
@@ -34,7 +31,6 @@ from monai_saliency.errors import CaseError, OutputError, root_cause
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.inferers.case_explainer import Assignment
 from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.files import temporary_path
 from monai_saliency.storage.score_store import ScoreStore
 
 
@@ -79,23 +75,6 @@ def test_a_case_the_network_fails_on_is_listed_and_the_others_go_on(stage: str, 
         run(cohort, network_def=network, **{"preprocessing::transforms": preprocessing})
     assert (cohort / "out" / "failures.csv").read_text().splitlines()[1] == f"s1,{stage},RuntimeError: out of paper"
     assert sorted(p.name for p in (cohort / "out").glob("*.nii.gz")) == ["s0_saliency.nii.gz", "s2_saliency.nii.gz"]
-
-
-def test_what_a_killed_run_left_half_written_goes_wherever_it_is(cohort: Path) -> None:
-    places = {"output_dir": "out", "cache_dir": "elsewhere/cache", "store_dir": "elsewhere/scores"}
-    run(cohort, **{key: str(cohort / place) for key, place in places.items()})
-    written = [*(cohort / "out").glob("*.nii.gz"), *(cohort / "elsewhere").rglob("*")]
-    whole = [path for path in written if path.is_file() and path.name != ".lock"]
-    assert len(whole) == 3 * 6  # map, preprocessed scan and what is known of its content; scores, reference, masks
-    dead = f"{os.getpid()}.1-{'0' * 8}"
-    for path in whole:
-        mine = temporary_path(path).name.split("-")
-        path.with_name("-".join([*mine[:2], dead, path.name])).write_bytes(b"half a file")
-    foreign = cohort / "elsewhere" / "cache" / "photographs" / next(cohort.rglob(".tmp*")).name
-    foreign.parent.mkdir()
-    foreign.touch()
-    run(cohort, **{key: str(cohort / place) for key, place in places.items()})
-    assert list(cohort.rglob(".tmp*")) == [foreign]
 
 
 @pytest.mark.parametrize("cache", ["disk", "lmdb"])
@@ -199,27 +178,6 @@ def test_a_bad_case_does_not_take_its_batch_with_it(tmp_path: Path) -> None:
     assert [len(output) for output in spoilt.outputs] == [1, 1, 3]
 
 
-def test_outputs_of_cases_that_were_tried_alone_come_together(tmp_path: Path) -> None:
-    def network(x: torch.Tensor) -> torch.Tensor:
-        if len(x) > 1 and (x[:, 0, 0, 0] == 0).any():
-            raise RuntimeError("too many")
-        return brightness(x)
-
-    seen = []
-    batches = Batches(tmp_path, network)
-    batches.evaluator.add_event_handler(
-        Events.ITERATION_COMPLETED,
-        lambda engine: seen.append(
-            [
-                (case["case"], float(found["pred"]))
-                for case, found in zip(engine.state.batch, engine.state.output, strict=True)
-            ]
-        ),
-    )
-    batches.evaluator.run()
-    assert seen == [[("a", 0), ("b", 2), ("c", 4)], [("d", 6), ("e", 8), ("f", 10)]]
-
-
 @pytest.mark.parametrize("decollate", [True, False])
 def test_a_case_whose_prediction_cannot_be_postprocessed_is_listed_and_has_no_map(
     decollate: bool, tmp_path: Path
@@ -235,18 +193,6 @@ def test_a_case_whose_prediction_cannot_be_postprocessed_is_listed_and_has_no_ma
     batches.evaluator.run()
     assert batches.rows() == [("e", "predict", "ValueError: no ink")]
     assert sorted(batches.maps) == ["a", "b", "c", "d", "f"]
-
-
-def test_strict_stops_at_the_bad_case_of_a_batch(tmp_path: Path) -> None:
-    def postprocessing(case: dict[str, Any]) -> dict[str, Any]:
-        if case["case"] == "b":
-            raise ValueError("no ink")
-        return case
-
-    batches = Batches(tmp_path, brightness, strict=True, postprocessing=postprocessing)
-    with pytest.raises(CaseError, match=r"^case b: ValueError: no ink$"):
-        batches.evaluator.run()
-    assert sorted(batches.maps) == ["a"]
 
 
 def test_a_handler_that_fails_stops_the_run(tmp_path: Path) -> None:
@@ -390,27 +336,6 @@ def whole_maps(folder: Path) -> dict[str, bytes]:
     return maps(folder / "whole")
 
 
-def test_a_read_only_output_folder(
-    cohort: Path, bound: str, modes: Callable[[Path, int, int], None], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    whole, out = whole_maps(cohort), cohort / "out"
-    aside = tmp_path_factory.mktemp("aside") / "s2.nii.gz"
-    (cohort / "cohort" / "s2.nii.gz").rename(aside)
-    run(cohort)
-    aside.rename(cohort / "cohort" / "s2.nii.gz")
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    modes(out, 0o555, 0o444)
-    last = ended(launch(cohort, "out", 0.0, bound), 1)[-1]
-    assert re.fullmatch(
-        rf"error: cannot write {out}/\S+: Permission denied\. What was written before is whole; free space, "
-        "mend the permissions or choose another folder, and run again",
-        last,
-    )
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    assert len(maps(out)) == 2
-    assert_valid(out, whole)
-
-
 @pytest.mark.parametrize(
     ("cache", "what"),
     [
@@ -434,23 +359,6 @@ def test_an_unreadable_cache_costs_time_and_one_warning(
     assert "preprocessed scans cannot be read in the cache, and are computed instead:" in line
     assert "ermission denied" in line
     assert maps(cohort / "again") == whole
-
-
-def test_a_file_that_may_not_grow(cohort: Path) -> None:
-    """A limit on the size of files, which the kernel enforces as it does a full disk."""
-    write_scan(cohort / "cohort" / "s1.nii.gz", (60, 50, 60), LPS, seed=1)
-    whole = whole_maps(cohort)
-    size = {path.name: path.stat().st_size for path in (cohort / "whole").glob("*.nii.gz")}
-    limit = size["s1_saliency.nii.gz"] // 2
-    assert size["s0_saliency.nii.gz"] < limit
-    process = launch(cohort, "out", 0.05)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
-    last = ended(process, 1)[-1]
-    assert last.startswith(f"error: cannot write {cohort}/out/s1_saliency.nii.gz: File too large. What was written")
-    assert list(maps(cohort / "out")) == ["s0_saliency.nii.gz"]
-    assert_valid(cohort / "out", whole)
-    run(cohort)
-    assert maps(cohort / "out") == whole
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,17 +175,6 @@ def test_handlers_are_put_back() -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_a_handler_of_the_users_own_stays() -> None:
-    seen: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
-    try:
-        with stoppable(evaluator()):
-            os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert seen == [signal.SIGTERM]
-
-
 def test_a_second_term_does_not_disturb_the_end(capsys: pytest.CaptureFixture) -> None:
     engine, ended = evaluator(), []
 
@@ -203,16 +191,3 @@ def test_a_second_term_does_not_disturb_the_end(capsys: pytest.CaptureFixture) -
     assert ended
     assert caught.value.code == 128 + signal.SIGTERM
     assert capsys.readouterr().err.startswith("stopped by SIGTERM after 3 of 5 cases. ")
-
-
-def test_another_thread_cannot_handle_signals_but_runs() -> None:
-    ran = []
-
-    def work() -> None:
-        with stoppable(evaluator()):
-            ran.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert ran == [signal.getsignal(signal.SIGTERM)]

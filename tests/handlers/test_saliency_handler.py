@@ -15,12 +15,12 @@ from monai_saliency.engines import CohortEvaluator
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler
-from monai_saliency.handlers.summary import COLUMNS, Summary
+from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods import rise, sliding_window
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.targets import ClassScore, DetectionScore, FunctionScore, RegressionScore, Target
+from monai_saliency.targets import ClassScore, DetectionScore
 
 IMAGES = torch.stack([torch.full((1, 6, 6, 6), value) for value in (0.5, 1.0)])
 
@@ -55,30 +55,6 @@ def handle(inferer: PerturbationInferer, network: Any, summary: Summary | None =
     handler(SimpleNamespace(state=state))
     handler.finish()
     return cases
-
-
-@pytest.mark.parametrize(
-    ("target", "network", "title"),
-    [
-        (
-            ClassScore([0, 1], "none"),
-            lambda x: torch.stack([x.mean((1, 2, 3, 4)), 1 - x.mean((1, 2, 3, 4))], 1),
-            "ct_2\npredicted 0 (1.000), explained: class 0 scores 1.000, class 1 scores 0.000",
-        ),
-        (
-            RegressionScore(names=["age (years)"]),
-            lambda x: 60 * x.mean((1, 2, 3, 4)),
-            "ct_2\npredicted 60, explained: age (years) scores 60.000",
-        ),
-        (
-            FunctionScore(lambda output: output, ["contrast"]),
-            lambda x: x.mean((1, 2, 3, 4)),
-            "ct_2\nexplained: contrast scores 1.000",
-        ),
-    ],
-)
-def test_titles(target: Target, network: Any, title: str) -> None:
-    assert handle(sliding_window(3, 3, target=target), network)[1]["title"] == title
 
 
 def test_an_output_that_was_taken_apart_before_is_refused_in_words() -> None:
@@ -141,24 +117,6 @@ def test_a_case_whose_standard_error_fails(listed: bool, tmp_path: Path) -> None
     assert case["case"] == "ct_2"
     assert torch.equal(torch.as_tensor(case["error"]), case["explanation"].standard_error)
     assert case["error"].shape == (1, 6, 6, 6)
-
-
-def test_of_two_runs_the_one_that_explained_a_case_is_believed(tmp_path: Path) -> None:
-    """One fails on it, then the other explains it, then the first one ends."""
-    summary = Summary(tmp_path / "summary.csv")
-    failures = [Failures(tmp_path / "failures.csv", cases=["a"]) for _ in "12"]
-    explain = sliding_window(3, 3, target=ClassScore([0], "none"))
-    first: Any = SaliencyHandler(explain, brightness, dict, summary, failures[0])
-    failures[0].add("a", "explain", ValueError("no memory"))
-    summary.add([dict.fromkeys(COLUMNS, "nan") | {"case": "a", "peak_in_label": ""}])
-    failures[1].remove("a")
-    first._report(SimpleNamespace(state=SimpleNamespace(metrics={})))
-    assert not (tmp_path / "failures.csv").exists()
-    assert [row["case"] for row in summary.read()] == ["a"]
-    # Where nobody has, what an earlier run made of it goes.
-    failures[0].add("a", "explain", ValueError("no memory"))
-    first._report(SimpleNamespace(state=SimpleNamespace(metrics={})))
-    assert summary.read() == []
 
 
 def test_a_case_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:

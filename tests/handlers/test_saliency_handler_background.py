@@ -16,7 +16,6 @@ from monai.engines import SupervisedEvaluator
 
 import monai_saliency as ms
 from monai_saliency.engines.evaluator import CohortEvaluator
-from monai_saliency.errors import CaseError, OutputError
 from monai_saliency.handlers.background import Background
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.storage.failures import Failures
@@ -95,19 +94,6 @@ def test_a_map_is_written_while_the_network_explains_the_next_case(left: Callabl
     assert not left()
 
 
-def test_no_more_than_two_cases_wait_to_be_written() -> None:
-    written, ahead = [], []
-
-    def postprocessing(case: dict) -> dict:
-        threading.Event().wait(0.05)
-        written.append(case["case"])
-        return case
-
-    evaluator(postprocessing, Network(lambda case: ahead.append(case - len(written)))).run()
-    assert written == CASES
-    assert max(ahead) == 2  # none is being explained but the one after those two
-
-
 def test_a_case_is_held_until_it_is_written(tmp_path: Path) -> None:
     store, other = ScoreStore(tmp_path), ScoreStore(tmp_path)
     holders = []
@@ -143,29 +129,6 @@ def test_a_case_that_cannot_be_written_is_listed_under_its_own_name(kind: type, 
     assert written == [name for name in CASES if name != CASES[2]]
     with open(tmp_path / "failures.csv", newline="", encoding="utf-8") as file:
         assert list(csv.DictReader(file)) == [{"case": CASES[2], "stage": "explain", "error": "ValueError: no ink"}]
-
-
-@pytest.mark.parametrize("kind", [SupervisedEvaluator, CohortEvaluator])
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("strict", [False, True, None])
-def test_a_run_that_stops_writes_nothing_behind_the_failure(
-    left: Callable[[], list[str]], kind: type, last: bool, strict: bool | None, tmp_path: Path
-) -> None:
-    """Strict stops at the first failure, one without a list of failures as well, and any at a full disk."""
-    number = len(CASES) - 1 if last else 2
-    error = OutputError("disk full") if strict is False else ValueError("no ink")
-    failures = None if strict is None else Failures(tmp_path / "failures.csv", strict)
-    written: list[str] = []
-    network = Network()
-    expected = "disk full" if strict is False else f"case {CASES[number]}: ValueError: no ink"
-    with pytest.raises((CaseError, OutputError)) as caught:
-        evaluator(fails_on(number, error, written), network, kind, failures=failures).run()
-    assert str(caught.value) == expected
-    assert written == CASES[:number]
-    assert failures is None or not failures.rows
-    # One case waits behind the failed one, and the next can only be handed over when that is done.
-    assert network.batches <= 3 * min(number + 3, len(CASES))
-    assert not left()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of paper"), KeyboardInterrupt()])
@@ -210,21 +173,6 @@ def test_what_stops_the_network_leaves_no_thread_and_no_claim(
     for name in CASES:
         with ScoreStore(tmp_path).claim(name) as holder:
             assert holder is None
-
-
-def test_an_evaluator_that_is_told_to_stop_writes_what_it_explained(left: Callable[[], list[str]]) -> None:
-    written = []
-
-    def postprocessing(case: dict) -> dict:
-        threading.Event().wait(0.05)
-        written.append(case["case"])
-        return case
-
-    run = evaluator(postprocessing, Network())
-    run.add_event_handler(Events.ITERATION_COMPLETED(once=3), lambda engine: engine.terminate())
-    run.run()
-    assert written == CASES[:3]
-    assert not left()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

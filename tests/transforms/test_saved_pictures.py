@@ -84,12 +84,6 @@ def test_the_label_is_outlined_on_the_scans_grid(tmp_path: Path, drawn: list[Any
     assert len(outlines) == 3
 
 
-@pytest.mark.parametrize("label", ["", "nowhere.nii.gz", 1, None, torch.ones(1, *SHAPE)])
-def test_what_is_not_a_file_has_no_outline(tmp_path: Path, drawn: list[Any], label: Any) -> None:
-    SaveSaliencyd("saliency", tmp_path / "out")(a_case(tmp_path) | {"label": label})
-    assert drawn[0][1]["label"] is None
-
-
 def test_a_broken_label_costs_no_map(tmp_path: Path, drawn: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     broken = tmp_path / "label.nii.gz"
     broken.write_bytes(b"no image")
@@ -126,14 +120,6 @@ def test_the_standard_error_beside_the_map_decides(tmp_path: Path, drawn: list[A
     assert coloured == ([3, 4] if place == "beside" else [3, 4, 5, 6])
 
 
-def test_another_key_has_its_own_standard_error(tmp_path: Path, drawn: list[Any]) -> None:
-    item = a_case(tmp_path)
-    item["why"], item["standard_error"] = item.pop("saliency"), torch.ones(1, *SHAPE)
-    item["why_standard_error"] = MetaTensor(torch.full((1, *SHAPE), 0.1)).copy_meta_from(item["why"])
-    SaveSaliencyd("why", tmp_path / "out")(item)
-    assert np.allclose(drawn[0][1]["standard_error"], 0.1)
-
-
 def test_a_cohort_has_one_scale_in_any_order(tmp_path: Path, drawn: list[Any]) -> None:
     """Of a probability without being asked; each picture is drawn once, when its case is done."""
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2, bias=False))
@@ -161,14 +147,6 @@ def test_a_scale_for_the_cohort(tmp_path: Path, drawn: list[Any]) -> None:
     assert drawn[0][0].axes[0].images[1].get_clim() == (-0.25, 0.25)
     with pytest.raises(ValueError, match=r"`scale` must be a number above 0, got -1"):
         SaveSaliencyd("saliency", tmp_path / "out", scale=-1)
-
-
-def test_a_map_that_was_changed_behind_the_handler_is_drawn(tmp_path: Path, drawn: list[Any]) -> None:
-    """The explanation has two maps, and the item one of them: nothing is known of it but its values."""
-    explain = ms.sliding_window(2, 2, target=ms.ClassScore([0, 1], "none"))
-    (explanation,) = explain.explain(torch.ones(1, 1, 4, 4), lambda x: x.flatten(1)[:, :2])
-    SaveSaliencyd("saliency", tmp_path / "out")(a_case(tmp_path) | {"explanation": explanation})
-    assert drawn[0][0].axes[0].images[1].get_clim() == (-0.5, 0.5)
 
 
 def test_the_label_of_a_photograph(tmp_path: Path, drawn: list[Any]) -> None:
