@@ -115,18 +115,7 @@ def _refuse(given: Mapping[str, Any], reason: str) -> None:
 def attach_to(
     evaluator: Any, folder: Path, settings: AttachSettings, words: str, postprocessing: Any
 ) -> AttachedHandler:
-    """Attach the handler that explains to an evaluator, and detach those that explain already.
-
-    Args:
-        evaluator: the evaluator.
-        folder: for maps and tables.
-        settings: what is explained, and how.
-        words: what the evaluator is called in messages.
-        postprocessing: what is done with its predictions.
-
-    Raises:
-        ValueError: when the evaluator has not one network, or makes images rather than a statement about one.
-    """
+    """Attach the handler that explains to an evaluator, and detach those that explain already."""
     if not hasattr(evaluator, "network"):
         raise ValueError(
             f"{type(evaluator).__name__} has no `network`: what can be explained is an evaluator with one network and "

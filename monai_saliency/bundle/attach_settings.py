@@ -147,12 +147,6 @@ class AttachSettings:
     def inferer(self, evaluator: Any, postprocessing: Any, image: torch.Tensor | None = None) -> PerturbationInferer:
         """Explains what an evaluator predicts, but for what is known only at its first case: the fill in the scan's own
         unit, and how its inferer is called.
-
-        Args:
-            evaluator: the evaluator.
-            postprocessing: what is done with its predictions.
-            image: ``(C, *spatial)``, the first one, by whose cost a method is chosen where none was; None before it is
-                known.
         """
         target, output = self.target, self.output
         if isinstance(target, str):

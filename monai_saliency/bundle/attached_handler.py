@@ -106,10 +106,7 @@ class AttachedHandler(SaliencyHandler):
         engine.add_event_handler(Events.ITERATION_STARTED, lambda _: self._recorder.calls.clear())
 
     def report_unmet(self) -> None:
-        """Report cases that were listed but not met: MONAI's ``ThreadDataLoader`` ends silently at a broken scan.
-
-        They are failures, unless the run was asked for fewer.
-        """
+        """Report cases that were listed but not met: MONAI's ``ThreadDataLoader`` ends silently at a broken scan."""
         failed = [] if self.failures is None else [row["case"] for row in self.failures.rows]
         ended = {*self.explained, *self.explainer.waiting, *failed}
         unmet = [name for name in self._names or [] if name not in ended]

@@ -20,15 +20,7 @@ def keys_of(item: Mapping[Any, Any]) -> list[str]:
 
 
 def items_of(batch: Any, count: int) -> list[dict[Any, Any]]:
-    """A batch's cases as dictionaries of their own; of batches that are no dictionaries by position.
-
-    Args:
-        batch: what the loader gave.
-        count: how many images the network got of it.
-
-    Raises:
-        ValueError: when there is not one case for each image.
-    """
+    """A batch's cases as dictionaries of their own; of batches that are no dictionaries by position."""
     if isinstance(batch, (list, tuple)) and len(batch) == count and all(isinstance(item, dict) for item in batch):
         return [dict(item) for item in batch]
     items = decollate_batch(batch)
@@ -67,18 +59,7 @@ def goes_through_all(loader: Any, epoch_length: int | None) -> bool:
 def input_key(
     items: Sequence[Mapping[Any, Any]], images: Sequence[torch.Tensor], other_keys: Iterable[Any] = ()
 ) -> Any:
-    """The key under which the cases hold what their network got; None if there is none.
-
-    An entry that is equal to the first channels counts too: further ones may be made of clicks or other entries.
-
-    Args:
-        items: each image's dictionary.
-        images: each ``(C, *spatial)``.
-        other_keys: keys of something else, such as label maps.
-
-    Raises:
-        ValueError: when several entries are equal to the input in all cases, and none is called ``image``.
-    """
+    """The key under which the cases hold what their network got; None if there is none."""
     for channels in range(len(images[0]), 0, -1):
         parts = [image[:channels] for image in images]
         keys = [key for key in items[0] if key not in {*other_keys} and _holds(key, items, parts)]

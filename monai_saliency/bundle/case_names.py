@@ -29,14 +29,7 @@ def input_file(image: Any) -> Path | None:
 
 
 class CaseNames:
-    """Names cases by their files, whatever other cases this process meets.
-
-    Args:
-        loader: gives the batches.
-        dataset: lists the items.
-        image_key: where a case holds the network's input.
-        file_key: where an item of the dataset holds its file.
-    """
+    """Names cases by their files, whatever other cases this process meets."""
 
     def __init__(self, loader: Any, dataset: Any, image_key: Hashable, file_key: Hashable) -> None:
         self.image_key = image_key
@@ -54,10 +47,6 @@ class CaseNames:
     def name(self, case: dict[Hashable, Any], place: str) -> str:
         """What to call a case: its file's path below the cohort's common folder, without its suffix unless two files
         differ in nothing else. Then the corner of a patch, and the place if the file gives several cases.
-
-        Args:
-            case: its dictionary.
-            place: in the cohort, which tells cases apart that come from no file.
         """
         image = case[self.image_key]
         file = input_file(image)
@@ -96,12 +85,7 @@ class CaseNames:
         return series_id(name)
 
     def problem(self, case: dict[Hashable, Any], dicom: bool) -> str | None:
-        """Why a case's map can lie nowhere, by its file's header; None if it can.
-
-        Args:
-            case: its dictionary.
-            dicom: whether maps are to be written as DICOM too, for which a series must be one volume.
-        """
+        """Why a case's map can lie nowhere, by its file's header; None if it can."""
         image = case[self.image_key]
         file = input_file(image)
         if file is None:

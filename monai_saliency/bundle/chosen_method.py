@@ -91,15 +91,7 @@ def all_settings() -> list[str]:
 
 
 def given_settings(name: str | Method, prefix: str = "") -> dict[str, Any]:
-    """The settings that the config in which this is called gives a method, by their names.
-
-    They need not be listed in a config file, since MONAI adds whatever is given on the command line. Settings of other
-    methods, and misspelt ones, count as given too if nothing in the config refers to them.
-
-    Args:
-        name: see :func:`find_method`, or ``"auto"``.
-        prefix: what precedes the ids.
-    """
+    """The settings that the config in which this is called gives a method, by their names."""
     bundle = BundleConfig(calling_parser())
     own = all_settings() if name == AUTO else list(own_settings(find_method(name, f"{prefix}method")))
     unread = [id.removeprefix(prefix) for id in bundle.unread(prefix)]
@@ -174,11 +166,7 @@ class ChosenMethod:
         return BundleConfig(calling_parser()).settings() | self.settings
 
     def __call__(self, **shared: Any) -> PerturbationInferer:
-        """What explains, with arguments that all methods have, such as ``target`` and ``fill``.
-
-        Raises:
-            ValueError: when a setting is wrong, or the method does not return a ``PerturbationInferer``.
-        """
+        """What explains, with arguments that all methods have, such as ``target`` and ``fill``."""
         explain = self.method(**self.settings, **shared)
         if not isinstance(explain, PerturbationInferer):
             raise ValueError(f"the method {self.name} must return a PerturbationInferer, got {type(explain).__name__}")
@@ -209,12 +197,7 @@ class MethodChoice:
         self._names = [each for each in methods.__all__ if count[each] == max(count.values())]
 
     def choose(self, inferer: Any, image: torch.Tensor | None = None) -> ChosenMethod:
-        """The method for an evaluator.
-
-        Args:
-            inferer: the evaluator's own.
-            image: ``(C, *spatial)``, the first one; None before it is known.
-        """
+        """The method for an evaluator."""
         if self._chosen is not None:
             return self._chosen
         cuts = sliding_inferer(inferer) is not None

@@ -102,16 +102,7 @@ class BundleRun:
         words: Sequence[str] = (),
         python: str = "python",
     ) -> list[str]:
-        """The words of the command.
-
-        Args:
-            settings: ids with their values, which name the output folder.
-            common: further ids with their values.
-            output: the output folder, if the settings are not to name it.
-            split: what several tasks share, ``saliency_split``; the overlay's default when empty.
-            words: further flags, which name the folder too.
-            python: the interpreter.
-        """
+        """The words of the command."""
         named = self.folder({**settings, **_flags(words)})
         arguments = {**settings, self.output_id: output or named}
         arguments |= {"saliency_split": split} if split else {}
@@ -198,11 +189,7 @@ def scratch(environment: Mapping[str, str]) -> str:
 
 
 def folder_name(settings: Mapping[str, Any]) -> str:
-    """The name of a run's output folder: ``method=rise,num_masks=4000``; ``default`` without settings.
-
-    Characters that a name cannot have become hyphens, and long names are cut; a checksum is added then, which keeps
-    settings apart.
-    """
+    """The name of a run's output folder: ``method=rise,num_masks=4000``; ``default`` without settings."""
     pairs = ",".join(f"{id}={value}" for id, value in settings.items())
     name = (pairs.replace(", ", ",") or "default").encode()
     folder = re.sub(rb"[^][A-Za-z0-9_.,=+-]", b"-", name)[:150]

@@ -46,13 +46,7 @@ def is_plain(content: Any) -> bool:
 
 
 def calling_parser() -> ConfigParser:
-    """The parser whose expression is being evaluated.
-
-    MONAI gives an expression no way to ask which ids there are, so the parser is looked up among the callers.
-
-    Raises:
-        RuntimeError: when no parser is among them.
-    """
+    """The parser whose expression is being evaluated."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         found = frame.f_locals.get("self")
@@ -112,11 +106,7 @@ class BundleConfig:
         return found
 
     def evaluator_id(self) -> str:
-        """The id of the evaluator that the bundle runs.
-
-        Raises:
-            ValueError: when there is none or more than one, saying what was found instead.
-        """
+        """The id of the evaluator that the bundle runs."""
         components = dict(_components(self.parser.get()))
         run = {id for texts in self._runs().values() for text in texts for id in _calls_of_run(text)}
         for ids in (run & components.keys(), components.keys()):
@@ -133,11 +123,7 @@ class BundleConfig:
         raise ValueError(self._no_evaluator(components))
 
     def evaluator(self, id: str) -> Any:
-        """The evaluator under an id.
-
-        Raises:
-            ValueError: when it is none, or not one of a single network.
-        """
+        """The evaluator under an id."""
         evaluator = self.get(id)
         if isinstance(evaluator, EnsembleEvaluator):
             raise ValueError(
@@ -232,11 +218,7 @@ def _calls_of_run(text: str) -> set[str]:
 
 
 def refuse_generative(evaluator: Any) -> None:
-    """Refuse an evaluator that makes images.
-
-    Raises:
-        ValueError: when it does.
-    """
+    """Refuse an evaluator that makes images."""
     kinds = [type(evaluator.network).__name__, type(evaluator.inferer).__name__]
     if isinstance(evaluator.inferer, DiffusionInferer) or any(map(is_generative, kinds)):
         raise ValueError(

@@ -75,11 +75,7 @@ class LoopExplainer:
         self.begin()
 
     def begin(self, num_batches: int | None = None) -> None:
-        """Begin a run.
-
-        Args:
-            num_batches: how many batches it was asked for; if it is not known, as many as are explained.
-        """
+        """Begin a run."""
         self._counts = num_batches is None
         self.loop.state.iteration, self.loop.state.epoch_length = 0, num_batches
         self.loop.fire_event(Events.STARTED)
@@ -103,12 +99,7 @@ class LoopExplainer:
         self.explain(batch, Call(self._on_device(self._images(batch)), args, kwargs, prediction))
 
     def explain(self, batch: Any, call: Call) -> None:
-        """Explain a batch by how it was predicted.
-
-        Args:
-            batch: what the loader gave.
-            call: what the inferer was given, and gave.
-        """
+        """Explain a batch by how it was predicted."""
         state, kind = self.loop.state, call.images[0].device.type
         self.loop.amp = torch.is_autocast_enabled(kind)
         if self.loop.amp and kind != "cuda":

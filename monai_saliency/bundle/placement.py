@@ -172,10 +172,7 @@ def _unrecorded(transform: Any, key: Hashable, keeps_place: bool, setting: str) 
 def _inverted(
     saliency: torch.Tensor, image: MetaTensor, transform: Any, key: str, nearest: bool, problems: list[Exception]
 ) -> MetaTensor:
-    """A map taken back through those steps that can be inverted, whatever order MONAI recorded them in.
-
-    Whether it ends where it should is for the caller to check, by its shape and its affine.
-    """
+    """A map taken back through those steps that can be inverted, whatever order MONAI recorded them in."""
     back = MetaTensor(saliency).copy_meta_from(image)
     operations = copy.deepcopy(image.applied_operations)
     back.applied_operations = [

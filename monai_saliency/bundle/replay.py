@@ -19,14 +19,7 @@ __all__ = ["Call", "Recorder", "Replay", "own_inferer"]
 
 @dataclass(frozen=True)
 class Call:
-    """What an evaluator gave its inferer.
-
-    Attributes:
-        inputs: a batch of images, or a list of them.
-        args: further inputs of the network.
-        kwargs: further inputs of the network, by name.
-        output: what the inferer gave: the prediction before any postprocessing. None if it is not known.
-    """
+    """What an evaluator gave its inferer."""
 
     inputs: Any
     args: Sequence[Any] = ()
@@ -35,11 +28,7 @@ class Call:
 
     @property
     def images(self) -> list[torch.Tensor]:
-        """The images, each ``(C, *spatial)``.
-
-        Raises:
-            ValueError: when there are none.
-        """
+        """The images, each ``(C, *spatial)``."""
         images = [plain(image) for image in self.inputs]
         if not images or not all(isinstance(image, torch.Tensor) for image in images):
             raise ValueError(
@@ -73,14 +62,7 @@ class Call:
 
 
 class Recorder(Inferer):
-    """A bundle's inferer that keeps its calls.
-
-    Args:
-        inferer: the bundle's inferer.
-
-    Attributes:
-        calls: since they were last taken or forgotten.
-    """
+    """A bundle's inferer that keeps its calls."""
 
     def __init__(self, inferer: Any) -> None:
         super().__init__()
@@ -98,11 +80,7 @@ class Recorder(Inferer):
         return getattr(self.inferer, name)
 
     def take(self) -> Call:
-        """The call, which is then forgotten.
-
-        Raises:
-            ValueError: when there was none, or when there were several.
-        """
+        """The call, which is then forgotten."""
         calls, self.calls = self.calls, []
         if not calls:
             raise ValueError(
@@ -136,11 +114,6 @@ class Replay(Inferer):
     def of(inferer: Any, call: Call, all_boxes: bool = False) -> Inferer:
         """The inferer that explains a call: a ``SlidingWindowInferer`` itself if it takes no further inputs, else a
         replay.
-
-        Args:
-            inferer: the bundle's inferer.
-            call: the evaluator's call for the images.
-            all_boxes: let a detector report boxes below its own threshold.
         """
         if getattr(inferer, "progress", False):
             # One bar for each batch of perturbed images would hide everything else.

@@ -129,11 +129,7 @@ class _Run:
     lmdb: bool
 
     def __call__(self) -> str:
-        """Run it.
-
-        Raises:
-            RuntimeError: when it does not end with status 0; the job's log says why.
-        """
+        """Run it."""
         submitit = require("submitit", extra="slurm")
         command, environment = list(self.command), dict(os.environ)
         if self.cluster == "slurm":

@@ -120,10 +120,7 @@ class Sweep:
         return "\n".join(lines)
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write ``sweep.csv`` (one row for each setting), ``sweep_agreement.csv`` (the matrix) and ``sweep.png``.
-
-        A cell without a value is empty. Returns the files.
-        """
+        """Write ``sweep.csv`` (one row for each setting), ``sweep_agreement.csv`` (the matrix) and ``sweep.png``."""
         folder = Path(folder)
         rows: list[list[Any]] = [["setting", *self.ids, *FIGURES, *AGREEMENT]]
         for setting in self.settings:

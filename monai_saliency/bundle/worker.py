@@ -84,12 +84,7 @@ class Recipe:
         return Recipe(config, run_id, list(sys.path), os.getcwd())
 
     def __call__(self) -> Cohort:
-        """The cohort. This process takes over the driver's path and working directory.
-
-        Raises:
-            RuntimeError: when the config's run ends before it reaches its engine.
-            Exception: what the bundle raises while it is made.
-        """
+        """The cohort. This process takes over the driver's path and working directory."""
         os.chdir(self.folder)
         # An empty entry means the folder that the driver was started in.
         entries = [entry or self.folder for entry in self.path]

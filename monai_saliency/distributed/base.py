@@ -54,11 +54,7 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, cohort: Cohort) -> None:
-        """Explain this process's units, and wait for other processes if the engine does so.
-
-        Args:
-            cohort: explains units.
-        """
+        """Explain this process's units, and wait for other processes if the engine does so."""
 
 
 class Cohort:
@@ -172,12 +168,7 @@ class Cohort:
         return self._explainer.explained
 
     def take_over(self, explained: Iterable[str], waiting: Iterable[str]) -> None:
-        """Note what another process has done.
-
-        Args:
-            explained: the cases that it has written.
-            waiting: what its cohort's :meth:`take_waiting` gave.
-        """
+        """Note what another process has done."""
         self._explainer.take_over(explained, waiting)
 
     def take_waiting(self) -> list[str]:

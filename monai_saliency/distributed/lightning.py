@@ -107,11 +107,7 @@ class SaliencyModule(LightningModule):
         return {key: [row[key] for row in rows] for key in ("case", "saliency", "explained")}
 
     def on_predict_start(self) -> None:
-        """Refuse loaders that share images, if devices share masks.
-
-        Raises:
-            ValueError: on every device, so that none waits for the others.
-        """
+        """Refuse loaders that share images, if devices share masks."""
         if self._explain.split != "masks" or self.trainer.world_size == 1:
             return
         loaders = self.trainer.predict_dataloaders
@@ -126,11 +122,7 @@ class SaliencyModule(LightningModule):
                 )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the network's weights out of a checkpoint, whatever their prefix is there.
-
-        Raises:
-            ValueError: when it lacks them, or holds several sets of them.
-        """
+        """Take the network's weights out of a checkpoint, whatever their prefix is there."""
         wanted = self.network.state_dict() if isinstance(self.network, torch.nn.Module) else {}
         if not wanted:
             checkpoint["state_dict"] = {}
@@ -157,11 +149,7 @@ def _prefixes(wanted: Any, held: Any) -> list[str]:
 
 
 def local_device(accelerator: str = "auto") -> torch.device:
-    """The device of this process, see :func:`monai_saliency.distributed.local_device`.
-
-    Args:
-        accelerator: Lightning's; ``"cpu"`` gives the CPU.
-    """
+    """The device of this process, see :func:`monai_saliency.distributed.local_device`."""
     return torch.device("cpu") if accelerator == "cpu" else base.local_device()
 
 

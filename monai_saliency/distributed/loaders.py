@@ -28,11 +28,7 @@ _BY_CHANCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, Distrib
 
 
 def in_order(loader: Any) -> Any:
-    """A loader that makes the same batches in every process: the same one, or a copy without its random sampler.
-
-    Raises:
-        ValueError: when its sampler draws some cases only.
-    """
+    """A loader that makes the same batches in every process: the same one, or a copy without its random sampler."""
     sampler = getattr(loader, "sampler", None)
     if not isinstance(loader, DataLoader) or not isinstance(sampler, _BY_CHANCE):
         return loader
@@ -45,12 +41,7 @@ def in_order(loader: Any) -> Any:
 
 
 def take(loader: Any, indices: Sequence[int]) -> Any:
-    """A loader of some of another one's batches, in its order; of our own loader's cases.
-
-    Args:
-        loader: any iterable of batches.
-        indices: places of batches in the loader, or of cases in the cohort.
-    """
+    """A loader of some of another one's batches, in its order; of our own loader's cases."""
     if isinstance(loader, CohortLoader):
         return loader.take(indices)
     if isinstance(loader, DataLoader) and loader.batch_sampler is not None:

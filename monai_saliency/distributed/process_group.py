@@ -39,17 +39,7 @@ __all__ = [
 
 
 def from_all_ranks(mine: Any, error: Exception | None = None, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What each rank has, on every rank, in their order. Where one has failed all raise, and none waits for ever.
-
-    Args:
-        mine: what this rank has. It is sent by pickle.
-        error: why this rank has nothing.
-        group: the default group where None.
-
-    Raises:
-        Exception: ``error``, on the ranks that have one.
-        CaseError, RuntimeError: on the others, the first rank's that has one.
-    """
+    """What each rank has, on every rank, in their order. Where one has failed all raise, and none waits for ever."""
     _, count = rank_of(group)
     everything: list[Any] = [(mine, None)]
     if count > 1:
@@ -68,9 +58,6 @@ def from_all_ranks(mine: Any, error: Exception | None = None, group: dist.Proces
 def told_to_all(group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Tell all ranks what goes wrong here on this one alone: they raise where they next call :func:`from_all_ranks`,
     which nothing in here may do.
-
-    Args:
-        group: the default group where None.
     """
     try:
         yield
@@ -181,14 +168,7 @@ class MasksOverRanks(Sharing):
         stored: Sequence[CaseScores] | None,
         part: Part | None,
     ) -> list[CaseState]:
-        """Score a batch of images; see :meth:`Sharing.score <monai_saliency.inferers.inferer.Sharing.score>`.
-
-        With ``part`` only this rank's part is run, and nothing comes together.
-
-        Raises:
-            ValueError: on all ranks, when they hold different images, or have other settings.
-            CaseError, RuntimeError: when another rank has failed.
-        """
+        """Score a batch of images; see :meth:`Sharing.score <monai_saliency.inferers.inferer.Sharing.score>`."""
         network = unwrapped(network)
         rank, count = rank_of(self.group)
         if part is not None or count == 1:
@@ -222,24 +202,13 @@ def unwrapped(network: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let what a bundle gathers over a process group take this process for the only one.
-
-    A bundle's handlers (``MetricsSaver``, ``ClassificationSaver``) wait for all processes in each of its evaluator's
-    runs. Processes that each explain their own share do not come there equally often, and would wait for ever.
-    """
+    """Let what a bundle gathers over a process group take this process for the only one."""
     with single_process():
         yield
 
 
 def wait_for_all(barrier: Callable[[], Any] = dist.barrier) -> None:
-    """Wait until all processes are done.
-
-    Args:
-        barrier: meets the others.
-
-    Raises:
-        RuntimeError: when one has ended before.
-    """
+    """Wait until all processes are done."""
     try:
         barrier()
     except RuntimeError:

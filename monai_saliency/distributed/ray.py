@@ -101,15 +101,7 @@ class RayEngine(Engine):
         self.device = torch.device("cpu")
 
     def run(self, cohort: Cohort) -> None:
-        """Explain the cohort in a pool of actors.
-
-        Args:
-            cohort: with a recipe, by which each actor makes it.
-
-        Raises:
-            ValueError: when the cohort has no recipe.
-            Exception: the first error of an actor that stops the plain run too.
-        """
+        """Explain the cohort in a pool of actors."""
         if cohort.recipe is None:
             raise ValueError(
                 "each Ray actor makes the cohort anew: run a MONAI bundle, as monai_saliency.bundle.worker does, or "
@@ -175,11 +167,7 @@ class RayEngine(Engine):
 
 
 class _Screen:
-    """Shows what actors print, each line once: they all print the same while they make the cohort.
-
-    Args:
-        write: ``tqdm.write``, which leaves a progress bar whole.
-    """
+    """Shows what actors print, each line once: they all print the same while they make the cohort."""
 
     def __init__(self, write: Callable[..., None]) -> None:
         self._write = write

@@ -55,14 +55,7 @@ class Actor:
             self.cohort = recipe()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Explain the units of one call.
-
-        Args:
-            row: the call's number under ``"call"``, and its units under ``"units"``, pickled.
-
-        Returns:
-            a :class:`Reply` under ``"reply"``, pickled.
-        """
+        """Explain the units of one call."""
         reply, self.made = self.made, Reply(error=self.made.error)
         if reply.error is None:
             units: list[Unit] = pickle.loads(row["units"])
@@ -86,11 +79,7 @@ class Actor:
 
 
 class Attempts:
-    """Counts, in its own actor, how often each call was begun.
-
-    Args:
-        most: how often a call may be begun.
-    """
+    """Counts, in its own actor, how often each call was begun."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -104,11 +104,7 @@ def _print_figures(evaluator: SupervisedEvaluator, speaks: bool) -> None:
 
 
 def _report_incomplete(handler: SaliencyHandler, engine: Engine | None) -> None:
-    """Report cases that ended with neither a map nor a failure.
-
-    Raises:
-        SystemExit: when all processes of this run are done.
-    """
+    """Report cases that ended with neither a map nor a failure."""
     waiting = handler.incomplete(alike=engine is None)
     if not waiting:
         return

@@ -184,11 +184,7 @@ class SaliencyHandler:
         self._marks.clear()
 
     def finish(self) -> None:
-        """Wait until all explained cases are written. An evaluator that this is attached to does so at its end.
-
-        Raises:
-            CaseError, OutputError: an error of the background thread that stops a run.
-        """
+        """Wait until all explained cases are written. An evaluator that this is attached to does so at its end."""
         self._background.finish()
 
     def _stop(self, engine: Engine, error: BaseException) -> None:
@@ -335,12 +331,7 @@ class SaliencyHandler:
         self.explainer.written(explanation.name)
 
     def withdraw(self, case: str) -> None:
-        """Remove the row of a case, its map and its picture, which an earlier run may have written of another scan.
-
-        Args:
-            case: the case, which has failed now. What is removed beside its row is what the steps of the postprocessing
-                with a method ``withdraw`` remove.
-        """
+        """Remove the row of a case, its map and its picture, which an earlier run may have written of another scan."""
         if self.summary is not None:
             self.summary.replace({case})
         for step in _steps(self.postprocessing):
@@ -360,11 +351,7 @@ class SaliencyHandler:
             write_trust_page(self.summary)
 
     def incomplete(self, alike: bool = False) -> list[str]:
-        """The waiting cases that have neither a map nor a failure by now.
-
-        Args:
-            alike: count only maps that were made with this run's settings.
-        """
+        """The waiting cases that have neither a map nor a failure by now."""
         ended = set(self.explained)
         rows = [] if self.summary is None else self.summary.read()
         ended |= {row["case"] for row in rows if not (alike and self._marks) or row["settings"] in self._marks}
@@ -385,12 +372,7 @@ def _steps(transform: Any) -> Iterator[Any]:
 
 
 def predictions_of(output: Any, count: int) -> Sequence[Any] | None:
-    """A network's output for each of some images ``(1, ...)``; None where it has not one row an image.
-
-    Args:
-        output: the output for all of them.
-        count: how many images they are.
-    """
+    """A network's output for each of some images ``(1, ...)``; None where it has not one row an image."""
     try:
         check_rows(output, count)
     except ValueError:
@@ -401,11 +383,6 @@ def predictions_of(output: Any, count: int) -> Sequence[Any] | None:
 class _OnHost:
     """An explained case in the host's memory, or on its way there: on CUDA nothing waits for the copies until they are
     read. The device's memory is free for the next case.
-
-    Args:
-        item: the case's dictionary, which is not changed.
-        explained: the case.
-        standard_error_key: where the map's standard error goes; None for nowhere.
     """
 
     def __init__(self, item: dict[Any, Any], explained: Explained, standard_error_key: str | None = None) -> None:

@@ -33,26 +33,7 @@ __all__ = [
 
 
 def check_option(name: str, value: Any, options: Collection[str]) -> Any:
-    """Look up a choice among named options.
-
-    Example::
-
-        >>> check_option("split", "cases", ["auto", "cases", "masks"])
-        'cases'
-        >>> check_option("power", "square", {"square": 2, "cube": 3})
-        2
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: the choice.
-        options: the names, or a dictionary by name.
-
-    Returns:
-        the name, or what the dictionary holds under it.
-
-    Raises:
-        ValueError: when there is no such option. It names the parameter.
-    """
+    """Look up a choice among named options."""
     try:
         return look_up_option(value, options)
     except (ValueError, TypeError):
@@ -61,19 +42,7 @@ def check_option(name: str, value: Any, options: Collection[str]) -> Any:
 
 
 def whole_numbers(name: str, value: Any, least: int) -> np.ndarray:
-    """Check that a value is one or several whole numbers of at least ``least``.
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: a number, or a sequence of numbers.
-        least: the smallest number allowed.
-
-    Returns:
-        the numbers, ``(n,)``.
-
-    Raises:
-        ValueError: when it is not. It names the parameter.
-    """
+    """Check that a value is one or several whole numbers of at least ``least``."""
     numbers = _numbers(value)
     if numbers is None or numbers.dtype.kind not in "iu" or numbers.min() < least:
         raise ValueError(f"`{name}` must be a whole number of at least {least}, got {value!r}")
@@ -81,16 +50,7 @@ def whole_numbers(name: str, value: Any, least: int) -> np.ndarray:
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """One whole number of at least ``least``, as an ``int``.
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: a number, or a tensor or array of one number.
-        least: the smallest number allowed.
-
-    Raises:
-        ValueError: when it is not, or is a list of numbers. It names the parameter.
-    """
+    """One whole number of at least ``least``, as an ``int``."""
     numbers = whole_numbers(name, value, least)
     if isinstance(value, (list, tuple, range)) or len(numbers) != 1:
         raise ValueError(f"`{name}` must be one whole number of at least {least}, got {value!r}")
@@ -98,61 +58,27 @@ def whole_number(name: str, value: Any, least: int) -> int:
 
 
 def positive_numbers(name: str, value: Any) -> None:
-    """Check that a value is one or several finite numbers above 0.
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: a number, or a sequence of numbers.
-
-    Raises:
-        ValueError: when it is not. It names the parameter.
-    """
+    """Check that a value is one or several finite numbers above 0."""
     numbers = _numbers(value)
     if numbers is None or not bool((numbers > 0).all()):
         raise ValueError(f"`{name}` must be a number above 0, got {value!r}")
 
 
 def positive_or_none(name: str, value: float | None) -> float | None:
-    """A number above 0, or None for what is found otherwise.
-
-    Raises:
-        ValueError: when it is neither. It names the parameter.
-
-    Example::
-
-        >>> positive_or_none("scale", 0.5), positive_or_none("scale", None)
-        (0.5, None)
-    """
+    """A number above 0, or None for what is found otherwise."""
     if value is not None:
         positive_numbers(name, value)
     return value
 
 
 def finite_numbers(name: str, value: Any) -> None:
-    """Check that a value is one or several finite numbers.
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: a number, or a sequence of numbers.
-
-    Raises:
-        ValueError: when it is not. It names the parameter.
-    """
+    """Check that a value is one or several finite numbers."""
     if _numbers(value) is None:
         raise ValueError(f"`{name}` must be one or several finite numbers, got {value!r}")
 
 
 def number(name: str, value: Any, least: float | None = None) -> float:
-    """One finite number, as a ``float``.
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: a number, or a tensor or array of one number.
-        least: the smallest number allowed; None for no limit.
-
-    Raises:
-        ValueError: when it is not. It names the parameter.
-    """
+    """One finite number, as a ``float``."""
     numbers = _numbers(value)
     if isinstance(value, (list, tuple)) or numbers is None or numbers.size != 1:
         raise ValueError(f"`{name}` must be a finite number, got {value!r}")
@@ -162,32 +88,14 @@ def number(name: str, value: Any, least: float | None = None) -> float:
 
 
 def probability(name: str, value: Any) -> None:
-    """Check that a number is in [0, 1].
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: the number.
-
-    Raises:
-        ValueError: when it is not. It names the parameter.
-    """
+    """Check that a number is in [0, 1]."""
     numbers = _numbers(value)
     if isinstance(value, (list, tuple)) or numbers is None or numbers.size != 1 or not 0 <= numbers[0] <= 1:
         raise ValueError(f"`{name}` must be in [0, 1], got {value if isinstance(value, (int, float)) else repr(value)}")
 
 
 def indices(name: str, value: Any, what: str, words: str = "") -> list[int]:
-    """One or several indices, as a list of ``int``. Whether they are in range is not checked.
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: a whole number, or a sequence of whole numbers.
-        what: the word for one of them, such as ``"class"``, for the error.
-        words: the words that are allowed instead, for the error.
-
-    Raises:
-        ValueError: when they are not whole numbers, or there is none. It names the parameter.
-    """
+    """One or several indices, as a list of ``int``. Whether they are in range is not checked."""
     found = _numbers(value)
     if found is None or found.dtype.kind not in "iu":
         empty = isinstance(value, Sized) and not isinstance(value, str) and not len(value)
@@ -219,15 +127,7 @@ def _holds_truth(value: Any) -> bool:
 
 
 def flag(name: str, value: Any) -> bool:
-    """A truth value.
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: True or False, or one of the words "true" and "false", as a command line gives them.
-
-    Raises:
-        ValueError: when it is anything else, such as a number or another word. It names the parameter.
-    """
+    """A truth value."""
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if not isinstance(value, (bool, np.bool_)):
@@ -277,24 +177,12 @@ def instance(
 
 
 def callable_network(network: Any) -> Any:
-    """Check that a network can be called.
-
-    Raises:
-        ValueError: when it cannot be called, or is a class.
-    """
+    """Check that a network can be called."""
     return instance("network", network, (), "a network or another callable on images (B, C, *spatial)", function=True)
 
 
 def torch_device(name: str, value: Any) -> torch.device | None:
-    """A device, or None.
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: a device, or its name.
-
-    Raises:
-        ValueError: when there is no such device. It names the parameter.
-    """
+    """A device, or None."""
     if value is None:
         return None
     try:
@@ -310,15 +198,7 @@ _NO_PATHS = {"null", "none", "true", "false"}
 
 
 def a_path(name: str, value: Any) -> Path:
-    """A path.
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: the path, or its text.
-
-    Raises:
-        ValueError: when it is anything else, empty, or a word for nothing. It names the parameter.
-    """
+    """A path."""
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         raise ValueError(f"`{name}` must be a path, got {value!r}")
     if str(value).lower() in _NO_PATHS:
@@ -327,21 +207,7 @@ def a_path(name: str, value: Any) -> Path:
 
 
 def per_axis(name: str, value: Any, spatial_shape: Sequence[int]) -> tuple[Any, ...]:
-    """One size for each spatial axis.
-
-    Example::
-
-        >>> per_axis("window_size", 8, (64, 64, 32))
-        (8, 8, 8)
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: one size for all axes, or one for each.
-        spatial_shape: the spatial shape of the image.
-
-    Raises:
-        ValueError: when there are more or fewer sizes than axes. It names the parameter.
-    """
+    """One size for each spatial axis."""
     sizes = np.atleast_1d(np.asarray(value)).tolist()
     if len(sizes) == 1:
         sizes = sizes * len(spatial_shape)
@@ -354,20 +220,7 @@ def per_axis(name: str, value: Any, spatial_shape: Sequence[int]) -> tuple[Any, 
 
 
 def voxels_of_mm(sizes: Sequence[float], spacing: Sequence[float] | None) -> tuple[int, ...]:
-    """Convert sizes in mm to the nearest whole numbers of voxels, at least 1. Half a voxel is rounded up.
-
-    Example::
-
-        >>> voxels_of_mm((10, 10, 10), spacing=(1.0, 2.0, 4.0))
-        (10, 5, 3)
-
-    Args:
-        sizes: one size in mm for each axis.
-        spacing: the voxel size in mm for each axis.
-
-    Raises:
-        ValueError: when the voxel sizes are not known.
-    """
+    """Convert sizes in mm to the nearest whole numbers of voxels, at least 1. Half a voxel is rounded up."""
     if spacing is None:
         raise ValueError(
             "sizes in mm need the image's voxel sizes, which are unknown: give a MetaTensor with its affine (as "

@@ -14,17 +14,7 @@ Box = tuple[slice, ...]
 
 
 def within(box: Box, frame: Box) -> Box:
-    """A box in the coordinates of a larger box around it.
-
-    Example::
-
-        >>> within((slice(5, 8),), (slice(4, 10),))
-        (slice(1, 4, None),)
-
-    Args:
-        box: a box inside ``frame``.
-        frame: the larger box. Its first voxel becomes the origin.
-    """
+    """A box in the coordinates of a larger box around it."""
     return tuple(
         slice(side.start - outer.start, side.stop - outer.start) for side, outer in zip(box, frame, strict=True)
     )
@@ -36,24 +26,7 @@ def everywhere(box: Box) -> Box:
 
 
 def voxels_of(boxes: Sequence[Box], shape: Sequence[int], most: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The voxels of each box, in a volume whose axes are one.
-
-    Args:
-        boxes: n boxes, at least one.
-        shape: of the volume.
-        most: how many voxels a box may have.
-
-    Returns:
-        places, int64 ``(n, voxels)``, as many as the longest edges of all boxes hold. A smaller box has some of its
-        voxels more than once: bool ``(n, voxels)`` is True for one of each. None where a box is empty, or larger than
-        ``most``.
-
-    Example::
-
-        >>> places, once = voxels_of([(slice(0, 1), slice(0, 2)), (slice(1, 2), slice(2, 3))], (2, 3), 8)
-        >>> places.tolist(), once.tolist()
-        ([[0, 1], [5, 5]], [[True, True], [True, False]])
-    """
+    """The voxels of each box, in a volume whose axes are one."""
     ends = np.array([[(side.start, side.stop) for side in box] for box in boxes])
     edges = (ends[:, :, 1] - ends[:, :, 0]).max(axis=0).tolist()
     if (ends[:, :, 1] <= ends[:, :, 0]).any() or math.prod(edges) > most:

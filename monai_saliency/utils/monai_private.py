@@ -54,12 +54,7 @@ __all__ = [
 
 
 class ItemDataset(Dataset):
-    """A MONAI dataset with a public method that makes an item. The method that MONAI's subclasses override is private.
-
-    Args:
-        data: the cases.
-        transform: the preprocessing.
-    """
+    """A MONAI dataset with a public method that makes an item, which MONAI's subclasses override as private."""
 
     def make_item(self, index: int) -> Any:
         """Transform one case. Subclasses override this."""
@@ -70,12 +65,7 @@ class ItemDataset(Dataset):
 
 
 class IterationEvaluator(SupervisedEvaluator):
-    """A ``SupervisedEvaluator`` with a public method for an iteration. The method that subclasses override is private.
-
-    Args:
-        args: positional arguments of ``SupervisedEvaluator``.
-        kwargs: named arguments of ``SupervisedEvaluator``.
-    """
+    """A ``SupervisedEvaluator`` with a public method for an iteration, which MONAI's subclasses override as private."""
 
     def iterate(self, engine: Any, batchdata: Any) -> Any:
         """Predict one batch. Subclasses override this."""
@@ -110,10 +100,7 @@ def profile_all_threads() -> Any:
 
 
 def tensor_version(tensor: torch.Tensor) -> int:
-    """How many changes in place autograd has counted. No public attribute has this number.
-
-    In inference mode none is counted, and this is 0.
-    """
+    """How many changes in place autograd has counted. No public attribute has this number."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -197,11 +184,7 @@ def single_process() -> Iterator[None]:
 
 
 def set_experiment(handler: Any) -> None:
-    """Let a ``monai.handlers.MLFlowHandler`` find or make its experiment. Its public ``start`` also begins a run.
-
-    Where another program makes it at the same time, MONAI 1.6.1 looks again only if the error's text names its code,
-    which that of a server does, and that of a database does not.
-    """
+    """Let a ``monai.handlers.MLFlowHandler`` find or make its experiment. Its public ``start`` also begins a run."""
     try:
         handler._set_experiment()
     except Exception as error:

@@ -8,14 +8,7 @@ __all__ = ["rank_of"]
 
 
 def rank_of(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
-    """The rank of this process, and the number of ranks. Without a process group: 0 and 1.
-
-    Args:
-        group: a process group. Default: the group of all processes.
-
-    Raises:
-        ValueError: when this process is not in the group.
-    """
+    """The rank of this process, and the number of ranks. Without a process group: 0 and 1."""
     if not dist.is_available() or not dist.is_initialized():
         return 0, 1
     rank = dist.get_rank(group)

@@ -40,17 +40,7 @@ def finite_between(fill: torch.Tensor, image: torch.Tensor) -> bool:
 def blend(
     fill: torch.Tensor, image: torch.Tensor, share: torch.Tensor, is_finite: bool, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``share * image + (1 - share) * fill``, exact where the share is 0 or 1.
-
-    A NaN voxel counts as nothing where its share is 0, and so does an infinite one, which stays infinite elsewhere.
-
-    Args:
-        fill: what replaces voxels, ``(C, *spatial)``.
-        image: ``(C, *spatial)``.
-        share: in [0, 1], ``(n, 1 or C, *spatial)``.
-        is_finite: of :func:`finite_between`. Where it holds, one pass is enough.
-        out: the result is written there.
-    """
+    """``share * image + (1 - share) * fill``, exact where the share is 0 or 1."""
     out = torch.lerp(fill, image, share, out=out)
     if is_finite:
         return out
@@ -60,15 +50,7 @@ def blend(
 
 
 def check_labels(labels: torch.Tensor) -> None:
-    """Refuse a label map whose values a whole number cannot stand for.
-
-    Args:
-        labels: of any shape and type.
-
-    Raises:
-        ValueError: when values are NaN or infinite, or so large that their type does not tell neighbouring whole
-            numbers apart: float32 does up to 2^24, float64 up to 2^53.
-    """
+    """Refuse a label map whose values a whole number cannot stand for."""
     if labels.is_complex():
         raise ValueError(f"the label map holds complex numbers ({labels.dtype}): number its regions 1, 2, 3, ...")
     if not labels.is_floating_point() or not labels.numel():
@@ -88,12 +70,7 @@ def check_labels(labels: torch.Tensor) -> None:
 
 
 def with_meta_of(image: torch.Tensor, values: torch.Tensor) -> MetaTensor:
-    """A MetaTensor of other values with a copy of an image's meta data.
-
-    Args:
-        image: a MetaTensor. A plain tensor has no meta data to copy.
-        values: the new values.
-    """
+    """A MetaTensor of other values with a copy of an image's meta data."""
     copied = MetaTensor(plain(values)).copy_meta_from(image)
     # MONAI copies only the outermost level: both tensors would share one affine.
     copied.__dict__ = deepcopy(copied.__dict__)
@@ -101,13 +78,7 @@ def with_meta_of(image: torch.Tensor, values: torch.Tensor) -> MetaTensor:
 
 
 def to_device(values: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A small array on a device, copied without waiting for the work that the device still has to do.
-
-    Args:
-        values: the array.
-        device: where it goes.
-        dtype: its type there; the array's own by default.
-    """
+    """A small array on a device, copied without waiting for the work that the device still has to do."""
     host = torch.from_numpy(values).to(dtype)
     if device.type == "cuda":  # only pinned memory is copied while the host goes on
         host = host.pin_memory()
@@ -115,17 +86,7 @@ def to_device(values: np.ndarray, device: torch.device, dtype: torch.dtype | Non
 
 
 def windows(values: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """A view of each window of one size: ``(..., *spatial)`` becomes ``(..., *corners, *size)``.
-
-    Args:
-        values: the last axes are spatial.
-        size: of a window in voxels, for each spatial axis.
-
-    Example::
-
-        >>> windows(torch.arange(4), [2]).tolist()
-        [[0, 1], [1, 2], [2, 3]]
-    """
+    """A view of each window of one size: ``(..., *spatial)`` becomes ``(..., *corners, *size)``."""
     first = values.ndim - len(size)
     for axis, length in enumerate(size, first):
         values = values.unfold(axis, length, 1)
@@ -133,21 +94,7 @@ def windows(values: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def cut(values: torch.Tensor, corners: Sequence[torch.Tensor], size: Sequence[int]) -> torch.Tensor:
-    """Copy many windows of one size, in one operation.
-
-    Args:
-        values: ``(C, *spatial)``.
-        corners: for each spatial axis the first voxels of k windows, int64 ``(k,)``, on the values' device.
-        size: of a window in voxels, for each spatial axis.
-
-    Returns:
-        ``(k, C, *size)``.
-
-    Example::
-
-        >>> cut(torch.arange(5)[None], [torch.tensor([3, 0])], [2]).tolist()
-        [[[3, 4]], [[0, 1]]]
-    """
+    """Copy many windows of one size, in one operation."""
     return windows(values, size).movedim(0, len(size))[tuple(corners)]
 
 
@@ -160,10 +107,6 @@ def columns(values: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in the memory of the host.
-
-    A copy from CUDA may not have arrived yet: make a :class:`monai_saliency.utils.timing.Timestamp` after this call,
-    and wait for it before reading the copy.
-    """
+    """A tensor in the memory of the host."""
     # Only CUDA defines when a copy that does not wait can be read.
     return tensor.detach().to("cpu", non_blocking=tensor.is_cuda)
