@@ -60,7 +60,7 @@ def submit_sweep(
         settings: of each run, ids of the config with their values; ``[{}]`` for the bundle as its config says.
         bundle_root: the bundle's folder.
         sweep_dir: below which each run's output folder is named by its settings
-            (:func:`~monai_saliency.bundle.folder_names.folder_name`); ``sweep`` in the bundle's folder by default.
+            (:func:`~monai_saliency.bundle.command.folder_name`); ``sweep`` in the bundle's folder by default.
         config_file: the bundle's, one or several; ``configs/inference.yaml`` in the bundle's folder by default. The
             overlays go behind them.
         run_id: ``"run"``, or ``"explain"`` for somebody else's bundle, with the overlay of that name, whose ids
