@@ -101,7 +101,7 @@ def test_a_classifier(perturber: str, scoring: str, shape: tuple[int, int, int],
 
 
 @pytest.mark.parametrize(("shape", "fill"), IMAGES)
-@pytest.mark.parametrize("measure", ["euclidean", "cosine", "cityblock", "correlation"])
+@pytest.mark.parametrize("measure", ["euclidean", "cosine"])
 @pytest.mark.parametrize("perturber", PERTURBERS)
 def test_similarity(perturber: str, measure: str, shape: tuple[int, int, int], fill: Any) -> None:
     make, masks = PERTURBERS[perturber]

@@ -25,6 +25,7 @@ def test_rise_on_an_image(tmp_path: Path) -> None:
     assert row["ratio_memory"] >= 5
 
 
+@pytest.mark.slow
 def test_every_method_agrees(tmp_path: Path) -> None:
     rows = measured(tmp_path / "rows.json", "--num_masks", 40, "--size", 40, "--rounds", 1, "--memory", "no")
     assert len(rows) == 8
