@@ -51,7 +51,7 @@ def evaluator(
         batches.append({"image": image, "label": torch.zeros(1), "case": [name]})
     target = ms.ClassScore([0], activation="none")
     inferer = ms.PerturbationInferer(_Masks(11), target, ms.OcclusionScoring(), mask_batch_size=4)
-    handler = SaliencyHandler(inferer, network, postprocessing, **settings)
+    handler = SaliencyHandler(inferer, network, postprocessing, network_id="two logits", **settings)
     arguments = {"failures": settings.get("failures")} if kind is CohortEvaluator else {}
     return kind(torch.device("cpu"), batches, network, val_handlers=[handler], epoch_length=len(batches), **arguments)
 
