@@ -119,7 +119,7 @@ def scores_differ(
         return False
     first, second = one.scores, other.scores.to(one.scores)
     gaps, sizes = (first - second).abs(), torch.maximum(first.abs(), second.abs())
-    if state.target.quantity().unit != "probability":
+    if not isinstance(state.target, BoundTarget) or state.target.quantity().unit != "probability":
         sizes = sizes.clamp(min=min(1.0, max(one.largest, other.largest)))
     return bool(((gaps > times * tolerance(gaps.dtype) * sizes) & (gaps > _SHOWN * state.spread())).any())
 

@@ -42,6 +42,7 @@ def calls(*arguments: str) -> tuple[bool | None, float, str]:
 
 
 @needs_glibc
+@pytest.mark.slow
 def test_few_new_pages_for_later_forwards() -> None:
     (_, plain, expected), (kept, new, output) = calls(), calls("cpu")
     assert kept is True
@@ -51,6 +52,7 @@ def test_few_new_pages_for_later_forwards() -> None:
 
 
 @needs_glibc
+@pytest.mark.slow
 def test_on_a_gpu_nothing_is_changed() -> None:
     kept, new, _ = calls("cuda")
     assert kept is False
