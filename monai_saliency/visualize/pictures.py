@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import nibabel as nib
 import numpy as np
@@ -132,8 +132,10 @@ def plot_saliency(
     return figure
 
 
-def save_picture(figure: Figure, path: str | Path, picture_format: str = "png") -> None:
-    """Write a figure as ``"png"``, 100 pixels an inch, or as ``"svg"``, with the same bytes each time.
+def save_picture(figure: Figure, path: str | Path | IO[bytes], picture_format: str = "png") -> None:
+    """Write a figure to a path or an open file, with the same bytes each time: as ``"png"``, or as ``"svg"``.
+
+    A PNG has 100 pixels an inch.
 
     In an SVG the scan and the map are pixels, 200 an inch, and lines and letters stay lines and letters.
     """

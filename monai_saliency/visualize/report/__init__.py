@@ -7,7 +7,7 @@ module          what it holds
 ``cases``       what an output folder holds of each case, read from nowhere else
 ``kept_scan``   what a run keeps of a scan for the report
 ``shown``       what a case's page shows: volumes, and small pictures
-``comparison``  several runs, case by case: differences and how far maps agree
+``comparison``  several runs, map by map: how far they agree
 ``pages``       the pages, and ``curves`` in them
 ``templates/``  their Jinja2 templates
 ``assets/``     their scripts and style

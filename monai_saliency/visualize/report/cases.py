@@ -65,25 +65,23 @@ class CaseFiles:
         rows: of ``summary.csv``, one for each map.
         failure: its row of ``failures.csv``; None where it has a map.
         regions: its rows of ``regions.csv``.
-        folder: the output folder; None for several runs together.
+        folder: the output folder.
     """
 
     case: str
-    rows: Sequence[Row] = ()
-    failure: Row | None = None
-    regions: Sequence[Row] = ()
-    folder: Path | None = None
+    rows: Sequence[Row]
+    failure: Row | None
+    regions: Sequence[Row]
+    folder: Path
 
     @cached_property
     def kept_file(self) -> Path | None:
         """The scan that was kept for the report."""
-        return None if self.folder is None else _inside(self.folder, kept_path(self.folder, self.case))
+        return _inside(self.folder, kept_path(self.folder, self.case))
 
     @cached_property
     def map_files(self) -> tuple[Path | None, Path | None]:
         """The files of its maps and of their standard errors."""
-        if self.folder is None:
-            return None, None
         key = "saliency" if self.kept is None else self.kept.key
         error = "standard_error" if key == "saliency" else f"{key}_standard_error"
         maps, errors = (self.folder / f"{self.case}_{ending}.nii.gz" for ending in (key, error))
@@ -162,11 +160,10 @@ def read_cohort(folder: str | Path) -> Cohort:
 
 
 def class_words(row: Row) -> str:
-    """The class and channel of a row's map, such as ``"class 1"``, after its run where there are several."""
+    """The class and channel of a row's map, such as ``"class 1"``."""
     text = row.get("class", "")
     words = f"class {text}" if text.isdecimal() else text or "map"
-    words += f", channel {row['channel']}" if row.get("channel") else ""
-    return f"{row['run']}: {words}" if row.get("run") else words
+    return words + (f", channel {row['channel']}" if row.get("channel") else "")
 
 
 def number(text: Any, digits: int = 3) -> str:
