@@ -113,25 +113,7 @@ def describe(name: str | Method) -> str:
 
 
 class ChosenMethod:
-    """A method with the settings that it is given.
-
-    Example::
-
-        method = ChosenMethod("rise", {"num_masks": 4000})
-        explain = method(target=ClassScore([1], "softmax"), mask_batch_size=32)
-
-    Args:
-        name: see :func:`find_method`.
-        given: settings by their ids, as the user gave them. Those that the method does not have are named in a warning.
-        defaults: values of settings that the user did not give; those that the method does not have are left out.
-        prefix: what precedes ids in the config, for errors and warnings.
-
-    Attributes:
-        settings: all of the method's own settings, with the values that it is called with.
-
-    Raises:
-        ValueError: when there is no such method, or one of its settings has neither a value nor a default.
-    """
+    """A method with the settings that it is given."""
 
     def __init__(
         self,

@@ -97,12 +97,7 @@ class Recorder(Inferer):
 
 
 class Replay(Inferer):
-    """Runs a bundle's inferer on perturbed images, with the further inputs of the image that they are made of.
-
-    Args:
-        inferer: the bundle's inferer.
-        call: the evaluator's call for this image, see :meth:`Call.of`.
-    """
+    """Runs a bundle's inferer on perturbed images, with the further inputs of the image that they are made of."""
 
     def __init__(self, inferer: Any, call: Call) -> None:
         super().__init__()

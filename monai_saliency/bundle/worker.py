@@ -31,23 +31,7 @@ def run(
     parser: ConfigParser | None = None,
     **settings: Any,
 ) -> None:
-    """Run an evaluator over its cohort, as :func:`monai_saliency.engines.run.run` does.
-
-    An engine that starts processes itself makes the bundle in each of them from the config.
-
-    Example::
-
-        run: [$monai_saliency.bundle.worker.run(@evaluator, @failures, handler=@saliency_handler)]
-
-    Args:
-        evaluator: predicts, with its loader.
-        failures: the list of failed cases.
-        tracker: a context to run it in.
-        engine: shares the cohort with other processes; all is done here by default.
-        run_id: the config's id by which this is run; only needed with an engine.
-        parser: the config's parser; by default the one in whose expression this is called.
-        settings: further arguments of :func:`monai_saliency.engines.run.run`.
-    """
+    """Run an evaluator over its cohort, as :func:`monai_saliency.engines.run.run` does."""
     recipe = None if engine is None else Recipe.here((parser or calling_parser()).get(), run_id)
     run_cohort(evaluator, failures, tracker, engine=engine, recipe=recipe, **settings)
 

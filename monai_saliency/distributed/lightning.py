@@ -77,12 +77,7 @@ class SaliencyModule(LightningModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, **settings: Any) -> SaliencyModule:
-        """A module with the network's weights from a checkpoint.
-
-        Args:
-            checkpoint_path: a checkpoint of this module, or of the module that the network was trained in.
-            settings: the arguments of this class, ``network`` and ``inferer`` among them, and Lightning's own.
-        """
+        """A module with the network's weights from a checkpoint."""
         # Arguments that are not given would be taken from the training module's, where a name is the same.
         defaults = {
             name: parameter.default
@@ -92,17 +87,7 @@ class SaliencyModule(LightningModule):
         return super().load_from_checkpoint(checkpoint_path, **{**defaults, **settings})
 
     def predict_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> dict[str, list[Any]]:
-        """Explain a batch.
-
-        Args:
-            batch: images ``(B, C, *spatial)``, or a dictionary with them. Their type decides the precision.
-            batch_idx: not used.
-            dataloader_idx: not used.
-
-        Returns:
-            lists with an entry for each image under ``case``, ``saliency`` and ``explained``, see
-            :meth:`~monai_saliency.distributed.batches.BatchExplainer.__call__`.
-        """
+        """Explain a batch."""
         rows = self._explain(batch)
         return {key: [row[key] for row in rows] for key in ("case", "saliency", "explained")}
 

@@ -72,18 +72,7 @@ def _told(error: Exception) -> tuple[str | None, str]:
 
 
 def merge_over_ranks(states: Sequence[CaseState], group: dist.ProcessGroup | None = None) -> None:
-    """Bring the scores of all ranks together, each of which has scored another part of the same images' masks.
-
-    Afterwards the cases are the same to the bit on all ranks, and so are the maps that they make. Scores are not looked
-    at before they are together, so that all ranks refuse a case with NaN, or none does.
-
-    Args:
-        states: what :meth:`~monai_saliency.PerturbationInferer.score` gave on this rank.
-        group: the default group where None.
-
-    Raises:
-        ValueError: on all ranks, when they hold different images, or have other settings.
-    """
+    """Bring the scores of all ranks together, each of which has scored another part of the same images' masks."""
     rank, count = rank_of(group)
     if count > 1:
         ranks = from_all_ranks([(_thumbnail(state), WorkerScores.of(state)) for state in states], group=group)

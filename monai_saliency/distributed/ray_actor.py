@@ -21,16 +21,7 @@ __all__ = ["Actor", "Attempts", "Reply"]
 
 @dataclass
 class Reply:
-    """The result of a call.
-
-    Attributes:
-        num_units: how many units are done.
-        rows: as :meth:`~monai_saliency.distributed.base.Cohort.explain` gives them.
-        waiting: as :meth:`~monai_saliency.distributed.base.Cohort.take_waiting` gives it.
-        printed: what the bundle wrote to its standard output.
-        logged: what it wrote to its standard error: warnings, and the tracebacks of failed cases.
-        error: the error that stops the run.
-    """
+    """The result of a call."""
 
     num_units: int = 0
     rows: list[dict[str, str]] = field(default_factory=list)
@@ -41,12 +32,7 @@ class Reply:
 
 
 class Actor:
-    """One actor of the pool. Errors go into its replies: Ray would wrap them in pages of its own traceback.
-
-    Args:
-        recipe: makes the cohort.
-        attempts: an actor, :class:`Attempts`.
-    """
+    """One actor of the pool. Errors go into its replies: Ray would wrap them in pages of its own traceback."""
 
     def __init__(self, recipe: Callable[[], Cohort], attempts: Any) -> None:
         self.attempts = attempts

@@ -29,19 +29,6 @@ class _Terminated(SystemExit):
 def stoppable(evaluator: Evaluator, handler: SaliencyHandler | None = None) -> Iterator[None]:
     """Let Ctrl-C, and in the main thread SIGTERM, end the run of an evaluator as any error would, and report how far it
     came.
-
-    A handler of SIGTERM that is there already is kept. A SIGTERM that comes while the run is ending is ignored. Windows
-    has no SIGTERM from outside; Ctrl-C works there too.
-
-    Args:
-        evaluator: predicts; its iterations count the cases.
-        handler: counts the cases where the evaluator has no iterations, as when an engine's other processes explain
-            them.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C, with one line that says how far the run came.
-        SystemExit: with status 143, as shells give it, after SIGTERM; the line is printed. With status 1 and the line
-            where something else asks for status 0 before the evaluator has come to its end.
     """
     done = 0
     complete = False
