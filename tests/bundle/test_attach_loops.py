@@ -233,16 +233,6 @@ def test_several_devices_are_refused(
         run.predict(module, loader(1))
 
 
-def test_several_loaders_and_another_dataset_are_refused(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
-    module = Predicts(Classify())
-    ms.attach(module, tmp_path / "maps", **CLASSIFY)
-    with pytest.raises(ValueError, match="one loader, and the trainer predicts 2"):
-        trainer().predict(module, [loader(1), loader(1)])
-    trainer().predict(module, loader(1))
-    with pytest.raises(ValueError, match="attach again before another one"):
-        trainer().predict(module, DataLoader(Dataset(loader(1).dataset.data[:1], loader(1).dataset.transform)))
-
-
 def test_another_prediction_than_the_networks_is_a_failure(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
     """What is explained is what was predicted (law 10)."""
     data, network = loader(1), Classify()
@@ -275,14 +265,6 @@ def test_batches_that_are_no_dictionaries(paired: bool, loader: Callable[[int], 
     for path in (tmp_path / "maps").glob("*_saliency.nii.gz"):
         scan, found = nib.load(tmp_path / "scans" / path.name.replace("_saliency", "")), nib.load(path)
         assert (found.shape, found.affine.tolist()) == (scan.shape, scan.affine.tolist())
-
-
-def test_a_batch_without_the_image(loader: Callable[[int], DataLoader], tmp_path: Path) -> None:
-    network = Classify()
-    explain = ms.attach(network, tmp_path / "maps", image_key="t1", **CLASSIFY)
-    batch = next(iter(loader(1)))
-    with pytest.raises(ValueError, match=r"`image_key` must name the network's input, got 't1' .* keys \['image'\]"):
-        explain(batch, network(batch["image"]))
 
 
 @pytest.fixture(autouse=True)

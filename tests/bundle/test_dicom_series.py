@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 import monai.bundle
@@ -12,7 +11,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.dicom_series import PATIENT, expected_affine, write
-from helpers.own_bundle import forwards, launch, rank, settings
+from helpers.own_bundle import forwards, launch, settings
 
 from monai_saliency.storage.dicom import series_id
 
@@ -127,22 +126,3 @@ def test_a_fill_in_hounsfield_units(tmp_path: Path) -> None:
     assert scale > 0
     np.testing.assert_allclose(maps["series"], maps["scan"], rtol=0, atol=1e-4 * scale)
     assert np.abs(maps["water"] - maps["scan"]).max() > 0.1 * scale
-
-
-def test_ranks_share_series(tmp_path: Path) -> None:
-    """Each series once, the gap told by one of them, and the DICOM files those of one process."""
-    for uid in ("1.2.3", "1.2.4"):
-        write(tmp_path / "cohort" / uid, uid, voxels=voxels()[:, ::-1] if uid == "1.2.4" else voxels())
-    write(tmp_path / "cohort" / "gap", "1.2.5", lambda number, made: None if number == 4 else made, voxels())
-    for out, ranks in (("one", [{}]), ("two", [rank(0, 2, "cases"), rank(1, 2, "cases")])):
-        for each in ranks:
-            with suppress(SystemExit):  # of the run that meets the gap
-                monai.bundle.run(**settings(tmp_path, out, dicom=True, **each))
-    one, two = ({path.name: path for path in (tmp_path / out).glob("*_saliency.*")} for out in ("one", "two"))
-    ends = (".dcm", ".nii.gz")
-    assert {*one} == {*two} == {f"{series_id(uid)}_saliency{end}" for uid in ("1.2.3", "1.2.4") for end in ends}
-    for name in one:
-        if name.endswith(".nii.gz"):
-            assert np.array_equal(nib.load(one[name]).dataobj, nib.load(two[name]).dataobj)
-            same_map(two[name.replace(".nii.gz", ".dcm")], two[name])
-    assert [row["case"] for row in rows_of(tmp_path / "two" / "failures.csv")] == [GAP]

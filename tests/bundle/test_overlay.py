@@ -299,23 +299,6 @@ def test_network_that_ignores_the_image_gets_an_error_and_no_map(tmp_path: Path)
     assert not list((tmp_path / "maps").rglob("*.nii.gz"))
 
 
-class Whole(torch.nn.Module):
-    """Finds something where nothing is hidden."""
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        whole = image.flatten(1).amin(1) > 49
-        return torch.stack([torch.ones(len(image)), 2.0 * whole], dim=1)
-
-
-def test_a_score_that_every_mask_changes_alike_is_said_to_be_so(tmp_path: Path) -> None:
-    scan = volume(tmp_path / "0.nii.gz", (8, 8, 8), AFFINES[1], 0, low=50, high=200)
-    with pytest.raises(SystemExit, match="1 case without a map"):
-        Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle([scan], Whole()))
-    (row,) = rows_of(tmp_path / "maps" / "failures.csv")
-    assert "each of 5 perturbed images changed what is explained (1) from [" in row["error"]
-    assert "try to hide less" in row["error"]
-
-
 def test_the_map_of_a_case_that_fails_now_goes(tmp_path: Path) -> None:
     """It is an earlier run's, of another network here. Rows of another cohort stay, and are named."""
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=900 - 800 * i) for i in range(2)]
@@ -454,13 +437,6 @@ def test_case_that_fails_is_listed_and_the_others_go_on(tmp_path: Path, capfd: p
     assert "the first case cannot be explained" in capfd.readouterr().out
 
 
-def test_strict_stops_at_the_first_case(tmp_path: Path) -> None:
-    scan = volume(tmp_path / "scan.nii.gz", (8, 8, 8), AFFINES[1], 0)
-    with pytest.raises(Exception, match="Failed to evaluate") as raised:
-        Overlay(tmp_path / "maps", num_masks=5, strict=True).explain(small_bundle([scan], Deaf()))
-    assert "case scan: none of 5" in str(root_cause(raised.value))
-
-
 def test_generative_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = BUNDLES / "brain_image_synthesis_latent_diffusion_model"
     monkeypatch.chdir(tmp_path)
@@ -471,29 +447,6 @@ def test_generative_layout_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "no evaluator" in message
     assert "generative: autoencoder_def (AutoencoderKL), diffusion_def (DiffusionModelUNet)" in message
     assert not list(tmp_path.iterdir())
-
-
-def test_generator_with_an_evaluator_is_refused(tmp_path: Path) -> None:
-    config = {
-        "network": {
-            "_target_": "Generator",
-            "latent_shape": 4,
-            "start_shape": [2, 4, 4],
-            "channels": [1],
-            "strides": [2],
-        },
-        "dataloader": {"_target_": "DataLoader", "dataset": "$[torch.rand(4)]"},
-        "evaluator": {
-            "_target_": "SupervisedEvaluator",
-            "device": "cpu",
-            "val_data_loader": "@dataloader",
-            "network": "@network",
-            "prepare_batch": "$lambda batch, *_, **__: (batch, None, (), {})",
-        },
-        "inferring": ["$@evaluator.run()"],
-    }
-    with pytest.raises(ValueError, match="generative: its evaluator runs Generator"):
-        Overlay(tmp_path).explain(ConfigParser(config))
 
 
 def test_generative_networks_are_known_by_their_names() -> None:
@@ -532,13 +485,6 @@ def test_one_of_several_evaluators_is_named(tmp_path: Path) -> None:
 def test_evaluator_that_meets_no_case_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="met no case"):
         Overlay(tmp_path / "maps").explain(small_bundle([], Brightness(), dataloader=[]))
-
-
-def test_key_that_no_batch_has_is_an_error(tmp_path: Path) -> None:
-    scan = volume(tmp_path / "scan.nii.gz", (8, 8, 8), AFFINES[1], 0)
-    with pytest.raises(RuntimeError) as raised:
-        Overlay(tmp_path / "maps", image_key="ct").explain(small_bundle([scan], Brightness()))
-    assert "no key 'ct': --saliency_image_key must be one of ['image']" in str(root_cause(raised.value))
 
 
 class TwoInputs(torch.nn.Module):

@@ -355,40 +355,6 @@ def test_organs_and_modalities(tmp_path: Path) -> None:
     assert np.all(again[moved == 4][:, 0] != saliency[label == 4][0, 0])
 
 
-def test_supervoxels_modalities_and_windows_in_mm(tmp_path: Path) -> None:
-    folder = decathlon(tmp_path / "Task99", count=1)
-    rows = run(
-        folder, tmp_path / "a", "", method="region_occlusion", num_supervoxels=8, num_coalitions=12, **TWO_CHANNELS
-    )
-    assert [row["forwards"] for row in rows] == ["13"]
-    rows = run(folder, tmp_path / "b", "", method="channel_occlusion", **TWO_CHANNELS)
-    assert [(row["channel"], row["forwards"]) for row in rows] == [("0", "3"), ("1", "3")]
-    with open(tmp_path / "b" / "regions.csv", newline="", encoding="utf-8") as file:
-        assert [row["channel"] for row in csv.DictReader(file)] == ["0", "1"]
-    # 12 mm are 8 x 8 x 4 voxels of 1.5 x 1.5 x 3 mm.
-    rows = run(folder, tmp_path / "c", "", window_size=12, stride=12, window_unit="mm", **TWO_CHANNELS)
-    assert [row["forwards"] for row in rows] == [str(1 + 2 * 2 * 4)]
-
-
-def test_fill_in_the_scans_unit(tmp_path: Path) -> None:
-    """Hiding all of a scan with the fill gives the network the scan's statistics on that value."""
-    folder = tmp_path / "scans"
-    write_scan(folder / "a.nii.gz", (16, 16, 16), np.eye(4), seed=1)
-    voxels = nib.load(folder / "a.nii.gz").get_fdata()
-    inside = voxels[voxels != 0]
-    value = (77.0 - inside.mean()) / inside.std()
-    settings = {"pixdim": [1, 1, 1], "method": "channel_occlusion", "classes": [1], "activation": "none"}
-    for name, more in (("scan", {"fill": 77.0, "fill_unit": "scan"}), ("network", {"fill": float(value)})):
-        torch.manual_seed(0)
-        run(folder, tmp_path / name, "", **settings, **more)
-    maps = [nib.load(tmp_path / name / "a_saliency.nii.gz").get_fdata() for name in ("scan", "network")]
-    assert np.abs(maps[0]).max() > 0
-    np.testing.assert_allclose(maps[0], maps[1], rtol=1e-4)
-    with pytest.raises(RuntimeError) as caught:
-        run(folder, tmp_path / "no", "", fill_unit="HU")
-    assert str(root_cause(caught.value)) == "`fill_unit` must be one of ['network', 'scan'], got 'HU'"
-
-
 def test_metadata_passes_monais_check_offline(tmp_path: Path) -> None:
     check = monai.bundle.verify_metadata
     check(meta_file=str(CONFIGS / "metadata.json"), filepath=str(SCHEMA))

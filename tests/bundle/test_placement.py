@@ -30,7 +30,6 @@ from monai.transforms import (
     SpatialPadd,
     SqueezeDimd,
     ToTensord,
-    Transpose,
 )
 from PIL import Image
 
@@ -130,13 +129,6 @@ def test_a_file_that_gives_several_cases(tmp_path: Path) -> None:
     assert [pieces.names.name({"image": image}, place) for place in "0121"] == ["ct", "ct-1", "ct-2", "ct-1"]
 
 
-def test_cases_from_no_file_are_called_by_their_place(tmp_path: Path) -> None:
-    placement = Placing(tmp_path / "maps", None, "image")
-    image = MetaTensor(torch.rand(1, 4, 3, 2))
-    assert [placement.names.name({"image": image}, str(i)) for i in (2, 0)] == ["case-2", "case-0"]
-    assert placement.names.name({"image": image, "case": "ct"}, "1-0") == "ct-1-0"
-
-
 def test_patch_of_a_slide_is_saved_by_its_place_on_its_own_grid(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,18 +155,6 @@ def test_array_transforms_are_inverted_where_they_can_be(tmp_path: Path) -> None
     (written,) = (tmp_path / "maps").glob("*.nii.gz")
     assert nib.load(written).shape == (10, 8, 6)
     np.testing.assert_allclose(nib.load(written).affine, AFFINE, atol=1e-5)
-
-
-def test_array_transforms_that_lead_elsewhere_leave_the_map_where_it_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = scan(tmp_path / "scan.nii.gz")
-    transform = Compose([LoadImage(), EnsureChannelFirst(), Transpose((0, 3, 1, 2))])
-    dataset = Dataset([str(file)], transform)
-    with caplog.at_level(logging.WARNING):
-        place(Placing(tmp_path / "maps", DataLoader(dataset), 0), dataset[0], key=0)
-    assert nib.load(tmp_path / "maps" / "scan_saliency.nii.gz").shape == (6, 10, 8)
-    assert "do not lead back" in caplog.text
 
 
 class Cut(MapTransform):
@@ -272,17 +252,6 @@ def test_a_map_goes_back_through_what_can_be_inverted(steps: list[Any], tmp_path
     np.testing.assert_allclose(saved.affine, AFFINE, atol=1e-4)
     inside = (slice(2, -2),) * 3
     np.testing.assert_allclose(saved.get_fdata()[inside], rises((10, 8, 6))[inside], atol=2)
-
-
-def test_image_from_no_file_keeps_its_grid(tmp_path: Path) -> None:
-    placement = Placing(tmp_path / "maps", DataLoader(Dataset([], Compose([]))), "image")
-    case = {"image": MetaTensor(torch.rand(2, 4, 3, 2), affine=torch.as_tensor(AFFINE))}
-    case["case"] = placement.names.name(case, "7")
-    case["saliency"] = MetaTensor(torch.rand(1, 4, 3, 2)).copy_meta_from(case["image"])
-    placement(case)
-    written = nib.load(tmp_path / "maps" / "case-7_saliency.nii.gz")
-    assert written.shape == (4, 3, 2)
-    np.testing.assert_allclose(written.affine, AFFINE, atol=1e-6)
 
 
 def test_picture_of_a_photograph_is_upright(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,6 @@ import pytest
 import torch
 from helpers.files import rows_of, scores_of
 from helpers.layouts import Bundle
-from monai.bundle import ConfigParser
-
-from monai_saliency.bundle.attach_settings import AttachSettings
 
 
 @pytest.mark.parametrize(
@@ -63,32 +60,3 @@ class Counted(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.count += len(x)
         return torch.cat([torch.zeros_like(x), 10 * x - 5], dim=1)
-
-
-def test_a_ct_by_default_costs_at_most_40_predictions(make: Callable[[str], Bundle]) -> None:
-    """Patches of 96^3 with half overlap on 270 x 270 x 225 voxels: every patch that is run counts, also those of the
-    prediction and those run again for comparison. Cells of 12 voxels and finer are hidden where the spleen is.
-    """
-    bundle = make("spleen_ct_segmentation")
-    parser = ConfigParser()
-    parser.read_config(bundle.config)
-    parser.update({**bundle.settings, "inferer#roi_size": [96, 96, 96], "inferer#overlap": 0.5})
-    evaluator = parser.get_parsed_content("evaluator")
-    image = torch.zeros(1, 270, 270, 225)
-    spleen = tuple(slice(a, b) for a, b in ((60, 140), (150, 190), (80, 140)))
-    image[(0, *spleen)] = 1
-    explain = AttachSettings().inferer(evaluator, parser.get_parsed_content("postprocessing"), image)
-    assert evaluator.amp
-    assert explain.patch_memory is not None
-    network = Counted()
-    (found,) = explain.explain(image[None], network)
-    assert found.per_prediction == 100
-    assert network.count <= 40 * 100
-    assert found.num_forwards <= network.count
-    boxes = found.masks.hidden_boxes(found.ids)
-    edges = [max(side.stop - side.start for side in box) for box in boxes]
-    assert set(edges) == {48, 33, 24, 12, 6}  # 33 at the end of the last axis
-    centres = torch.tensor([[(side.start + side.stop) / 2 for side in box] for box in boxes])
-    ends = torch.tensor([[side.start, side.stop] for side in spleen])
-    inside = ((centres > ends[:, 0]) & (centres < ends[:, 1])).all(1)
-    assert bool(inside[torch.tensor(edges) <= 12].all())

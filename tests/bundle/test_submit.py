@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import fork_server
 from helpers.own_bundle import forwards, launch, settings
 from helpers.paths import BUNDLE, TESTS
 from helpers.scans import LPS, write_scan
@@ -226,39 +223,3 @@ def test_two_jobs_on_this_machine_share_a_run(tmp_path: Path, monkeypatch: pytes
     assert forwards(tmp_path, "shared") == forwards(tmp_path, "plain") + 1
     assert (tmp_path / "sweep" / "submitit").is_dir()
     assert not list(output.rglob("*.pkl"))
-
-
-@pytest.fixture
-def slurm() -> None:
-    """Skips the test where no SLURM answers."""
-    if shutil.which("sinfo") is None:
-        pytest.skip("SLURM is not installed")
-    done = subprocess.run(["sinfo", "--noheader"], capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode or not done.stdout.strip():
-        pytest.skip(f"no SLURM answers: {done.stderr.strip()}")
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs, and what they start, from the fork server; those of a run shared on this machine are real commands."""
-    monkeypatch.setattr(sys, "executable", fork_server.python())
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("slurm", "forked")
-def test_an_array_on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three tasks over five cases, whose numbers the overlay finds."""
-    common = cohort(tmp_path, 5, monkeypatch)
-    ((output, jobs),) = submit_sweep(
-        [{"method": "rise", "num_masks": 30}],
-        BUNDLE,
-        tmp_path / "sweep",
-        common=common,
-        shards=3,
-        cluster="slurm",
-        timeout_min=10,
-    ).items()
-    assert launch(tmp_path, "plain", 0).wait() == 0
-    assert [job.result() for job in jobs] == [str(output)] * 3
-    check(tmp_path / "plain", output, 5)
-    assert forwards(tmp_path, "shared") == forwards(tmp_path, "plain")

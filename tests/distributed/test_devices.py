@@ -27,7 +27,6 @@ from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed import DevicesEngine, MasksOverDevices
 from monai_saliency.errors import CaseError
 from monai_saliency.metrics.agreement import compare
-from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.utils.precision import exact_arithmetic, network_arithmetic
 
@@ -191,19 +190,6 @@ def test_copies_are_never_stale(images: torch.Tensor) -> None:
     assert all(not torch.equal(a, b) for a, b in itertools.pairwise(seen))
 
 
-def test_a_part_is_shared_further(images: torch.Tensor) -> None:
-    (whole,) = rise().explain(images[:1], Network())
-    explain = over_devices(rise(), CPUS)
-    (first,), (second,) = (explain.score(images[:1], Network(), part=Part(i, 2)) for i in range(2))
-    (plain,) = rise().score(images[:1], Network(), part=Part(0, 2))
-    assert torch.equal(first.state.seen, plain.state.seen)
-    assert not first.complete
-    with pytest.raises(CaseError, match="15 of 30 masks have scores"):
-        first.explanation()
-    first.state.merge(second.state)
-    assert torch.equal(first.explanation().saliency, whole.saliency)
-
-
 def test_stored_scores(images: torch.Tensor, tmp_path: Path) -> None:
     """A run that stops in one thread goes on where all were, on any number of devices."""
     (whole,) = rise().explain(images[:1], Network())
@@ -295,15 +281,6 @@ def test_interrupted(images: torch.Tensor) -> None:
     assert next(Interrupts.numbers) < 1000
     assert network.training
     assert none_left()
-
-
-def test_autocast_reaches_the_threads(images: torch.Tensor) -> None:
-    network = Network()
-    with torch.autocast("cpu", torch.bfloat16):
-        plain = rise()(images, network)
-        shared = over_devices(rise(), CPUS)(images, network)
-    assert torch.equal(shared, plain)
-    assert not torch.equal(shared, rise()(images, network))
 
 
 def test_a_network_that_cannot_be_copied(images: torch.Tensor) -> None:

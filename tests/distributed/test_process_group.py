@@ -107,18 +107,6 @@ def test_every_rank_has_the_plain_maps(world_size: int) -> None:
         assert found[0][0][3] == MASKS + 1 + (world_size - 1) * BATCH
 
 
-def test_parts_that_are_scored_by_hand() -> None:
-    whole = rise().explain(images(2), Network())
-
-    def explain(rank: int) -> Any:
-        runs = rise().score(images(2), Network(), part=Part(rank, 2))
-        merge_over_ranks(runs)
-        return [run.explanation().saliency for run in runs]
-
-    for found in on_ranks(2, explain):
-        assert all(torch.equal(maps, one.saliency) for maps, one in zip(found, whole, strict=True))
-
-
 def test_what_goes_wrong_on_one_rank_is_told_to_all() -> None:
     def explain(rank: int) -> Any:
         errors = []

@@ -18,14 +18,11 @@ import monai.bundle
 import numpy as np
 import pytest
 import torch
-import yaml
 from helpers.all_pairs import all_pairs
 from helpers.estimators import slow_rise
 from helpers.files import rows_of, voxels
 from helpers.own_bundle import BATCH, BATCHES, forwards, launch, settings
-from helpers.paths import ROOT
 from helpers.scans import LPS, photograph, write_scan
-from monai.bundle import ConfigParser
 from monai.utils import OptionalImportError
 
 import monai_saliency as ms
@@ -216,22 +213,6 @@ def test_an_error_in_an_actor_reaches_the_driver(tmp_path: Path, capfd: pytest.C
     assert voxels(tmp_path / "out") == {}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_a_case_that_ends_its_process_does_not_go_on_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_ATTEMPTS", 2)
-    scans(tmp_path, 1)
-    crash = {
-        "_target_": "Lambdad",
-        "keys": "image",
-        "func": "$lambda image: monai_saliency.handlers.mlflow.os._exit(3)",
-    }
-    loading = {"preprocessing::transforms": [{"_target_": "LoadImaged", "keys": "image"}, crash], "cache": "none"}
-    with pytest.raises(RuntimeError) as caught:
-        monai.bundle.run(**shared(tmp_path, "out", saliency_max_workers=1, **loading))
-    assert re.search(r"2 actors were lost .* one of the cases 0 \(counted from 0", str(root_cause(caught.value)))
-
-
 def test_a_cohort_that_actors_cannot_make_is_refused() -> None:
     with pytest.raises(ValueError, match="each Ray actor makes the cohort anew"):
         RayEngine().run(types.SimpleNamespace(recipe=None))  # type: ignore[arg-type]
@@ -375,18 +356,6 @@ def by_hand(image: torch.Tensor, network: OnImageGrid) -> np.ndarray:
 def photographs(folder: Path, count: int) -> None:
     for i in range(count):
         photograph(folder / f"photo_{i}.png", 50, 38 + i, i)
-
-
-def test_config_of_the_page(tmp_path: Path) -> None:
-    """The page's own text, with weights that are there."""
-    segformer().network.save_pretrained(tmp_path)
-    page = (ROOT / "tutorials" / "engines" / "ray.md").read_text(encoding="utf-8")
-    (text,) = (block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "network_def" in block)
-    parser = ConfigParser(yaml.safe_load(text.replace("folder/of/weights", str(tmp_path))))
-    parser.get_parsed_content("imports")
-    network = parser.get_parsed_content("network_def").eval()
-    image = torch.rand(1, 3, 32, 32)
-    torch.testing.assert_close(network(image), segformer()(image))
 
 
 def segformer_bundle(data: Path, weights: Path) -> dict[str, Any]:
