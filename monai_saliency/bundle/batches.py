@@ -69,7 +69,7 @@ def input_key(
                 "scan and its mask are, so which of them it got is unknown: name it by --saliency_image_key"
             )
         if keys:
-            return CommonKeys.IMAGE if CommonKeys.IMAGE in keys else keys[0]
+            return next((key for key in keys if key == CommonKeys.IMAGE), keys[0])
     return None
 
 
