@@ -10,17 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import unquote
 
-from monai.bundle import ConfigParser
 from monai.handlers import MLFlowHandler
-from monai.utils import path_to_sqlite_uri
 
-from monai_saliency.errors import AdviceError
 from monai_saliency.handlers.summary import Summary, figures
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.files import atomic_path, locked
 from monai_saliency.utils.monai_private import set_experiment
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.visualize.pictures import PICTURE_FORMATS
@@ -31,13 +26,10 @@ logger = logging.getLogger(__name__)
 
 _CASE_METRICS = ("probability", "score", "peak_saliency", "peak_in_label", "forwards", "seconds")
 _BATCH = 1000  # metrics that MLflow takes at once
-_WRITTEN = 10  # seconds, in which another program has written its executed config
-_POLL = 0.05  # seconds
-_SQLITE = "sqlite:///"
 
 
 def check(save_execute_config: str | bool | None, output_dir: str | Path) -> None:
-    """Before any work, check that the run can be tracked, and make the database. MLflow's telemetry is switched off.
+    """Before any work, check that MLflow is there where the run is tracked. MLflow's telemetry is switched off.
 
     Args:
         save_execute_config: the config's id of that name, which MONAI replaces by the executed config's path where
@@ -45,59 +37,20 @@ def check(save_execute_config: str | bool | None, output_dir: str | Path) -> Non
         output_dir: the run's.
 
     Raises:
-        AdviceError: when the executed config stays damaged.
         OptionalImportError: when MLflow is not installed.
     """
     if isinstance(save_execute_config, bool):
         return
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     path = _executed_config(save_execute_config or "", output_dir)
-    if not path.is_file():
-        return
-    config = ConfigParser(_read(path))
-    for i, handler in enumerate(config.get("handlers") or []):
-        if isinstance(handler, dict) and str(handler.get("_target_")).endswith(MLFlowHandler.__name__):
-            require("mlflow", extra="mlflow")
-            if "tracking_uri" in handler and "MLFLOW_TRACKING_URI" not in os.environ:
-                _make_database(config.get_parsed_content(f"handlers::{i}::tracking_uri"))
+    if path.is_file() and MLFlowHandler.__name__ in path.read_text(encoding="utf-8"):
+        require("mlflow", extra="mlflow")
 
 
 def _executed_config(path: str | Path, output_dir: str | Path) -> Path:
     """The executed config's file: MONAI 1.6.1 names it ``/maps + '/config_<time>.json'``, which nothing evaluates."""
     name = re.search(r" \+ '/(config_\w+\.json)'$", str(path))
     return Path(output_dir) / name[1] if name else Path(path)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The executed config, which two programs that start in one second write at once."""
-    end = time.monotonic() + _WRITTEN
-    while True:
-        try:
-            config = ConfigParser.load_config_file(path)
-        except Exception:  # as the parsers of JSON and YAML raise
-            config = None
-        if isinstance(config, dict):
-            return config
-        if time.monotonic() > end:
-            raise AdviceError(
-                f"the executed config {path} is damaged, as where several programs write it at once: start this one "
-                "again, or give each its own with --save_execute_config"
-            )
-        time.sleep(_POLL)
-
-
-def _make_database(uri: str | None) -> None:
-    """Make an SQLite file that is not there yet, whole or not at all.
-
-    MLflow 3.17 makes it in many steps, which a kill in between, or two programs at once, leave broken for good.
-    """
-    if uri is None or not uri.startswith(_SQLITE):
-        return
-    path = Path(unquote(uri.removeprefix(_SQLITE)))
-    with locked(path.with_name(f".{path.name}.lock")):
-        if not path.exists():
-            with atomic_path(path) as temporary:
-                MLFlowHandler(path_to_sqlite_uri(temporary)).close()
 
 
 class Tracker:

@@ -89,55 +89,41 @@ def _noise(explanation: Explanation) -> list[float | str]:
     return [""] * maps if noise is None else noise.repeat_interleave(maps // len(noise)).tolist()
 
 
-def is_noise(row: dict[str, Any]) -> bool:
+def is_noise(row: dict[str, Any], names: Sequence[str] = ("peak_saliency", "lowest_saliency")) -> bool:
     """Whether all values of a row's map are within five times its noise of 0, as chance alone can put them.
 
-    A map that is zero counts as well. Where the noise is not known, nothing counts.
+    A map that is zero counts as well. Where the noise is not known, nothing counts. ``names`` are the columns that are
+    looked at.
     """
-    return peak_is_noise(row) and _within_noise(row, "lowest_saliency")
-
-
-def peak_is_noise(row: dict[str, Any]) -> bool:
-    """Whether the peak of a row's map is within five times its noise of 0, whatever is below zero elsewhere."""
-    return row.get("noise", "") != "" and _within_noise(row, "peak_saliency")
+    values = [row[name] for name in names if row.get(name, "") != ""]
+    return row.get("noise", "") != "" and all(abs(float(each)) <= TIMES_NOISE * float(row["noise"]) for each in values)
 
 
 def warn_of_noise(case: str, rows: Sequence[dict[str, Any]]) -> None:
     """Name a case's maps whose peak may be chance in the log."""
-    if noisy := [row for row in rows if peak_is_noise(row)]:
+    if noisy := [label_name(row["class"]) for row in rows if is_noise(row, ["peak_saliency"])]:
         logger.warning(
-            "case %s: the %s of %s may be chance, %swithin %d times its noise of 0: nothing that was hidden supports "
-            "the score, or more masks are needed",
+            "case %s: the peak of the map of %s may be chance, within %d times its noise of 0: nothing that was hidden "
+            "supports the score, or more masks are needed",
             case,
-            "map" if (whole := all(map(is_noise, noisy))) else "peak of the map",
-            ", ".join(dict.fromkeys(label_name(row["class"]) for row in noisy)),
-            "" if whole else "unlike its lowest value ",
+            ", ".join(dict.fromkeys(noisy)),
             TIMES_NOISE,
         )
-
-
-def _within_noise(row: dict[str, Any], name: str) -> bool:
-    # Tables of older versions have no lowest value.
-    return row.get(name, "") == "" or abs(float(row[name])) <= TIMES_NOISE * float(row["noise"])
 
 
 def _in_label(case: str, mm: np.ndarray, path: str | Path) -> bool | str:
     """Whether a place lies in a label. A label that cannot be read must not cost a finished map its row."""
     try:
-        return _inside(mm, path)
+        values, affine = load_label(path)
+        voxel = np.rint(nib.affines.apply_affine(np.linalg.inv(affine), mm)).astype(int)
     except Exception as error:
         logger.warning("case %s: its label %s cannot be read, so `peak_in_label` is empty: %s", case, path, error)
         return ""
-
-
-def _inside(mm: np.ndarray, path: str | Path) -> bool | str:
-    values, affine = load_label(path)
     inside = (values != 0) & (values == values)  # a label that was resampled may be NaN outside of what was scanned
-    if not inside.any():
-        return ""
     # A 2D label is one plane. Some files have more axes of length one.
     inside = inside.reshape(*inside.shape, *[1] * (3 - inside.ndim)).any(axis=tuple(range(3, inside.ndim)))
-    voxel = np.rint(nib.affines.apply_affine(np.linalg.inv(affine), mm)).astype(int)
+    if not inside.any():
+        return ""
     return bool(all(0 <= v < n for v, n in zip(voxel, inside.shape, strict=True)) and inside[tuple(voxel)])
 
 

@@ -129,7 +129,7 @@ class Trust:
             - ``trust_pointing``, ``trust_mass``, ``trust_leakage``, ``trust_auprc``: against the label. With
               ``_random``, ``_intensity``, ``_edges``, ``_blurred`` or ``_randomised`` at the end: of a control;
             - ``trust_insertion``, ``trust_deletion``: areas under the curves, in the score's unit, and the controls';
-            - ``trust_curves``: the curves as JSON, without the controls where they are too long for a table.
+            - ``trust_curves``: the curves as JSON, where they are not too long for a table.
         """
         with torch.no_grad(), stage("trust"):
             found = _Figures(case, self)
@@ -200,7 +200,8 @@ class _Figures:
         rows = []
         for number in range(self.maps.shape[1]):
             own = {f"trust_{name}": _cell(values[number]) for name, values in self.found.items()}
-            own |= {"trust_curves": _as_text(self._drawn[number])} if self._drawn[number] else {}
+            curves = json.dumps(self._drawn[number], separators=(",", ":"))
+            own |= {"trust_curves": curves} if self._drawn[number] and len(curves) <= LONGEST_CELL else {}
             found = of_case | own
             rows.append({name: found[name] for name in TRUST_COLUMNS if name in found})
         return rows
@@ -276,13 +277,6 @@ class _Figures:
         for name, metric in metrics.items():
             for ending, maps in {"": self.maps, **self._others}.items():
                 self.found[name + ending] = _values(metric.compute(maps, label))
-
-
-def _as_text(curves: Mapping[str, Mapping[str, Any]]) -> str:
-    """Curves as JSON, no longer than a cell may be."""
-    own = {kind: {name: line for name, line in lines.items() if not name} for kind, lines in curves.items()}
-    texts = (json.dumps(each, separators=(",", ":")) for each in (curves, own))
-    return next((text for text in texts if len(text) <= LONGEST_CELL), "")
 
 
 def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch.Tensor] | None:

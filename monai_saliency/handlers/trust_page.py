@@ -123,11 +123,6 @@ def _words(rows: Sequence[Row], measured: Sequence[Row]) -> dict[str, Any]:
     """The values in the template."""
     by_case = {row["case"]: row for row in measured}
     labelled = [row for row in measured if _is_true(row, "trust_labelled")]
-    right = {case: found for case, row in by_case.items() if (found := _is_right(row)) is not None}
-    peaks = []
-    for wanted, words in ((True, "right"), (False, "wrong")):
-        group = [row for row in measured if right.get(row["case"]) is wanted and str(row.get("peak_in_label", ""))]
-        peaks.append((words, [_is_true(row, "peak_in_label") for row in group]))
     return {
         "rows": measured,
         "cases": len(by_case),
@@ -147,8 +142,6 @@ def _words(rows: Sequence[Row], measured: Sequence[Row]) -> dict[str, Any]:
         "noise": [is_noise(dict(row)) for row in measured],
         "significant": [ratio > _TIMES_ERROR for ratio in _numbers(measured, "trust_peak_to_error")],
         "times_error": _TIMES_ERROR,
-        "right": list(right.values()),
-        "peaks": peaks,
         "cost": {name: _median(by_case.values(), name) for name in ("forwards", "predictions", "trust_forwards")},
         **_problems(by_case),
     }
@@ -189,14 +182,6 @@ def _problems(by_case: Mapping[str, Row]) -> dict[str, Any]:
             problems.setdefault(str(row["trust_problem"]), []).append(case)
     ordered = sorted(problems.items(), key=lambda each: -len(each[1]))
     return {"problems": ordered, "problem_cases": sum(map(len, problems.values()))}
-
-
-def _is_right(row: Row) -> bool | None:
-    """Whether a prediction of two classes is the label's; None where that is not known."""
-    labelled, predicted = str(row.get("trust_labelled", "")), str(row.get("prediction", ""))
-    if not labelled or predicted not in ("0", "1"):
-        return None
-    return (predicted == "1") == (labelled == "True")
 
 
 def _agreement(rows: Iterable[Row]) -> list[float]:

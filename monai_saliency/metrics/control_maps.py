@@ -10,7 +10,7 @@ import torch
 
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.metrics.base import SaliencyMetric, checked_maps
-from monai_saliency.utils.arguments import instance, whole_number
+from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.tensors import plain
 
 __all__ = ["CONTROLS", "Controlled", "controls", "with_controls"]
@@ -42,21 +42,18 @@ class Controlled:
         return tuple(name for name, value in self.controls.items() if sign * value >= sign * self.value)
 
 
-def controls(
-    images: torch.Tensor, saliency: torch.Tensor, seed: int = 0, sigma: float = 2.0
-) -> dict[str, torch.Tensor]:
+def controls(images: torch.Tensor, saliency: torch.Tensor, seed: int = 0) -> dict[str, torch.Tensor]:
     """The four controls of a batch.
 
     - ``random``: independent normal numbers;
     - ``intensity``: the scan itself, the mean of its channels;
     - ``edges``: the length of the scan's gradient, by central differences, the mean of its channels;
-    - ``blurred``: the map itself, blurred by a Gaussian.
+    - ``blurred``: the map itself, blurred by a Gaussian of 2 voxels.
 
     Args:
         images: ``(B, C, *spatial)``, 2D or 3D.
         saliency: the maps ``(B, K, *spatial)``.
         seed: of the random maps, which are drawn on the CPU and depend on this and on their own image only.
-        sigma: of the Gaussian, in voxels.
 
     Returns:
         maps like ``saliency``, on its device, by the name of the control.
@@ -71,22 +68,16 @@ def controls(
     if not bool(torch.isfinite(scans).all()):
         raise ValueError("`images` must be finite: intensity and edges are controls")
     scans = scans.to(maps)
-    whole_number("seed", seed, 0)
     return {
         "random": torch.stack([_noise(maps[0], scan, seed) for scan in scans]),
         "intensity": scans.mean(1, keepdim=True).expand_as(maps).clone(),
         "edges": _edges(scans).expand_as(maps).clone(),
-        "blurred": BlurFill(sigma)(maps),
+        "blurred": BlurFill(2.0)(maps),
     }
 
 
 def with_controls(
-    metric: SaliencyMetric,
-    saliency: torch.Tensor,
-    y: torch.Tensor,
-    images: torch.Tensor,
-    seed: int = 0,
-    sigma: float = 2.0,
+    metric: SaliencyMetric, saliency: torch.Tensor, y: torch.Tensor, images: torch.Tensor, seed: int = 0
 ) -> Controlled:
     """Measure maps and their controls by one metric.
 
@@ -96,7 +87,6 @@ def with_controls(
         y: what the metric compares maps with: label maps, or the images once more.
         images: the scans ``(B, C, *spatial)`` for the controls.
         seed: of the random map.
-        sigma: of the blur of the map, in voxels.
 
     Returns:
         the means, and which controls pass.
@@ -115,12 +105,9 @@ def with_controls(
         True
     """
     instance("metric", metric, SaliencyMetric, "a metric such as AUPRC()")
-    found = {
-        name: _mean(metric.compute(maps, y))
-        for name, maps in {"map": saliency, **controls(images, saliency, seed, sigma)}.items()
-    }
-    value = found.pop("map")
-    return Controlled(type(metric).__name__, metric.higher_is_better, value, found)
+    maps = {"map": saliency, **controls(images, saliency, seed)}
+    found = {name: float(metric.compute(each, y).double().nanmean()) for name, each in maps.items()}
+    return Controlled(type(metric).__name__, metric.higher_is_better, found.pop("map"), found)
 
 
 def _noise(like: torch.Tensor, scan: torch.Tensor, seed: int) -> torch.Tensor:
@@ -129,14 +116,8 @@ def _noise(like: torch.Tensor, scan: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.randn(like.shape, generator=draw, dtype=torch.float64).to(like)
 
 
-def _mean(values: torch.Tensor) -> float:
-    return float(values.double().nanmean())
-
-
 def _edges(scans: torch.Tensor) -> torch.Tensor:
     """``(B, C, *spatial)`` -> ``(B, 1, *spatial)``."""
-    squares = torch.zeros_like(scans)
-    for axis in range(2, scans.ndim):
-        if scans.shape[axis] > 1:
-            squares += torch.gradient(scans, dim=axis)[0] ** 2
-    return squares.sqrt().mean(1, keepdim=True)
+    axes = [axis for axis in range(2, scans.ndim) if scans.shape[axis] > 1]
+    slopes = torch.gradient(scans, dim=axes) if axes else [torch.zeros_like(scans)]
+    return torch.stack([*slopes]).square().sum(0).sqrt().mean(1, keepdim=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.grid import SubsetMasks
@@ -50,8 +49,7 @@ class Infidelity(_SumsAndDrops):
         masks: which perturbed images; by default ``RISEMasks(200, seed=1)``. Take another seed than the maps have.
         normalize: scale the map by the factor ``beta`` that suits it best (captum's ``normalize``), so that only its
             shape counts; otherwise ``beta`` is 1, and the map must be in the score's unit per voxel.
-        inferer, network, fill, reduction, get_not_nans: as for
-            :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+        inferer, network, **options: as for :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: when an argument is of another kind, and (when called) when maps and images do not belong together.
@@ -75,11 +73,9 @@ class Infidelity(_SumsAndDrops):
         network: Callable[..., Any],
         masks: Masks | None = None,
         normalize: bool = True,
-        fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
-        reduction: str = "mean",
-        get_not_nans: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(inferer, network, fill, reduction, get_not_nans)
+        super().__init__(inferer, network, **options)
         instance("masks", masks, Masks, "masks such as RISEMasks(200)", none=True)
         self.masks = RISEMasks(200, seed=1) if masks is None else masks
         self.normalize = flag("normalize", normalize)
@@ -103,8 +99,7 @@ class SensitivityN(_SumsAndDrops):
         num_masks: how many random subsets, at least 3.
         grid_size: cells along each axis; voxels where the axis is shorter.
         seed: of the random subsets.
-        inferer, network, fill, reduction, get_not_nans: as for
-            :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+        inferer, network, **options: as for :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: for settings out of range, and (when called) when maps and images do not belong together.
@@ -118,11 +113,9 @@ class SensitivityN(_SumsAndDrops):
         num_masks: int = 100,
         grid_size: int = 8,
         seed: int = 0,
-        fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
-        reduction: str = "mean",
-        get_not_nans: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(inferer, network, fill, reduction, get_not_nans)
+        super().__init__(inferer, network, **options)
         whole_number("num_masks", num_masks, 3)
         self.masks = SubsetMasks(num_masks, num_hidden, grid_size, seed)
 

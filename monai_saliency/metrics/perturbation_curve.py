@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.order import BoundOrderMasks, OrderMasks
 from monai_saliency.metrics.scored import NetworkMetric, OneMap
@@ -52,12 +51,10 @@ class _Curve(NetworkMetric):
         inferer: PerturbationInferer,
         network: Callable[..., Any],
         steps: int = 20,
-        fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
         regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
-        reduction: str = "mean",
-        get_not_nans: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(inferer, network, fill, reduction, get_not_nans)
+        super().__init__(inferer, network, **options)
         self.steps = whole_number("steps", steps, 1)
         words = "a function of an image that makes a label map, such as Supervoxels(200)"
         self.regions = instance("regions", regions, (), words, function=True, none=True)
@@ -97,8 +94,7 @@ class Deletion(_Curve):
         steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.
         regions: makes a label map ``(1, *spatial)`` of an image and its voxel sizes, such as ``Supervoxels(200)``;
             voxels of one label go at once, in the order of their mean in the map. Single voxels by default.
-        inferer, network, fill, reduction, get_not_nans: as for
-            :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+        inferer, network, **options: as for :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: for settings out of range, and (when called) when maps and images do not belong together.
@@ -125,7 +121,7 @@ class Insertion(_Curve):
     BMVC 2018, section 4.1). Higher is better: the score rises at once where the map is right.
 
     The curve begins at the score of the fill and ends at the score of the unperturbed image; as for :class:`Deletion`
-    otherwise. Petsiuk et al. insert into a blurred image: ``fill=BlurFill(...)``.
+    otherwise. Petsiuk et al. insert into a blurred image: ``inferer.replace(fill=BlurFill())``.
 
     Insertion also rewards blurred maps, which insert smooth shapes: compare with the controls
     (:func:`~monai_saliency.metrics.control_maps.with_controls`).

@@ -17,26 +17,7 @@ from monai_saliency.utils.arguments import instance, whole_number
 __all__ = ["EfficientParameterRandomisation", "ParameterRandomisation", "entropy", "randomised", "resemblance"]
 
 
-class _Randomised(NetworkMetric):
-    """The base of metrics that compare with a randomised copy of the network."""
-
-    def __init__(
-        self,
-        inferer: PerturbationInferer,
-        network: torch.nn.Module,
-        seed: int = 0,
-        reduction: str = "mean",
-        get_not_nans: bool = False,
-    ) -> None:
-        super().__init__(inferer, network, None, reduction, get_not_nans)
-        self.randomised = randomised(network, seed)
-
-    def others(self, maps: Sequence[OneMap]) -> torch.Tensor:
-        """The maps ``(K, *spatial)`` of the randomised network."""
-        return other_maps(maps, self.inferer, self.randomised)
-
-
-class ParameterRandomisation(_Randomised):
+class ParameterRandomisation(NetworkMetric):
     """Spearman's rank correlation between a map and the map of a randomised copy of the network (Adebayo et al.,
     NeurIPS 2018, section 3). In [-1, 1], lower is better, about 0 where the map depends on what was learned.
 
@@ -48,7 +29,7 @@ class ParameterRandomisation(_Randomised):
         network: the module that was explained. A deep copy is randomised (:func:`randomised`), the network itself is
             left as it is.
         seed: of the random parameters.
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        **options: as for :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Attributes:
         randomised: the randomised copy.
@@ -68,11 +49,16 @@ class ParameterRandomisation(_Randomised):
 
     higher_is_better = False
 
+    def __init__(self, inferer: PerturbationInferer, network: torch.nn.Module, seed: int = 0, **options: Any) -> None:
+        super().__init__(inferer, network, **options)
+        self.randomised = randomised(network, seed)
+
     def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
-        return resemblance(torch.stack([one.saliency for one in maps]), self.others(maps))
+        others = other_maps(maps, self.inferer, self.randomised)
+        return resemblance(torch.stack([one.saliency for one in maps]), others)
 
 
-class EfficientParameterRandomisation(_Randomised):
+class EfficientParameterRandomisation(ParameterRandomisation):
     """How far the entropy of the map rises when the network is randomised (efficient MPRT of Hedstroem et al., Sanity
     Checks Revisited, arXiv 2401.06465): ``(H(randomised) - H(map)) / H(map)``. Higher is better: what was learned gave
     the map its order. About 0 where the map does not depend on the parameters.
@@ -81,28 +67,24 @@ class EfficientParameterRandomisation(_Randomised):
     together with :class:`ParameterRandomisation`. NaN where the map is flat.
 
     Args:
-        inferer, network, seed, reduction, get_not_nans: as for :class:`ParameterRandomisation`.
+        inferer, network, seed, **options: as for :class:`ParameterRandomisation`.
         bins: of the histogram, at least 2; 100 as in the paper.
 
     Raises:
         ValueError: when the network is not a module, or has no parameters, or for settings out of range.
     """
 
+    higher_is_better = True
+
     def __init__(
-        self,
-        inferer: PerturbationInferer,
-        network: torch.nn.Module,
-        seed: int = 0,
-        bins: int = 100,
-        reduction: str = "mean",
-        get_not_nans: bool = False,
+        self, inferer: PerturbationInferer, network: torch.nn.Module, seed: int = 0, bins: int = 100, **options: Any
     ) -> None:
-        super().__init__(inferer, network, seed, reduction, get_not_nans)
+        super().__init__(inferer, network, seed, **options)
         self.bins = whole_number("bins", bins, 2)
 
     def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
         before = torch.stack([entropy(one.saliency, self.bins) for one in maps])
-        after = torch.stack([entropy(other, self.bins) for other in self.others(maps)])
+        after = torch.stack([entropy(other, self.bins) for other in other_maps(maps, self.inferer, self.randomised)])
         return torch.where(before > 0, (after - before) / before, torch.nan)
 
 
@@ -143,7 +125,7 @@ def randomised(network: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     if not any(True for _ in network.parameters()):
         raise ValueError("`network` has no parameters that could be drawn anew")
     copied = copy.deepcopy(network)
-    places = {name: tensor.device for name, tensor in _tensors(copied).items()}
+    device = next(copied.parameters()).device
     copied.cpu()
     before = {name: tensor.detach().clone() for name, tensor in copied.named_parameters()}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -158,10 +140,4 @@ def randomised(network: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
                 wide = wide if wide > 0 else parameter.double().abs().mean()
                 if wide > 0:
                     parameter.copy_((torch.randn(parameter.shape, dtype=torch.float64) * wide).to(parameter))
-    for name, tensor in _tensors(copied).items():
-        tensor.data = tensor.data.to(places[name])
-    return copied
-
-
-def _tensors(network: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    return copied.to(device)

@@ -14,7 +14,7 @@ from monai_saliency.masks.base import Masks
 from monai_saliency.metrics.base import SaliencyMetric, checked_maps
 from monai_saliency.metrics.ranks import rank_correlation
 from monai_saliency.metrics.scored import NetworkMetric, OneMap
-from monai_saliency.utils.arguments import instance, whole_number
+from monai_saliency.utils.arguments import whole_number
 
 __all__ = ["FillAgreement", "RankAgreement", "Repeatability", "agreement", "other_maps"]
 
@@ -53,9 +53,8 @@ class Repeatability(NetworkMetric):
 
     Args:
         inferer: what made the maps. Its masks must have a seed.
-        network: any callable on images.
         seed: of the second map's masks; another one than ``inferer`` has.
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+        network, **options: as for :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: when the masks of ``inferer`` have no seed, or have this one.
@@ -72,14 +71,9 @@ class Repeatability(NetworkMetric):
     """
 
     def __init__(
-        self,
-        inferer: PerturbationInferer,
-        network: Callable[..., Any],
-        seed: int = 1,
-        reduction: str = "mean",
-        get_not_nans: bool = False,
+        self, inferer: PerturbationInferer, network: Callable[..., Any], seed: int = 1, **options: Any
     ) -> None:
-        super().__init__(inferer, network, None, reduction, get_not_nans)
+        super().__init__(inferer, network, **options)
         self.inferer = self.inferer.replace(masks=_with_seed(self.inferer.masks, whole_number("seed", seed, 0)))
 
     def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
@@ -94,8 +88,7 @@ class FillAgreement(NetworkMetric):
 
     Args:
         fills: other fills, at least one, such as ``[MeanFill(), BlurFill()]``.
-        inferer, network, reduction, get_not_nans: as for
-            :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+        inferer, network, **options: as for :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: when there is no fill.
@@ -106,11 +99,9 @@ class FillAgreement(NetworkMetric):
         inferer: PerturbationInferer,
         network: Callable[..., Any],
         fills: Sequence[Callable[[torch.Tensor], torch.Tensor] | CaseFill],
-        reduction: str = "mean",
-        get_not_nans: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(inferer, network, None, reduction, get_not_nans)
-        instance("fills", fills, (list, tuple), "a list of fills such as [MeanFill(), BlurFill()]")
+        super().__init__(inferer, network, **options)
         if not fills:
             raise ValueError("`fills` must hold at least one fill to compare with, got none")
         self.inferers = [self.inferer.replace(fill=fill) for fill in fills]

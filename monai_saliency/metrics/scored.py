@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.fills.base import CaseFill
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.metrics.base import SaliencyMetric, checked_maps
@@ -50,8 +49,8 @@ class NetworkMetric(SaliencyMetric):
     Args:
         inferer: what made the maps, such as ``rise(target=...)``.
         network: any callable on images.
-        fill: what replaces hidden voxels; by default as in ``inferer``.
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+            Another fill: ``inferer.replace(fill=BlurFill())``.
+        **options: ``reduction`` and ``get_not_nans``, as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Attributes:
         num_forwards: the forwards that :meth:`score` has spent so far, counted as
@@ -62,18 +61,10 @@ class NetworkMetric(SaliencyMetric):
             belong together.
     """
 
-    def __init__(
-        self,
-        inferer: PerturbationInferer,
-        network: Callable[..., Any],
-        fill: Callable[[torch.Tensor], torch.Tensor] | CaseFill | None = None,
-        reduction: str = "mean",
-        get_not_nans: bool = False,
-    ) -> None:
-        super().__init__(reduction, get_not_nans)
-        changes: dict[str, Any] = {} if fill is None else {"fill": fill}
+    def __init__(self, inferer: PerturbationInferer, network: Callable[..., Any], **options: Any) -> None:
+        super().__init__(**options)
         # Ranks measure cases of their own, so none waits for another.
-        self.inferer = explaining(inferer).replace(progress=False, sharing=None, **changes)
+        self.inferer = explaining(inferer).replace(progress=False, sharing=None)
         self.network = callable_network(network)
         self.num_forwards = 0
 
@@ -81,38 +72,36 @@ class NetworkMetric(SaliencyMetric):
     def of_case(self, maps: Sequence[OneMap]) -> torch.Tensor:
         """The numbers ``(K,)`` of the K maps of one case."""
 
-    def compute(
-        self, y_pred: torch.Tensor, y: torch.Tensor | None = None, cases: Sequence[Case] | None = None
-    ) -> torch.Tensor:
+    def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         """Measure one batch, without keeping the numbers.
 
         Args:
             y_pred: saliency maps ``(B, K, *spatial)``.
             y: the images that they explain, ``(B, C, *spatial)``, as the network takes them.
-            cases: for each image its name, label map, voxel sizes and file; by default from its meta data. For
-                batches only, not for lists of items.
 
         Returns:
             ``(B, K)``, on the maps' device.
         """
         maps = checked_maps(y_pred)
-        return torch.stack([self.of_case(each).to(maps.device) for each in self.each(y_pred, y, cases)])
+        return torch.stack([self.of_case(each).to(maps.device) for each in self.each(y_pred, y)])
 
     def each(
         self, y_pred: torch.Tensor, y: torch.Tensor | None, cases: Sequence[Case] | None = None
     ) -> list[list[OneMap]]:
-        """The K maps of each of B cases, with their image. Arguments as for :meth:`compute`."""
+        """The K maps of each of B cases, with their image.
+
+        Arguments as for :meth:`compute`; ``cases`` are known by the images' meta data otherwise.
+        """
         maps = checked_maps(y_pred)
         if not isinstance(y, torch.Tensor) or y.ndim != maps.ndim:
             got = f"shape {tuple(y.shape)}" if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"
             raise ValueError(f"`y` must be the images (B, C, *spatial) that the maps explain, got {got}")
         if len(y) != len(maps) or y.shape[2:] != maps.shape[2:]:
             raise ValueError(f"maps {tuple(maps.shape)} and images {tuple(y.shape)} are not of one batch and one grid")
-        if cases is not None and len(cases) != len(maps):
-            raise ValueError(f"`cases` must have one case for each of {len(maps)} images, got {len(cases)}")
         known = [Case.of(y, index) for index in range(len(maps))] if cases is None else cases
         images, count = plain(y), maps.shape[1]
-        return [[OneMap(maps[i, k], k, count, images[i], case) for k in range(count)] for i, case in enumerate(known)]
+        pairs = zip(maps, images, known, strict=True)
+        return [[OneMap(own[k], k, count, image, case) for k in range(count)] for own, image, case in pairs]
 
     def score(self, one: OneMap, masks: Masks) -> Scored:
         """Score perturbed images of one case, by masks that hide all channels alike."""

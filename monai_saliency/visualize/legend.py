@@ -57,11 +57,6 @@ class Legend:
         change = largest(saliency) if self.in_score_unit else self.change
         return largest(saliency) == 0 or (change is not None and self.span is not None and change < TINY * self.span)
 
-    @property
-    def matters_together(self) -> bool:
-        """Whether a mask, which may hide much at once, changes the score by a hundredth of its range or more."""
-        return self.change is not None and self.span is not None and self.change >= TINY * self.span
-
     def floor(self, has_error: bool) -> float:
         """The absolute value below which nothing is coloured, by the map's noise where there is no standard error."""
         return self.least if has_error else max(self.least, TIMES_ERROR * self.noise)
@@ -151,39 +146,22 @@ def verdicts(maps: Sequence[np.ndarray] | np.ndarray, legends: Sequence[Legend],
 
     ``coloured`` tells of each map whether anything in it is.
     """
-    nothing = [legend.is_nothing(saliency) for legend, saliency in zip(legends, maps, strict=True)]
-    chance = [not each and not any_ for each, any_ in zip(nothing, coloured, strict=True)]
-    found = []
-    if any(nothing):
-        chosen = [i for i, each in enumerate(nothing) if each]
-        found.append(_rows(nothing) + _nothing_matters([maps[i] for i in chosen], [legends[i] for i in chosen]))
-    if any(chance):
-        found.append(f"{_rows(chance)}nothing stands out from chance")
-    changes = [each.change for each in legends if not each.in_score_unit and each.change is not None]
-    if changes and not all(nothing):  # in the score's unit, which the map is not in
-        found.append(f"masks change the score by up to {at_most(max(changes))}")
-    return found
+    words = [_verdict(*each) for each in zip(maps, legends, coloured, strict=True)]
+    return [f"row {i}: {each}" if len(words) > 1 else each for i, each in enumerate(words, start=1) if each]
 
 
-def _nothing_matters(maps: Sequence[np.ndarray], legends: Sequence[Legend]) -> str:
-    """The sentence for maps in which nothing matters, without a full stop."""
-    changes = [legend.change for legend in legends if legend.change is not None]
-    if not legends[0].in_score_unit:
-        is_known = changes and not any(legend.matters_together for legend in legends)
-        known = f"no mask changes the score by more than {at_most(max(changes, default=0))}"
-        return known if is_known else "the map is zero everywhere"
-    words = f"no part of this scan changes the score by more than {at_most(max(map(largest, maps)))}"
-    if any(legend.matters_together for legend in legends):
-        words += f", though single masks change it by up to {at_most(max(changes))}"
-    return words
-
-
-def _rows(which: Sequence[bool]) -> str:
-    """Which rows of a picture a sentence is about; nothing where it is about all."""
-    if all(which):
-        return ""
-    numbers = [str(i + 1) for i, each in enumerate(which) if each]
-    return f"row{'s' * (len(numbers) > 1)} {', '.join(numbers)}: "
+def _verdict(saliency: np.ndarray, legend: Legend, is_coloured: bool) -> str:
+    change = 0.0 if legend.change is None else legend.change
+    by_masks = legend.span is not None and change >= TINY * legend.span  # which may hide much at once
+    if not legend.is_nothing(saliency):
+        if not is_coloured:
+            return "nothing stands out from chance"
+        # In the score's unit, which the map is not in.
+        return f"masks change the score by up to {at_most(change)}" if change and not legend.in_score_unit else ""
+    if not legend.in_score_unit:
+        return "the map is zero everywhere" if by_masks else f"no mask changes the score by more than {at_most(change)}"
+    words = f"no part of this scan changes the score by more than {at_most(largest(saliency))}"
+    return words + (f", though single masks change it by up to {at_most(change)}" if by_masks else "")
 
 
 def _scale(scale: float) -> float:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,11 @@ from helpers.paths import BUNDLE
 from helpers.scans import LPS, write_scan
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.store.db import utils
 from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_MLFLOW_SETTINGS
 from monai.networks.nets import DenseNet
 
 from monai_saliency.errors import root_cause
-from monai_saliency.handlers.mlflow import check
 from monai_saliency.handlers.summary import is_noise
 from monai_saliency.networks.identity import network_fingerprint
 
@@ -211,6 +207,7 @@ class Interrupted(torch.nn.Module):
         return x.flatten(1)[:, :2]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_so(cohort: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     # A prediction, a reference and three batches of masks for each case.
@@ -249,31 +246,3 @@ def test_without_mlflow_the_error_comes_first(cohort: Path, tmp_path: Path, monk
     assert str(root_cause(caught.value)) == 'mlflow is not installed: pip install "monai-saliency[mlflow]"'
     assert [path.name.partition("_")[0] for path in (tmp_path / "out").iterdir()] == ["config"]
     run(cohort, tmp_path / "untracked", "")
-
-
-@pytest.fixture
-def executed_config(tmp_path: Path) -> Path:
-    config = {"output_dir": str(tmp_path / "out"), "handlers": [{"_target_": "Other"}]}
-    config["tracking_uri"] = DEFAULT_MLFLOW_SETTINGS["configs"]["tracking_uri"]
-    config["handlers"].append({"_target_": "MLFlowHandler", "tracking_uri": "@tracking_uri"})
-    path = tmp_path / "out" / "config_20300101_000000.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(config))
-    return path
-
-
-def test_the_database_is_made_whole_by_one_of_several(executed_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, made = executed_config.parent, []
-    initialize = utils._initialize_tables
-    monkeypatch.setattr(utils, "_initialize_tables", lambda engine: (made.append(engine), initialize(engine)))
-    with ThreadPoolExecutor(3) as pool:
-        for done in [pool.submit(check, f"{out} + '/{executed_config.name}'", out) for _ in range(3)]:
-            done.result()
-    assert len(made) == 1
-    assert sorted(path.name for path in out.iterdir()) == [
-        ".mlruns.db.lock",
-        executed_config.name,
-        "mlruns.db",
-    ]
-    assert [each.name for each in client(out).search_experiments()] == ["Default"]
-    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"

@@ -11,7 +11,7 @@ import torch
 from helpers.maps import LEFTWARD, PEAK, SHAPE, peaked
 
 from monai_saliency.cases import Case
-from monai_saliency.handlers.summary import COLUMNS, Summary, figures, is_noise, peak_is_noise, summarize
+from monai_saliency.handlers.summary import COLUMNS, Summary, figures, is_noise, summarize
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.masks.rise import RISEMasks
 from monai_saliency.targets import ClassScore
@@ -88,7 +88,7 @@ class TestSummarize:
         maps[0, 1, 1, 1], maps[0, 0, 0, 0] = -3, 0.1
         rows = summarize("ct_7", replace(explanation(maps), noise=torch.tensor([0.1])), maps, LEFTWARD)
         assert [row["lowest_saliency"] for row in rows] == [-3.0]
-        assert [peak_is_noise(row) for row in rows] == [True]
+        assert [is_noise(row, ["peak_saliency"]) for row in rows] == [True]
         assert [is_noise(row) for row in rows] == [False]
         assert "maps_of_noise" not in figures(rows)
         older = {name: value for name, value in rows[0].items() if name != "lowest_saliency"}

@@ -51,7 +51,7 @@ def slow_pairs(
 def test_infidelity_equals_plain_loops(dims: int, normalize: bool) -> None:
     network, (maps, images) = network_of(dims), case_of(dims)
     inferer = ms.rise(target=ms.ClassScore([0, 1], "none"), mask_batch_size=7)
-    found = Infidelity(inferer, network, MASKS, normalize, fill=ms.ConstantFill(0.3)).compute(maps, images)
+    found = Infidelity(inferer.replace(fill=ms.ConstantFill(0.3)), network, MASKS, normalize).compute(maps, images)
     for b, k in np.ndindex(2, 2):
         sums, drops = slow_pairs(MASKS, network, maps[b, k], images[b], k)
         pairs = list(zip(sums, drops, strict=True))
@@ -64,7 +64,7 @@ def test_infidelity_equals_plain_loops(dims: int, normalize: bool) -> None:
 def test_sensitivity_n_equals_plain_loops(dims: int) -> None:
     network, (maps, images) = network_of(dims), case_of(dims)
     inferer = ms.rise(target=ms.ClassScore([0, 1], "none"))
-    metric = SensitivityN(inferer, network, 4, 25, grid_size=3, seed=2, fill=ms.ConstantFill(0.3))
+    metric = SensitivityN(inferer.replace(fill=ms.ConstantFill(0.3)), network, 4, 25, grid_size=3, seed=2)
     found = metric(maps, images)
     for b, k in np.ndindex(2, 2):
         pairs = slow_pairs(SubsetMasks(25, 4, 3, seed=2), network, maps[b, k], images[b], k)

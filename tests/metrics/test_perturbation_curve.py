@@ -62,7 +62,7 @@ def slow_curve(
 def test_equals_plain_loops(metric: type, dims: int, fill: Any) -> None:
     network, (maps, images) = network_of(dims), case_of(dims)
     inferer = ms.rise(5, 3, target=TARGET, fill=ms.ConstantFill(0.2), mask_batch_size=3)
-    measured = metric(inferer, network, steps=6, fill=fill)
+    measured = metric(inferer.replace(fill=fill) if fill else inferer, network, steps=6)
     curves = measured.curves(maps, images)
     found = measured(maps, images)
     assert found.shape == (2, 2)

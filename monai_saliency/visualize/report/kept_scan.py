@@ -20,9 +20,8 @@ from monai_saliency.metrics.peak import peak_voxel
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.visualize.legend import Legend
 
-__all__ = ["KeptScan", "case_id", "kept_path", "rounded_step"]
+__all__ = ["KeptScan", "case_id", "kept_path"]
 
-_VERSION = 1
 # The fields that are kept as text; the others are arrays and legends.
 _WORDS = ("case", "key", "step", "low", "shape", "start", "stride", "rows_down")
 # Voxels of all that a case's page holds: the scan, its maps and their standard errors.
@@ -110,7 +109,7 @@ class KeptScan:
     def save(self, folder: str | Path) -> None:
         """Write it below an output folder; OutputError when the file cannot be written."""
         words = {name: getattr(self, name) for name in _WORDS}
-        words |= {"version": _VERSION, "legends": [asdict(legend) for legend in self.legends]}
+        words["legends"] = [asdict(legend) for legend in self.legends]
         text = np.frombuffer(json.dumps(words).encode(), np.uint8)
         arrays = {"codes": self.codes, "affine": self.affine, "words": text}
         arrays |= {} if self.label is None else {"label": self.label}
@@ -123,8 +122,6 @@ class KeptScan:
         try:
             with np.load(path, allow_pickle=False) as found:
                 words = json.loads(found["words"].tobytes())
-                if words.pop("version") != _VERSION:
-                    raise ValueError("it is of another version of this package")
                 codes, affine = found["codes"], found["affine"]
                 label = found.get("label")
             for name in ("shape", "start", "stride"):
@@ -144,14 +141,6 @@ def case_id(case: str) -> str:
 def kept_path(folder: str | Path, case: str) -> Path:
     """The file of a case's :class:`KeptScan` below an output folder."""
     return Path(folder) / "views" / f"{case_id(case)}.npz"
-
-
-def rounded_step(size: float) -> float:
-    """The largest of 1, 2 and 5 times a power of ten that is at most a number; 1 for 0."""
-    if not size > 0:
-        return 1.0
-    power = math.floor(math.log10(size) + 1e-9)
-    return next(float(f"{digit}e{power}") for digit in (5, 2, 1) if digit * 10.0**power <= size * (1 + 1e-9))
 
 
 def _range(scan: np.ndarray) -> tuple[float, float]:
@@ -202,16 +191,13 @@ def _codes(scan: np.ndarray, width: float, colours: bool) -> tuple[float, float,
 
     ``width`` is the range where almost all values are. Colours become bytes.
     """
-    finite = np.isfinite(scan)
-    low, high = float(np.min(scan, where=finite, initial=np.inf)), float(np.max(scan, where=finite, initial=-np.inf))
-    if not finite.any():
-        low, high = 0.0, 0.0
-    filled = scan if finite.all() else np.where(finite, scan, low)
+    finite = scan[np.isfinite(scan)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    filled = np.nan_to_num(scan.astype(np.float64), nan=low, posinf=low, neginf=low)
     if colours:
         low, step = (0.0, 1.0) if low >= 0 and high <= 255 else (low, (high - low) / 255)
         return step, low, np.rint((filled - low) / step).astype(np.uint8)
-    step = rounded_step(width / _LEVELS)
+    step = max(width / _LEVELS, (high - low) / _INT16) or 1.0
     if np.array_equal(filled, np.rint(filled)):
-        step = max(step, 1.0)
-    step = max(step, rounded_step((high - low) / _INT16 * 2.5))
-    return step, low, np.rint((filled.astype(np.float64) - low) / step).astype(np.int16)
+        step = max(float(np.rint(step)), np.ceil((high - low) / _INT16), 1.0)
+    return step, low, np.rint((filled - low) / step).astype(np.int16)
