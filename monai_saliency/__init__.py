@@ -11,7 +11,6 @@ from typing import Any
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.estimators.drise import DRISEScoring
-from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hsic import HSICScoring
 from monai_saliency.estimators.mc_rise import MCRISEScoring
 from monai_saliency.estimators.minimal import MinimalRegionScoring
@@ -21,6 +20,7 @@ from monai_saliency.estimators.occlusion import (
     SimilarityScoring,
     SquaredDifferenceScoring,
 )
+from monai_saliency.estimators.regression import RegressionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, shapley_values
 from monai_saliency.estimators.sobol import SobolScoring
@@ -102,7 +102,7 @@ __all__ = [
     "GridMasks",
     "HSICScoring",
     "HierarchicalMasks",
-    "FocusedScoring",
+    "RegressionScoring",
     "HierarchicalScoring",
     "IndependentChannelMasks",
     "ListInput",

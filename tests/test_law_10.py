@@ -116,7 +116,7 @@ METHODS: dict[str, dict[str, Any]] = {
     # Windows that matter in the first batch, where rows are compared.
     "sliding_window": {"window_size": 6, "stride": 3},
     "patch_windows": {"inferer": SlidingWindowInferer((6, 6), 3, overlap=0.5)},
-    "focused_rise": {"num_masks": 12, "grid_size": 2, "window_size": 6, "levels": 2, "keep": 0.3},
+    "focused_rise": {"num_masks": 16},
     "hierarchical_occlusion": {"window_size": 6, "levels": 2, "keep": 0.3},
     "region_occlusion": {},
     "channel_occlusion": {},

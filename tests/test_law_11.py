@@ -17,7 +17,6 @@ from monai.inferers import SlidingWindowInferer
 from monai_saliency import methods
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.drise import DRISEScoring
-from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hsic import HSICScoring
 from monai_saliency.estimators.mc_rise import MCRISEScoring
 from monai_saliency.estimators.minimal import MinimalRegionScoring
@@ -27,6 +26,7 @@ from monai_saliency.estimators.occlusion import (
     SimilarityScoring,
     SquaredDifferenceScoring,
 )
+from monai_saliency.estimators.regression import RegressionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
 from monai_saliency.estimators.sobol import SobolScoring
@@ -78,8 +78,8 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
         lambda dims: {"window_size": 4, "levels": 3, "keep": 0.4, "regions": quarters},
     ],
     "focused_rise": [
-        lambda dims: {"num_masks": 12, "grid_size": 2, "window_size": 2, "levels": 2, "p1": 0.4},
-        lambda dims: {"num_masks": 12, "grid_size": 3, "window_size": 4, "levels": 2},
+        lambda dims: {"num_masks": 24, "p1": 0.4},
+        lambda dims: {"num_masks": 40, "seed": 3},
     ],
     "region_occlusion": [
         lambda dims: {"regions": quarters},
@@ -122,7 +122,7 @@ METHODS: dict[str, list[Callable[[int], dict[str, Any]]]] = {
 }
 ESTIMATORS: dict[type[Estimator], tuple[Estimator, Masks]] = {
     RISEScoring: (RISEScoring(), RISEMasks(40, 3, seed=2)),
-    FocusedScoring: (FocusedScoring(), FocusedMasks(30, 2, 4, levels=1)),
+    RegressionScoring: (RegressionScoring(), FocusedMasks(RegressionScoring(), 30)),
     HierarchicalScoring: (HierarchicalScoring(), HierarchicalMasks(4, levels=1)),
     ShapleyScoring: (ShapleyScoring(), CoalitionMasks(13, regions=quarters)),
     HSICScoring: (HSICScoring(), GridMasks(40, 3, seed=2)),

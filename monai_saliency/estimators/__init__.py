@@ -5,7 +5,6 @@ An estimator is a pure function of the scores. A :class:`ScoreState` collects th
 
 from monai_saliency.estimators.base import Estimator, ScoreState
 from monai_saliency.estimators.drise import DRISEScoring
-from monai_saliency.estimators.focused import FocusedScoring
 from monai_saliency.estimators.hsic import HSICScoring
 from monai_saliency.estimators.mc_rise import MCRISEScoring
 from monai_saliency.estimators.minimal import MinimalRegionScoring
@@ -15,6 +14,7 @@ from monai_saliency.estimators.occlusion import (
     SimilarityScoring,
     SquaredDifferenceScoring,
 )
+from monai_saliency.estimators.regression import RegressionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, ShapleyValues, shapley_values
 from monai_saliency.estimators.sobol import SobolScoring
@@ -22,7 +22,7 @@ from monai_saliency.estimators.sobol import SobolScoring
 __all__ = [
     "DRISEScoring",
     "Estimator",
-    "FocusedScoring",
+    "RegressionScoring",
     "HSICScoring",
     "HierarchicalScoring",
     "MCRISEScoring",

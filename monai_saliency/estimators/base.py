@@ -7,14 +7,24 @@ depend on the image. Scores of different ranges of masks merge in any order to t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Id
 
-__all__ = ["Estimator", "Meaning", "ScoreState", "first_round", "score_rounding", "split_coverage", "with_ones"]
+__all__ = [
+    "Estimator",
+    "Meaning",
+    "ScoreState",
+    "first_round",
+    "of_each_score",
+    "score_rounding",
+    "split_coverage",
+    "with_ones",
+]
 
 
 class Meaning(NamedTuple):
@@ -82,14 +92,33 @@ class ScoreState:
         """
         if not bool(self.seen.all()):
             raise ValueError("a round begins when all masks of the one before are scored")
-        found = self.masks.next_round(self.ids, self.scores.cpu(), self.reference_scores.cpu())
-        if found is None:
+        found = self._wanted() if self.masks.in_rounds else []
+        if not found:
             return False
         _check_round(self.masks, found, self.ids)
         self.ids = [*self.ids, *found]
         self.scores = torch.cat([self.scores, self.scores.new_zeros(len(found), self.scores.shape[1])])
         self.seen = torch.cat([self.seen, torch.zeros(len(found), dtype=torch.bool, device="cpu")])
         return True
+
+    def _wanted(self) -> list[Id]:
+        """What the scores want next, each by itself."""
+        known, found = set(self.ids), dict[Id, None]()
+        for score, reference in zip(self.scores.cpu().T, self.reference_scores.cpu(), strict=True):
+            _, wanted = self.masks.replayed(self.ids, score[:, None], reference[None])
+            found.update(dict.fromkeys(each for each in wanted if each not in known))
+        return list(found)
+
+    def stopped(self) -> str:
+        """Why no round follows, in words: of the score that asked for most masks; empty for masks of one round."""
+        if not self.masks.in_rounds or not len(self.reference_scores):
+            return ""
+        texts = []
+        for score, reference in zip(self.scores.cpu().T, self.reference_scores.cpu(), strict=True):
+            rows, _ = self.masks.replayed(self.ids, score[:, None], reference[None])
+            own = [self.ids[row] for row in rows], score[rows, None], reference[None]
+            texts.append((len(rows), self.masks.stopped(*own)))
+        return max(texts, key=lambda each: each[0])[1]
 
     def update(self, rows: Sequence[int], scores: torch.Tensor) -> None:
         """Add the scores of some rows.
@@ -126,15 +155,16 @@ class ScoreState:
 
     def compute(self) -> torch.Tensor:
         """The map from the scores so far; a ValueError if no mask has a score."""
-        return self.estimator.compute(self.masks, *self._scored(), self.reference_scores)
+        return of_each_score(self.estimator.compute, self.masks, *self._scored(), self.reference_scores)
 
     def noise(self, rounding: float = 0.0) -> torch.Tensor | None:
         """How large a value of the map can be by chance, as :meth:`Estimator.noise` returns it."""
-        return self.estimator.noise(self.masks, *self._scored(), self.reference_scores, rounding=rounding)
+        noise = partial(self.estimator.noise, rounding=rounding)
+        return of_each_score(noise, self.masks, *self._scored(), self.reference_scores)
 
     def standard_error(self) -> torch.Tensor | None:
         """The standard error of the map, as :meth:`Estimator.standard_error` returns it."""
-        return self.estimator.standard_error(self.masks, *self._scored(), self.reference_scores)
+        return of_each_score(self.estimator.standard_error, self.masks, *self._scored(), self.reference_scores)
 
     def _scored(self) -> tuple[Sequence[int], torch.Tensor]:
         """The masks that have scores, and these."""
@@ -145,6 +175,30 @@ class ScoreState:
         if not len(ids):
             raise ValueError("no map without scores: `update` the state first")
         return ids, scores
+
+
+def of_each_score(
+    made: Callable[..., Any], masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+) -> Any:
+    """What an estimator makes of scores: of each by the masks that it asks for itself, where they come in rounds.
+
+    So a score's map is the same whatever is explained beside it.
+
+    Args:
+        made: such as :meth:`Estimator.compute`, of the other arguments.
+        masks: of the case.
+        ids: n masks that were scored.
+        scores: ``(n, K)``.
+        reference_scores: ``(K,)``.
+    """
+    if not masks.in_rounds or not len(reference_scores):
+        return made(masks, ids, scores, reference_scores)
+    found = []
+    for score, reference in zip(scores.split(1, dim=1), reference_scores.split(1), strict=True):
+        rows, _ = masks.replayed(ids, score.cpu(), reference.cpu())
+        rows = rows or list(range(len(ids)))  # of a part of the first round
+        found.append(made(masks, [ids[row] for row in rows], score[rows], reference))
+    return None if found[0] is None else torch.cat(found)
 
 
 def first_round(masks: BoundMasks) -> Sequence[Id]:

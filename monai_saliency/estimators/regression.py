@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from monai_saliency.estimators.base import Estimator, score_rounding
 from monai_saliency.masks.base import BoundMasks, Id
+from monai_saliency.utils.arguments import whole_number
 
-__all__ = ["SmoothRegression"]
+__all__ = ["RegressionScoring"]
 
-# The length over which the map is smooth, in cells of the masks.
+# The length over which the map is smooth, in cells.
 _SMOOTH = 0.7
 # Differences of scores are compressed beyond this share of their standard deviation.
 _LINEAR = 0.25
 # The variance of a bump's height in the second fit: its size in the first one, and this share of the highest one's.
 _FREE = 0.01
-# So many numbers are made of all changes at once: 32 MB.
-_AT_ONCE = 2**22
 # Strengths of the ridge penalty that are compared, relative to the mean eigenvalue of the masks.
 _STRENGTHS = np.logspace(-3, 2, 31)
+# So many numbers are held of masks at once: 128 MB.
+_AT_ONCE = 2**24
 
 
-class SmoothRegression:
-    """What each voxel adds to the score, by a regression of the scores on the masks.
+class RegressionScoring(Estimator):
+    """What each part of the image adds to the score, by a regression of the scores on the masks.
 
     The score of mask i is taken as ``b + sum_v M_i(v) m(v)``, and the map m as smooth: a sum of Gaussian bumps on a
     grid, whose heights are penalised by their squares (ridge regression, Hoerl and Kennard, 1970). That is the mean of
-    a Gaussian process whose values correlate over 0.7 cells of the masks (Rasmussen and Williams, 2006, section 2.2).
-    RISE's average (:class:`~monai_saliency.RISEScoring`) lets each voxel stand for all that chance hid together with
-    it; the regression divides the score among them, so a few hundred masks give a sharper map.
+    a Gaussian process whose values correlate over 0.7 cells (Rasmussen and Williams, 2006, section 2.2). RISE's average
+    (:class:`~monai_saliency.RISEScoring`) lets each voxel stand for all that chance hid together with it; the
+    regression divides the score among them, so a few hundred masks give a sharper map.
 
     - Evidence lies in few places. So the regression is fitted twice, and in the second fit a height is penalised less
       the larger it was in the first one: a step towards the penalty of heights by their sizes (the lasso) by reweighted
@@ -43,98 +44,121 @@ class SmoothRegression:
       its own.
     - A probability saturates: its few largest differences would decide. So the regression is of
       ``y_i = mean_j tanh(4 (f_i - f_j) / spread(f))``, which is continuous in the scores and orders the masks as the
-      scores f do, and the map is multiplied by the slope of f on what the regression explains. It is in the score's
-      unit.
+      scores f do, and the map is multiplied by the slope of f on what the regression explains.
+    - More masks than fit into 128 MB are divided, and the maps of all parts are averaged (divide and conquer, Zhang,
+      Duchi and Wainwright, 2015).
+
+    A value is what hiding a cell of the image there, a sixteenth of each axis, would take from the score: in the
+    score's unit.
 
     Args:
-        masks: bound masks of a random grid, with one mask for all channels.
-        ids: the masks that were scored, n of them.
-        cell_shape: a cell of the masks, in voxels.
+        cells: along each axis; finer ones than those of the masks.
+
+    Raises:
+        ValueError: when ``cells`` is no whole number above 0.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> explain = ms.rise(100, form="regression", target=ms.ClassScore([0], "none"))
+        >>> saliency = explain(torch.ones(1, 1, 16, 16), lambda images: images[:, :, 4:8, 4:8].mean((2, 3)))
+        >>> bool(saliency[0, 0, 5, 5] > 10 * saliency[0, 0, 12, 12].abs())
+        True
     """
 
-    def __init__(self, masks: BoundMasks, ids: Sequence[Id], cell_shape: Sequence[float]) -> None:
-        self.masks = masks
-        sides = zip(masks.spatial_shape, cell_shape, strict=True)
-        self.bumps = [_bumps(size, max(1.0, _SMOOTH * cell)) for size, cell in sides]
-        features = masks.along_axes(ids, self.bumps).flatten(1).cpu().double()
-        self.features = features - features.mean(dim=0)
-        self.decomposed = _decomposed(self.features)
+    def __init__(self, cells: int = 16) -> None:
+        self.cells = whole_number("cells", cells, 1)
 
-    def effects(self, scores: torch.Tensor) -> torch.Tensor:
-        """What keeping one voxel adds to each score, less what hiding it does.
+    def compute(
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
+        return _stacked((self.effects(masks, ids, score) for score in scores.T), masks)
 
-        Args:
-            scores: ``(n, K)``.
-
-        Returns:
-            ``(K, *spatial)``, float64 on the CPU, in the score's unit a voxel; 0 where all scores are equal.
-        """
-        fits = map(self._fit, scores.T)
-        return torch.stack([self._voxels(fit.heights if fit else torch.zeros_like(self.features[0])) for fit in fits])
-
-    def standard_error(self, scores: torch.Tensor) -> torch.Tensor:
-        """The standard error of :meth:`effects`: the jackknife over masks, for the penalties that were chosen.
-
-        Without mask i the heights change by the leave-one-out residual times what mask i weighs, in closed form, and in
-        the second fit by what the heights of the first one change too, to first order.
+    def effects(self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor) -> torch.Tensor:
+        """The map of one score, of all masks that are given.
 
         Args:
-            scores: ``(n, K)``.
+            masks: with one mask for all channels.
+            ids: n masks.
+            scores: ``(n,)``.
 
         Returns:
-            ``(K, *spatial)``, float64 on the CPU, at least 0.
+            ``(*spatial)``, float64 on the CPU; 0 where all scores are equal, or with fewer than three masks.
         """
-        found = []
-        for fit in map(self._fit, scores.T):
-            changes = fit.changes if fit else torch.zeros_like(self.features)
-            squares = self._squares(changes - changes.mean(dim=0))
-            found.append((squares * (len(scores) - 1) / len(scores)).sqrt())
-        return torch.stack(found)
+        heights = [fit.heights for fit in _fits(masks, *_plain(ids, scores), self.cells)]
+        if not heights:
+            return torch.zeros(masks.spatial_shape, dtype=torch.float64)
+        return _voxels(torch.stack(heights).mean(dim=0)[None], _basis(masks, self.cells))[0] * _cell(masks, self.cells)
 
-    def _squares(self, heights: torch.Tensor) -> torch.Tensor:
-        """The sum of the squared maps of heights ``(n, bumps)``, without making each of them: ``(*spatial)``."""
-        *others, last = self.bumps
-        heights = heights.reshape(-1, *(each.shape[1] for each in self.bumps))
-        # Along the last axis a map is a sum of few bumps, so that the sums of these bumps' products say all.
-        pairs = (last[:, :, None] * last[:, None]).flatten(1).T
-        line = max(math.prod(heights.shape[2:]), math.prod([heights.shape[-1], *map(len, others[1:])]))
-        step = max(1, _AT_ONCE // (len(heights) * line))
-        found = []
-        for first in range(0, len(others[0]), step):
-            lines = heights
-            for axis, each in enumerate([others[0][first : first + step], *others[1:]]):
-                lines = torch.tensordot(each, lines, dims=([1], [axis + 1]))
-            # The axes stand in reverse order now, before the masks and the last one's bumps.
-            sums = lines.transpose(-2, -1) @ lines
-            values = (sums.flatten(-2) @ pairs).clamp_min(0)
-            found.append(values.permute(*reversed(range(len(others))), len(others)))
-        return torch.cat(found)
+    def standard_error(
+        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The standard error of each voxel: the jackknife over masks, for the penalties that were chosen. None with
+        fewer than three masks.
 
-    def _fit(self, scores: torch.Tensor) -> _Fit | None:
-        """Both fits to scores ``(n,)``; None where all are equal, or there are fewer than three."""
-        shifted = scores.cpu().double()
-        shifted = shifted - shifted[0]
-        centred = shifted - shifted.mean()
-        n, spread = len(centred), float(centred.square().mean().sqrt())
-        if spread == 0 or n < 3 or not self.decomposed.values.any():
+        Without mask i the heights change by its leave-one-out residual times what it weighs, in closed form, and in the
+        second fit by what the heights of the first one change too, to first order.
+        """
+        if len(ids) < 3:
             return None
-        compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
-        compressed = compressed - compressed.mean()
-        first = _ridge(self.decomposed, compressed)
-        highest = float(first.heights.abs().max())
-        if highest == 0:
-            return None
-        variance = first.heights.abs() / highest + _FREE
-        second = _ridge(_decomposed(self.features * variance.sqrt()), compressed)
-        squares = second.explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-        return _Fit(first, second, variance, float(centred @ second.explained / squares))
+        return _stacked((_error(masks, *_plain(ids, score), self.cells) for score in scores.T), masks)
 
-    def _voxels(self, heights: torch.Tensor) -> torch.Tensor:
-        """Heights ``(bumps,)`` as a map ``(*spatial)``."""
-        found = heights.reshape([each.shape[1] for each in self.bumps])
-        for each in self.bumps:  # the first axis becomes the last
-            found = torch.tensordot(found, each, dims=([0], [1]))
-        return found
+    def noise(
+        self,
+        masks: BoundMasks,
+        ids: Sequence[Id],
+        scores: torch.Tensor,
+        reference_scores: torch.Tensor,
+        rounding: float = 0.0,
+    ) -> torch.Tensor | None:
+        """The root mean square of the standard error over voxels, or the rounding of the scores where it is larger."""
+        found = score_rounding(scores, reference_scores, rounding)
+        errors = self.standard_error(masks, ids, scores, reference_scores)
+        return found if errors is None else torch.maximum(found.to(errors), errors.square().flatten(1).mean(1).sqrt())
+
+
+def _stacked(maps: Iterable[torch.Tensor], masks: BoundMasks) -> torch.Tensor:
+    return torch.stack(list(maps)).to(masks.device, masks.dtype)
+
+
+def _plain(ids: Sequence[Id], scores: torch.Tensor) -> tuple[tuple[Id, ...], tuple[float, ...]]:
+    return tuple(ids), tuple(scores.double().tolist())
+
+
+@lru_cache(maxsize=1)
+def _fits(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> list[_Fit]:
+    """The regression of each part of the masks; none where the scores say nothing. The map needs it, then its error."""
+    basis, shifted = _basis(masks, cells), torch.tensor(scores, dtype=torch.float64) - scores[0]
+    parts = -(-len(ids) * math.prod(each.shape[1] for each in basis) // _AT_ONCE)
+    found = []
+    for part in range(parts):
+        own = shifted[part::parts]
+        if len(own) >= 3 and bool((own != own[0]).any()):
+            features = masks.along_axes(ids[part::parts], basis).flatten(1).cpu().double()
+            found.append(_fit(features, own))
+    return [fit for fit in found if fit is not None]
+
+
+@lru_cache(maxsize=4)
+def _error(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> torch.Tensor:
+    """The standard error of each voxel, for one score: its size says how large a value is by chance, too."""
+    basis, squares = _basis(masks, cells), torch.zeros(masks.spatial_shape, dtype=torch.float64)
+    fits, step = _fits(masks, ids, scores, cells), max(1, _AT_ONCE // 16 // math.prod(masks.spatial_shape))
+    for fit in fits:
+        n, changes = len(fit.second.left_out), fit.changes.float()
+        for some in (changes - changes.mean(dim=0)).split(step):
+            squares += (n - 1) / n * _voxels(some, basis).square().sum(dim=0)
+    return squares.sqrt() / max(1, len(fits)) * _cell(masks, cells)
+
+
+def _basis(masks: BoundMasks, cells: int) -> list[torch.Tensor]:
+    return [_bumps(n, max(1.0, _SMOOTH * n / cells)) for n in masks.spatial_shape]
+
+
+def _cell(masks: BoundMasks, cells: int) -> float:
+    """The voxels of a cell."""
+    return math.prod(max(1.0, n / cells) for n in masks.spatial_shape)
 
 
 def _bumps(size: int, length: float) -> torch.Tensor:
@@ -147,106 +171,94 @@ def _bumps(size: int, length: float) -> torch.Tensor:
     return torch.from_numpy(np.exp(-(((np.arange(size)[:, None] - places) / length) ** 2)))
 
 
-class _Decomposed(NamedTuple):
-    """Features ``(n, bumps)`` along the directions in which the masks differ, as many as masks or bumps.
+def _voxels(heights: torch.Tensor, bumps: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Heights ``(n, bumps)`` as maps ``(n, *spatial)``."""
+    found = heights.reshape(-1, *(each.shape[1] for each in bumps))
+    for each in bumps:  # the first axis becomes the last
+        found = torch.tensordot(found, each.to(found), dims=([1], [1]))
+    return found
+
+
+class _Ridge(NamedTuple):
+    """A ridge regression of n values.
 
     Attributes:
-        vectors: ``(n, r)``, the directions: eigenvectors of the products of masks.
-        values: ``(r,)``, their eigenvalues, at least 0.
-        features: ``(r, bumps)``, along each direction.
-    """
-
-    vectors: torch.Tensor
-    values: torch.Tensor
-    features: torch.Tensor
-
-
-def _decomposed(features: torch.Tensor) -> _Decomposed:
-    if len(features) <= features.shape[1]:
-        values, vectors = torch.linalg.eigh(features @ features.T)
-        values = values.clamp_min(0)
-    else:
-        vectors, singular, _ = torch.linalg.svd(features, full_matrices=False)
-        values = singular.square()
-    return _Decomposed(vectors, values, vectors.T @ features)
-
-
-@dataclass(frozen=True)
-class _Ridge:
-    """A ridge regression on centred features.
-
-    Attributes:
-        of: the features.
-        along: ``(r,)``, what is wanted along each direction.
-        explained: ``(n,)``, of each mask.
+        features: ``(n, bumps)``.
+        heights: ``(bumps,)``.
+        explained: ``(n,)``, of each value.
         left_out: ``(n,)``, the error at each mask without it.
-        strength: of the penalty.
+        weights: ``(n, n)``, the inverse of the products of features with the penalty.
     """
 
-    of: _Decomposed
-    along: torch.Tensor
+    features: torch.Tensor
+    heights: torch.Tensor
     explained: torch.Tensor
     left_out: torch.Tensor
-    strength: float
-
-    @cached_property
-    def inverse(self) -> torch.Tensor:
-        """``(r,)``, of the eigenvalues with the penalty."""
-        return 1 / (self.of.values + self.strength)
-
-    @cached_property
-    def heights(self) -> torch.Tensor:
-        """``(bumps,)``."""
-        return (self.inverse * self.along) @ self.of.features
+    weights: torch.Tensor
 
     @property
     def changes(self) -> torch.Tensor:
         """``(n, bumps)``, how far the heights lie above those without each mask."""
-        return self.left_out[:, None] * ((self.of.vectors * self.inverse) @ self.of.features)
+        return (self.left_out[:, None] * self.weights) @ self.features
 
 
-def _ridge(of: _Decomposed, wanted: torch.Tensor) -> _Ridge:
-    """The ridge regression with the least leave-one-out error."""
-    n, squares, best = len(wanted), of.vectors.square(), None
-    along = of.vectors.T @ wanted
-    for strength in (float(of.values.sum()) / n * _STRENGTHS).tolist():
-        kept = of.values / (of.values + strength)
-        explained = of.vectors @ (kept * along)
-        own = squares @ kept + 1 / n  # how far a mask's own score decides what is explained of it
-        left_out = (wanted - explained) / (1 - own).clamp_min(1e-6)
-        error = float(left_out.square().mean())
-        if best is None or error < best[0]:
-            best = error, _Ridge(of, along, explained, left_out, strength)
-    assert best is not None
-    return best[1]
-
-
-@dataclass(frozen=True)
-class _Fit:
+class _Fit(NamedTuple):
     """Two ridge regressions, the second one with a variance for each bump.
 
     Attributes:
         first: with the same variance for all.
         second: of features that are multiplied by the roots of the variances.
-        variance: ``(bumps,)``.
+        root: ``(bumps,)``, of the variances.
         slope: of the scores on what the second one explains.
     """
 
     first: _Ridge
     second: _Ridge
-    variance: torch.Tensor
-    slope: float
+    root: torch.Tensor
+    slope: torch.Tensor
 
     @property
     def heights(self) -> torch.Tensor:
         """``(bumps,)``."""
-        return self.slope * (self.second.heights * self.variance.sqrt())
+        return self.slope * self.root * self.second.heights
 
     @property
     def changes(self) -> torch.Tensor:
         """``(n, bumps)``, how far the heights lie above those without each mask, to first order."""
-        first, second, root = self.first, self.second, self.variance.sqrt()
+        first, second, root = self.first, self.second, self.root
         # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
-        moved = first.heights.sign() * first.changes / first.heights.abs().max() * (second.heights / root)
-        response = (moved / root @ second.of.features.T * second.inverse) @ second.of.features / root
-        return self.slope * (second.changes * root + moved - response * self.variance)
+        moved = first.changes * (first.heights.sign() / first.heights.abs().max() * second.heights / root)
+        response = (moved / root) @ second.features.T @ second.weights @ second.features
+        return self.slope * (second.changes * root + moved - response * root)
+
+
+def _fit(features: torch.Tensor, scores: torch.Tensor) -> _Fit | None:
+    """Both fits of scores ``(n,)`` on features ``(n, bumps)``; None where the masks are alike."""
+    features, centred = features - features.mean(dim=0), scores - scores.mean()
+    spread = centred.square().mean().sqrt()
+    compressed = torch.tanh((centred[:, None] - centred[None]) / (_LINEAR * spread)).mean(dim=1)
+    compressed = compressed - compressed.mean()
+    first = _ridge(features, compressed)
+    highest = first.heights.abs().max()
+    if not highest > 0:
+        return None
+    root = (first.heights.abs() / highest + _FREE).sqrt()
+    second = _ridge(features * root, compressed)
+    squares = second.explained.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+    return _Fit(first, second, root, centred @ second.explained / squares)
+
+
+def _ridge(features: torch.Tensor, wanted: torch.Tensor) -> _Ridge:
+    """The ridge regression with the least leave-one-out error, of centred features and values."""
+    values, vectors = torch.linalg.eigh(features @ features.T)
+    values, along, squares = values.clamp_min(0), vectors.T @ wanted, vectors.square()
+    tried = []
+    for strength in (float(values.mean()) * _STRENGTHS).tolist():
+        kept = values / (values + strength)
+        explained = vectors @ (kept * along)
+        own = squares @ kept + 1 / len(wanted)  # how far a mask's own score decides what is explained of it
+        left_out = (wanted - explained) / (1 - own).clamp_min(1e-6)
+        tried.append((float(left_out.square().mean()), strength, explained, left_out))
+    _, strength, explained, left_out = min(tried, key=lambda each: each[0])
+    weights = (vectors / (values + max(strength, torch.finfo(torch.float64).tiny))) @ vectors.T
+    return _Ridge(features, features.T @ (weights @ wanted), explained, left_out, weights)

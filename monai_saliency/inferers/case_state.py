@@ -289,7 +289,7 @@ class CaseState:
             raise CaseError(self.case.name, problem)
         if self.stored is not None:
             self.stored.finish(self.state.scores)
-        stopped = self.masks.stopped(self.state.ids, self.state.scores.cpu(), self.state.reference_scores.cpu())
+        stopped = self.state.stopped()
         if stopped:
             logger.info("case %s: %d masks, then %s", self.case.name, len(self.state.ids), stopped)
         with stage("map"):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.base import Estimator, of_each_score
 from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.targets.base import BoundTarget
 from monai_saliency.utils.profiling import stage
@@ -75,7 +75,8 @@ class Explanation:
         if self.estimator is None:
             return None
         with torch.no_grad(), stage("standard error"):
-            return self.estimator.standard_error(self.masks, self.ids, self.scores, self.reference_scores)
+            given = self.masks, self.ids, self.scores, self.reference_scores
+            return of_each_score(self.estimator.standard_error, *given)
 
     def maps_beside(self, standard_error_key: Any = None) -> dict[Any, torch.Tensor]:
         """The maps to save beside the map: its disagreement as ``"disagreement"``, and its standard error, where it has
@@ -119,4 +120,4 @@ def of_members(explanation: Explanation, rounding: float) -> Explanation:
     )
     assert mean.estimator is not None
     given = mean.masks, mean.ids, mean.scores, mean.reference_scores
-    return replace(mean, noise=mean.estimator.noise(*given, rounding=rounding))
+    return replace(mean, noise=of_each_score(partial(mean.estimator.noise, rounding=rounding), *given))

@@ -145,14 +145,33 @@ class BoundMasks(ABC):
         It must be a pure function of its arguments, so that every worker and every resumed run asks for the same masks.
 
         Args:
-            ids: the masks of all earlier rounds, in the order in which they were asked for.
-            scores: ``(len(ids), K)``, their scores.
-            reference_scores: ``(K,)``, the scores of the unperturbed image.
+            ids: the masks of all earlier rounds of one explained score, in the order in which they were asked for.
+            scores: ``(len(ids), 1)``, of these.
+            reference_scores: ``(1,)``, of the unperturbed image.
 
         Returns:
             ids that were not asked for before, at least one; None, the default, when there are no more.
         """
         return None
+
+    def replayed(
+        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+    ) -> tuple[list[int], Sequence[Id]]:
+        """The rounds that one score asks for by itself, whatever is explained beside it.
+
+        Args:
+            ids: n masks that were scored, for this score or for others.
+            scores: ``(n, 1)``.
+            reference_scores: ``(1,)``.
+
+        Returns:
+            the rows of its masks in its own order, and the ids that it wants next: none where its rounds have ended.
+        """
+        rows, wanted, own = {each: row for row, each in enumerate(ids)}, self.first_round(), list[int]()
+        while wanted and all(each in rows for each in wanted):
+            own += [rows[each] for each in wanted]
+            wanted = self.next_round([ids[row] for row in own], scores[own], reference_scores) or ()
+        return own, wanted
 
     def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
         """Why no round follows, in words; empty, the default, for masks of one round. Arguments as for

@@ -1,450 +1,430 @@
-"""Windows that find where the evidence lies, then random masks inside what they found."""
+"""Random masks in two rounds: over the whole image, then finer ones where the first show evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
+from scipy import ndimage
+from torch.nn.functional import adaptive_max_pool2d, adaptive_max_pool3d, avg_pool2d, avg_pool3d, max_pool2d, max_pool3d
 
-from monai_saliency.masks.alone import BoundAloneMasks
-from monai_saliency.masks.base import BoundMasks, Id, Masks
-from monai_saliency.masks.blocks import BoundBlockMasks
-from monai_saliency.masks.evidence_boxes import EvidenceBoxes
-from monai_saliency.masks.hierarchical import BoundHierarchicalMasks, HierarchicalMasks
-from monai_saliency.masks.looks import Found, LookMasks, look
-from monai_saliency.masks.rise import RISEMasks
-from monai_saliency.utils.arguments import probability, whole_number
-from monai_saliency.utils.boxes import Box, everywhere, within
+from monai_saliency.masks.base import BoundMasks, Id, Masks, random_rows
+from monai_saliency.masks.patch_window import PatchWindowMasks
+from monai_saliency.masks.until import ended, wanted_agreement
+from monai_saliency.utils.arguments import instance, probability, whole_number
+from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
-__all__ = ["BoundFocusedMasks", "FocusedMasks", "Focus"]
+__all__ = ["BoundFocusedMasks", "FocusedMasks"]
 
-# While others are hidden, cells of a place are kept with p1 times one of these: a place may be enough with nearly all
-# of it hidden. Some masks of the second one tell which is used.
-_KEPT = (1.0, 0.7, 0.4)
-_ALL, _USUAL, _LESS = range(len(_KEPT))
-_TRIED = 8
-# It stays where what these masks leave of what the image adds is between these shares, on average.
-_MIDDLE = (0.2, 0.6)
-# So many looks are remembered: of two rounds of a case with as many scores as organs.
+# Cells an axis of masks over the whole image, in turn, and of those in a place: coarse ones find, fine ones show shape.
+_COARSE, _FINE = (4, 7), 16
+# Cells are kept in a place with p1 times one of these, in turn: much of what is there may be needed, or little.
+_KEPT = (1.0, 1.3, 1.6)
+# The same with the other places hidden: nearly all of the place that is left may be hidden before the score falls.
+_KEPT_OF_ONE = (0.6, 1.0, 1.4)
+# The same outside of a place, whose evidence is known already, and at the most.
+_KEPT_OUTSIDE, _MOST_KEPT = 1.5, 0.9
+# A place is where the map is above this share of its largest value; below it is mostly chance.
+_STANDS_OUT = 0.1
+# The parts of it that are above this share, widened by a cell, may be two lesions.
+_STRONG = 0.3
+# Nothing stands out where that is more of the image than this.
+_EVERYWHERE = 0.25
+# The evidence is there more than once where hiding the places leaves more than this of what the image adds.
+_LEFT = 0.25
+# Places with evidence that is there more than once: each takes a round.
+_MOST_PLACES = 4
+# So many are remembered: of two rounds of a case with as many scores as organs.
 _REMEMBERED = 256
-# What is left with all boxes hidden is said from this share on.
-_SAID = 0.25
+# Masks of the lattice at once.
+_AT_ONCE = 64
+# The number of the mask that hides what is hidden, and nothing at random.
+_ALONE = -1
 
 
-@dataclass(frozen=True)
-class Focus:
-    """Random masks of one box.
+class _Regression(Protocol):
+    """An estimator, which stands above masks."""
 
-    Attributes:
-        box: the box, one slice for each spatial axis: the whole image where no evidence stands out.
-        rows: which of the given ids these masks have.
-        masks: the random masks, bound to an image of the box's shape.
-        ids: the random masks of the rows, in the same order.
-        place: which of all boxes it is, and what is hidden with it.
-        everywhere: whether no evidence stood out, so that the box is the whole image.
-        hidden: boxes that are hidden too: other places, which give what this one gives.
-        before: those of them that were found before this one. They are hidden inside the box too.
-    """
+    def effects(self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor) -> torch.Tensor: ...
 
-    box: Box
-    rows: list[int]
-    masks: BoundMasks
-    ids: list[int]
-    place: int
-    everywhere: bool
-    hidden: list[Box]
-    before: list[Box]
+    def compute(self, masks: Any, ids: Any, scores: Any, reference_scores: Any) -> torch.Tensor: ...
+
+    def standard_error(self, masks: Any, ids: Any, scores: Any, reference_scores: Any) -> torch.Tensor | None: ...
 
 
 class FocusedMasks(Masks):
-    """Hierarchical windows, then random masks of RISE inside the boxes that hold the evidence. 2D and 3D.
+    """Random masks over the whole image, then finer ones where these show evidence. 2D and 3D.
 
-    The first rounds are those of :class:`~monai_saliency.HierarchicalMasks`. The evidence is what the windows of the
-    first level took from the score, divided among the parts of those that were refined. In the last round, boxes of
-    ``grid_size`` windows of the last level along each axis are laid where they hold most of it, and everything but the
-    box is kept while RISE's masks (:class:`~monai_saliency.RISEMasks`) perturb the box.
+    - *First round*: masks as those of RISE (:class:`~monai_saliency.RISEMasks`), of 4 and 7 cells an axis. Evidence is
+      likely where their map is above a tenth of its largest value: a *place* of any shape, with a soft edge.
+    - *Second round*: cells of a sixteenth of each axis are hidden in the place, and few large ones elsewhere. Where the
+      place is more than a quarter of the image, nothing stands out, and there are more masks of the first kind.
+    - Where hiding the place leaves more than a quarter of what the image adds to the score, the evidence is there more
+      than once: of two lesions, either is enough. Then a round over the whole image with the place hidden finds the
+      next one, and each place has its masks with the others hidden.
+    - With an ``inferer`` that cuts patches, the first round hides windows on the patch grid in turn, of which each
+      touches few patches, and in the second one all outside of the place is kept.
 
-    - Boxes that hold a quarter or more of the evidence of the strongest are perturbed too, each by its own masks, at
-      most ``max_foci`` for each explained score. They share ``num_masks``.
-    - Where the next larger box holds half as much again, it is taken: its cells are windows of the level before.
-    - Before that, all boxes are hidden together. Where the score stays, though the windows took nothing elsewhere, the
-      evidence is there more than once: of two lesions, either is enough. Then the image is looked at again **with
-      these boxes hidden**, by blocks of two windows along each axis and by windows inside the blocks that take most,
-      which find the next one. A box that adds less than a twentieth of what the image adds, where the others are
-      hidden, is dropped. Random masks perturb each box while the others are hidden, so the map says what it adds where
-      the others are not. What all boxes leave of the score is said. These forwards are taken from ``num_masks``, of
-      which a third remains at least: in 3D a further look takes 36 to 132 of them with the default settings. There are
-      more as long as the masks last.
-    - Where all windows together take less than a tenth of what hiding the whole image takes, at most two boxes stand
-      out. With none, each window is shown alone with a margin, all else hidden. A place that alone gives 80 % of what
-      the image gives is enough, and is a box. With more than ``max_foci`` such places it goes on as if there were none.
-    - Where more boxes are as strong, or the boxes hold less than half of all that windows took from the score, nothing
-      stands out, as in a healthy scan: the masks perturb the whole image then. So they do where a box is more than an
-      eighth of the image.
+    Each explained score asks for its own masks of the later rounds. An id is ``(hidden, place, number)``: the first two
+    are sets of cells, as the bits of a number, and the last one counts the random masks of a place.
 
     Args:
-        num_masks: random masks for each explained score, at least 1.
-        grid_size: cells of a box along each axis, at least 2.
-        window_size: as for :class:`~monai_saliency.HierarchicalMasks`.
-        levels: as for :class:`~monai_saliency.HierarchicalMasks`.
-        keep: as for :class:`~monai_saliency.HierarchicalMasks`.
-        p1: probability in (0, 1) that a cell is kept. Where the other places are hidden meanwhile, eight masks with 0.7
-            of it tell whether 0.4 of it, 0.7 of it or p1 itself is used: that which keeps about half of the score.
+        regression: makes the maps in which places are found, such as :class:`~monai_saliency.RegressionScoring`.
+        num_masks: random masks for each explained score, at least 8.
+        p1: probability in (0, 1) that a cell is kept in the first round. In a place it is up to 1.6 times that.
         seed: of the random masks.
-        max_foci: boxes for each explained score, at the most.
-        unit: as for :class:`~monai_saliency.HierarchicalMasks`.
-        inferer: as for :class:`~monai_saliency.HierarchicalMasks`.
+        inferer: a sliding-window inferer whose patches are to be spared.
+        until: ask for more masks of the last round, half as many again, until the map agrees so well with one of as
+            many other masks, by its standard error: above 0 and below 1.
+        budget: the largest number of random masks with ``until``.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) as :class:`~monai_saliency.HierarchicalMasks`.
+        ValueError: for settings out of range, and (from ``bind``) as :class:`~monai_saliency.PatchWindowMasks`.
 
     Example::
 
         >>> import torch
-        >>> bound = FocusedMasks(num_masks=10, grid_size=2, window_size=4, levels=2).bind(torch.zeros(1, 16, 16))
-        >>> score = torch.tensor([9.0])
-        >>> ids = list(bound.first_round())  # 16 windows, and all hidden
-        >>> scores = torch.tensor([[9.0]] * 16 + [[3.0]])
-        >>> scores[5] = 3.0  # the window at rows and columns 4 to 7 holds the evidence
-        >>> ids += bound.next_round(ids, scores, score)
-        >>> scores = torch.cat([scores, torch.tensor([[9.0], [9.0], [9.0], [3.0]])])  # of its parts, the last one
-        >>> ids += bound.next_round(ids, scores, score)  # the box hidden
-        >>> last = list(bound.next_round(ids, torch.cat([scores, torch.tensor([[3.0]])]), score))
-        >>> len(last), bound.foci(last)[0].box  # around rows and columns 6 and 7
-        (10, (slice(4, 8, None), slice(4, 8, None)))
+        >>> import monai_saliency as ms
+        >>> bound = ms.FocusedMasks(ms.RegressionScoring(), num_masks=40).bind(torch.zeros(1, 32, 32))
+        >>> ids = bound.first_round()
+        >>> len(ids), ids[1]  # 20 random masks, and all hidden
+        (21, (0, 0, 1))
+        >>> scores = bound.render(ids)[:, :, 20:24, 8:12].mean((2, 3))  # of a network that looks there
+        >>> later = bound.next_round(ids, scores, torch.ones(1))
+        >>> hidden, place, number = later[0]  # asked whether hiding the place hides the evidence
+        >>> float(bound.render(later)[0, 0, 22, 10])
+        0.0
     """
 
-    shorter = "a smaller num_masks, whose map has more noise, or a larger window_size"
+    shorter = "a smaller num_masks, whose map has more noise"
 
     def __init__(
         self,
-        num_masks: int = 200,
-        grid_size: int = 5,
-        window_size: float | Sequence[float] | None = None,
-        levels: int = 3,
-        keep: float = 0.06,
+        regression: _Regression,
+        num_masks: int = 340,
         p1: float = 0.5,
         seed: int = 0,
-        max_foci: int = 4,
-        unit: str = "voxel",
         inferer: SlidingWindowInferer | None = None,
+        until: float | None = None,
+        budget: int = 4000,
     ) -> None:
-        self.num_masks = whole_number("num_masks", num_masks, 1)
-        self.grid_size = whole_number("grid_size", grid_size, 2)
-        self.windows = HierarchicalMasks(window_size, levels, keep, unit, inferer)
+        if not callable(getattr(regression, "effects", None)):
+            raise ValueError(f"`regression` must be an estimator such as RegressionScoring(), got {regression!r}")
+        self.regression = regression
+        self.num_masks = whole_number("num_masks", num_masks, 8)
         probability("p1", p1)
+        if not 0 < p1 < 1:
+            raise ValueError(f"`p1` must be above 0 and below 1, got {p1}: else nothing is hidden, or everything")
         self.p1 = float(p1)
-        if not 0 < self.p1 < 1:
-            raise ValueError(f"`p1` must be in (0, 1), since masks of one kind explain nothing, got {p1}")
         self.seed = whole_number("seed", seed, 0)
-        self.max_foci = whole_number("max_foci", max_foci, 1)
+        self.until = None if until is None else wanted_agreement(until)
+        self.budget = max(self.num_masks, whole_number("budget", budget, 1))
+        words = "a SlidingWindowInferer, whose patches are spared"
+        self.inferer = instance("inferer", inferer, SlidingWindowInferer, words, none=True)
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundFocusedMasks:
-        return BoundFocusedMasks(self, self.windows.bind(image, labels, spacing), image)
+        return BoundFocusedMasks(self, image)
 
 
 class BoundFocusedMasks(BoundMasks):
-    """The masks of one image: those of looks at it, then the random masks of every box that may be asked for.
-
-    The first masks are the windows. What follows is coded in the index: masks of looks with boxes hidden
-    (:class:`~monai_saliency.masks.looks.LookMasks`), then, for each box and each row of others that may be hidden with
-    it, ``num_masks`` random masks. The box behind the last is the whole image.
+    """The masks of one image. Each is made on a small grid of points, its lattice, and stretched linearly.
 
     Attributes:
-        windows: the windows.
-        alone: parts that are shown alone.
-        blocks: of windows, with which further looks begin.
-        boxes: where random masks may lie.
-        looks: the masks of looks.
-        cells: of a box, along each axis.
-        window_voxels: of a window of the last level.
+        bounds: for each axis, where the cells begin of which places consist, and the axis' end.
     """
 
-    def __init__(self, masks: FocusedMasks, windows: BoundHierarchicalMasks, image: torch.Tensor) -> None:
+    def __init__(self, masks: FocusedMasks, image: torch.Tensor) -> None:
         super().__init__(image)
-        self.windows, self.alone = windows, BoundAloneMasks(windows, image)
-        self.num_masks, self.cells = masks.num_masks, masks.grid_size
-        self.window_voxels = float(np.prod([int(axis[1]) for axis in windows.bounds[-1]]))
-        self.boxes = EvidenceBoxes(windows, masks.grid_size, self.alone.edges)
-        self.blocks = BoundBlockMasks(windows, image)
-        inside = len(_KEPT) * self.num_masks
-        self.looks = LookMasks(windows, self.alone, self.blocks, self.boxes, inside, masks.max_foci)
-        shapes = [*self.boxes.shapes, self.spatial_shape]
-        self._random = [
-            [
-                RISEMasks(masks.num_masks, masks.grid_size, p1, masks.seed).bind(
-                    image[everywhere(tuple(map(slice, each)))]
-                )
-                for each in shapes
-            ]
-            for p1 in (kept * masks.p1 for kept in _KEPT)
+        self.regression, self.num_masks, self.p1, self.seed = masks.regression, masks.num_masks, masks.p1, masks.seed
+        self.until, self.budget = masks.until, masks.budget if masks.until else masks.num_masks
+        self.on_patches = masks.inferer is not None
+        self._lattice = [min(2 * _FINE, n) for n in self.spatial_shape]
+        starts = [np.arange(points) * n // points for points, n in zip(self._lattice, self.spatial_shape, strict=True)]
+        if masks.inferer is not None:
+            starts = PatchWindowMasks(masks.inferer).bind(image).starts
+        self.bounds = [np.append(each, n) for each, n in zip(starts, self.spatial_shape, strict=True)]
+        self._grid = tuple(map(len, starts))
+        self._all = (1 << int(np.prod(self._grid))) - 1
+        self._stretching = [
+            _linear(torch.arange(n), points, n) for n, points in zip(self.spatial_shape, self._lattice, strict=True)
         ]
-        self._found: dict[tuple[tuple[int, ...], bytes, float], Found] = {}
-        self.key = ("FocusedMasks", masks.max_foci, self.blocks.key, self._random[0][-1].key, tuple(self.boxes.shapes))
+        self._known: dict[tuple, Any] = {}
+        regression = type(masks.regression).__name__, *sorted(vars(masks.regression).items())
+        cells = tuple(tuple(each.tolist()) for each in self.bounds)
+        self.key = ("FocusedMasks", self.seed, self.p1, self.num_masks, regression, self.on_patches, cells)
+        if self.until is not None:
+            self.key += ("until", self.until, self.budget)
 
-    def __len__(self) -> int:
-        most = self.looks.most
-        return len(self.looks) + (len(self.boxes) + 1) ** most * most * len(_KEPT) * self.num_masks
+    # Which masks are asked for. ----------------------------------------------------------------------------------
 
     @property
     def at_most(self) -> int:
-        return self._first_look + max(self.num_masks, max(len(self.alone) - 1, self._further_look) + self._least)
-
-    @property
-    def _first_look(self) -> int:
-        """Windows, the whole image hidden, and the boxes hidden."""
-        return self.windows.at_most + 2
-
-    @property
-    def _further_look(self) -> int:
-        """At the most: boxes hidden, their inner parts, blocks and windows, and what is asked of each box then."""
-        return self.blocks.at_most + 3 + 3 * self.looks.most
-
-    @property
-    def _least(self) -> int:
-        """How many random masks a score has, however many masks its looks took."""
-        return -(-self.num_masks // 3)
+        return len(self.first_round()) + _MOST_PLACES * (1 + self.num_masks // 4) + self.budget // 2
 
     def first_round(self) -> Sequence[Id]:
-        return [*self.windows.levels[0], self.looks.whole]
+        return [*self._look(0, self.num_masks // 2), (self._all, 0, _ALONE)]
+
+    def _look(self, hidden: int, count: int) -> list[Id]:
+        """Masks over the whole image, with some cells hidden."""
+        if self.on_patches:
+            cells = range(self._all.bit_length())
+            return [(hidden | 1 << cell, 0, _ALONE) for cell in cells if not hidden >> cell & 1]
+        return [(hidden, 0, number) for number in range(count)]
 
     def next_round(
         self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> Sequence[Id] | None:
-        if all(index <= self.looks.whole for index in ids):
-            windows = [row for row, index in enumerate(ids) if index < len(self.windows)]
-            finer = self.windows.next_round([ids[row] for row in windows], scores[windows], reference_scores)
-            if finer is not None:
-                return finer
-        done = set(map(int, ids))
-        rounds: list[list[int]] = [[], [], []]
-        for score, reference in zip(scores.T, reference_scores, strict=True):
-            found = self._look(ids, score, reference)
-            rounds[0] += found.wanted
-            if not found.wanted:
-                rounds[1] += self._tried(found)
-                rounds[2] += self.random_masks(found, ids, score)
-        missing = ([index for index in dict.fromkeys(wanted) if index not in done] for wanted in rounds)
-        return next(filter(None, missing), None)
-
-    def _look(self, ids: Sequence[Id], scores: torch.Tensor, reference_score: torch.Tensor) -> Found:
-        """What the looks found for one score ``(n,)``, as far as they went."""
-        own = [row for row, index in enumerate(ids) if index < len(self.looks)]
-        numbers, scores = [int(ids[row]) for row in own], scores[own].cpu().double()
-        # Asked for by the next round, by the map, by its error: it is read once.
-        key = tuple(numbers), scores.numpy().tobytes(), float(reference_score)
-        found = self._found.get(key)
-        if found is None:
-            spare = self.at_most - self._first_look - self._least
-            found = look(self.looks, numbers, scores, reference_score, spare)
-            if len(self._found) >= _REMEMBERED:
-                self._found.clear()
-            self._found[key] = found
-        return found
-
-    def _num_random(self, found: Found) -> int:
-        """How many random masks each place of one score has."""
-        most = self.num_masks
-        if found.spent:
-            most = min(most, max(self._least, self.at_most - self._first_look - found.spent))
-        return max(1, most // max(1, len(found.boxes)))
-
-    def random_masks(self, found: Found, ids: Sequence[Id], scores: torch.Tensor) -> list[int]:
-        """The random masks of one score, without those that were tried and left."""
-        return [index for each in self.shares(found, ids, scores) for index in each]
-
-    def shares(self, found: Found, ids: Sequence[Id], scores: torch.Tensor) -> list[range]:
-        """The random masks of each place that one score asks for, without those that were tried and left.
-
-        Args:
-            found: what the looks found for this score.
-            ids: the masks that were scored.
-            scores: ``(n,)``, one score of each mask.
-        """
-        tried, count = set(self._tried(found)), self._num_random(found)
-        places = self._places(found, ids, scores)[: self.num_masks]
-        firsts = [len(self.looks) + place * self.num_masks for place in places]
-        left = [max(1, count - _TRIED) if tried and first not in tried else count for first in firsts]
-        return [range(first, first + each) for first, each in zip(firsts, left, strict=True)]
-
-    def _tried(self, found: Found) -> list[int]:
-        """The masks that tell how much is to be kept of each place of one score."""
-        if not found.redundant or len(found.boxes) < 2:
-            return []
-        firsts = [
-            len(self.looks) + self._place_of(found, before, _USUAL) * self.num_masks
-            for before in range(len(found.boxes))
-        ]
-        return [index for first in firsts for index in range(first, first + min(_TRIED, self._num_random(found)))]
-
-    def _place_of(self, found: Found, before: int, kept: int) -> int:
-        """The number of a box with the others that are hidden, and with how much of it is kept."""
-        code = 0
-        if found.redundant:
-            for other in reversed([*found.hides[:before], *found.hides[before + 1 :]]):
-                code = code * (len(self.boxes) + 1) + other + 1
-            code = (code * self.looks.most + before) * len(_KEPT) + kept
-        return code * (len(self.boxes) + 1) + found.boxes[before]
-
-    def _places(self, found: Found, ids: Sequence[Id], scores: torch.Tensor) -> list[int]:
-        """The places of one score: each box with the others that are hidden, or the whole image."""
-        if not found.boxes:
-            return [len(self.boxes)]
-        tried = self._tried(found)
-        if not tried:
-            return [self._place_of(found, before, _ALL) for before in range(len(found.boxes))]
-        rows = {int(index): row for row, index in enumerate(ids)}
-        places = []
-        for before, own in enumerate(np.split(np.array(tried), len(found.boxes))):
-            of = [rows[index] for index in own.tolist() if index in rows]
-            share = (float(scores[of].double().mean()) - found.fill) / found.adds if of else sum(_MIDDLE) / 2
-            kept = _ALL if share < _MIDDLE[0] else _LESS if share > _MIDDLE[1] else _USUAL
-            places.append(self._place_of(found, before, kept))
-        return places
-
-    def asked_for(self, ids: Sequence[Id], scores: torch.Tensor, reference_score: torch.Tensor) -> list[int]:
-        """The places (:attr:`Focus.place`) that the evidence of one score asks for, the first found first.
-
-        Args:
-            ids: ids of masks; random masks do not count.
-            scores: ``(n,)``, one score of each mask.
-            reference_score: of the unperturbed image.
-        """
-        return self._places(self._look(ids, scores, reference_score), ids, scores)
+        scored, own = dict(zip(ids, scores[:, 0].double().tolist(), strict=True)), list[Id]()
+        for wanted in self._rounds(scored, float(reference_scores), own):
+            if missing := [each for each in wanted if each not in scored]:
+                return missing
+            own += wanted
+        return None
 
     def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        columns = list(zip(scores.T, reference_scores, strict=True))
-        found = [self._look(ids, *column) for column in columns]
-        asked = [self._places(each, ids, score) for each, (score, _) in zip(found, columns, strict=True)]
-        places = {place for each, own in zip(found, asked, strict=True) for place in own if each.boxes}
-        if not places:
-            return "nothing stood out: random masks over the whole image were the last"
-        words = f"random masks in {len(places)} place{'s' * (len(places) > 1)} with evidence were the last"
-        redundant = max((len(each.boxes) for each in found if each.redundant and len(each.boxes) > 1), default=0)
-        if redundant:
-            words += f"; one of {redundant} gives what another gives, so the others were hidden meanwhile"
-        left = max((each.left for each in found if each.boxes and each.left is not None), default=0.0)
-        if _SAID <= left <= 1:  # above 1, what hides the boxes adds more than the image did
+        scored = dict(zip(ids, scores[:, 0].double().tolist(), strict=True))
+        places = list(dict.fromkeys(place for _, place, _ in ids if place))
+        words = "nothing stood out: random masks over the whole image were the last"
+        if places:
+            words = f"random masks in {len(places)} place{'s' * (len(places) > 1)} with evidence were the last"
+        if len(places) > 1:
+            words += f"; one of {len(places)} gives what another gives, so the others were hidden meanwhile"
+        fill = scored[self._all, 0, _ALONE]
+        hidden = max(
+            (each for each, _, number in ids if number == _ALONE and each != self._all),
+            key=int.bit_count,
+            default=self._all,
+        )
+        left = (scored[hidden, 0, _ALONE] - fill) / ((float(reference_scores) - fill) or 1)
+        if _LEFT < left <= 1:  # above 1, what hides the places adds more than the image did
             words += f"; hiding all of them leaves {left:.0%} of what the image adds to the score"
-        return words
+        return words if self.until is None else f"{words}; {ended(self._agreement(ids, scored), self.until)}"
 
-    def _place(self, place: int) -> tuple[Box, BoundMasks, list[Box], list[Box]]:
-        """The box of a place, its random masks, the boxes that are hidden with it, and those of them found before."""
-        code, own = divmod(place, len(self.boxes) + 1)
-        code, kept = divmod(code, len(_KEPT))
-        code, before = divmod(code, self.looks.most)
-        if own == len(self.boxes):
-            return tuple(slice(0, n) for n in self.spatial_shape), self._random[0][-1], [], []
-        hidden = []
-        while code:
-            code, other = divmod(code, len(self.boxes) + 1)
-            hidden.append(self.boxes.box(other - 1))
-        return self.boxes.box(own), self._random[kept][self.boxes.size(own)], hidden, hidden[:before]
+    def _rounds(self, scored: dict[Id, float], reference: float, own: list[Id]) -> Iterator[Sequence[Id]]:
+        """The rounds of one score, one after the other: each is asked for when those before, its own, are scored."""
+        yield self.first_round()
+        fill = scored[self._all, 0, _ALONE]
+        places: list[int] = []
+        hidden, look, left = 0, self._look(0, self.num_masks // 2), self.num_masks - self.num_masks // 2
+        while found := self._places(hidden, look, scored, reference):
+            region, *parts = found
+            together = _union([hidden, *parts])
+            checks = [(together, 0, _ALONE), *((hidden | each, 0, _ALONE) for each in parts if len(parts) > 1)]
+            yield checks
+            before = scored[hidden, 0, _ALONE] if hidden else reference
+            without, *apart = (scored[each] for each in checks)
+            is_left = without - fill > _LEFT * (reference - fill)
+            adds_up = len(parts) == 1 or sum(before - each for each in apart) > (1 - _LEFT) * (before - without)
+            places += [region] if adds_up and not is_left and not places else parts
+            if not is_left or len(places) >= _MOST_PLACES:
+                break
+            hidden, look = together, self._look(together, self.num_masks // 4)
+            yield look
+            left = max(left - len(look), self.num_masks // 4)
+        first = self.num_masks // 2 if not places else 0
+        contexts = [(_union(places) & ~place, place) for place in places] or [(0, 0)]
+        done, wanted = 0, left // len(contexts)
+        while wanted > done and (places or not self.on_patches):
+            yield [(*context, first + number) for context in contexts for number in range(done, wanted)]
+            if self.until is None or self._agreement(own, scored) >= self.until:
+                break
+            spare = self.budget - (len(own) - wanted * len(contexts))
+            done, wanted = wanted, min(wanted + wanted // 2, spare // len(contexts))
 
-    def foci(self, ids: Sequence[Id]) -> list[Focus]:
-        """The boxes of random masks, in the order in which they were asked for; masks of looks are left out.
+    def _agreement(self, own: Sequence[Id], scored: dict[Id, float]) -> float:
+        """How far the map would agree with one of as many other masks: the share of its variance that is not chance."""
+        scores = torch.tensor([scored[each] for each in own], dtype=torch.float64)[:, None]
 
-        Args:
-            ids: ids of masks.
+        def found() -> float:
+            given = self, own, scores, scores[0]
+            values, error = self.regression.compute(*given), self.regression.standard_error(*given)
+            spread = float(values.double().var())
+            return 1 - float(error.double().square().mean()) / spread if spread else 0.0
+
+        return self._remembered(("agreement", len(own), scores.numpy().tobytes()), found)
+
+    def _remembered(self, key: tuple, make: Callable[[], Any]) -> Any:
+        """What is asked for by each later round, by the map and by its error."""
+        if key not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = make()
+        return self._known[key]
+
+    def _places(self, hidden: int, look: list[Id], scored: dict[Id, float], reference: float) -> list[int]:
+        """The cells in which evidence is likely by some masks over the whole image, and the parts of them in which it
+        is strong; none where nothing stands out.
         """
-        groups: dict[int, tuple[list[int], list[int]]] = {}
-        for row, index in enumerate(ids):
-            if index >= len(self.looks):
-                place, number = divmod(int(index) - len(self.looks), self.num_masks)
-                rows, numbers = groups.setdefault(place, ([], []))
-                rows.append(row)
-                numbers.append(number)
-        found = []
-        for place, (rows, numbers) in groups.items():
-            box, masks, hidden, before = self._place(place)
-            found.append(Focus(box, rows, masks, numbers, place, place == len(self.boxes), hidden, before))
-        return found
+        scores = torch.tensor([scored[each] for each in look], dtype=torch.float64)
+        key = hidden, len(look), reference, scores.numpy().tobytes()
+        found = self._remembered(key, lambda: self._standing_out(look, scores, reference))
+        return [left for each in found if (left := each & ~hidden)]
 
-    def _looked(self, ids: Sequence[Id]) -> list[tuple[list[int], list[int], list[Box]]]:
-        """Masks of looks by what is hidden with them: their rows, their numbers without that, and the boxes."""
-        groups: dict[int, tuple[list[int], list[int], list[Box]]] = {}
-        for row, index in enumerate(ids):
-            if index < len(self.looks):
-                own, hidden = self.looks.split(int(index))
-                code = int(index) // self.looks.each
-                rows, numbers, _ = groups.setdefault(code, ([], [], [self.boxes.box(each) for each in hidden]))
-                rows.append(row)
-                numbers.append(own)
-        return list(groups.values())
+    def _standing_out(self, look: list[Id], scores: torch.Tensor, reference: float) -> list[int]:
+        if self.on_patches:
+            values = np.zeros(self._grid)
+            values.flat[[each[0].bit_length() - 1 for each in look]] = (reference - scores).numpy()
+        else:
+            effects = self.regression.effects(self, look, scores)
+            pool: Any = adaptive_max_pool2d if effects.ndim == 2 else adaptive_max_pool3d
+            values = pool(effects[None], self._grid)[0].numpy()
+        region = (values > _STANDS_OUT * values.max()) & (values > 0)
+        if not region.any() or region.mean() > _EVERYWHERE:
+            return []
+        around = np.ones([3] * region.ndim)
+        numbers, count = ndimage.label(values > _STRONG * values.max(), around)
+        strong = [ndimage.binary_dilation(numbers == number, around) for number in range(1, count + 1)]
+        return list(map(_bits, [region, *strong] if count <= _MOST_PLACES else [region, region]))
+
+    # What they look like. ------------------------------------------------------------------------------------------
 
     def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
-        """``index``, int64 ``(n,)``: windows and random masks have codes of their own."""
-        return {"index": np.asarray(ids, dtype=np.int64)}
-
-    def hidden_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
-        if any(index >= len(self.windows) for index in ids):
-            return None
-        return self.windows.hidden_boxes(ids)
-
-    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        wanted = np.asarray(ids, dtype=np.int64)
-        hides, rows = np.zeros(len(wanted), dtype=bool), np.full((len(wanted), 2 * len(box)), -1, dtype=np.int64)
-        # A mask that differs wherever it hides anything has a row of its own; a window's row ends above -1.
-        rows[:, 0] = wanted + 1
-        for at, numbers, hidden in self._looked(ids):
-            here, own = np.asarray(at), np.asarray(numbers)
-            touched = any(_common(each, box) is not None for each in hidden)
-            for first, part in self.looks.families:
-                of = (own >= first) & (own < first + len(part))
-                hides[here[of]], found = part.restrict((own[of] - first).tolist(), box)
-                if not touched:
-                    rows[here[of]] = found
-            if touched:  # where nothing more is hidden, all are alike
-                same = here[~hides[here]]
-                rows[same, 0], rows[same, 1:] = -2 - wanted[here[0]] // self.looks.each, -2
-                hides[here] = True
-        for focus in self.foci(ids):
-            hides[focus.rows] = any(_common(each, box) is not None for each in (focus.box, *focus.hidden))
-            if _common(focus.box, box) is None:  # all masks of the place are alike there
-                rows[focus.rows, 0], rows[focus.rows, 1:] = -2 - focus.place, -3
-        return hides, rows
+        """``id``, objects ``(n,)``: the ids."""
+        found = np.empty(len(ids), dtype=object)
+        found[:] = list(ids)
+        return {"id": found}
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
+        return self._render_box(codes, tuple(slice(0, n) for n in self.spatial_shape), device)
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        ids = codes["index"].tolist()
-        foci = self.foci(ids)
-        if len(foci) == 1 and len(foci[0].rows) == len(ids) and foci[0].box == box and not foci[0].before:
-            return foci[0].masks.render(foci[0].ids, device)
-        masks = torch.ones(len(ids), 1, *(s.stop - s.start for s in box), dtype=self.dtype, device=device)
-        for rows, numbers, hidden in self._looked(ids):
-            for first, part in self.looks.families:
-                of = [k for k, number in enumerate(numbers) if first <= number < first + len(part)]
-                if of:
-                    masks[[rows[k] for k in of]] = part.render([numbers[k] - first for k in of], device, box)
-            _hide(masks, rows, hidden, box)
-        for focus in foci:
-            _hide(masks, focus.rows, focus.hidden, box)
-            common = _common(focus.box, box)
-            if common is not None:
-                random = focus.masks.render(focus.ids, device, within(common, focus.box))
-                for row, mask in zip(focus.rows, random, strict=True):
-                    masks[row][everywhere(within(common, box))] = mask
-            _hide(masks, focus.rows, focus.before, box)
-        return masks
+        ids = codes["id"].tolist()
+        matrices = [each[side] for each, side in zip(self._stretching, box, strict=True)]
+        masks = _along_axes(self._points(ids, device), matrices)
+        if self.on_patches:
+            for hidden, place, rows in _grouped(ids):
+                masks[rows] = torch.where(self._windows(place, box, device), masks[rows], 1)
+                masks[rows] *= ~self._windows(hidden, box, device)
+        return masks[:, None]
+
+    def _points(self, ids: Sequence[tuple[int, int, int]], device: torch.device) -> torch.Tensor:
+        """Masks on their lattice, ``(n, *points)``."""
+        found = torch.ones(len(ids), *self._lattice, dtype=self.dtype, device=device)
+        for hidden, place, rows in _grouped(ids):
+            numbers = [ids[row][2] for row in rows]
+            if numbers[0] != _ALONE:
+                found[rows] = self._random(place, hidden > 0, numbers, device)
+            if hidden and not self.on_patches:
+                found[rows] *= 1 - self._soft(hidden, device)
+        return found
+
+    def _random(self, place: int, has_others: bool, numbers: list[int], device: torch.device) -> torch.Tensor:
+        if not place:
+            found = torch.empty(len(numbers), *self._lattice, dtype=self.dtype, device=device)
+            for turn, cells in enumerate(_COARSE):
+                rows = [row for row, number in enumerate(numbers) if number % len(_COARSE) == turn]
+                found[rows] = self._cells([numbers[row] for row in rows], cells, turn, [self.p1] * len(rows), device)
+            return found
+        shares = _KEPT_OF_ONE if has_others else _KEPT
+        kept = [min(shares[number % len(shares)] * self.p1, _MOST_KEPT) for number in numbers]
+        outside = [min(_KEPT_OUTSIDE * self.p1, _MOST_KEPT)] * len(numbers)
+        fine = self._cells(numbers, _FINE, len(_COARSE), kept, device)
+        if self.on_patches:
+            return fine
+        inside = self._soft(place, device)
+        coarse = self._cells(numbers, _COARSE[0], len(_COARSE) + 1, outside, device)
+        return inside * fine + (1 - inside) * coarse
+
+    def _cells(
+        self, numbers: list[int], cells: int, table: int, kept: list[float], device: torch.device
+    ) -> torch.Tensor:
+        """Grids of random cells, stretched to the lattice at a random shift of up to one cell."""
+        sides = [min(cells, n) for n in self._lattice]
+        width = int(np.prod([side + 1 for side in sides]))
+        draws = random_rows(self.seed * (len(_COARSE) + 2) + table, numbers, width + len(sides))
+        grids = (draws[:, :width] < np.array(kept)[:, None]).reshape(-1, *(side + 1 for side in sides))
+        matrices = [
+            _linear(torch.arange(points), side, points, torch.from_numpy(draws[:, width + axis, None]))
+            for axis, (side, points) in enumerate(zip(sides, self._lattice, strict=True))
+        ]
+        return _along_axes(torch.from_numpy(grids).to(device, self.dtype), matrices)
+
+    def _chosen(self, cells: int) -> np.ndarray:
+        """A set of cells as a bool grid."""
+        size = int(np.prod(self._grid))
+        packed = np.frombuffer(cells.to_bytes(-(-size // 8), "little"), dtype=np.uint8)
+        return np.unpackbits(packed, bitorder="little")[:size].reshape(self._grid).astype(bool)
+
+    def _soft(self, cells: int, device: torch.device) -> torch.Tensor:
+        """A set of points of the lattice, widened by one and softened by one."""
+        chosen = torch.from_numpy(self._chosen(cells)[None, None]).to(device, self.dtype)
+        widen, soften = (max_pool2d, avg_pool2d) if chosen.ndim == 4 else (max_pool3d, avg_pool3d)
+        return soften(widen(chosen, 3, 1, 1), 3, 1, 1, count_include_pad=False)[0]
+
+    def _windows(self, cells: int, box: Box, device: torch.device) -> torch.Tensor:
+        """Whether each voxel of a box lies in one of some windows."""
+        found = self._chosen(cells)
+        for axis, (bounds, side) in enumerate(zip(self.bounds, box, strict=True)):
+            found = found.take(np.searchsorted(bounds, np.arange(side.start, side.stop), side="right") - 1, axis)
+        return torch.from_numpy(found).to(device)
+
+    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray] | None:
+        if not self.on_patches:
+            return None
+        hides, rows = np.zeros(len(ids), dtype=bool), np.zeros((len(ids), 2), dtype=np.int64)
+        for hidden, place, of in _grouped(ids):
+            here = [self._windows(cells, box, torch.device("cpu")).numpy() for cells in (hidden, place)]
+            hides[of] = here[0].any() or here[1].any()
+            rows[of, 0] = hash((here[0].tobytes(), here[1].tobytes()))
+            if here[1].any():  # elsewhere masks of one place are alike
+                rows[of, 1] = [ids[row][2] for row in of]
+        return hides, rows
+
+    def along_axes(self, ids: Sequence[Id], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self.on_patches or not len(ids):
+            return super().along_axes(ids, matrices)
+        # What is read of the lattice need not be stretched first.
+        products = [each.to(rows).T @ rows for rows, each in zip(self._stretching, matrices, strict=True)]
+        chunks = [ids[start : start + _AT_ONCE] for start in range(0, len(ids), _AT_ONCE)]
+        dtype = accumulation_dtype(self.device)
+        with exact_arithmetic(self.device):
+            found = [_along_axes(self._points(chunk, self.device).to(dtype), products) for chunk in chunks]
+        return torch.cat(found)[:, None]
 
 
-def _hide(masks: torch.Tensor, rows: Sequence[int], hidden: Sequence[Box], box: Box) -> None:
-    """Hide boxes in some of the masks of a box."""
-    for each in hidden:
-        common = _common(each, box)
-        if common is not None:
-            for row in rows:
-                masks[row][everywhere(within(common, box))] = 0
+def _union(places: Sequence[int]) -> int:
+    return functools.reduce(operator.or_, places, 0)
 
 
-def _common(first: Box, second: Box) -> Box | None:
-    """What two boxes have in common; None where that is nothing."""
-    sides = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(first, second, strict=True)]
-    return tuple(slice(*side) for side in sides) if all(start < stop for start, stop in sides) else None
+def _bits(chosen: np.ndarray) -> int:
+    """Cells as the bits of a number."""
+    return int.from_bytes(np.packbits(chosen, bitorder="little").tobytes(), "little")
+
+
+def _grouped(ids: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, list[int]]]:
+    """What is hidden, the place, and the rows of the masks that share both: random ones, and one that is not."""
+    found: dict[tuple[int, int, bool], list[int]] = {}
+    for row, (hidden, place, number) in enumerate(ids):
+        found.setdefault((hidden, place, number == _ALONE), []).append(row)
+    return [(hidden, place, rows) for (hidden, place, _), rows in found.items()]
+
+
+def _linear(places: torch.Tensor, cells: int, size: int, shift: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """Matrices ``(..., places, cells)`` that read a line of cells at some places of an axis, linearly between centres.
+
+    Args:
+        places: in voxels.
+        cells: into which the axis is cut; with a shift there is one more.
+        size: of the axis, in voxels.
+        shift: ``(n, 1)``, in cells, at least 0 and below 1.
+    """
+    count = cells + isinstance(shift, torch.Tensor)
+    position = ((places.double() + 0.5) * cells / size - 0.5 + shift).clamp(0, count - 1)
+    return (1 - (position[..., None] - torch.arange(count)).abs()).clamp_min(0)
+
+
+def _along_axes(values: torch.Tensor, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Values ``(n, *cells)``, multiplied along each axis by a matrix ``(size, cells)`` or ``(n, size, cells)``."""
+    for matrix in matrices:  # the first axis becomes the last
+        others = values.shape[2:]
+        values = matrix.to(values) @ values.flatten(2)
+        values = values.transpose(1, 2).reshape(len(values), *others, matrix.shape[-2])
+    return values

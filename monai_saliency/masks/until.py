@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from monai_saliency.masks.base import BoundMasks, Id, Masks, Regions
-from monai_saliency.masks.focused import BoundFocusedMasks, Focus, FocusedMasks
-from monai_saliency.masks.hierarchical import BoundHierarchicalMasks
-from monai_saliency.masks.looks import Found
 from monai_saliency.utils.arguments import instance, number, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["UntilMasks"]
+__all__ = ["UntilMasks", "ended", "wanted_agreement"]
 
 # The first round has at least two masks for each half.
 _FEWEST = 4
@@ -50,12 +46,6 @@ class UntilMasks(Masks):
     225, 337, ... masks in all. Mask i is that of the other family, so a map that stops after n masks is the map of n
     masks. Rounds depend on the scores alone: every batch size, worker and resumed run asks for the same masks, but for
     agreements that lie within the rounding of a map on the wanted one.
-
-    Of :class:`~monai_saliency.FocusedMasks` the rounds are of the random masks, once windows have found where. The
-    first round is shared by the boxes, and each box goes on until its own two halves agree with each other, and their
-    mean with the map of all its masks, as far as its share of ``num_masks`` reaches. The lowest agreement of a box
-    counts. What windows took outside the boxes is not left to chance, and is not compared. A regression shows finer
-    shapes the more masks it has, so the map of endless masks may differ by more than the agreement says.
 
     Args:
         masks: the other family. Its masks are drawn at random, and ``num_masks`` of it is the largest number of masks.
@@ -97,24 +87,18 @@ class UntilMasks(Masks):
         if not callable(getattr(estimator, "compute", None)):
             raise ValueError(f"`estimator` must be an estimator such as RISEScoring(0.5), got {estimator!r}")
         self.estimator = estimator
-        self.until = number("until", until)
-        if not 0 < self.until < 1:
-            raise ValueError(f"`until` must be above 0 and below 1, a wanted agreement such as 0.95, got {until}")
+        self.until = wanted_agreement(until)
         self.first = min(_FIRST, most) if first is None else whole_number("first", first, 1)
         if not _FEWEST <= self.first <= most:
             raise ValueError(
                 f"the first round must have at least {_FEWEST} masks, two for each half, and at most the budget of "
                 f"{most}, got {self.first}"
             )
-        if isinstance(masks, FocusedMasks) and not callable(getattr(estimator, "inside", None)):
-            raise ValueError(f"`until` compares boxes that FocusedScoring() fills, got the estimator {estimator!r}")
         self.by_region, self.needs_labels = masks.by_region, masks.needs_labels
 
     def bind(
         self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
     ) -> BoundMasks:
-        if isinstance(self.masks, FocusedMasks):
-            return _BoundUntilFocusedMasks(self, self.masks, self.masks.windows.bind(image, labels, spacing), image)
         return _BoundUntilMasks(self, self.masks.bind(image, labels, spacing), image)
 
 
@@ -152,7 +136,7 @@ class _BoundUntilMasks(BoundMasks):
         return range(n, min(len(self), n + n // 2))
 
     def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        return _ended(self.agreement(ids, scores, reference_scores), self.until)
+        return ended(self.agreement(ids, scores, reference_scores), self.until)
 
     def agreement(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> float:
         """How far the map would agree with one of as many masks of another seed, in [-1, 1], see
@@ -224,56 +208,14 @@ class _BoundUntilMasks(BoundMasks):
         return self.base._render(codes, device)
 
 
-class _BoundUntilFocusedMasks(BoundFocusedMasks):
-    """Looks at one image, and then random masks in rounds, for each box until its two halves agree."""
-
-    def __init__(
-        self, masks: UntilMasks, focused: FocusedMasks, windows: BoundHierarchicalMasks, image: torch.Tensor
-    ) -> None:
-        super().__init__(focused, windows, image)
-        self.estimator: Any = masks.estimator
-        self.until, self.first = masks.until, masks.first
-        self.key = ("UntilMasks", self.until, self.first, type(self.estimator).__name__, *self.key)
-
-    def random_masks(self, found: Found, ids: Sequence[Id], scores: torch.Tensor) -> list[int]:
-        shares = self.shares(found, ids, scores)
-        first = max(_FEWEST, self.first // len(shares))
-        places = {focus.place: focus for focus in self.foci(ids)}
-        wanted: list[int] = []
-        for share in shares:
-            focus = places.get((share.start - len(self.looks)) // self.num_masks)
-            done = 0 if focus is None else len(focus.rows)
-            if done >= len(share) or (
-                focus is not None and done >= first and self._agreement(focus, scores) >= self.until
-            ):
-                continue
-            wanted += share[: max(first, done + done // 2)]
-        return wanted
-
-    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        words = super().stopped(ids, scores, reference_scores)
-        places, agreements = {focus.place: focus for focus in self.foci(ids)}, []
-        for score, reference in zip(scores.T, reference_scores, strict=True):
-            for place in self.asked_for(ids, score, reference):
-                if place in places:
-                    agreements.append(self._agreement(places[place], score))
-        return f"{words}; {_ended(min(agreements, default=0.0), self.until)}"
-
-    def _agreement(self, focus: Focus, scores: torch.Tensor) -> float:
-        """Of a box's values of one score ``(n,)``."""
-        order = np.argsort(focus.ids).tolist()
-        one, other, whole = (self._inside(focus, scores, each) for each in (order[::2], order[1::2], order))
-        # The halves of a regression may agree on what all masks together do not show.
-        return min(_agreement(one, other), _correlation(one + other, whole))
-
-    def _inside(self, focus: Focus, scores: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-        """A box's values by some of its random masks."""
-        rows, ids = ([each[k] for k in order] for each in (focus.rows, focus.ids))
-        found: torch.Tensor = self.estimator.inside(self, replace(focus, rows=rows, ids=ids), scores[rows][:, None])
-        return found.flatten()
+def wanted_agreement(until: float) -> float:
+    """Check a wanted agreement."""
+    if not 0 < number("until", until) < 1:
+        raise ValueError(f"`until` must be above 0 and below 1, a wanted agreement such as 0.95, got {until}")
+    return float(until)
 
 
-def _ended(found: float, until: float) -> str:
+def ended(found: float, until: float) -> str:
     """Why rounds ended, of the agreement that was found and the one that was wanted."""
     if found >= until:
         return f"agreement {found:.3f} reached"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.estimators.focused import FocusedScoring
+from monai_saliency.estimators.regression import RegressionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_plan import sliding_inferer
@@ -69,7 +69,7 @@ def rise(
     most = most_masks(1000 if num_masks is None else num_masks, until, budget)
     masks: Masks = RISEMasks(most, grid_size, p1, seed)
     masks = IndependentChannelMasks(masks) if flag("per_channel", per_channel) else masks
-    estimator = estimator or RISEScoring(p1, form)
+    estimator = estimator or (RegressionScoring() if form == "regression" else RISEScoring(p1, form))
     masks = masks if until is None else UntilMasks(masks, estimator, until, num_masks)
     return PerturbationInferer(masks, target, estimator, **settings)
 
@@ -129,14 +129,8 @@ def random_grid(
 
 def focused_rise(
     num_masks: int | None = None,
-    grid_size: int = 5,
-    window_size: float | Sequence[float] | None = None,
-    levels: int = 3,
-    keep: float = 0.06,
     p1: float = 0.5,
     seed: int = 0,
-    max_foci: int = 4,
-    window_unit: str = "voxel",
     until: float | None = None,
     budget: int | None = None,
     *,
@@ -144,47 +138,39 @@ def focused_rise(
     estimator: Estimator | None = None,
     **settings: Any,
 ) -> PerturbationInferer:
-    """Windows find where the evidence lies (:func:`hierarchical_occlusion`), then RISE's masks inside what they found
-    show its shape: a sharp map from a few hundred forwards.
+    """RISE's masks find where the evidence lies, then finer masks there show its shape: a sharp map from a few hundred
+    forwards, by one regression of the scores on all masks.
 
-    Where nothing stands out, as in a healthy scan, the masks perturb the whole image.
-    Where one place gives what another gives, such as two lesions, the windows look again with the first one hidden, and
-    each place is perturbed with the others hidden.
+    Where nothing stands out, as in a healthy scan, there are more masks over the whole image.
+    Where one place gives what another gives, such as two lesions, the image is looked at again with the first one
+    hidden, and each place is perturbed with the others hidden.
+    Under a ``SlidingWindowInferer`` windows on its patch grid find the place, and all outside of it is kept.
 
     Args:
-        num_masks: random masks for each explained score, 200 by default; several places with evidence share them. With
-            ``until``, those of the first round, 100 by default.
-        grid_size: cells of the random masks along each axis, each as large as a window of the last level.
-        window_size: edge of a window of the first level, as for :func:`hierarchical_occlusion`.
-        levels: how many sizes of windows, each half as long as the one before.
-        keep: share of a level's windows that is refined.
-        p1: probability in (0, 1) that a cell is kept; where the other places are hidden meanwhile, 0.7 of it.
+        num_masks: random masks for each explained score, 340 by default, half of them over the whole image.
+        p1: probability in (0, 1) that a cell is kept in the first half; fewer are hidden in the second.
         seed: of the random masks.
-        max_foci: places with evidence, at the most.
-        window_unit: of ``window_size``: ``"voxel"`` (of the network's input) or ``"mm"``.
-        until: stop when the shape agrees so well with one of as many other masks, in each place, as for :func:`rise`.
+        until: more masks of the second half until the map agrees so well with one of as many other masks, as for
+            :func:`rise`.
         budget: the largest number of random masks with ``until``, 4000 by default.
         target: which number is explained.
-        estimator: ``FocusedScoring()`` by default.
+        estimator: ``RegressionScoring()`` by default.
         settings: shared by all methods, see :mod:`monai_saliency.methods`.
 
     Raises:
-        ValueError: when ``window_unit`` is another word, or ``budget`` is given without ``until``.
+        ValueError: for settings out of range, or when ``budget`` is given without ``until``.
 
     Example::
 
         >>> import torch
         >>> from monai_saliency import ClassScore
-        >>> explain = focused_rise(100, window_size=4, target=ClassScore([0], "none"))
+        >>> explain = focused_rise(100, target=ClassScore([0], "none"))
         >>> saliency = explain(torch.ones(1, 1, 16, 16), lambda images: images[:, :, 4:7, 9:12].mean((2, 3)))
         >>> row, column = divmod(int(saliency.argmax()), 16)
         >>> 4 <= row < 7, 9 <= column < 12
         (True, True)
     """
-    check_unit(window_unit)
-    cuts = sliding_inferer(settings.get("inferer"))
-    most = most_masks(200 if num_masks is None else num_masks, until, budget)
-    focused = FocusedMasks(most, grid_size, window_size, levels, keep, p1, seed, max_foci, window_unit, cuts)
-    estimator = estimator or FocusedScoring()
-    masks = focused if until is None else UntilMasks(focused, estimator, until, num_masks)
-    return PerturbationInferer(masks, target, estimator, **settings)
+    regression, cuts = RegressionScoring(), sliding_inferer(settings.get("inferer"))
+    count = 340 if num_masks is None else num_masks
+    masks = FocusedMasks(regression, count, p1, seed, cuts, until, most_masks(count, until, budget))
+    return PerturbationInferer(masks, target, estimator or regression, **settings)

@@ -154,7 +154,7 @@ def test_a_figure_that_fails_leaves_the_others() -> None:
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("focused_rise", {"num_masks": 12, "grid_size": 2, "window_size": 4, "levels": 2}),
+        ("focused_rise", {"num_masks": 16}),
         ("shapley", {"num_supervoxels": 4}),
         ("rise", {"num_masks": 20, "grid_size": 3, "per_channel": True}),
         ("rise", {"num_masks": 10, "grid_size": 3, "until": 0.5, "budget": 40}),

@@ -15,7 +15,7 @@ import monai_saliency as ms
 
 METHODS: dict[str, Callable[..., ms.PerturbationInferer]] = {
     "hierarchical": lambda **settings: ms.hierarchical_occlusion(levels=3, **settings),
-    "focused": lambda **settings: ms.focused_rise(30, 3, levels=2, **settings),
+    "focused": lambda **settings: ms.focused_rise(30, **settings),
     "minimal": lambda **settings: ms.minimal_region(0.5, levels=2, **settings),
     "until": lambda **settings: ms.region_occlusion(8, regions=ms.Supervoxels(12), until=0.9, budget=30, **settings),
 }

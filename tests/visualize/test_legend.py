@@ -22,7 +22,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "sliding_window": lambda **given: ms.sliding_window(4, 4, **given),
     "rise": lambda **given: ms.rise(40, 4, **given),
     "hierarchical_occlusion": lambda **given: ms.hierarchical_occlusion(8, 3, **given),
-    "focused_rise": lambda **given: ms.focused_rise(40, window_size=8, levels=2, **given),
+    "focused_rise": lambda **given: ms.focused_rise(40, **given),
     "shapley": lambda **given: ms.shapley(regions=Supervoxels(6), **given),
     "hsic": lambda **given: ms.hsic(40, 4, **given),
     "sobol": lambda **given: ms.sobol(8, 4, **given),

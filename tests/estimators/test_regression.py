@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import monai_saliency as ms
-from monai_saliency.estimators.regression import SmoothRegression
 
 
 def bumps(size: int, length: float) -> np.ndarray:
@@ -46,11 +45,11 @@ def best_strength(features: np.ndarray, wanted: np.ndarray) -> float:
     return min(errors, key=errors.__getitem__)
 
 
-def reference(masks: np.ndarray, scores: np.ndarray, cell: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+def reference(masks: np.ndarray, scores: np.ndarray, cells: int) -> tuple[np.ndarray, np.ndarray]:
     """The effect of each voxel, and its jackknife error, by refitting without each mask."""
     basis = np.ones((1, 1))
-    for size, edge in zip(masks.shape[1:], cell, strict=True):
-        basis = np.kron(basis, bumps(size, max(1.0, 0.7 * edge)))
+    for size in masks.shape[1:]:
+        basis = np.kron(basis, bumps(size, max(1.0, 0.7 * size / cells)))
     features, n = masks.reshape(len(masks), -1) @ basis, len(scores)
     wanted = np.array([np.mean([math.tanh(4 * (a - b) / scores.std()) for b in scores]) for a in scores])
     strength = best_strength(features, wanted)
@@ -72,7 +71,8 @@ def reference(masks: np.ndarray, scores: np.ndarray, cell: tuple[float, ...]) ->
         changes.append(heights - second(variance, others) + response)
     maps = slope * np.array(changes) @ basis.T
     error = np.sqrt((n - 1) * maps.var(axis=0))
-    return (slope * basis @ heights).reshape(masks.shape[1:]), error.reshape(masks.shape[1:])
+    voxels = math.prod(max(1.0, size / cells) for size in masks.shape[1:])
+    return voxels * (slope * basis @ heights).reshape(masks.shape[1:]), voxels * error.reshape(masks.shape[1:])
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,15 @@ def test_against_refitting_without_each_mask(shape: tuple[int, ...], num_masks: 
     masks = bound.render(range(num_masks))[:, 0].numpy()
     rng = np.random.default_rng(0)
     scores = 1 / (1 + np.exp(-masks.reshape(num_masks, -1) @ rng.normal(size=masks[0].size)))
-    cell = tuple(size / cells for size in shape)
-    effects, error = reference(masks, scores, cell)
-    regression = SmoothRegression(bound, range(num_masks), cell)
+    effects, error = reference(masks, scores, cells)
     both = torch.from_numpy(np.stack([scores, 5 - 2 * scores], axis=1))
-    found = regression.effects(both).numpy()
+    given = bound, range(num_masks), both, both[0]
+    found = ms.RegressionScoring(cells).compute(*given).numpy()
     np.testing.assert_allclose(found[0], effects, rtol=1e-6, atol=1e-9 * np.abs(effects).max())
     np.testing.assert_allclose(found[1], -2 * found[0], rtol=1e-6, atol=1e-9 * np.abs(effects).max())
-    np.testing.assert_allclose(regression.standard_error(both)[0].numpy(), error, rtol=1e-5)
+    np.testing.assert_allclose(ms.RegressionScoring(cells).standard_error(*given)[0].numpy(), error, rtol=1e-4)
+    squares = np.square(error).mean() ** 0.5
+    assert float(ms.RegressionScoring(cells).noise(*given)[0]) == pytest.approx(squares, rel=1e-4)
 
 
 def test_a_linear_network_is_found() -> None:
@@ -100,19 +101,32 @@ def test_a_linear_network_is_found() -> None:
     weight[3:9, 8:13] = 1
     bound = ms.RISEMasks(400, 4, seed=1).bind(torch.zeros(1, 16, 16, dtype=torch.float64))
     scores = (bound.render(range(400))[:, 0] * weight).flatten(1).sum(dim=1, keepdim=True)
-    effects = SmoothRegression(bound, range(400), (4, 4)).effects(scores)[0]
-    assert float(effects.sum()) == pytest.approx(30, rel=0.15)
+    effects = ms.RegressionScoring(4).compute(bound, range(400), scores, scores[0])[0]
+    assert float(effects.sum()) / 16 == pytest.approx(30, rel=0.15)
     assert float(effects[weight > 0].mean()) > 10 * float(effects[weight == 0].abs().mean())
 
 
 def test_scores_that_say_nothing() -> None:
-    bound = ms.RISEMasks(20, 3).bind(torch.zeros(1, 9, 9))
-    regression = SmoothRegression(bound, range(20), (3, 3))
+    bound, regression = ms.RISEMasks(20, 3).bind(torch.zeros(1, 9, 9)), ms.RegressionScoring(3)
     for scores in (torch.full((20, 1), 70.1), torch.zeros(20, 1)):
-        assert not regression.effects(scores).any()
-        assert not regression.standard_error(scores).any()
-    two = SmoothRegression(bound, range(2), (3, 3))
-    assert not two.effects(torch.tensor([[1.0], [2.0]])).any()
+        assert not regression.compute(bound, range(20), scores, scores[0]).any()
+        assert not regression.standard_error(bound, range(20), scores, scores[0]).any()
+    two = torch.tensor([[1.0], [2.0]])
+    assert not regression.compute(bound, range(2), two, two[0]).any()
+    assert regression.standard_error(bound, range(2), two, two[0]) is None
+
+
+def test_more_masks_than_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map is the mean of those of all parts, and the memory that of one part."""
+    bound = ms.RISEMasks(90, 3, seed=1).bind(torch.zeros(1, 12, 12))
+    scores = bound.render(range(90))[:, :, 3:6, 6:9].mean((2, 3))
+    regression = ms.RegressionScoring(3)
+    parts = [regression.compute(bound, range(90)[part::3], scores[part::3], scores[0]) for part in range(3)]
+    per_mask = bumps(12, 2.8).shape[1] ** 2
+    monkeypatch.setattr("monai_saliency.estimators.regression._AT_ONCE", 30 * per_mask)
+    found = regression.compute(bound, range(90), scores, scores[0])
+    torch.testing.assert_close(found, torch.stack(parts).mean(dim=0))
+    assert regression.standard_error(bound, range(90), scores, scores[0]).shape == found.shape
 
 
 def test_the_standard_error_is_calibrated() -> None:
@@ -122,9 +136,9 @@ def test_the_standard_error_is_calibrated() -> None:
         bound = ms.RISEMasks(100, 4, seed=seed).bind(torch.zeros(1, 16, 16))
         masks = bound.render(range(100))[:, 0].double()
         scores = torch.sigmoid(10 * (masks[:, 5:9, 4:8].mean((1, 2)) + masks[:, 10:13, 9:13].mean((1, 2)) / 2 - 0.8))
-        regression = SmoothRegression(bound, range(100), (4, 4))
-        effects.append(regression.effects(scores[:, None])[0])
-        errors.append(regression.standard_error(scores[:, None])[0])
+        given = bound, range(100), scores[:, None], scores[:1]
+        effects.append(ms.RegressionScoring(4).compute(*given)[0])
+        errors.append(ms.RegressionScoring(4).standard_error(*given)[0])
     found, error = torch.stack(effects), torch.stack(errors)
     covered = ((found - found.mean(dim=0)).abs() <= 1.96 * error).double().mean()
     assert 0.90 <= float(covered) <= 0.98
