@@ -85,7 +85,7 @@ class FocusedMasks(Masks):
         budget: the largest number of random masks with ``until``.
 
     Raises:
-        ValueError: for settings out of range, and (from ``bind``) as :class:`~monai_saliency.masks.patch_window.PatchWindowMasks`.
+        ValueError: for settings out of range, and (from ``bind``) when the inferer does not fit the image.
 
     Example::
 
