@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from helpers import fork_server
-from helpers.all_pairs import all_pairs
 
 ENDS = {
     "well": "print('out'); sys.stderr.write('err')",
@@ -40,14 +38,6 @@ def test_a_forked_command_is_like_a_real_one(code: str, tmp_path: Path) -> None:
         out, errors = process.communicate(timeout=60)
         found.append((process.returncode, out, (errors or "").strip().splitlines()[-1:]))
     assert found[0] == found[1]
-
-
-def test_a_forked_script_and_module(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import sys; print(__name__, sys.argv[1:], sys.modules['__main__'].__file__)")
-    for words in (["script.py", "x"], ["-m", "script", "x"]):
-        done = fork_server.run(words, cwd=tmp_path, check=True)
-        assert done.stdout.split(" ", 2)[:2] == ["__main__", "['x']"]
-        assert Path(done.stdout.split()[-1]).name == "script.py"
 
 
 def test_commands_are_apart(tmp_path: Path) -> None:
@@ -93,27 +83,3 @@ def test_a_command_that_nobody_waits_for_is_killed() -> None:
     process = fork_server.start(["-c", WAITS])
     process._connection.close()  # type: ignore[union-attr]
     wait_for(lambda: ended(process.pid))
-
-
-@pytest.mark.skipif(not fork_server.AVAILABLE, reason="needs Linux's pidfd_open")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_what_stands_in_for_python_hands_signals_on(number: int) -> None:
-    """To a command that ends in its own time, and with its status."""
-    code = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); {WAITS}"
-    process = subprocess.Popen([fork_server.python(), "-u", "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    pid = int(process.stdout.readline())
-    assert pid != process.pid
-    process.send_signal(number)
-    assert process.wait(30) == {signal.SIGTERM: 143}.get(number, -number)
-    wait_for(lambda: ended(pid))
-
-
-def test_all_pairs() -> None:
-    axes = ("abcd", (1, 2, 3), (True, False), "xyz")
-    cases = all_pairs(*axes, first=[("b", 2, True, "z")])
-    assert cases[0] == ("b", 2, True, "z")
-    for one, other in itertools.combinations(range(4), 2):
-        assert {(case[one], case[other]) for case in cases} == {*itertools.product(axes[one], axes[other])}
-    assert len(cases) <= 14
-    assert all_pairs(*axes, first=[cases[0]]) == cases

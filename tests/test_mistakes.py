@@ -75,45 +75,23 @@ METHODS: list[Row] = [
         r"`target` must be .* got the class ClassScore: write ClassScore\(",
     ),
     ("fill is a number", lambda: window(fill=0.5), r"`fill` must be a fill such as ConstantFill\(0\.0\).*, got 0\.5"),
-    ("fill is a word", lambda: window(fill="blur"), r"`fill` must be .*, got 'blur'"),
-    (
-        "estimator is a class",
-        lambda: window(estimator=ms.OcclusionScoring),
-        r"`estimator` must be .* the class Occlusion",
-    ),
     (
         "estimator is a word",
         lambda: window(estimator="rise"),
         r"`estimator` must be an estimator such as .*, got 'rise'",
     ),
-    (
-        "inferer is a class",
-        lambda: window(inferer=SimpleInferer),
-        r"`inferer` must be a MONAI inferer .* SimpleInferer",
-    ),
     ("inferer is a word", lambda: window(inferer="sliding"), r"`inferer` must be a MONAI inferer .*, got 'sliding'"),
-    ("masks are a word", lambda: inferer(masks="rise"), r"`masks` must be masks such as RISEMasks\(1000\), got 'rise'"),
     (
         "masks are a class",
         lambda: inferer(masks=ms.RISEMasks),
         r"`masks` must be .* class RISEMasks: write RISEMasks\(",
     ),
     ("inputs is a word", lambda: window(inputs="image"), r"`inputs` must be an adapter such as DictInput\('image'\)"),
-    ("inputs is a class", lambda: window(inputs=ms.DictInput), r"`inputs` must be .* the class DictInput"),
     ("meter is a number", lambda: window(meter=1), r"`meter` must be a BusyMeter\(\), got 1"),
-    ("meter is True", lambda: window(meter=True), r"`meter` must be a BusyMeter\(\), got True"),
-    ("sharing is a number", lambda: window(sharing=2), r"`sharing` must be .*Sharing, got 2"),
     ("sharing is a word", lambda: window(sharing="masks"), r"`sharing` must be .*Sharing, got 'masks'"),
     ("patch_memory is bytes", lambda: window(patch_memory=2**30), r"`patch_memory` must be True, False or PatchMemory"),
-    (
-        "patch_memory is a class",
-        lambda: window(patch_memory=ms.PatchMemory),
-        r"`patch_memory` must be .*write PatchMemory",
-    ),
     ("patch bytes are a word", lambda: ms.PatchMemory("2GB"), r"`device_bytes` must be a finite number, got '2GB'"),
-    ("patch bytes are negative", lambda: ms.PatchMemory(host_bytes=-1), r"`host_bytes` must be at least 0, got -1"),
     ("output is a number", lambda: window(output=0.5), r"`output` must be a key, an index, .*, got 0\.5"),
-    ("output is True", lambda: window(output=True), r"`output` must be a key, an index, .*, got True"),
     ("output has no such part", lambda: explain(output="pred"), r"`?output.* has no part 'pred'"),
     ("autocast is True", lambda: window(autocast=True), r"`autocast` must be the arguments of torch.autocast"),
     ("progress is a word", lambda: window(progress="no"), r"`progress` must be True or False, got 'no'"),
@@ -124,7 +102,6 @@ METHODS: list[Row] = [
     ),
     ("batch size True", lambda: window(mask_batch_size=True), r"`mask_batch_size` must be a whole number .*, got True"),
     ("per_channel is a word", lambda: window(per_channel="no"), r"`per_channel` must be True or False, got 'no'"),
-    ("per_channel is 1", lambda: ms.rise(target=TARGET, per_channel=1), r"`per_channel` must be True or False, got 1"),
     ("window unit", lambda: window(window_unit="cm"), r"`window_unit` must be 'voxel' or 'mm', got 'cm'"),
     (
         "p1 of another",
@@ -136,38 +113,20 @@ METHODS: list[Row] = [
         lambda: ms.region_occlusion(regions="organs", target=TARGET),
         r"`regions` must be a function",
     ),
-    ("regions is a tensor", lambda: ms.RegionMasks(regions=torch.ones(8, 8)), r"`regions` must be .*, got a Tensor"),
     (
         "supervoxels 0",
         lambda: ms.region_occlusion(num_supervoxels=0, target=TARGET),
         r"`num_supervoxels` must be a whole",
     ),
-    (
-        "supervoxels a list",
-        lambda: ms.region_occlusion(num_supervoxels=[9], target=TARGET),
-        r"`num_supervoxels` must be one",
-    ),
     ("coalitions a half", lambda: ms.region_occlusion(2.5, target=TARGET), r"`num_coalitions` must be a whole number"),
 ]
 MASKS: list[Row] = [
     ("masks None", lambda: ms.RISEMasks(None), r"`num_masks` must be a whole number of at least 1, got None"),
-    ("masks a list", lambda: ms.RISEMasks([100]), r"`num_masks` must be one whole number of at least 1, got \[100\]"),
-    ("grid NaN", lambda: ms.RISEMasks(9, NAN), r"`grid_size` must be a whole number of at least 1, got nan"),
-    ("grid empty", lambda: ms.RISEMasks(9, []), r"`grid_size` must be a whole number"),
     ("p1 True", lambda: ms.RISEMasks(9, p1=True), r"`p1` must be in \[0, 1\], got True"),
-    ("p1 a word", lambda: ms.RISEMasks(9, p1="0.5"), r"`p1` must be in \[0, 1\], got '0\.5'"),
     ("seed None", lambda: ms.RISEMasks(9, seed=None), r"`seed` must be a whole number of at least 0, got None"),
-    ("seed -1", lambda: ms.RegionMasks(9, seed=-1), r"`seed` must be a whole number of at least 0, got -1"),
     ("window 0", lambda: ms.SlidingWindowMasks(0), r"`window_size` must be a whole number of at least 1, got 0"),
-    ("window a half", lambda: ms.SlidingWindowMasks(2.5), r"`window_size` must be a whole number"),
     ("stride True", lambda: ms.SlidingWindowMasks(4, True), r"`stride` must be a whole number .*, got True"),
     ("unit None", lambda: ms.SlidingWindowMasks(4, unit=None), r"`unit` must be one of \['mm', 'voxel'\], got None"),
-    ("unit a list", lambda: ms.SlidingWindowMasks(4, unit=["mm"]), r"`unit` must be one of .*, got \['mm'\]"),
-    (
-        "channel masks of a class",
-        lambda: ms.ChannelMasks(ms.SlidingWindowMasks),
-        r"`masks` must be .*write SlidingWindowMasks",
-    ),
     ("channel masks of a number", lambda: ms.ChannelMasks(8), r"`masks` must be masks such as .*, got 8"),
     (
         "divide 0",
@@ -175,25 +134,16 @@ MASKS: list[Row] = [
         r"`divide` must be a whole number of at least 1",
     ),
     ("cell 0", lambda: ms.RandomGridMasks(9, 0), r"`cell_size` must be a whole number of at least 1, got 0"),
-    ("cell a word", lambda: ms.RandomGridMasks(9, "8"), r"`cell_size` must be a whole number .*, got '8'"),
     ("cell unit", lambda: ms.random_grid(target=TARGET, window_unit="cm"), r"`window_unit` must be 'voxel' or 'mm'"),
     ("radius 0", lambda: ms.SlidingRadialMasks(0), r"`radius` must be a number above 0, got 0"),
-    ("radius a word", lambda: ms.SlidingRadialMasks("5"), r"`radius` must be a number above 0, got '5'"),
     ("radial stride", lambda: ms.SlidingRadialMasks(5, 2.5), r"`stride` must be a whole number .*, got 2\.5"),
     ("radial blur", lambda: ms.SlidingRadialMasks(5, 2, -1), r"`sigma` must be at least 0, .*, got -1"),
-    ("radial blur a word", lambda: ms.SlidingRadialMasks(5, 2, "1"), r"`sigma` must be one or several finite numbers"),
     (
         "levels 0",
         lambda: ms.multi_scale_window(levels=0, target=TARGET),
         r"`levels` must be a whole number of at least 1",
     ),
-    ("levels True", lambda: ms.MultiScaleWindowMasks(4, True), r"`levels` must be a whole number .*, got True"),
     ("fills a number", lambda: ms.MCRISEMasks(9, 1.0), r"`more_fills` must be a list of fills such as .*, got 1\.0"),
-    (
-        "fills of words",
-        lambda: ms.mc_rise(more_fills=["blur"], target=TARGET),
-        r"`value` must be one or several finite",
-    ),
     (
         "fills that read the file",
         lambda: ms.mc_rise(more_fills=[ms.ScanUnitFill(-1000, Compose([]))], target=TARGET),
@@ -211,23 +161,16 @@ MASKS: list[Row] = [
     ),
     ("D-RISE's form", lambda: ms.drise(form="debiased", target=TARGET), r"`form` must be one of .*, got 'debiased'"),
     ("regions a half", lambda: ms.Supervoxels(2.5), r"`num_regions` must be a whole number"),
-    ("compactness a word", lambda: ms.Supervoxels(9, "0.1"), r"`compactness` must be a number above 0, got '0\.1'"),
     ("compactness 0", lambda: ms.Supervoxels(9, 0), r"`compactness` must be a number above 0, got 0"),
 ]
 FILLS: list[Row] = [
     ("constant a word", lambda: ms.ConstantFill("0"), r"`value` must be one or several finite numbers, got '0'"),
-    ("constant None", lambda: ms.ConstantFill(None), r"`value` must be one or several finite numbers, got None"),
     ("blur 0", lambda: ms.BlurFill(0), r"`sigma` must be a number above 0, got 0"),
     ("blur NaN", lambda: ms.BlurFill(NAN), r"`sigma` must be a number above 0, got nan"),
     (
         "HU without preprocessing",
         lambda: ms.ScanUnitFill(-1000, None),
         r"`transform` must be the preprocessing, .*, got None",
-    ),
-    (
-        "HU of a class",
-        lambda: ms.ScanUnitFill(-1000, Compose),
-        r"`transform` must be the preprocessing, .* class Compose",
     ),
     (
         "fill unit",
@@ -246,42 +189,21 @@ TARGETS: list[Row] = [
         lambda: ms.ClassScore([1.5], "none"),
         r"`classes` must be an index or a list of indices, got \[1\.5\]",
     ),
-    (
-        "class a word in a list",
-        lambda: ms.ClassScore(["1"], "none"),
-        r"`classes` must be an index .*, got \['1'\]; or write",
-    ),
     ("class of a segmentation", lambda: explain(ms.ClassScore([1], "none"), network=SEGMENTER), r"use RegionScore"),
     ("activation None", lambda: ms.ClassScore([1], None), r"`activation` must be one of .*, got None"),
-    (
-        "activation a function",
-        lambda: ms.ClassScore([1], torch.sigmoid),
-        r"`activation` must be one of \['none', 'sigmoid'",
-    ),
     (
         "region a list",
         lambda: ms.RegionScore(1, "none", [[0, 1]]),
         r"`region` must be 'predicted'.* got a list: write torch.as",
     ),
     (
-        "region None",
-        lambda: ms.RegionScore(1, "none", None),
-        r"`region` must be 'predicted'.* or a label tensor, got None",
-    ),
-    (
         "channel a half",
         lambda: ms.RegionScore(1.5, "none"),
         r"`channel` must be an index or a list of indices, got 1\.5",
     ),
-    ("channel None", lambda: ms.DiceScore(None, "none"), r"`channel` must be an index .*, got None"),
     (
         "label values a number",
         lambda: ms.RegionScore(1, "none", label_values=1),
-        r"`label_values` must have one entry for each",
-    ),
-    (
-        "label values a word",
-        lambda: ms.RegionScore(1, "none", label_values="1"),
         r"`label_values` must have one entry for each",
     ),
     (
@@ -289,13 +211,11 @@ TARGETS: list[Row] = [
         lambda: ms.RegionScore(1, "none", components=True),
         r"`components` must be a whole number .*, got True",
     ),
-    ("components a list", lambda: ms.RegionScore(1, "none", components=[3]), r"`components` must be one whole number"),
     (
         "min_size a half",
         lambda: ms.RegionScore(1, "none", min_size=1.5),
         r"`min_size` must be a whole number of at least 1",
     ),
-    ("smooth a word", lambda: ms.DiceScore(1, "none", smooth="0"), r"`smooth` must be a finite number, got '0'"),
     ("smooth NaN", lambda: ms.DiceScore(1, "none", smooth=NAN), r"`smooth` must be a finite number, got nan"),
     (
         "value a half",
@@ -308,14 +228,12 @@ TARGETS: list[Row] = [
         lambda: explain(ms.RegressionScore(0, ["a", "b"])),
         r"`names` has 2 entries for 1 values",
     ),
-    ("threshold a word", lambda: ms.DetectionScore("0.5"), r"`threshold` must be a finite number, got '0\.5'"),
     ("threshold NaN", lambda: ms.DetectionScore(NAN), r"`threshold` must be a finite number, got nan"),
     (
         "boxes at most 0",
         lambda: ms.DetectionScore(max_boxes=0),
         r"`max_boxes` must be a whole number of at least 1, got 0",
     ),
-    ("boxes at most a half", lambda: ms.DetectionScore(max_boxes=1.5), r"`max_boxes` must be a whole number"),
     ("keys a word", lambda: ms.DetectionScore(keys="box"), r"`keys` must name boxes, labels and scores, got 'box'"),
     (
         "boxes a word",
@@ -328,11 +246,6 @@ TARGETS: list[Row] = [
         r"`objectness_key` must be a key of the detections",
     ),
     ("function a number", lambda: ms.FunctionScore(1), r"`function` must be a function of the network's output, got 1"),
-    (
-        "function a class",
-        lambda: ms.FunctionScore(torch.nn.Softmax),
-        r"`function` must be .* class Softmax: write Softmax",
-    ),
     (
         "labels a word",
         lambda: ms.FunctionScore(lambda o: o, "score"),
@@ -365,18 +278,11 @@ CALLS: list[Row] = [
         lambda: explain(images=torch.rand(1, 64, 48, 3)),
         r"must be channel-first.* write images.movedim",
     ),
-    (
-        "scans channel-last",
-        lambda: explain(images=torch.rand(1, 16, 17, 18, 1)),
-        r"must be channel-first, \(B, C, \*spatial\)",
-    ),
     ("images without a batch", lambda: explain(images=IMAGES[0]), r"must be images of shape \(B, C, H, W\)"),
     ("images an array", lambda: explain(images=IMAGES.numpy()), r"must be images of shape .*, got ndarray"),
     ("images of a dictionary", lambda: explain(images={"image": IMAGES}), r"set the inferer's `inputs` to DictInput"),
     ("no images", lambda: explain(images=IMAGES[:0]), r"must be images of shape"),
     ("cases are names", lambda: explain(cases=["a"]), r"`cases` must be a list of cases such as Case\(.*, got 'a'"),
-    ("cases is a name", lambda: explain(cases="a"), r"`cases` must be a list with one entry for each image, got a str"),
-    ("perturb nothing", lambda: ms.DictInput([]), r"`perturb` must name at least one input"),
     (
         "perturb None",
         lambda: ms.DictInput(None),
@@ -395,11 +301,6 @@ PIPELINES: list[Row] = [
         r"`inferer` must be an inferer made by .*, got the function rise",
     ),
     (
-        "map by a MONAI inferer",
-        lambda: ms.Saliency(NETWORK, SimpleInferer()),
-        r"`inferer` must be .*, got a SimpleInferer",
-    ),
-    (
         "map of a class",
         lambda: ms.Saliency(torch.nn.Linear, window()),
         r"`network` must be .*class Linear: write Linear",
@@ -408,11 +309,6 @@ PIPELINES: list[Row] = [
         "device of no kind",
         lambda: ms.Saliency(NETWORK, window(), "gpu"),
         r"`device` must be a device such as 'cpu'.*, got 'gpu'",
-    ),
-    (
-        "device True",
-        lambda: ms.Saliencyd("image", NETWORK, window(), device=True),
-        r"`device` must be a device .*, got True",
     ),
     (
         "two names",
@@ -452,11 +348,6 @@ PIPELINES: list[Row] = [
         lambda: dataset(transform="load"),
         r"`transform` must be the preprocessing, .*, got 'load'",
     ),
-    (
-        "preprocessing a class",
-        lambda: dataset(transform=Compose),
-        r"`transform` must be the preprocessing, .* class Compose",
-    ),
     ("dataset's network a class", lambda: dataset(network=torch.nn.Linear), r"`network` must be .*write Linear"),
     ("cache another word", lambda: dataset(cache="ram"), r"`cache` must be one of .*, got 'ram'"),
     ("cache True", lambda: dataset(cache=True), r"`cache` must be one of .*, got True"),
@@ -473,8 +364,6 @@ PIPELINES: list[Row] = [
         lambda: loader(dataset="scans"),
         r"`dataset` must be a dataset of cases such as .*, got 'scans'",
     ),
-    ("loader's batch a half", lambda: loader(batch_size=1.5), r"`batch_size` must be a whole number"),
-    ("loader's batch a list", lambda: loader(batch_size=[2]), r"`batch_size` must be one whole number"),
     (
         "loader's workers -1",
         lambda: loader(num_workers=-1),
@@ -519,7 +408,6 @@ RUNS: list[Row] = [
         lambda: handler(failures="f.csv"),
         r"`failures` must be Failures\(path\), got 'f.csv'",
     ),
-    ("handler's failures a class", lambda: handler(failures=Failures), r"`failures` must be .*write Failures\("),
     (
         "network_id a network",
         lambda: handler(network_id=NETWORK),
@@ -531,11 +419,6 @@ RUNS: list[Row] = [
         "where none is meant, give an empty",
     ),
     ("store in the text null", lambda: ScoreStore("null"), r"`root` must be a path, got 'null': where none is meant"),
-    (
-        "store in the text False",
-        lambda: ScoreStore("False"),
-        r"`root` must be a path, got .False.: where none",
-    ),
     ("trace to the text false", lambda: trace("false").__enter__(), r"`profile` must be a path, got 'false'"),
     ("failures' file None", lambda: Failures(None), r"`path` must be a path, got None"),
     ("table's file 0", lambda: Summary(0), r"`path` must be a path, got 0"),
@@ -551,13 +434,11 @@ RUNS: list[Row] = [
         lambda: metrics.Comparison([], [], []).agrees(NAN),
         r"`tolerance` must be a finite number, got nan",
     ),
-    ("agrees to a word", lambda: metrics.Comparison([], [], []).agrees("1e-6"), r"`tolerance` must be a finite number"),
     (
         "peak of a tensor",
         lambda: metrics.peak_voxel(torch.ones(3, 3)),
         r"`saliency` must be one map .* as an array, .* Tensor",
     ),
-    ("peak of a list", lambda: metrics.peak_voxel([[1, 2]]), r"`saliency` must be one map .*, got a list"),
 ]
 MISTAKES = [*METHODS, *MASKS, *FILLS, *TARGETS, *CALLS, *PIPELINES, *RUNS]
 

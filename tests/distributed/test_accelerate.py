@@ -65,11 +65,9 @@ def test_own_pipeline(tmp_path: Path) -> None:
 
     for found in ranks:
         for split in ("cases", "masks"):
-            for size in (1, 2, 4):
-                # A batch of the plain loader is a batch here, whoever has it.
-                assert same(found[f"{split} by {size}"], plain_maps(5, size)), (split, size)
-                assert same(found[f"{split} by {size} of one"], plain_maps(1, size)), (split, size)
-            assert same(found[f"{split} by workers"], plain_maps(5))
+            # A batch of the plain loader is a batch here, whoever has it.
+            assert same(found[f"{split} by 2"], plain_maps(5, 2)), split
+            assert same(found[f"{split} by 2 of one"], plain_maps(1, 2)), split
             assert same(found[f"{split} without the last"], dict(list(plain_maps(5, 2).items())[:4]))
             shuffled = sorted(found[f"{split} shuffled"], key=lambda row: row["case"])
             assert same(shuffled, plain_maps(5))
@@ -80,13 +78,11 @@ def test_own_pipeline(tmp_path: Path) -> None:
             failed = 1 if split == "cases" else 0  # who has case1, or who writes
             told = "disk full" if found["rank"] == failed else f"rank {failed} has failed: OSError: disk full"
             assert found[f"{split} failed"] == told
-        images = 2 * count + 1
-        assert same(found["split batches"], plain_maps(images))
-        assert same(found["split batches, masks"], plain_maps(images, count))
+        assert same(found["split batches"], plain_maps(2 * count + 1))
         assert same(found["masks unprepared"], plain_maps(5))
-        for kind, name in (("dispatched", "DataLoaderDispatcher"), ("unprepared", "DataLoader")):
-            assert found[f"wrong: {kind}"].startswith(f"{name} is not shared in a way that repeats no image")
-        assert "is not shared in a way that repeats no image" in found["wrong: iterable"]
+        assert found["wrong: dispatched"].startswith(
+            "DataLoaderDispatcher is not shared in a way that repeats no image"
+        )
 
     written = [pair for found in ranks for pair in found["written"]["cases"]]
     assert sorted(case for case, _ in written) == [f"case{i}" for i in range(5)]
@@ -127,7 +123,7 @@ def test_overlay(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_as_if_new")
 class TestOneProcess:
     @pytest.mark.parametrize("split", ["cases", "masks"])
-    @pytest.mark.parametrize("size", [1, 2, 4])
+    @pytest.mark.parametrize("size", [2])
     def test_plain_maps(self, split: str, size: int) -> None:
         accelerator = Accelerator(cpu=True)
         network, prepared = accelerator.prepare(Network(), loader(5, batch_size=size))
@@ -137,14 +133,6 @@ class TestOneProcess:
         # A network that is no module, and a loader as it is.
         rows = explain_loader(accelerator, loader(5, batch_size=size), Network().eval().__call__, inferer(), split)
         assert same(rows, plain_maps(5, size))
-
-    def test_rows_are_written(self) -> None:
-        written = []
-        rows = explain_loader(
-            Accelerator(cpu=True), loader(2), Network(), inferer(), write=lambda row: written.append(dict(row))
-        )
-        assert same(written, plain_maps(2))
-        assert [set(row) for row in rows] == [{"case", "explained"}] * 2
 
     def test_the_engine_is_the_plain_run(self, tmp_path: Path) -> None:
         for seed in range(2):

@@ -8,7 +8,6 @@ import threading
 import time
 import types
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +16,6 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.layouts import Bundle
 from helpers.own_bundle import settings
 from helpers.scans import LPS, write_scan
 from monai.inferers import Inferer, SlidingWindowInferer
@@ -25,8 +23,6 @@ from monai.inferers import Inferer, SlidingWindowInferer
 import monai_saliency as ms
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed import DevicesEngine, MasksOverDevices
-from monai_saliency.errors import CaseError
-from monai_saliency.metrics.agreement import compare
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.utils.precision import exact_arithmetic, network_arithmetic
 
@@ -111,30 +107,6 @@ def test_maps_are_equal_to_the_bit(images: torch.Tensor, devices: list[str], num
         False,
         True,
     ]
-
-
-def test_each_device_has_its_share(images: torch.Tensor) -> None:
-    """Of 62 rows in 16 batches, two hold an unperturbed image and are run by all, 14 are shared: 4, 5 and 5."""
-    network = Network()
-    counts = batches(network)
-    first, second = over_devices(rise(), CPUS).explain(images, network)
-    assert sorted(counts.values()) == [6, 7, 7]
-    assert none_left()
-    # The batch that holds both images' rows, 28 to 31 of 62, is one of those that all run.
-    assert first.num_forwards == 31 + 2 * 4 + 2 * 3
-    assert second.num_forwards == 31 + 2 * 1
-
-
-def with_prior(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    return (
-        batch["image"].flatten(1)[:, :6].reshape(-1, 2, 3).sum(-1) * batch["age"][:, None]
-        + batch["prior"].sum((1, 2, 3))[:, None]
-    )
-
-
-class WithPrior(torch.nn.Module):
-    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return with_prior(batch)
 
 
 def test_remembered_patches(images: torch.Tensor) -> None:
@@ -232,20 +204,6 @@ class StopsLater(torch.nn.Module):
         return self.network(x)
 
 
-def test_scores_of_another_network_go_once(images: torch.Tensor, tmp_path: Path) -> None:
-    """No thread removes what another one has just written."""
-    scores = ScoreStore(tmp_path).open("case", "key")
-    rise().explain(images[:1], Network(seed=3), stored=[scores])
-    network = Network()
-    (shared,) = over_devices(rise(), CPUS).explain(images[:1], network, stored=[scores])
-    (plain,) = rise().explain(images[:1], network)
-    assert torch.equal(shared.saliency, plain.saliency)
-    assert torch.equal(torch.from_numpy(scores.ranges()[0][2]), plain.scores)
-    reference = scores.reference()
-    assert reference is not None
-    np.testing.assert_array_equal(reference, plain.reference_scores)
-
-
 def test_an_error_stops_all(images: torch.Tensor) -> None:
     network = Network()
     counts = batches(network)
@@ -253,14 +211,6 @@ def test_an_error_stops_all(images: torch.Tensor) -> None:
         over_devices(rise(3000), CPUS).explain(images, StopsLater(network, 5))
     assert sum(counts.values()) < 1500 / 2
     assert none_left()
-
-
-def test_an_error_names_the_case(images: torch.Tensor) -> None:
-    images[1] = float("nan")
-    with pytest.raises(CaseError, match="case image 1 of the batch: the image that the network gets is NaN"):
-        over_devices(rise(), CPUS)(images, Network())
-    with pytest.raises(CaseError, match="case image 0 of the batch: "):
-        over_devices(rise(), CPUS)(images, torch.nn.Flatten(0))
 
 
 class Interrupts(Network):
@@ -384,18 +334,6 @@ def test_the_overlay(tmp_path: Path) -> None:
     assert keys[0] == keys[1]
 
 
-@pytest.mark.parametrize("name", ["valve_landmarks"])
-def test_the_overlay_with_somebody_elses_bundle(make: Callable[[str], Bundle], tmp_path: Path, name: str) -> None:
-    """Cases in batches; further inputs; and an inferer that holds the network, as a detector does."""
-    bundle = make(name)
-    engine = {"_target_": "monai_saliency.distributed.DevicesEngine", "devices": CPUS}
-    bundle.explain(saliency_dir=str(tmp_path / "plain"))
-    bundle.explain(saliency_dir=str(tmp_path / "shared"), saliency_engine=engine)
-    comparison = compare(tmp_path / "plain", tmp_path / "shared")
-    assert comparison.agrees()
-    assert all(case.same_voxels for case in comparison.both)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -412,6 +350,3 @@ class TestCUDA:
         maps = over_devices(rise(), ["cpu", "cuda"])(images.cuda(), network)
         assert maps.device.type == "cuda"
         torch.testing.assert_close(maps, plain, rtol=0, atol=1e-6 * float(plain.abs().max()))
-
-    def test_all_gpus_by_default(self) -> None:
-        assert DevicesEngine().devices == [torch.device("cuda", i) for i in range(torch.cuda.device_count())]

@@ -26,9 +26,7 @@ from monai.transforms import Invertd
 from monai.utils import OptionalImportError
 
 from monai_saliency.bundle.configs import overlay_path
-from monai_saliency.data.perturbed_images import PerturbedImages
 from monai_saliency.distributed.lightning import LightningEngine, SaliencyModule, _Share, local_device
-from monai_saliency.errors import CaseError
 
 
 class Trained(LightningModule):
@@ -72,8 +70,7 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> b
 
 
 class TestOneDevice:
-    @pytest.mark.parametrize("split", ["cases", "masks"])
-    @pytest.mark.parametrize("inference_mode", [True, False])
+    @pytest.mark.parametrize(("split", "inference_mode"), [("cases", True), ("masks", False)])
     def test_plain_maps(self, split: str, inference_mode: bool) -> None:
         module = SaliencyModule(Network().train(), inferer(), split)
         found = trainer(inference_mode=inference_mode).predict(module, loader(5, batch_size=2))
@@ -84,15 +81,6 @@ class TestOneDevice:
         assert first["explained"][0] == expected.explained
         assert not any(parameter.grad is not None for parameter in module.parameters())
         assert not first["saliency"][0].requires_grad
-
-    def test_tensors_and_their_precision(self) -> None:
-        images = torch.stack([scan["image"].as_tensor() for scan in scans(3, torch.float64)])
-        module = SaliencyModule(Network().double(), inferer())
-        (found,) = trainer().predict(module, DataLoader(images, batch_size=3))
-        assert found["case"] == [f"image {i} of the batch" for i in range(3)]
-        expected = inferer()(images, Network().double())
-        assert expected.dtype == torch.float64
-        assert torch.equal(torch.stack([saliency.as_tensor() for saliency in found["saliency"]]), expected)
 
     def test_a_map_goes_back_to_the_scan(self, tmp_path: Path) -> None:
         write_scan(tmp_path / "scan.nii.gz", (9, 8, 7), LPS)
@@ -107,17 +95,6 @@ class TestOneDevice:
         back = Invertd("saliency", data.transform, "image", nearest_interp=False)(item)["saliency"]
         assert torch.equal(back.affine, torch.as_tensor(LPS, dtype=back.affine.dtype))
         assert torch.equal(back.as_tensor(), found["saliency"][0].as_tensor().flip(1, 2))
-
-    def test_perturbed_images(self) -> None:
-        """Lightning runs a network of one's own on them."""
-
-        class Forward(LightningModule):
-            def predict_step(self, batch: Any, batch_idx: int) -> list[tuple[str, int]]:
-                return list(zip(batch["case"], batch["mask"].tolist(), strict=True))
-
-        data = DataLoader(PerturbedImages(scans(2), inferer()), batch_size=4)
-        found = Counter(pair for batch in trainer().predict(Forward(), data) for pair in batch)
-        assert found == Counter((f"case{i}", mask) for i in range(2) for mask in range(-1, MASKS))
 
 
 class TestCheckpoints:
@@ -161,12 +138,6 @@ class TestCheckpoints:
             SaliencyModule.load_from_checkpoint(path, network=other, inferer=inferer())
         with pytest.raises(ValueError, match=r"under the prefix 'net\.', once; it holds weights that begin with '"):
             SaliencyModule.load_from_checkpoint(path, network=Network(), inferer=inferer(), checkpoint_prefix="net.")
-
-    def test_for_a_network_without_weights(self, tmp_path: Path) -> None:
-        path = save(tmp_path / "last.ckpt", Trained())
-        module = SaliencyModule(Network(seed=7).eval().__call__, inferer())
-        found = trainer().predict(module, loader(1), ckpt_path=path)
-        assert same(by_case(found), plain_maps(1, network=Network(seed=7)))
 
 
 def launch(tmp_path: Path, devices: int) -> list[dict[str, Any]]:
@@ -248,26 +219,6 @@ class TestEngine:
         monai.bundle.run(**settings(tmp_path, "out", saliency_engine=engine))
         assert maps(tmp_path / "out") == maps(tmp_path / "plain")
         assert not torch.distributed.is_initialized()
-
-    @pytest.mark.parametrize("raised", [CaseError("brain", "is a lung"), KeyboardInterrupt("Ctrl-C")])
-    def test_what_stops_the_plain_run_stops_it(self, raised: BaseException) -> None:
-        class Cohort:
-            class evaluator:
-                class state:
-                    device = "cpu"
-
-            def __len__(self) -> int:
-                return 1
-
-            def expect(self) -> None:
-                pass
-
-            def explain(self, units: Any) -> None:
-                raise raised
-
-        with pytest.raises(type(raised)):
-            LightningEngine(accelerator="cpu", devices=1).run(Cohort())  # type: ignore[arg-type]
-        torch.distributed.destroy_process_group()  # which ends with the process
 
     def test_device_of_a_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -26,10 +24,8 @@ from monai_saliency.distributed.process_group import (
     alone,
     from_all_ranks,
     merge_over_ranks,
-    wait_for_all,
 )
 from monai_saliency.errors import CaseError
-from monai_saliency.sharding import Part
 from monai_saliency.utils.ranks import rank_of
 
 MASKS, BATCH = 37, 4
@@ -80,7 +76,7 @@ def smooth(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.avg_pool2d(x, 3, 1, 1).tanh()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_every_rank_has_the_plain_maps(world_size: int) -> None:
     """To the bit: one image and five, more ranks than batches, and remembered patches."""
     plain: list[tuple[Callable[[], Any], Any, Callable[..., Any]]] = [
@@ -152,33 +148,6 @@ def test_ranks_that_do_not_agree_are_refused() -> None:
     assert torch.equal(maps, others)
 
 
-def test_ranks_with_other_settings_are_refused() -> None:
-    """Each of them would get a map of neither."""
-
-    def explain(rank: int) -> list[str]:
-        messages = []
-        heavier = Network()
-        with torch.no_grad():
-            heavier.body[3].weight.mul_(1 + rank)
-        for inferer, network in [
-            (rise(seed=rank), Network()),
-            (rise(p1=0.5 - 0.1 * rank), Network()),
-            (rise(fill=ms.ConstantFill(float(rank))), Network()),
-            (rise(), heavier),
-        ]:
-            with pytest.raises(ValueError, match="rank 0 and rank 1 differ in") as caught:
-                over_ranks(inferer)(images(1), network)
-            messages.append(str(caught.value))
-        return messages
-
-    first, second = on_ranks(2, explain)
-    assert first == second
-    for message, name in zip(
-        first, ("the masks", "the masks", "fill", "the score of the unperturbed image"), strict=True
-    ):
-        assert f"differ in {name}" in message
-
-
 def test_a_distributed_network_is_run_as_it_is_inside() -> None:
     """Forwards of ``DistributedDataParallel`` send buffers to all ranks, which run other numbers of them."""
     expected = rise(3)(images(1), Network())
@@ -194,28 +163,20 @@ def test_a_distributed_network_is_run_as_it_is_inside() -> None:
         assert torch.equal(cases, rise(3 + 8 * rank)(images(1), Network())[0])
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_perturbed_images_find_the_process_group(method: str) -> None:
-    """Also in a loader's workers, which have none where they are spawned."""
+def test_perturbed_images_find_the_process_group() -> None:
+    """Also in a loader's workers."""
     cases = [{"image": image, "case": f"case{i}"} for i, image in enumerate(images(3))]
     # Made before there is a group.
     dataset = PerturbedImages(cases, ms.sliding_window(4, 3, target=TARGET, mask_batch_size=BATCH))
     everything = Counter((item["case"], item["mask"]) for item in dataset)
 
     def go(rank: int) -> Any:
-        loaders = [TorchDataLoader(dataset, batch_size=None)]
-        if rank == 0 or method == "fork":
-            loaders.append(TorchDataLoader(dataset, None, num_workers=2, multiprocessing_context=method))
+        loaders = [TorchDataLoader(dataset, None, num_workers=count) for count in (0, 2)]
         return [[(item["case"], item["mask"]) for item in loader] for loader in loaders]
 
     found = on_ranks(2, go)
     assert Counter(found[0][0] + found[1][0]) == everything
-    if method == "fork":
-        assert Counter(found[0][1] + found[1][1]) == everything
-    else:
-        # What worker 0 and worker 1 of rank 0 have of three cases over four shares.
-        of_rank_0 = [PerturbedImages(cases, dataset.inferer, rank=number, world_size=4) for number in (0, 2)]
-        assert Counter(found[0][1]) == Counter((item["case"], item["mask"]) for d in of_rank_0 for item in d)
+    assert Counter(found[0][1] + found[1][1]) == everything
 
 
 def test_a_bundles_handlers_take_their_process_for_the_only_one() -> None:
@@ -228,14 +189,6 @@ def test_a_bundles_handlers_take_their_process_for_the_only_one() -> None:
 
     both = ["from 0", "from 1"]
     assert on_ranks(2, gather) == [((2, 0, both), None, 2), ((2, 1, both), [1, 0, ["own"]], 2)]
-
-
-def test_a_process_that_ends_early_is_noticed() -> None:
-    def lost() -> None:
-        raise RuntimeError("Connection closed by peer")
-
-    with pytest.raises(RuntimeError, match="another process has ended before its share was done"):
-        wait_for_all(lost)
 
 
 class TestWithoutGroup:
@@ -251,17 +204,6 @@ class TestWithoutGroup:
         with pytest.raises(KeyError, match="own"):
             from_all_ranks(None, KeyError("own"))
 
-    def test_a_part_that_is_asked_for_is_scored_alone(self) -> None:
-        (run,) = over_ranks(rise()).score(images(1), Network(), part=Part(0, 2))
-        assert not run.complete
-
-    def test_the_strategy_travels_with_the_inferer(self) -> None:
-        """Where it is copied or sent, as by Lightning."""
-        explain = over_ranks(ms.rise(5, target=TARGET, mask_batch_size=2))
-        for other in (copy.deepcopy(explain), pickle.loads(pickle.dumps(explain))):
-            assert (other.mask_batch_size, type(other.masks)) == (2, ms.RISEMasks)
-            assert isinstance(other.sharing, MasksOverRanks)
-
 
 class TestBatchExplainer:
     def scans(self) -> list[dict[str, Any]]:
@@ -271,8 +213,7 @@ class TestBatchExplainer:
             for i, (image, affine) in enumerate(zip(images(2), affines, strict=True))
         ]
 
-    @pytest.mark.parametrize("split", ["cases", "masks"])
-    @pytest.mark.parametrize("loader", [DataLoader, TorchDataLoader])
+    @pytest.mark.parametrize(("split", "loader"), [("cases", DataLoader), ("masks", TorchDataLoader)])
     def test_maps_lie_on_their_images(self, split: str, loader: Any) -> None:
         scans = self.scans()
         (batch,) = loader(scans, batch_size=2)
@@ -287,18 +228,6 @@ class TestBatchExplainer:
             row["saliency"].affine[0, 0] = 7  # its own
             assert scan["image"].affine[0, 0] != 7
         assert not torch.equal(batch["image"].affine[0], rows[0]["saliency"].affine)
-
-    def test_images_alone(self) -> None:
-        expected = rise()(images(2), Network())
-        for batch in (images(2), {"image": images(2)}, MetaTensor(images(2))):
-            rows = BatchExplainer(Network(), rise())(batch)
-            assert [row["case"] for row in rows] == ["image 0 of the batch", "image 1 of the batch"]
-            assert torch.equal(torch.stack([row["saliency"].as_tensor() for row in rows]), expected)
-
-    def test_files_name_the_cases(self) -> None:
-        (batch,) = DataLoader([{"image": scan["image"]} for scan in self.scans()], batch_size=2)
-        rows = BatchExplainer(Network(), rise())(batch)
-        assert [row["case"] for row in rows] == ["0.nii.gz", "1.nii.gz"]
 
     def test_label_maps_and_held_inputs(self) -> None:
         labels = torch.zeros(2, 1, 14, 17, dtype=torch.int64)

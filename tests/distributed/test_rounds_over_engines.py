@@ -52,15 +52,6 @@ def test_ranks(cohort: Path, split: str) -> None:
     assert maps(cohort / f"ranks {split}") == maps(cohort / "plain")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("split", ["cases", "masks"])
-def test_ray(cohort: Path, split: str) -> None:
-    engine = {"_target_": "monai_saliency.distributed.RayEngine", "max_workers": 2, "split": split}
-    explain(cohort, f"ray {split}", saliency_engine=engine)
-    assert maps(cohort / f"ray {split}") == maps(cohort / "plain")
-
-
 def test_a_run_that_was_stopped_in_the_second_round(cohort: Path) -> None:
     """Of each case, all batches but one are found on disk: the one that holds the unperturbed image."""
     explain(cohort, "resumed")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers import fork_server
-from helpers.own_bundle import launch, settings
+from helpers.own_bundle import settings
 from helpers.scans import LPS, write_scan
 from monai.data import MetaTensor, list_data_collate
 from monai.engines import IterationEvents
@@ -27,7 +23,7 @@ import monai_saliency as ms
 from monai_saliency.distributed import RankEngine
 from monai_saliency.engines.evaluator import CohortEvaluator
 from monai_saliency.engines.run import run as run_cohort
-from monai_saliency.errors import CaseError, OutputError, root_cause
+from monai_saliency.errors import OutputError, root_cause
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.inferers.case_explainer import Assignment
 from monai_saliency.storage.failures import Failures
@@ -77,8 +73,7 @@ def test_a_case_the_network_fails_on_is_listed_and_the_others_go_on(stage: str, 
     assert sorted(p.name for p in (cohort / "out").glob("*.nii.gz")) == ["s0_saliency.nii.gz", "s2_saliency.nii.gz"]
 
 
-@pytest.mark.parametrize("cache", ["disk", "lmdb"])
-def test_names_that_are_not_utf8(cohort: Path, cache: str) -> None:
+def test_names_that_are_not_utf8(cohort: Path) -> None:
     """As scans have them that come from a system with another encoding: listed, cached, drawn and written."""
     scans, name = cohort / "cohort", os.fsdecode(b"M\xfcller")
     (scans / "s1.nii.gz").rename(scans / f"{name}.nii.gz")
@@ -86,7 +81,7 @@ def test_names_that_are_not_utf8(cohort: Path, cache: str) -> None:
     (scans / "s2.nii.gz").rename(scans / f"{name}2.nii.gz")
     for _ in ("first", "again"):
         with pytest.raises(SystemExit, match="1 case without a map") as caught:
-            run(cohort, cache=cache, picture=True, processes=True, num_workers=1)
+            run(cohort, cache="disk", picture=True, processes=True, num_workers=1)
         assert f"the first is case {name}2: " in str(caught.value)
         out = cohort / "out"
         assert sorted(os.fsencode(path.name) for path in out.glob("*_saliency.*")) == [
@@ -178,35 +173,18 @@ def test_a_bad_case_does_not_take_its_batch_with_it(tmp_path: Path) -> None:
     assert [len(output) for output in spoilt.outputs] == [1, 1, 3]
 
 
-@pytest.mark.parametrize("decollate", [True, False])
 def test_a_case_whose_prediction_cannot_be_postprocessed_is_listed_and_has_no_map(
-    decollate: bool, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     def postprocessing(case: dict[str, Any]) -> dict[str, Any]:
         if bool((torch.as_tensor(case["image"]) == 4).any()):
             raise ValueError("no\nink")
         return case
 
-    invert = (lambda case: FLIP.inverse(case)) if decollate else (lambda case: case)
-    how = {"postprocessing": Compose([postprocessing, invert]), "decollate": decollate}
-    batches = Batches(tmp_path, brightness, **how)
+    batches = Batches(tmp_path, brightness, postprocessing=Compose([postprocessing, FLIP.inverse]))
     batches.evaluator.run()
     assert batches.rows() == [("e", "predict", "ValueError: no ink")]
     assert sorted(batches.maps) == ["a", "b", "c", "d", "f"]
-
-
-def test_a_handler_that_fails_stops_the_run(tmp_path: Path) -> None:
-    """By then the cases are explained: no map is listed as a failure."""
-
-    def fails(engine: Any) -> None:
-        raise ValueError("no ink")
-
-    batches = Batches(tmp_path, brightness)
-    batches.evaluator.add_event_handler(IterationEvents.FORWARD_COMPLETED, fails)
-    with pytest.raises(CaseError, match=r"^case a, b, c: ValueError: no ink$"):
-        batches.evaluator.run()
-    assert sorted(batches.maps) == ["a", "b", "c"]
-    assert not batches.rows()
 
 
 @pytest.mark.parametrize(("split", "written"), [("cases", [3, 3]), ("masks", [2, 6])])
@@ -262,130 +240,3 @@ def test_an_output_folder_that_cannot_be_made(cohort: Path) -> None:
         run(cohort, output_dir=str(cohort / "file" / "out"))
     assert isinstance(root_cause(caught.value), OutputError)
     assert "cannot write" in str(root_cause(caught.value))
-
-
-# -- what the machine refuses, met by the program as a user runs it --
-
-
-GIVE_UP_RIGHTS = """
-import ctypes
-libc = ctypes.CDLL(None)
-header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()  # version 3, of this process
-assert libc.capget(header, sets) == 0
-for right in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, which no program that it runs gets back
-    assert libc.prctl(24, right, 0, 0, 0) == 0
-for index in range(3):  # effective, permitted, inheritable
-    sets[index] &= ~0b110
-assert libc.capset(header, sets) == 0
-"""
-
-
-@pytest.fixture(scope="module")
-def bound() -> str:
-    """Code after which permissions bind a process: root is not bound by them unless it gives that up."""
-    if os.geteuid() != 0:
-        return ""
-    if not fork_server.AVAILABLE or fork_server.run(["-c", GIVE_UP_RIGHTS]).returncode:
-        pytest.skip("root cannot be bound by permissions here: it takes Linux, and the right to give up rights")
-    return GIVE_UP_RIGHTS
-
-
-@pytest.fixture
-def modes() -> Iterator[Callable[[Path, int, int], None]]:
-    """Sets the modes of all folders and files below a folder; in the end they can be removed again."""
-    changed: list[Path] = []
-
-    def change(root: Path, folders: int, files: int) -> None:
-        paths = sorted([root, *root.rglob("*")], reverse=True)
-        changed.extend(paths)
-        for path in paths:
-            path.chmod(folders if path.is_dir() else files)
-
-    yield change
-    for path in reversed(changed):
-        path.chmod(0o700)
-
-
-def ended(process: subprocess.Popen[str], code: int) -> list[str]:
-    """What a program wrote to its standard error, line by line, once it ended as expected."""
-    errors = process.communicate(timeout=60)[1]
-    assert process.returncode == code, errors
-    return errors.strip().splitlines()
-
-
-def maps(folder: Path) -> dict[str, bytes]:
-    """The voxels of the maps below a folder, each read whole."""
-    return {path.name: np.asarray(nib.load(path).dataobj).tobytes() for path in folder.glob("*.nii.gz")}
-
-
-def assert_valid(folder: Path, whole: dict[str, bytes]) -> None:
-    """All that was written is whole and right, and nothing half written is left."""
-    assert maps(folder).items() <= whole.items()
-    for path in folder.rglob("scores/**/*.npy"):
-        assert np.isfinite(np.load(path, allow_pickle=False)).all()
-    if (folder / "summary.csv").exists():
-        with open(folder / "summary.csv", newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        assert {f"{row['case']}_saliency.nii.gz" for row in rows} <= set(maps(folder))
-        assert all(np.isfinite(float(row["score"])) for row in rows)
-    assert not list(folder.rglob(".tmp*"))
-
-
-def whole_maps(folder: Path) -> dict[str, bytes]:
-    monai.bundle.run(**settings(folder, "whole"))
-    return maps(folder / "whole")
-
-
-@pytest.mark.parametrize(
-    ("cache", "what"),
-    [
-        ("disk", "entries"),
-        pytest.param("disk", "folder", marks=pytest.mark.slow),
-        pytest.param("lmdb", "entries", marks=pytest.mark.slow),
-        pytest.param("lmdb", "folder", marks=pytest.mark.slow),
-    ],
-)
-def test_an_unreadable_cache_costs_time_and_one_warning(
-    cache: str, what: str, cohort: Path, bound: str, modes: Callable[[Path, int, int], None]
-) -> None:
-    whole = whole_maps(cohort)
-    kept = {"cache": cache, "cache_dir": str(cohort / "cache")}
-    run(cohort, **kept)
-    # Neither to be read nor to be replaced, like those of somebody else.
-    modes(cohort / "cache", 0o555 if what == "entries" else 0o000, 0o000)
-    lines = ended(launch(cohort, "again", 0.0, bound, num_workers=2, **kept), 0)
-    (line,) = (line for line in lines if "preprocessed scans" in line)
-    # Where ITK is installed, it takes the category from all warnings that are shown.
-    assert "preprocessed scans cannot be read in the cache, and are computed instead:" in line
-    assert "ermission denied" in line
-    assert maps(cohort / "again") == whole
-
-
-@pytest.fixture
-def small_disk(cohort: Path) -> Iterator[Path]:
-    """A disk of 160 kB, which holds the maps of one or two scans."""
-    disk = cohort / "out"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=160k,mode=777", "tmpfs", str(disk)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.mark.skipif(shutil.which("mount") is None, reason="no mount command here")
-def test_a_disk_that_is_full(cohort: Path, small_disk: Path) -> None:
-    whole = whole_maps(cohort)
-    lines = ended(launch(cohort, "out", 0.0), 1)
-    assert lines[-1].startswith(f"error: cannot write {small_disk}/")
-    assert ": No space left on device. What was written before is whole; free space" in lines[-1]
-    assert 1 <= len(maps(small_disk)) < len(whole)
-    assert_valid(small_disk, whole)
-    subprocess.run(["mount", "-o", "remount,size=10m", str(small_disk)], check=True)
-    run(cohort)
-    assert maps(small_disk) == whole
-    assert_valid(small_disk, whole)

@@ -47,20 +47,6 @@ class Edits(MapTransform):
         return data
 
 
-class WaitsIn(MapTransform):
-    """Waits, but only in one process."""
-
-    def __init__(self, process: int, started: str, go_on: str) -> None:
-        super().__init__("image")
-        self.process, self.started, self.go_on = process, Path(started), Path(go_on)
-
-    def __call__(self, data: Any) -> Any:
-        if os.getpid() == self.process:
-            self.started.touch()
-            wait_for(self.go_on.exists)
-        return data
-
-
 def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
     while not condition():

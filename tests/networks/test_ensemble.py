@@ -19,7 +19,6 @@ from monai.networks.nets import DenseNet, UNet
 
 import monai_saliency as ms
 from monai_saliency.networks import Ensemble, ensemble_of, load_checkpoint
-from monai_saliency.sharding import Part
 
 
 def networks(make: Callable[[], torch.nn.Module], count: int = 3) -> list[torch.nn.Module]:
@@ -48,9 +47,6 @@ def by_themselves(explain: ms.PerturbationInferer, x: torch.Tensor, members: Any
 CASES: list[tuple[Callable[..., ms.PerturbationInferer], Any, Any, Inferer | None, tuple[int, ...]]] = [
     (ms.rise, {"num_masks": 60}, ms.ClassScore([0, 1], "softmax"), None, (2, 1, 24, 20)),
     (ms.sliding_window, {"window_size": 8, "stride": 4}, ms.ClassScore([1], "none"), None, (1, 1, 24, 20)),
-    (ms.rise, {"num_masks": 40, "per_channel": True}, ms.ClassScore("all", "none"), None, (1, 2, 24, 20)),
-    (ms.hsic, {"num_masks": 40}, ms.ClassScore([1], "softmax"), None, (1, 1, 24, 20)),
-    (ms.sliding_window, {"window_size": 6}, ms.RegionScore([1, 0], "softmax", "all"), None, (2, 1, 12, 8, 10)),
     (
         *(ms.sliding_window, {"window_size": 6}, ms.RegionScore(1, "none", "all")),
         *(SlidingWindowInferer((8, 8, 8), 2, 0.5), (1, 1, 12, 8, 10)),
@@ -109,26 +105,6 @@ def test_the_class_is_that_of_the_mean_prediction() -> None:
     torch.testing.assert_close(found.reference_scores, torch.tensor([1.5]))
     torch.testing.assert_close(found.saliency, torch.full((1, 4, 4), 1.5 / 4))  # a quarter of the image is hidden
     torch.testing.assert_close(found.disagreement, torch.full((1, 4, 4), torch.tensor([0, 2, 2.5]).std().item() / 4))
-
-
-def test_a_standard_error_is_that_of_the_mean_score() -> None:
-    members, x = classifiers(), image(1, 1, 16, 16)
-    explain = ms.rise(60, 4, target=ms.ClassScore([1], "softmax"))
-    (found,) = explain.explain(x, Ensemble(members))
-    mean = lambda batch: sum(each(batch).softmax(1) for each in members) / 3  # noqa: E731
-    (single,) = explain.replace(target=ms.ClassScore([1], "none")).explain(x, mean)
-    torch.testing.assert_close(found.standard_error, single.standard_error, rtol=1e-3, atol=1e-8)
-    torch.testing.assert_close(found.noise, single.noise, rtol=1e-3, atol=1e-8)
-
-
-def test_parts_of_a_case_come_together() -> None:
-    ensemble, x = Ensemble(classifiers()), image(1, 1, 16, 16)
-    explain = ms.rise(40, target=ms.ClassScore([1], "softmax"), mask_batch_size=8)
-    (whole,) = explain.explain(x, ensemble)
-    parts = [explain.score(x, ensemble, part=Part(i, 2)) for i in range(2)]
-    (merged,) = ms.inferers.case_state.merged(parts)
-    assert torch.equal(merged.saliency, whole.saliency)
-    assert torch.equal(merged.disagreement, whole.disagreement)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

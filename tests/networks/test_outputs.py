@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError, as_case_error
+from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.methods import rise, sliding_window
-from monai_saliency.networks.outputs import check_rows, choices, num_rows, read, rows
-from monai_saliency.targets import ClassScore, FunctionScore, RegionScore
+from monai_saliency.methods import rise
+from monai_saliency.networks.outputs import check_rows, read, rows
+from monai_saliency.targets import ClassScore
 
 LOGITS = torch.arange(12.0).reshape(4, 3)
 DEEP = torch.arange(16.0).reshape(4, 2, 2)
@@ -41,17 +41,9 @@ class TestRead:
         with pytest.raises(ValueError, match=re.escape(f"has no part {path!r}: {known}")):
             read(self.OUTPUT, path)
 
-    def test_a_missing_part_is_what_a_table_of_failures_says(self) -> None:
-        with pytest.raises(ValueError, match="leave `output` out") as caught:
-            read(LOGITS, "pred")
-        assert "leave `output` out" in as_case_error(caught.value, "ct_1").problem
-
     def test_an_index_into_a_tensor_reads_no_image_of_the_batch(self) -> None:
         with pytest.raises(ValueError, match="no part 0: it is one Tensor, so leave `output` out"):
             read(LOGITS, 0)
-
-    def test_a_long_list_is_cut(self) -> None:
-        assert choices([LOGITS] * 14).endswith("output=11 reads (B, 3), ...")
 
 
 class TestRows:
@@ -65,11 +57,6 @@ class TestRows:
         assert torch.equal(logits, LOGITS[3:])
         assert [state.shape for state in hidden] == [(1, 2, 2)] * 4
 
-    def test_a_tuple_as_long_as_the_batch_is_not_cut_by_image(self) -> None:
-        first, second = rows((LOGITS[:2], [DEEP[:2], DEEP[2:]]), 1, 2, 2)
-        assert torch.equal(first, LOGITS[1:2])
-        assert torch.equal(second[1], DEEP[3:])
-
     def test_a_list_with_one_entry_an_image(self) -> None:
         """Also where the numbers of boxes happen to be the number of images."""
         images = [{"boxes": torch.full((2, 4), float(i))} for i in range(2)]
@@ -78,29 +65,14 @@ class TestRows:
         assert [len(part) for part in rows(points, 1, 3, 3)] == [5, 2]
 
     @pytest.mark.parametrize(
-        ("output", "count"),
-        [(LOGITS, 4), ({"a": None, "b": LOGITS}, 4), ((DEEP, LOGITS), 4), ([{}, {}], 2), ([[LOGITS]], 4), (None, 0)],
-    )
-    def test_num_rows(self, output: Any, count: int) -> None:
-        assert num_rows(output) == count
-
-    @pytest.mark.parametrize(
-        "output", [LOGITS, {"a": [LOGITS, DEEP]}, [{}] * 4, (LOGITS, "x"), [torch.zeros(n) for n in (1, 2, 3, 0)]]
-    )
-    def test_check_lets_pass(self, output: Any) -> None:
-        check_rows(output, 4)
-
-    @pytest.mark.parametrize(
         ("output", "match"),
         [
             (LOGITS[:3], r"an output of shape \(3, 3\) for a batch of 4 images; its first axis must be the batch$"),
-            (torch.tensor(0.0), r"an output of shape \(\) for"),
             (
                 {"x": LOGITS, "loss": torch.tensor(0.0)},
                 r"shape \(\) at output='loss' .*choose another part by `output`",
             ),
             ({"x": [LOGITS, LOGITS[:2]]}, r"shape \(2, 3\) at output=\('x', 1\)"),
-            (object(), "the network gave a object without tensors; give the inferer a function as `output`"),
             ({"a": None}, "the network gave a dict without tensors"),
             ([{}] * 3, "a list of 3 dictionaries for a batch of 4 images; it must have one entry per image"),
         ],
@@ -132,18 +104,6 @@ class TestInTheInferer:
         maps = rise(7, 3, output=output, **settings)(self.IMAGES, self.structured)
         torch.testing.assert_close(maps, expected, rtol=0, atol=1e-12)
 
-    def test_a_function_reads_the_whole_structure_row_by_row(self) -> None:
-        def network(x: torch.Tensor) -> dict[str, Any]:
-            return {"logits": self.logits(x), "deep": [x, x[:, :, ::2]], "note": "kept"}
-
-        target = FunctionScore(lambda output: output["logits"][:, 0] + output["deep"][1].sum((1, 2, 3)))
-        maps = sliding_window(3, target=target, mask_batch_size=5)(self.IMAGES, network)
-        tensor = FunctionScore(lambda output: output)
-        expected = sliding_window(3, target=tensor)(
-            self.IMAGES, lambda x: self.logits(x)[:, 0] + x[:, :, ::2].sum((1, 2, 3))
-        )
-        torch.testing.assert_close(maps, expected, rtol=0, atol=1e-12)
-
     def test_errors_name_the_case_and_the_choices(self) -> None:
         def explain(network: Any, **settings: Any) -> list:
             inferer: PerturbationInferer = rise(4, 2, target=ClassScore([0], "none"), **settings)
@@ -157,11 +117,3 @@ class TestInTheInferer:
             explain(self.structured, output="pred")
         with pytest.raises(CaseError, match=r"case ct_1: .*shape \(\) at output='loss'"):
             explain(self.structured)
-
-    def test_a_coarser_output_is_read_by_index(self) -> None:
-        network = lambda x: (x, torch.cat([x, -x], 1)[:, :, ::2, ::2])  # noqa: E731
-        target = RegionScore(0, "none", region="all")
-        maps = sliding_window(1, 1, target=target, output=1)(torch.ones(1, 1, 4, 4).double(), network)
-        expected = torch.zeros(4, 4).double()
-        expected[::2, ::2] = 0.25
-        torch.testing.assert_close(maps[0, 0], expected)

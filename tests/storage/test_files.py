@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from helpers import fork_server
 
 from monai_saliency.errors import OutputError
 from monai_saliency.storage import files
-from monai_saliency.storage.files import atomic_path, is_running, locked, remove_stale, this_process
+from monai_saliency.storage.files import atomic_path, locked, remove_stale
 
 DEAD = 4194305  # above the largest process number
 ME = f"process {os.getpid()} on {os.uname().nodename}"
@@ -44,26 +42,6 @@ def test_temporary_files_of_killed_processes_go(tmp_path: Path) -> None:
         remove_stale(tmp_path)
         assert sorted(tmp_path.rglob(".tmp*")) == sorted(kept)
     assert (tmp_path / "sub" / "x.npy").read_bytes() == b"mine, and still at work"
-
-
-def test_a_process_is_told_from_a_later_one_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = this_process()
-    assert mine.startswith(f"{os.getpid()}.")
-    assert is_running(mine)
-    assert is_running(f"{os.getpid()}")
-    for process in (f"{os.getpid()}.1", f"{DEAD}", mine.replace(f"{os.getpid()}", f"{DEAD}")):
-        assert not is_running(process)
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    child.start()
-    assert child.pid is not None
-    assert is_running(f"{child.pid}.{files._started(child.pid)}")
-    child.kill()
-    child.join()
-    assert not is_running(f"{child.pid}")
-    # Where the system does not say when.
-    monkeypatch.setattr(files, "_started", lambda process: "")
-    assert this_process() == f"{os.getpid()}"
-    assert is_running(mine)
 
 
 def test_who_does_not_wait_is_told_who_holds(tmp_path: Path) -> None:
@@ -117,18 +95,3 @@ def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
         locked(tmp_path / "file" / "lock"),
     ):
         pass
-
-
-def test_the_longest_names(tmp_path: Path) -> None:
-    """Beside them there is room for a temporary file; longer ones are refused as a matter of one case."""
-    for name in ("x" * 248 + ".nii.gz", "ü" * 124 + ".nii.gz"):
-        with atomic_path(tmp_path / name) as temporary:
-            assert temporary.name.endswith(".nii.gz")
-            temporary.write_bytes(b"whole")
-    assert len(list(tmp_path.iterdir())) == 2
-    for use in (atomic_path, locked):
-        with (
-            pytest.raises(ValueError, match=r"cannot write .*: File name too long\. Rename the scan"),
-            use(tmp_path / ("x" * 250 + ".nii.gz")) as opened,
-        ):
-            Path(opened).write_bytes(b"")  # type: ignore[arg-type]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from monai.transforms import EnsureChannelFirst, LoadImage
 from monai.utils import OptionalImportError
 from PIL import Image
 
-from monai_saliency.storage.formats import check_readers, load_image, scan_loader, scan_stem
+from monai_saliency.storage.formats import check_readers, load_image, scan_stem
 
 RNG = np.random.default_rng(0)
 GRAY = RNG.integers(0, 256, (5, 7), dtype=np.uint8)
@@ -55,14 +52,6 @@ def test_photographs_are_read_in_gray_or_colours_and_lose_no_bits(tmp_path: Path
             np.testing.assert_array_equal(colours, np.stack([gray[0]] * 3), name)
 
 
-def test_label_maps_keep_the_numbers_of_a_palette(tmp_path: Path) -> None:
-    label = Image.fromarray(GRAY)
-    label.putpalette([*range(255, -1, -1)] * 3)
-    label.save(tmp_path / "label.png")
-    assert Image.open(tmp_path / "label.png").mode == "P"
-    np.testing.assert_array_equal(load_image()(tmp_path / "label.png").numpy().T, GRAY)
-
-
 def test_a_file_of_several_pictures_is_refused(tmp_path: Path) -> None:
     pages = [Image.fromarray(GRAY), Image.fromarray(GRAY)]
     pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
@@ -80,18 +69,6 @@ def test_a_tiff_that_lies_on_its_side_is_turned(turn: int, tmp_path: Path) -> No
     np.testing.assert_array_equal(load_image(1)(tmp_path / "a.tif").numpy().T, expected)
 
 
-def test_other_formats_are_read_as_monai_reads_them(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", GRAY)
-    np.testing.assert_array_equal(load_image(1)(tmp_path / "a.npy"), LoadImage()(tmp_path / "a.npy"))
-
-
-def test_loader_of_dictionaries(tmp_path: Path) -> None:
-    Image.fromarray(DEEP).save(tmp_path / "a.png")
-    item = scan_loader("image", 1)({"image": str(tmp_path / "a.png"), "case": "a"})
-    assert EnsureChannelFirst()(item["image"]).shape == (1, 7, 5)
-    assert item["case"] == "a"
-
-
 @pytest.mark.parametrize(("name", "extra"), [("a.mha", "itk"), ("a.nhdr", "itk"), ("a.TIF", "pillow")])
 def test_missing_packages_give_their_pip_command(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
@@ -104,11 +81,3 @@ def test_missing_packages_give_their_pip_command(name: str, extra: str, monkeypa
 def test_scan_stem() -> None:
     names = {"a/b.c.nii.gz": "b.c", "x.NII": "x", "y.nii.gz": "y", "z.nrrd": "z", "w.b.PNG": "w.b"}
     assert {name: scan_stem(name) for name in names} == names
-
-
-def test_a_loader_says_nothing_of_a_decoder_that_nobody_asked_for() -> None:
-    """MONAI warns of NVIDIA's DICOM decoder for each loader where pydicom is installed. In a process of its own."""
-    pytest.importorskip("pydicom")
-    code = "from monai_saliency.storage.formats import load_image, scan_loader; scan_loader('image'); load_image()"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "nvImageCodec" not in ended.stderr

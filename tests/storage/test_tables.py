@@ -64,43 +64,6 @@ def test_texts_that_a_file_cannot_hold(text: str, kept: str, tmp_path: Path) -> 
     assert [row["error"] for row in table.read()] == [kept, kept]
 
 
-def test_a_name_that_a_file_cannot_hold_has_one_row(tmp_path: Path) -> None:
-    table = CaseTable(tmp_path / "t.csv", ["\ud800"], COLUMNS)
-    for error in ("first", "second"):
-        table.add([{"case": "\ud800", "error": error}])
-    assert [row["error"] for row in table.read()] == ["second"]
-
-
-def test_a_table_of_an_earlier_version(tmp_path: Path) -> None:
-    """With a cell that Python's reader refuses, and without a column that is new: no row is lost."""
-    path = tmp_path / "t.csv"
-    path.write_text(f"case,error\na,{'x' * 200_000}\n")
-    limit = csv.field_size_limit()
-    try:
-        table = CaseTable(path, columns=(*COLUMNS, "new"))
-        table.add([{"case": "b", "error": "y", "new": 1}])
-        assert [(row["case"], len(row["error"]), row["new"]) for row in table.read()] == [
-            ("a", 32_025, ""),
-            ("b", 1, "1"),
-        ]
-    finally:
-        csv.field_size_limit(limit)
-
-
-def test_a_table_of_something_else_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("case,weight\na,1\n")
-    assert CaseTable(tmp_path / "t.csv", columns=COLUMNS).read() == []
-
-
-def test_a_long_error_of_a_failed_case(tmp_path: Path) -> None:
-    failures = Failures(tmp_path / "failures.csv")
-    failures.add("a", "load", ValueError("x" * 200_000))
-    (row,) = Failures(tmp_path / "failures.csv", cases=["a"]).read()
-    assert row["error"].startswith("ValueError: xxx")
-    assert row["error"].endswith("x ... (200,012 characters, all of them in the log)")
-    assert len(failures.summary()) < 2200
-
-
 def test_a_case_that_succeeds_later_is_not_among_the_failures(tmp_path: Path) -> None:
     """Neither of the table nor of the run, whose end status they decide; one that fails twice has one row."""
     failures = Failures(tmp_path / "failures.csv")

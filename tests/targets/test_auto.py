@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -87,24 +86,6 @@ PROBABILITIES = torch.tensor([[0.9, 0.8, 0.1]])
 ONE = torch.tensor([[[[0.2, 0.9, 0.7, 0.1]]]]).expand(1, 1, 4, 4)
 
 
-@pytest.mark.parametrize(
-    ("output", "reading", "activation", "labels", "score"),
-    [
-        (LOGITS.softmax(1), {"discrete": "argmax"}, "none", [1], LOGITS.softmax(1)[0, 1]),
-        (LOGITS.softmax(1), {}, "none", [1], LOGITS.softmax(1)[0, 1]),
-        (PROBABILITIES, {"discrete": "threshold"}, "none", [0, 1], PROBABILITIES[0, :2]),
-        (ONE, {"discrete": "threshold"}, "none", [0], torch.tensor(0.8)),  # the mean of what is above one half
-        (LOGITS, {"activation": "softmax", "discrete": "argmax"}, "none", [1], torch.tensor(3.0)),
-    ],
-)
-def test_a_network_that_ends_in_probabilities_or_logits_that_are_asked_for(
-    output: torch.Tensor, reading: dict[str, Any], activation: str, labels: list[int], score: torch.Tensor
-) -> None:
-    bound = AutoTarget(readings(**reading) if reading else None, activation=activation).bind(output, FLAT)
-    assert list(bound.labels) == labels
-    torch.testing.assert_close(bound(output)[0], torch.atleast_1d(score), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("reading", [{}, {"discrete": "argmax"}, {"discrete": "threshold"}])
 @pytest.mark.parametrize("output", [LOGITS.softmax(1), PROBABILITIES, torch.rand(1, 2, 4, 4)])
 def test_what_may_be_probabilities_or_logits_is_asked_for(output: torch.Tensor, reading: dict[str, Any]) -> None:
@@ -165,15 +146,6 @@ def test_segmentation_explains_each_predicted_channel_in_its_region() -> None:
     assert list(bound.labels) == [1, 2]
     expected = [output.softmax(1)[0, 1, 1, 0], output.softmax(1)[0, 2, 0, 0]]
     torch.testing.assert_close(bound(output)[0], torch.stack(expected))
-
-
-def test_overlapping_channels_are_each_above_one_half() -> None:
-    output = segmentation() - 1.5
-    assert list(AutoTarget(readings(activation="sigmoid")).bind(output, FLAT).labels) == [1, 2]
-    bound = AutoTarget(readings(discrete="threshold"), activation="none").bind(output.sigmoid(), FLAT)
-    assert list(bound.labels) == [1, 2]
-    assert bound(output.sigmoid())[0, 1] == pytest.approx(float(torch.tensor(1.5).sigmoid()), rel=1e-5)
-    assert bound.quantity() == ("mean probability in the predicted region", "probability")
 
 
 def test_empty_segmentation_is_explained_by_its_likeliest_channel() -> None:
@@ -249,21 +221,6 @@ def test_what_is_predicted_is_what_the_bundle_predicts(kind: str, threshold: flo
         assert list(bound.labels) == predicted
         scores = [float(scored(output)[0, c][written[c]].mean()) for c in predicted]
         assert bound(output)[0].tolist() == pytest.approx(scores, rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.parametrize(("threshold", "row"), [(0.3, (1, 0.4)), (0.5, (0, 0.6)), (0.4, (1, 0.4)), (0.41, (0, 0.6))])
-def test_the_prediction_of_one_output_is_the_bundles(threshold: float, row: tuple[int, float]) -> None:
-    output = torch.tensor([[0.4]])
-    for steps, activation, logits in [([SIGMOID], None, output.logit()), ([], "none", output)]:
-        read = read_postprocessing(Compose([*steps, AsDiscreted("pred", threshold=threshold)]))
-        described = AutoTarget(read, activation=activation).bind(logits, FLAT).describe()
-        assert (described["prediction"], described["probability"]) == (row[0], pytest.approx(row[1]))
-
-
-def test_what_is_explained_can_be_sent_to_another_process() -> None:
-    output = torch.randn(1, 3, 4, 4)
-    bound = AutoTarget(readings(activation="sigmoid", discrete="threshold")).bind(output, FLAT)
-    assert torch.equal(pickle.loads(pickle.dumps(bound))(output), bound(output))
 
 
 def detections(scores: list[float]) -> list[dict[str, torch.Tensor]]:

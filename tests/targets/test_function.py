@@ -38,14 +38,6 @@ class TestFunctionScore:
         with pytest.raises(CaseError, match=f"case ct_7: `function` must give a tensor .*{match}"):
             FunctionScore(function).bind(LOGITS, FLAT)
 
-    def test_shapes_that_change(self) -> None:
-        bound = FunctionScore(lambda output: output.sum(0).expand(len(output) ** 2, 3)).bind(LOGITS, FLAT)
-        with pytest.raises(CaseError, match=r"case ct_7: .*it gave shape \(4, 3\) for 2 images"):
-            bound(LOGITS.expand(2, -1))
-        bound = FunctionScore(lambda output: output[:, : len(output)]).bind(LOGITS, FLAT)
-        with pytest.raises(CaseError, match="case ct_7: `function` gave 2 scores per image, and 1 for the unperturbed"):
-            bound(LOGITS.expand(2, -1))
-
     def test_wrong_settings(self) -> None:
         with pytest.raises(ValueError, match="`function` must be a function of the network's output, got 3"):
             FunctionScore(3)

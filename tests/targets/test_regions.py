@@ -28,12 +28,6 @@ class TestRegionsOfLabels:
         bound = RegionScore([1, 0], "none", "label", label_values=[4, (1, 4)]).bind(self.OUTPUT, self.CASE)
         torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[0.0, 1.5]]))
 
-    def test_one_channel_has_all_that_is_labelled(self) -> None:
-        output = self.OUTPUT[:, :1]
-        torch.testing.assert_close(
-            RegionScore(0, "none", "label").bind(output, self.CASE)(output), torch.tensor([[1.5]])
-        )
-
     def test_false_positives(self) -> None:
         """Channel 1 wins at (0, 1), (0, 2) and (1, 2), and the label has the first and the last of these."""
         bound = RegionScore(1, "none", "false_positive").bind(self.OUTPUT, self.CASE)
@@ -62,12 +56,6 @@ class TestRegionsOfLabels:
         target = RegionScore([1, 0], "none", "label", label_values=values)
         with pytest.raises(CaseError, match="case ct_7: the label map has values"):
             target.bind(self.OUTPUT, Case("ct_7", FLAT.image, labels=labels))
-
-    def test_wrong_settings(self) -> None:
-        with pytest.raises(ValueError, match="`label_values` must have one entry for each channel"):
-            RegionScore([0, 1], "none", "label", label_values=[1])
-        with pytest.raises(ValueError, match="`label_values` must have one entry for each channel"):
-            RegionScore("predicted", "none", "label", label_values=[1])
 
 
 class TestCoarserOutput:
@@ -114,11 +102,6 @@ class TestComponents:
         assert bound.labels == [f"component {i} of class 0" for i in (1, 2, 3)]
         torch.testing.assert_close(bound(self.logits()), torch.tensor([[1.0, 2.0, 3.0]]).double().sigmoid())
 
-    @pytest.mark.parametrize("settings", [{"components": 2}, {"components": 9, "min_size": 2}])
-    def test_limit_and_least_size(self, settings: dict) -> None:
-        bound = RegionScore(0, "sigmoid", **settings).bind(self.logits(), self.CASE)
-        torch.testing.assert_close(bound(self.logits()), torch.tensor([[1.0, 2.0]]).double().sigmoid())
-
     def test_of_the_label_and_of_several_channels(self) -> None:
         """Each channel's own components, in the order of the channels."""
         output = torch.cat([-self.logits(), self.logits()], 1)
@@ -134,15 +117,3 @@ class TestComponents:
         bound = RegionScore(0, "sigmoid", components=4).bind(output, Case("ct", output[0]))
         flat = output.flatten()[[0, 21, 63]].sigmoid()
         torch.testing.assert_close(bound(output), torch.stack([flat[:2].mean(), flat[2]])[None])
-
-    def test_all_too_small(self) -> None:
-        with pytest.raises(CaseError, match=r"case ct_7: no component has 4 voxels.*lower `min_size`"):
-            RegionScore(0, "sigmoid", components=5, min_size=4).bind(self.logits(), self.CASE)
-
-    def test_wrong_settings(self) -> None:
-        with pytest.raises(ValueError, match="`components` are parts of a region"):
-            RegionScore(0, "none", "all", components=2)
-        with pytest.raises(ValueError, match="`components` must be a whole number of at least 1"):
-            RegionScore(0, "none", components=0)
-        with pytest.raises(ValueError, match="`min_size` must be a whole number of at least 1"):
-            RegionScore(0, "none", components=1, min_size=0)

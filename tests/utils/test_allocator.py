@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 from helpers import fork_server
-from helpers.heap import needs_glibc
 
 from monai_saliency.utils import allocator
 from monai_saliency.utils.allocator import glibc, keep_freed_memory
@@ -41,7 +40,7 @@ def calls(*arguments: str) -> tuple[bool | None, float, str]:
     return tuple(json.loads(done.stdout or ""))
 
 
-@needs_glibc
+@pytest.mark.skipif(glibc() is None, reason="needs glibc")
 @pytest.mark.slow
 def test_few_new_pages_for_later_forwards() -> None:
     (_, plain, expected), (kept, new, output) = calls(), calls("cpu")
@@ -51,7 +50,7 @@ def test_few_new_pages_for_later_forwards() -> None:
     assert new < plain / 4  # now and then a block does not fit where one was
 
 
-@needs_glibc
+@pytest.mark.skipif(glibc() is None, reason="needs glibc")
 @pytest.mark.slow
 def test_on_a_gpu_nothing_is_changed() -> None:
     kept, new, _ = calls("cuda")
