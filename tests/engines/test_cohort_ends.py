@@ -33,7 +33,7 @@ def found(folder: Path) -> tuple[list[str], list[str], list[str]]:
     return sorted(maps), [row["case"] for row in rows], [row["case"] for row in failures]
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_map_of_a_scan_that_fails_now_goes(strict: bool, cohort: Path) -> None:
     """An earlier run has made it of another scan, and nobody could tell it from a result."""
     run(cohort, picture=True)

@@ -108,10 +108,9 @@ REAL = ("forward", "processes", "SIGINT to all")
 
 def matrix() -> list[Any]:
     """Each moment, loader of scans and signal at least once."""
-    everyday = [REAL, ("saving", "threads", "SIGTERM")]
-    others = [("loading", "threads", "SIGINT"), ("loading", "no workers", "SIGTERM to all")]
-    others += [("saving", "processes", "SIGINT"), ("forward", "no workers", "SIGTERM")]
-    return [*everyday, *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
+    others = [("saving", "threads", "SIGTERM"), ("loading", "threads", "SIGINT")]
+    others += [("loading", "no workers", "SIGTERM to all"), ("forward", "no workers", "SIGTERM")]
+    return [REAL, *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
