@@ -31,8 +31,7 @@ class Layout:
         data: writes its data below a folder; gives the images that get maps, and what to pass on the command line.
         run: its own run id.
         network: the id of its network.
-        channels: how many maps an image gets, where that is known.
-        key: the checkpoint's key of the weights.
+        weights: the file of its weights, below it.
     """
 
     name: str
