@@ -342,7 +342,7 @@ PIPELINES: list[Row] = [
         lambda: dataset(data="scans"),
         r"`data` must be a list of cases such as find_cases\(folder\), got 'scans'",
     ),
-    ("data of paths", lambda: dataset(data=["a.nii"]), r"`data` must be a list of dictionaries .*, got 'a.nii' in it"),
+    ("data of paths", lambda: dataset(data=["a.nii"]), r"`data` must be a list of cases .*, got"),
     (
         "preprocessing a word",
         lambda: dataset(transform="load"),

@@ -6,16 +6,15 @@ people who may also replace your scans.
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from monai.data import MetaTensor, get_track_meta
+from monai.data import get_track_meta
 from monai.transforms import Compose, MapTransform, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
@@ -35,31 +34,10 @@ from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_fil
 from monai_saliency.utils.arguments import check_option, flag, instance, whole_numbers
 from monai_saliency.utils.precision import chosen_arithmetic
 
-__all__ = ["CachedDataset", "ItemKey", "choose_backend", "cohort_dataset", "is_random", "reads_differ"]
+__all__ = ["CachedDataset", "choose_backend", "cohort_dataset", "is_random", "reads_differ"]
 
-_MISSING = object()
-
-
-class ItemKey(NamedTuple):
-    """Identifies a result of a case in a cache: a hash of all that decides it, and the case's files.
-
-    The names of files are often a patient's, so an entry holds their numbers in the place of their names.
-    """
-
-    digest: str
-    files: tuple[str, ...]
-
-    def without_names(self, item: Any) -> Any:
-        return _renamed(item, {file: f"\0file {number}" for number, file in enumerate(self.files)})
-
-    def with_names(self, item: Any) -> Any:
-        return _renamed(item, {f"\0file {number}": file for number, file in enumerate(self.files)})
-
-
-# Random transforms keep what they have drawn in their attributes, so one thread at a time draws. No fork finds it held.
+# Random transforms keep what they have drawn in their attributes, so one thread at a time draws.
 _drawing = threading.RLock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_drawing.acquire, after_in_parent=_drawing.release, after_in_child=_drawing.release)
 
 
 def cohort_dataset(
@@ -217,27 +195,19 @@ class CachedDataset(CohortDataset):
             return self._run(item, steps)
 
     def _run(self, item: Any, steps: Sequence[Any], threading: bool = False) -> Any:
-        outer = self.transform
-        return execute_compose(
-            item,
-            steps,
-            map_items=outer.map_items,
-            unpack_items=outer.unpack_items,
-            lazy=outer.lazy,
-            overrides=outer.overrides,
-            threading=threading,
-            log_stats=outer.log_stats,
-        )
+        settings = {"map_items": self.transform.map_items, "unpack_items": self.transform.unpack_items}
+        lazy = {"lazy": self.transform.lazy, "overrides": self.transform.overrides}
+        return execute_compose(item, steps, **settings, **lazy, threading=threading)
 
     def _prepared(self, case: Any) -> Any:
         """The item after the first ``_num_prepared`` transforms."""
         return self._preprocessed(case, self._key_of(case) if self._num_cached else None)
 
-    def _preprocessed(self, case: Any, key: ItemKey | None) -> Any:
+    def _preprocessed(self, case: Any, key: str | None) -> Any:
         """The item after the first ``_num_cached`` transforms."""
-        return self._cached("preprocessed scans", key, lambda: self._compute(case), lambda: self._key_of(case) == key)
+        return self._cached("preprocessed scans", key, lambda: self._compute(case))
 
-    def _key_of(self, case: Any) -> ItemKey | None:
+    def _key_of(self, case: Any) -> str | None:
         """A hash of all that decides a preprocessed case. None without a cache, or when it cannot be identified."""
         if self.backend is None:
             return None
@@ -246,8 +216,7 @@ class CachedDataset(CohortDataset):
         outside = [get_track_meta(), torch.get_default_dtype(), torch.get_default_device().type, chosen_arithmetic()]
         try:
             files = input_files(case, self.checksum, self._folder_keys)
-            digest = fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
-            return ItemKey(digest, tuple(file for file, _ in files))
+            return fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
         except Unfingerprintable as error:
             self._warn("case", f"some cases are not cached, since they cannot be identified: {error}")
             return None
@@ -257,41 +226,31 @@ class CachedDataset(CohortDataset):
         reset_ops_id(item)  # a memory address, with which Invertd would refuse an item of another process
         return item
 
-    def _cached(
-        self, what: str, key: ItemKey | None, compute: Callable[[], Any], is_current: Callable[[], bool]
-    ) -> Any:
-        """A result from the cache, or from ``compute``, which is kept if it still has this key. Warnings call it
-        ``what``, in the plural.
-        """
+    def _cached(self, what: str, key: str | None, compute: Callable[[], Any]) -> Any:
+        """A result from the cache, or from ``compute``. Warnings call it ``what``, in the plural."""
         if self.backend is None or key is None:
             return compute()
-        found = self._stored(self.backend, key, what)
-        return found if found is not _MISSING else self._store(self.backend, key, what, compute(), is_current)
-
-    def _store(self, backend: Backend, key: ItemKey, what: str, item: Any, is_current: Callable[[], bool]) -> Any:
-        """Store a result, and return it as all later reads will."""
         try:
-            data = encode(key.without_names(item), key.digest)
-            item = decode(data, key.digest)
-        except EntryError as error:
-            self._warn("stored", f"some {what} cannot be stored, and are computed at each read: {error}")
-            return key.with_names(item)
-        if is_current():
-            try:
-                backend.put(key.digest, data)
-            except OSError as error:
-                self._refused(what, "written", error)
-        return key.with_names(item)
-
-    def _stored(self, backend: Backend, key: ItemKey, what: str) -> Any:
-        try:
-            data = backend.get(key.digest)
-            return _MISSING if data is None else key.with_names(decode(data, key.digest))
+            data = self.backend.get(key)
+            if data is not None:
+                return decode(data, key)
         except OSError as error:
             self._refused(what, "read", error)
         except EntryError as error:
-            self._warn("damaged", f"entry {key.digest} of the {what} is damaged, and is computed again: {error}")
-        return _MISSING
+            self._warn("damaged", f"entry {key} of the {what} is damaged, and is computed again: {error}")
+        return self._store(self.backend, key, what, compute())
+
+    def _store(self, backend: Backend, key: str, what: str, item: Any) -> Any:
+        """Store a result, and return it as all later reads will."""
+        try:
+            data = encode(item, key)
+            item = decode(data, key)
+            backend.put(key, data)
+        except EntryError as error:
+            self._warn("stored", f"some {what} cannot be stored, and are computed at each read: {error}")
+        except OSError as error:
+            self._refused(what, "written", error)
+        return item
 
     def _refused(self, what: str, action: str, error: OSError) -> None:
         text = f"{what} cannot be {action} in the cache, and are computed instead: {error}"
@@ -317,19 +276,6 @@ def reads_differ(dataset: Any) -> bool:
             return True
         dataset = getattr(dataset, "dataset", None)
     return False
-
-
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """A value whose texts are replaced, in meta data too (in place)."""
-    if isinstance(value, str):
-        return names.get(value, value)
-    if type(value) is dict:
-        return {key: _renamed(content, names) for key, content in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_renamed(content, names) for content in value)
-    if isinstance(value, MetaTensor):
-        value.meta = _renamed(value.meta, names)
-    return value
 
 
 def _keys_of(steps: Sequence[Any]) -> set[Any] | None:

@@ -36,9 +36,7 @@ class CaseIds:
         name = case_id(self._root, file)
         if self._names[name] < 2:
             return name
-        whole = f"{name}{file.name.removeprefix(scan_stem(file))}"
-        # frame.png next to frame.jpg and frame.png.nii
-        return f"{whole}-{name_hash(file.name)}" if whole in self._names else whole
+        return f"{name}{file.name.removeprefix(scan_stem(file))}"
 
 
 def case_id(root: Path | None, image: Path) -> str:

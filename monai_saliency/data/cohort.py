@@ -13,13 +13,15 @@ from monai_saliency.data.listings import LISTS, Listed, read_list
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
 from monai_saliency.storage.formats import NIFTI, check_readers, format_of
-from monai_saliency.utils.arguments import a_path, instance
+from monai_saliency.utils.arguments import a_path
 from monai_saliency.utils.monai_private import ItemDataset
 
 __all__ = ["CohortDataset", "find_cases"]
 
-# Folders at the top of a disk, which nobody may read.
-_OF_THE_SYSTEM = {"lost+found", "$recycle.bin", "system volume information"}
+_WANTED = (
+    "it must hold *.nii.gz or *.nii files, scans of other formats, a dataset.json that lists some, or pictures, which "
+    "are explained with --spatial_dims 2"
+)
 
 
 def find_cases(
@@ -89,7 +91,7 @@ def find_cases(
         found = _scans_below(root, exclude, spatial_dims, channels)
     where = f"section {section!r} of {listing}" if section and listing.is_file() else place
     if not found:
-        raise ValueError(f"no scan found in {where}: {_wanted(root, listing.is_file(), spatial_dims)}")
+        raise ValueError(f"no scan found in {where}: {_WANTED}")
     if not any(os.path.exists(each.images[0]) for each in found):
         raise FileNotFoundError(f"none of the {len(found)} scans of {where} exists: {_missing(found[0].images[0])}")
     check_readers(path for each in found for path in (*each.images, *filter(None, [each.label])))
@@ -121,9 +123,7 @@ def _scans_below(root: Path, exclude: str | Path | None, spatial_dims: int, chan
             "scans cannot be told from maps: choose an `output_dir` next to or below `dataset_dir`"
         )
     files = [
-        path
-        for path in map(Path, _files_below(str(root)))
-        if skipped is None or skipped not in Path(os.path.realpath(path)).parents
+        path for path in _files_below(root) if skipped is None or skipped not in Path(os.path.realpath(path)).parents
     ]
     scans = [Listed((path,), None, channels) for path in files if _is_scan(path, spatial_dims)]
     # Radiographs in DICOM are not volumes.
@@ -150,39 +150,24 @@ def _is_scan(path: Path, spatial_dims: int) -> bool:
     return found is not None and not (is_photograph and spatial_dims != 2) and not path.name.endswith(".seg.nrrd")
 
 
-def _wanted(root: Path, is_list: bool, spatial_dims: int) -> str:
-    """What to do where there is no scan."""
-    pictures = 0 if is_list or spatial_dims == 2 else sum(_is_scan(Path(path), 2) for path in _files_below(str(root)))
-    if pictures:
-        return f"it holds {pictures} pictures, which are explained with --spatial_dims 2"
-    return "it must hold *.nii.gz or *.nii files, scans of other formats, or a dataset.json that lists some"
-
-
-def _files_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
-    """The files below a folder, and links to files that do not exist. ``above`` cuts loops of links.
+def _files_below(root: Path) -> Iterator[Path]:
+    """The files below a folder, and links to files that do not exist. Links to folders are followed once.
 
     Raises:
         AdviceError: when a folder cannot be read: nobody knows which cases it holds.
     """
-    try:
-        status = os.stat(folder)
-        entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    except FileNotFoundError:  # it was removed meanwhile
-        return
-    except OSError as error:
+
+    def refuse(error: OSError) -> None:
         raise AdviceError(
-            f"the folder {folder} cannot be read ({error.strerror or error}), so scans in it would be lost: give "
+            f"the folder {error.filename} cannot be read ({error.strerror}), so scans in it would be lost: give "
             "yourself access to it, move it out of `dataset_dir`, or list the scans to explain in a CSV file"
         ) from error
-    here = status.st_dev, status.st_ino
-    if here in above:
-        return
-    for entry in entries:
-        if os.path.isdir(entry) or entry.is_dir(follow_symlinks=False):
-            if entry.name.lower() not in _OF_THE_SYSTEM:
-                yield from _files_below(entry.path, (*above, here))
-        elif os.path.isfile(entry) or not os.path.exists(entry):
-            yield entry.path
+
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+        above = {os.path.realpath(place) for place in (folder, *Path(folder).parents)}
+        places = {name: os.path.realpath(os.path.join(folder, name)) for name in folders if not name.startswith(".")}
+        folders[:] = [name for name, place in places.items() if place not in above]  # no loops of links
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 
 def _missing(image: str | Path) -> str:
@@ -215,13 +200,8 @@ class CohortDataset(ItemDataset):
     """
 
     def __init__(self, data: Sequence[dict[str, Any]], transform: Callable[[Any], Any] | None = None) -> None:
-        if isinstance(data, (str, os.PathLike)) or not isinstance(data, Sequence):
-            raise ValueError(f"`data` must be a list of cases such as find_cases(folder), got {data!r}")
-        if data and not isinstance(data[0], Mapping):
-            raise ValueError(f"`data` must be a list of dictionaries such as find_cases(folder), got {data[0]!r} in it")
-        if not isinstance(transform, (list, tuple)):
-            words = "the preprocessing, such as Compose([LoadImaged(...), ...]), or a list of transforms"
-            instance("transform", transform, (), words, function=True, none=True)
+        if not (isinstance(data, Sequence) and all(isinstance(case, Mapping) for case in data)):
+            raise ValueError(f"`data` must be a list of cases such as find_cases(folder), got {data!r:.200}")
         super().__init__(data, transform)
 
     def make_item(self, index: int) -> Any:
@@ -238,14 +218,8 @@ class CohortDataset(ItemDataset):
             for file in files:
                 if isinstance(file, str | Path) and not os.path.exists(file):
                     raise CaseError(name, _missing(file)) from error
-            kind = (format_of(image) if isinstance(image, str | Path) else None) or NIFTI
-            raise as_case_error(
-                error,
-                name,
-                before=f"{image} could not be loaded: ",
-                after=f". Check that the file is a complete {kind.name} (a truncated one must be copied again), or "
-                "remove it",
-            ) from error
+            advice = ". Check that the file is complete (a truncated one must be copied again), or remove it"
+            raise as_case_error(error, name, f"{image} could not be loaded: ", advice) from error
 
     def read(self, index: int) -> Any:
         """Transform one case. Subclasses override this."""

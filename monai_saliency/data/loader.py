@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from queue import Empty, Full, Queue
+from queue import Full, Queue
 from threading import Event, Thread
 from typing import Any
 
@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.failures import Failures
 from monai_saliency.utils.arguments import flag, instance, torch_device, whole_number
-from monai_saliency.utils.monai_private import tree_map
 
 __all__ = ["CohortLoader"]
 
@@ -43,8 +42,8 @@ class _Failed:
 class _Guarded(Dataset):
     """Items of a dataset. For an item that fails, ``__getitem__`` returns the error and never raises it.
 
-    For worker processes items are packed: as bytes, since one that cannot be pickled would keep a queue waiting for
-    ever, and with tensors in the host's memory, since what a process holds on a GPU ends with the process.
+    For worker processes items are packed as bytes, since one that cannot be pickled would keep a queue waiting for
+    ever.
     """
 
     def __init__(self, dataset: Dataset, names: Sequence[str], packed: bool = False) -> None:
@@ -60,7 +59,7 @@ class _Guarded(Dataset):
         if not self.packed:
             return found
         try:
-            return bytes(ForkingPickler.dumps(tree_map(_on_host, found)))
+            return bytes(ForkingPickler.dumps(found))
         except Exception as error:
             failed = _Failed.of(error, self.names[index], "it cannot be sent from its worker process: ")
             return bytes(ForkingPickler.dumps(failed))
@@ -76,14 +75,6 @@ class _Guarded(Dataset):
             return item
         except (Exception, SystemExit) as error:  # no signal ends the program in a worker's thread
             return _Failed.of(error, self.names[index])
-
-
-def _on_host(value: Any) -> Any:
-    return value.cpu() if isinstance(value, torch.Tensor) and not value.is_cpu else value
-
-
-def _current_gpu() -> int | None:
-    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
 
 def _use_gpu(number: int | None) -> None:
@@ -107,7 +98,7 @@ class CohortLoader:
 
     Threads or processes run the transforms. Another thread collates cases of one shape and copies the batch to the
     device, so that a batch is ready when the network needs it. A case waits until there are enough cases of its shape
-    for a batch. When more than ``max_waiting`` cases wait, the oldest case and the others of its shape become a smaller
+    for a batch. When more than four batches of cases wait, the oldest case and the others of its shape become a smaller
     batch. So the batches depend only on the order, the shapes and the devices of the cases.
 
     A case that cannot be loaded is added to ``failures``, and loading continues. The loader has no length, since it is
@@ -117,11 +108,9 @@ class CohortLoader:
         dataset: the dataset of the cases. ``dataset.data`` holds their dictionaries with the key ``case``.
         failures: the list of failed cases. None raises the first failure.
         batch_size: the largest number of cases in a batch.
-        max_waiting: the largest number of preprocessed cases that wait for others of their shape. Default: 4 times
-            ``batch_size``.
         num_workers: the number of threads or processes that run transforms. 0 runs them in the collating thread.
-        processes: use processes instead of threads, for transforms that hold Python's global lock. They hand cases over
-            in the host's memory, and cannot use a GPU once this process has.
+        processes: use processes instead of threads, for transforms that hold Python's global lock. They cannot
+            use a GPU.
         prefetch: the number of batches that are ready ahead of the consumer.
         device: the device to copy the images to. Default: the images stay where they are.
         image_key: the key of the image whose shape decides which cases share a batch.
@@ -142,7 +131,6 @@ class CohortLoader:
         dataset: Any,
         failures: Failures | None = None,
         batch_size: int = 1,
-        max_waiting: int | None = None,
         num_workers: int = 0,
         processes: bool = False,
         prefetch: int = 2,
@@ -150,15 +138,12 @@ class CohortLoader:
         image_key: str = CommonKeys.IMAGE,
     ) -> None:
         batch_size = whole_number("batch_size", batch_size, 1)
-        if max_waiting is not None:
-            max_waiting = whole_number("max_waiting", max_waiting, 0)
         if not isinstance(getattr(dataset, "data", None), Sequence):
             words = "a dataset of cases such as cohort_dataset(find_cases(folder), transform)"
             instance("dataset", dataset, (), words)
         self.dataset = dataset
         self.failures = instance("failures", failures, Failures, "Failures(path)", none=True)
         self.batch_size = batch_size
-        self.max_waiting = max_waiting if max_waiting is not None else 4 * batch_size
         self.num_workers = whole_number("num_workers", num_workers, 0)
         self.processes = flag("processes", processes)
         self.prefetch = whole_number("prefetch", prefetch, 0)
@@ -180,25 +165,17 @@ class CohortLoader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         ready: Queue = Queue(maxsize=max(1, self.prefetch))
         stop = Event()
-        given = (ready, stop, _current_gpu())
-        producer = Thread(target=self._produce, args=given, name="CohortLoader", daemon=True)
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        producer = Thread(target=self._produce, args=(ready, stop, gpu), name="CohortLoader", daemon=True)
         producer.start()
         try:
-            while True:
-                try:
-                    batch = ready.get(timeout=1)
-                except Empty:
-                    if producer.is_alive() or not ready.empty():
-                        continue
-                    raise RuntimeError("the loading thread ended without an error") from None
-                if batch is None:
-                    return
+            for batch in iter(ready.get, None):
                 if isinstance(batch, BaseException):
                     raise batch
                 if isinstance(batch, _Failed):
                     self._fail(batch)
-                    continue
-                yield batch
+                else:
+                    yield batch
         finally:
             # Also when the consumer stops early or is interrupted.
             stop.set()
@@ -224,7 +201,7 @@ class CohortLoader:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             _use_gpu(gpu)
-            for batch in self._batches(stop):
+            for batch in self._batches(stop, gpu):
                 put(batch)
                 if stop.is_set():
                     return
@@ -232,10 +209,10 @@ class CohortLoader:
         except BaseException as error:  # the consumer raises it: nobody else would notice an error in this thread
             put(error)
 
-    def _batches(self, stop: Event) -> Iterator[dict[str, Any] | _Failed]:
+    def _batches(self, stop: Event, gpu: int | None) -> Iterator[dict[str, Any] | _Failed]:
         """Batches of cases of one shape on one device, and failed cases."""
         waiting: dict[Any, list[dict[str, Any]]] = {}  # by shape, the shape of the oldest case first
-        for item in self._items(stop):
+        for item in self._items(stop, gpu):
             if stop.is_set():
                 return
             if isinstance(item, _Failed):
@@ -246,7 +223,7 @@ class CohortLoader:
             waiting.setdefault(kind, []).append(item)
             if len(waiting[kind]) == self.batch_size:
                 yield from self._collated(waiting.pop(kind))
-            elif sum(map(len, waiting.values())) > self.max_waiting:
+            elif sum(map(len, waiting.values())) > 4 * self.batch_size:
                 yield from self._collated(waiting.pop(next(iter(waiting))))
         for items in waiting.values():
             yield from self._collated(items)
@@ -264,7 +241,7 @@ class CohortLoader:
         else:
             yield batch
 
-    def _items(self, stop: Event) -> Iterator[Any]:
+    def _items(self, stop: Event, gpu: int | None) -> Iterator[Any]:
         """The items and failed cases, in the order of the cohort."""
         guarded = _Guarded(self.dataset, self.names)
         if self.num_workers == 0:
@@ -279,7 +256,7 @@ class CohortLoader:
             )
             yield from map(pickle.loads, packed)
         else:
-            with ThreadPoolExecutor(self.num_workers, "CohortLoader", _use_gpu, (_current_gpu(),)) as pool:
+            with ThreadPoolExecutor(self.num_workers, "CohortLoader", _use_gpu, (gpu,)) as pool:
                 futures: deque[Future] = deque()
                 try:
                     for index in range(len(guarded)):

@@ -30,8 +30,8 @@ class PerturbedImages(IterableDataset):
     of work in the same way as all engines (:mod:`monai_saliency.sharding`). The masks of a case are divided between
     network batches of the inferer (``mask_batch_size``), since masks are rendered batch by batch.
 
-    A process group is not needed. If there is one when the iteration begins, or when a loader starts its workers, it is
-    used. Each rank must have the same number of workers. Do not shard a loader of this dataset again: never give it to
+    A process group is not needed. If there is one when the dataset is made, it is used. Each rank must have the same
+    number of workers. Do not shard a loader of this dataset again: never give it to
     ``Accelerator.prepare``. Lightning does not shard it.
 
     Args:
@@ -88,12 +88,8 @@ class PerturbedImages(IterableDataset):
         if rank is not None and world_size is not None:
             check_rank(rank, world_size)
         held_keys = ensure_tuple(held_keys)
-        given = [image_key, *held_keys]
-        if clash := sorted({*map(str, _OWN_KEYS & {*given})}) or [str(key) for key in held_keys if key == image_key]:
-            raise ValueError(
-                f"what is yielded holds the image, the held inputs and {sorted(_OWN_KEYS)}, each under one key: rename "
-                f"{clash[0]!r} of `image_key` and `held_keys` in the dataset"
-            )
+        if clash := sorted(_OWN_KEYS & {image_key, *held_keys}):
+            raise ValueError(f"{clash[0]!r} is a key of what is yielded: rename it in the dataset")
         self.dataset = dataset
         self.inferer = explaining(inferer)
         self.image_key = image_key
@@ -101,27 +97,15 @@ class PerturbedImages(IterableDataset):
         self.label_key = label_key
         self.held_keys = held_keys
         self.split = split
-        self.place = None if rank is None or world_size is None else (rank, world_size)
-        self._place_when_sent = (0, 1)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker has no process group, so the rank is sent with the dataset.
-        return {**self.__dict__, "_place_when_sent": self._rank_of()}
-
-    def _rank_of(self) -> tuple[int, int]:
-        if self.place is not None:
-            return self.place
-        found = rank_of()
-        return found if found[1] > 1 else self._place_when_sent
+        self.rank, self.world_size = rank_of() if rank is None or world_size is None else (rank, world_size)
 
     def units(self) -> list[Unit]:
         """The units of work of this rank and of this worker of a loader."""
-        rank, world_size = self._rank_of()
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        shares = world_size * workers
+        shares = self.world_size * workers
         # Neighbouring units go to different ranks first, so that no rank has all the work.
-        return units(len(self.dataset), shares, self.split)[number * world_size + rank :: shares]
+        return units(len(self.dataset), shares, self.split)[number * self.world_size + self.rank :: shares]
 
     def _item(self, index: int) -> Mapping[str, Any]:
         """An item of the dataset, as a dictionary with all that is asked for."""
@@ -133,9 +117,12 @@ class PerturbedImages(IterableDataset):
             raise CaseError(name, f"the dataset's item has no {str(missing[0])!r}, only {sorted(map(str, values))}")
         image = values[self.image_key]
         if not isinstance(image, torch.Tensor | np.ndarray) or image.ndim not in (3, 4) or 0 in image.shape:
-            shape = f" of shape {tuple(image.shape)}" if hasattr(image, "shape") else ""
             words = repr(str(self.image_key)) if values is item else "the dataset's item"
-            raise CaseError(name, f"{words} is a {type(image).__name__}{shape}, and no image (C, *spatial), 2D or 3D")
+            shape = getattr(image, "shape", ())
+            raise CaseError(
+                name,
+                f"{words} is a {type(image).__name__} of shape {tuple(shape)}, and no image (C, *spatial), 2D or 3D",
+            )
         return values
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

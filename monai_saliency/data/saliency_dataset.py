@@ -12,7 +12,7 @@ from monai.config import KeysCollection
 from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
-from monai_saliency.data.cached_dataset import CachedDataset, ItemKey, choose_backend, is_random
+from monai_saliency.data.cached_dataset import CachedDataset, choose_backend, is_random
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.networks.identity import network_key
@@ -47,8 +47,8 @@ class SaliencyDataset(CachedDataset):
 
     A module is identified by its classes, weights, buffers and plain attributes
     (:func:`monai_saliency.networks.network_fingerprint`); a ``network_id`` saves this time. Without a ``network_id``,
-    maps of a module that holds something unknown (a hook, a lambda, a class defined in a function), or that changes
-    when it predicts (it counts its calls), are not cached, with a warning. Explaining switches a module to evaluation
+    maps of a module that holds something unknown (a hook, a lambda, a class defined in a function) are not cached, with
+    a warning. Explaining switches a module to evaluation
     mode for a while. So give a copy of a module that is trained at the same time.
 
     Any number of threads may read, and one case at a time is explained. With worker processes use the ``"disk"`` or
@@ -125,17 +125,13 @@ class SaliencyDataset(CachedDataset):
         self._warn_of_one_moved(steps)
 
     def _check_names(self, steps: Sequence[Any]) -> None:
-        for number, step in enumerate(steps[: self._num_prepared]):
-            if not any(self.saliency_key in part.keys for part in _parts(step)):
-                continue
-            after, inner = "as no transform is random", ""
-            if self._num_prepared < len(steps):
-                random = f"transform {self._num_prepared + 1}, {type(steps[self._num_prepared]).__name__}"
-                after, inner = f"right before the first random one ({random})", "list it after that one, or "
-            raise ValueError(
-                f"transform {number + 1} of {len(steps)}, {type(step).__name__}, names {self.saliency_key!r}, but maps "
-                f"are made after it, {after}: {inner}give it to a monai.data.Dataset around this one"
-            )
+        for number, step in enumerate(steps[: self._num_prepared], 1):
+            if any(self.saliency_key in part.keys for part in _parts(step)):
+                raise ValueError(
+                    f"transform {number} of {len(steps)}, {type(step).__name__}, names {self.saliency_key!r}, but maps "
+                    "are made after it, right before the first random transform: list it after that one, or give it "
+                    "to a monai.data.Dataset around this one"
+                )
 
     def _warn_of_one_moved(self, steps: Sequence[Any]) -> None:
         """Warn of a transform behind the map that moves the image and not the map, or the map alone."""
@@ -158,20 +154,10 @@ class SaliencyDataset(CachedDataset):
         item = self._finish(item, self._steps()[self._num_cached : self._num_prepared])
         self._check_item(name, item)
 
-        def is_current() -> bool:
-            if self._map_key(self._key_of(case)) == key:
-                return True
-            self._warn(
-                "changed",
-                "a saliency map is not cached, as its scan or the network changed while it was explained: a network "
-                "that changes itself, such as by counting its calls, needs a network_id to have its maps cached",
-            )
-            return False
-
-        saliency = self._cached("saliency maps", key, lambda: self._explain(name, item), is_current)
+        saliency = self._cached("saliency maps", key, lambda: self._explain(name, item))
         return {**item, self.saliency_key: saliency}
 
-    def _map_key(self, scan: ItemKey | None) -> ItemKey | None:
+    def _map_key(self, scan: str | None) -> str | None:
         """A hash of all that decides the map of a scan. None, with a warning, when it cannot be identified."""
         if self.backend is None or scan is None:
             return None
@@ -183,23 +169,18 @@ class SaliencyDataset(CachedDataset):
         decides = [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
         try:
             how = fingerprint([decides, chosen_arithmetic()], files=True)
-        except Unfingerprintable as error:
-            return self._unknown(f"how they are made cannot be identified: {error}")
-        try:
-            return scan._replace(digest=fingerprint([scan.digest, how, network_key(network, self.network_id)]))
+            return fingerprint([scan, how, network_key(network, self.network_id)])
         except Unfingerprintable as error:
             return self._unknown(str(error))
 
-    def _unknown(self, reason: str) -> ItemKey | None:
+    def _unknown(self, reason: str) -> None:
         self._warn("saliency", f"saliency maps are not cached, but computed at each read: {reason}")
-        return None
 
     def _check_item(self, name: str, item: Any) -> None:
         if not isinstance(item, Mapping):
             raise CaseError(
                 name,
-                f"the transforms before the first random one gave a {type(item).__name__}; they must give one "
-                "dictionary, whose image is explained",
+                f"the transforms before the first random one gave a {type(item).__name__}, not one dictionary",
             )
         if self.image_key not in item:
             raise CaseError(name, f"it has no image_key {self.image_key!r} to explain, but {sorted(map(str, item))}")

@@ -14,8 +14,7 @@ import torch
 from helpers.cached_cohort import AFFINE, Edits, all_once, dataset, expected, preprocessing, scan
 from helpers.caches import FILED, KINDS
 from helpers.items import assert_same
-from monai.data import LMDBDataset, MetaTensor, PersistentDataset
-from monai.data.utils import pickle_hashing
+from monai.data import MetaTensor
 from monai.transforms import (
     Compose,
     EnsureTyped,
@@ -128,21 +127,6 @@ def test_checksums(cohort: Path, computed: Any) -> None:
     assert computed() == {}
 
 
-def test_a_scan_replaced_while_it_is_read(cohort: Path, computed: Any) -> None:
-    """What came of it is given, but not kept."""
-    items = dataset(cohort, "disk")
-    compute = items._compute
-
-    def replaced(case: Any) -> Any:
-        item = compute(case)
-        scan(cohort / "a.nii.gz", 77)
-        return item
-
-    items._compute = replaced  # type: ignore[method-assign]
-    items[0]
-    assert not list((cohort.parent / "cache").rglob("*"))
-
-
 @pytest.mark.parametrize("cache", ["memory", "disk"])
 def test_edits_in_place(cohort: Path, cache: str) -> None:
     uncached = expected(cohort)
@@ -210,28 +194,6 @@ def test_window(cohort: Path, folder: str | None, computed: Any) -> None:
     assert computed() == {"a": 1}
     items[3]
     assert computed() == {"d": 1}
-
-
-def test_arguments(cohort: Path) -> None:
-    with pytest.raises(ValueError, match=r"`cache` must be one of \['disk', .*\], got 'ram'"):
-        dataset(cohort, "ram")
-    for cache in ("disk", "lmdb"):
-        with pytest.raises(ValueError, match="needs `cache_dir`"):
-            dataset(cohort, cache, cache_dir=None)
-    with pytest.raises(ValueError, match="`window` must be a whole number of at least 1, got 0"):
-        dataset(cohort, "window", window=0)
-
-
-def test_monai_loses_meta_data(cohort: Path, tmp_path: Path) -> None:
-    """Why its datasets are not used. When this fails, look whether they can be."""
-    cases = find_cases(cohort)
-    persistent = PersistentDataset(cases, preprocessing(), tmp_path / "persistent")
-    assert isinstance(persistent[0]["image"], MetaTensor)
-    assert not isinstance(persistent[0]["image"], MetaTensor)
-    stale = PersistentDataset(cases, preprocessing(pixdim=4.0), tmp_path / "persistent")
-    assert torch.equal(stale[0]["image"], persistent[0]["image"])
-    database = LMDBDataset(cases, preprocessing(), tmp_path / "lmdb", progress=False, hash_transform=pickle_hashing)
-    assert not isinstance(database[0]["image"], MetaTensor)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

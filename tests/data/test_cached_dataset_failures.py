@@ -146,12 +146,6 @@ def test_a_lambda_is_not_cached(cohort: Path, cache: str, computed: Any) -> None
         assert computed() == all_once(3 if cache == "memory" or number == 1 else 2)
 
 
-def test_named_functions_are_cached(cohort: Path, computed: Any) -> None:
-    for _ in range(2):
-        list(dataset(cohort, "disk", preprocessing(Lambdad("image", plus_one))))
-    assert computed() == all_once()
-
-
 def test_plain_callables_run_at_each_read(cohort: Path, computed: Any) -> None:
     with pytest.warns(
         UserWarning, match="plus_one, is not cached, .* it is not a monai Transform, so it may be random"
@@ -166,10 +160,3 @@ def test_items_that_cannot_be_stored(cohort: Path, computed: Any) -> None:
         assert all("odd" in item for item in [*items, *items])
     assert len(our_warnings(caught)) == 1
     assert computed() == all_once(2)
-
-
-def test_cases_that_cannot_be_told(cohort: Path) -> None:
-    cases = [{**case, "loader": lambda: 1} for case in find_cases(cohort)]
-    items = cohort_dataset(cases, preprocessing(), "memory")
-    with pytest.warns(UserWarning, match="cases are not cached, since they cannot be identified: a lambda"):
-        assert len(list(items)) == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from helpers import fork_server
 from helpers.cached_cohort import (
-    Logged,
     dataset,
     digest,
     expected,
@@ -20,24 +18,10 @@ from helpers.cached_cohort import (
 )
 from helpers.caches import FILED, in_threads
 from helpers.paths import ROOT, TESTS
-from monai.transforms import (
-    Compose,
-    RandomizableTransform,
-)
 from torch.utils.data import DataLoader
 
-from monai_saliency.data.cached_dataset import CachedDataset, cohort_dataset
-from monai_saliency.data.cohort import find_cases
+from monai_saliency.data.cached_dataset import CachedDataset
 from monai_saliency.storage.cache import LMDBBackend
-
-
-class Draws(RandomizableTransform):
-    """Draws, and looks a moment later what it drew."""
-
-    def __call__(self, data: Any) -> Any:
-        self.drawn = drawn = self.R.random()
-        time.sleep(0.01)
-        return {**data, "drawn": (drawn, self.drawn)}
 
 
 def only(batch: list[Any]) -> Any:
@@ -116,14 +100,6 @@ def test_two_worker_processes(cohort: Path, cache: str, computed: Any) -> None:
             digest(item) for item in DataLoader(shared, batch_size=None, num_workers=2, collate_fn=None)
         ] == uncached
         assert computed() == {}
-
-
-def test_draws_of_two_threads_stay_apart(cohort: Path) -> None:
-    items = cohort_dataset(find_cases(cohort), Compose([Logged("image"), Draws()]), "memory")
-    found: list[tuple[float, float]] = []
-    in_threads([lambda: found.extend(item["drawn"] for item in items)] * 2)
-    assert len({first for first, _ in found}) == 8
-    assert all(first == later for first, later in found)
 
 
 @pytest.mark.parametrize("cache", ["disk", "lmdb"])

@@ -106,17 +106,6 @@ def test_label_is_the_lesion() -> None:
         assert (after[inside] > before[inside]).mean() > 0.9
 
 
-def test_several_lesions_lie_apart() -> None:
-    for seed in (OBLIQUE_SEED,):
-        one, two = (voxels(make_scan(seed, number)[1]) == 1 for number in (1, 2))
-        np.testing.assert_array_equal(one, voxels(made(seed, True)[1]) == 1)
-        assert ndimage.label(two)[1] == 2
-        assert two[one].all()
-        assert two.sum() > 1.1 * one.sum()
-    with pytest.raises(ValueError, match="`lesion` must be a flag or a number of lesions, got -1"):
-        make_scan(0, -1)
-
-
 def test_header() -> None:
     for image, dtype in zip(made(OBLIQUE_SEED, True), (np.int16, np.uint8), strict=True):
         assert image.get_data_dtype() == dtype

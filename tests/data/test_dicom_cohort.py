@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import nibabel as nib
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from helpers.dicom_series import PATIENT, SLICES, expected_affine, stored, write
 from monai.data import MetaTensor
-from monai.utils import OptionalImportError
 
 from monai_saliency.data import CohortDataset, find_cases
 from monai_saliency.data.cached_dataset import cohort_dataset
@@ -98,13 +96,6 @@ def test_a_list_may_name_a_folder_of_a_series(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("image\nct\n")
     (case,) = find_cases(tmp_path / "list.csv")
     assert (case["case"], len(case["image"])) == (series_id("1.2.3"), SLICES)
-
-
-def test_without_pydicom_the_pip_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "in", "1.2.3")
-    monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(OptionalImportError, match=r'pip install "monai-saliency\[dicom\]"'):
-        find_cases(tmp_path / "in")
 
 
 def test_a_changed_slice_is_preprocessed_again(tmp_path: Path) -> None:

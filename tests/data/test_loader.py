@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.scans import LPS, OBLIQUE, write_scan
-from monai.data import Dataset, ThreadDataLoader
+from monai.data import Dataset
 from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, Orientationd, ResizeWithPadOrCropd
 
 import monai_saliency as ms
@@ -113,15 +113,6 @@ def test_every_good_case_once_and_every_bad_one_listed(
             assert not failures.path.exists()
 
 
-def test_what_monais_thread_loader_loses(cases: list[dict[str, Any]]) -> None:
-    """The reason for ours. When this fails, MONAI raises what its thread met, and our guard can go."""
-    spoil("truncated", cases)
-    loader = ThreadDataLoader(Dataset(cases, PREPROCESSING), batch_size=1, num_workers=0)
-    seen = [batch["case"][0] for batch in loader]
-    assert seen == ["s0", "s1"]
-    assert len(loader) == NUM_SCANS
-
-
 def test_strict_stops_at_the_first(cases: list[dict[str, Any]], tmp_path: Path) -> None:
     spoil("missing", cases)
     for failures in (Failures(tmp_path / "failures.csv", strict=True), None):
@@ -175,10 +166,6 @@ def batches(loader: CohortLoader) -> list[str]:
         ([A, A, A, B, B, A], {}, ["0 1", "3 4", "2 5"]),
         ([A, B, A, B, A, B], {}, ["0 2", "1 3", "4", "5"]),
         ([A, B, C, A, B, C], {"batch_size": 1}, ["0", "1", "2", "3", "4", "5"]),
-        # One waits at the most: when a second one has to, the older one goes.
-        ([A, B, C, C, A, A], {"max_waiting": 1}, ["0", "1", "2 3", "4 5"]),
-        ([A, A, B, C, A, B], {"batch_size": 3, "max_waiting": 3}, ["0 1", "2 5", "3", "4"]),
-        ([A, B, A, B], {"max_waiting": 0}, ["0", "1", "2", "3"]),
     ],
 )
 def test_cases_of_one_shape_share_a_batch(
@@ -187,52 +174,6 @@ def test_cases_of_one_shape_share_a_batch(
     loader = CohortLoader(Items(shapes), num_workers=workers[0], processes=workers[1], **{"batch_size": 2} | options)
     assert batches(loader) == expected
     assert not hasattr(loader, "__len__")
-
-
-def test_types_do_not_mix() -> None:
-    """Law 9: float64 images stay so, and make no others so."""
-    images = [torch.zeros(A, dtype=dtype) for dtype in (torch.float32, torch.float64) * 2]
-    loader = CohortLoader(Items([A] * 4, images=images), batch_size=2)
-    assert [(batch["case"], batch["image"].dtype) for batch in loader] == [
-        (["c0", "c2"], torch.float32),
-        (["c1", "c3"], torch.float64),
-    ]
-
-
-class RowCounter(torch.nn.Module):
-    """Two scores of an image of any shape; ``rows`` notes the rows of each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[int] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.rows.append(len(x))
-        left = x[..., : x.shape[-1] // 2]
-        return torch.stack([(x**2).mean(dim=(1, 2, 3)), left.mean(dim=(1, 2, 3))], dim=1)
-
-
-def test_small_images_fill_the_networks_batches() -> None:
-    """40 images of two shapes in turns, 50 masks each: full rows, and each image's own maps."""
-    generator = torch.Generator().manual_seed(0)
-    images = [torch.rand(shape, generator=generator) for shape in [(1, 20, 24), (1, 24, 20)] * 20]
-    network = RowCounter()
-    explain = ms.rise(50, 4, target=ms.ClassScore("all", activation="none"), mask_batch_size=16)
-    used, maps = 0, {}
-    items = Items([tuple(image.shape) for image in images], images=images)
-    for batch in CohortLoader(items, batch_size=20, num_workers=2):
-        for name, explanation in zip(batch["case"], explain.explain(batch["image"], network), strict=True):
-            used += explanation.num_forwards
-            assert name not in maps
-            maps[name] = explanation.saliency
-    assert used == len(images) * (50 + 1)
-    shared = [rows for rows in network.rows if rows > 1]
-    assert set(shared) == {16}
-    assert used / sum(shared) >= 0.95
-    for i, image in enumerate(images):
-        (expected,) = explain(image[None], RowCounter())
-        assert maps[f"c{i}"].shape == (2, *image.shape[1:])
-        torch.testing.assert_close(maps[f"c{i}"], expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("num_workers", [0, 3])
@@ -288,12 +229,6 @@ def test_an_item_that_cannot_be_sent_is_listed(tmp_path: Path) -> None:
     assert all("it cannot be sent from its worker process" in row["error"] for row in failures.rows)
 
 
-def test_an_item_without_its_image_is_listed(tmp_path: Path) -> None:
-    failures = Failures(tmp_path / "failures.csv")
-    assert not list(CohortLoader(Items([(1, 2, 2)]), failures, image_key="scan"))
-    assert "the item has no 'scan', but ['case', 'image']" in failures.rows[0]["error"]
-
-
 @pytest.mark.parametrize("workers", [(0, False), (2, True)], ids=["no workers", "2 processes"])
 @pytest.mark.parametrize("kind", [Dataset, CohortDataset])
 def test_a_transform_that_names_the_file_fails_under_the_cases_name(
@@ -332,39 +267,6 @@ def test_only_the_hosts_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert batch["case"] == ["c0"]
     assert sorted(pinned) == [(1, 1, 2, 2), (1, 3)]
     assert sorted(copied) == [("cpu", "cuda", True), ("cpu", "cuda", True), ("meta", "cuda", True)]
-
-
-def test_failures_are_one_line_each_and_vanish_with_the_next_run(tmp_path: Path) -> None:
-    path = tmp_path / "out" / "failures.csv"
-    failures = Failures(path)
-    assert not path.exists()
-    failures.add("a,1", "load", RuntimeError("two\nlines"))
-    failures.add("b", "explain", CaseError("b", "no region"))
-    with open(path, newline="", encoding="utf-8") as file:
-        assert list(csv.reader(file)) == [
-            ["case", "stage", "error"],
-            ["a,1", "load", "RuntimeError: two lines"],
-            ["b", "explain", "no region"],
-        ]
-    assert "2 cases without a map" in failures.summary()
-    Failures(path)
-    assert not path.exists()
-
-
-def test_failures_of_runs_beside_each_other_are_all_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "failures.csv"
-    one, other = (Failures(path, cases=["a", "b", "c"]) for _ in range(2))
-    one.add("b", "load", RuntimeError("torn"))
-    other.add("c", "explain", RuntimeError("no memory"))
-    one.add("a", "load", RuntimeError("lost"))
-    assert [row.split(",")[0] for row in path.read_text().splitlines()] == ["case", "a", "b", "c"]
-    assert "2 cases without a map" in one.summary()
-    again = Failures(path, cases=["a", "c", "d"])  # b is no case any more
-    again.remove("c")
-    again.remove("d")
-    assert [row.split(",")[0] for row in path.read_text().splitlines()] == ["case", "a"]
-    again.remove("a")
-    assert not path.exists()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.caches import FILED, in_threads
+from helpers.caches import FILED
 from helpers.items import assert_same
 from helpers.mapped_cohort import (
     AFFINE,
@@ -27,7 +25,6 @@ from helpers.mapped_cohort import (
     preprocessing,
     write_cohort,
 )
-from helpers.paths import ROOT
 from helpers.warned import our_warnings
 from monai.data import Dataset, MetaTensor, ThreadDataLoader, list_data_collate
 from monai.transforms import (
@@ -122,43 +119,6 @@ def test_inverted(cohort: Path, cache: str) -> None:
             assert int(back["saliency"].as_tensor().abs().argmax()) // (12 * 8) >= 4
 
 
-def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its example runs as it stands, given scans and a network."""
-    monkeypatch.chdir(tmp_path)
-    for name in "ab":
-        volume = np.random.default_rng(0).random((20, 21, 22), dtype=np.float32)
-        nib.save(nib.Nifti1Image(volume, np.eye(4)), tmp_path / f"{name}.nii.gz")
-    readme = (ROOT / "tutorials" / "pages" / "python.md").read_text()
-    (example,) = (block for block in readme.split("```python\n") if "SaliencyDataset(" in block.partition("```")[0])
-    network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten(), torch.nn.Linear(1, 2))
-    for _ in range(2):
-        exec(example.partition("```")[0], {"network": network, "dataset_dir": tmp_path})
-    shape = "torch.Size([2, 1, 16, 16, 16])"
-    assert capsys.readouterr().out.splitlines() == [f"['a', 'b'] {shape} {shape}"] * 2
-
-
-def test_several_maps_are_channels(cohort: Path) -> None:
-    network = torch.nn.Sequential(BoxSum(), torch.nn.Linear(1, 3, bias=False))
-    with torch.no_grad():
-        network[1].weight.copy_(torch.tensor([[1.0], [2.0], [-1.0]]))
-    for _ in range(2):
-        for item in dataset(cohort, "disk", network=network):
-            one = expected_map(item["image"].as_tensor())
-            assert torch.equal(item["saliency"].as_tensor(), torch.cat([one, 2 * one, -one]))
-
-
-def test_double_precision(cohort: Path) -> None:
-    """A third is not rounded to float32 on its way, cold or warm."""
-    network = BoxSum().double()
-    with torch.no_grad():
-        network.weight.fill_(1 / 3)
-    for _ in range(2):
-        item = dataset(cohort, "disk", preprocessing(CastToTyped("image", dtype=torch.float64)), network)[2]
-        assert item["saliency"].dtype == torch.float64
-        assert item["saliency"].max() == pytest.approx(64, rel=1e-14)
-    assert dataset(cohort)[0]["saliency"].dtype == torch.float32
-
-
 def test_regions_of_a_label_map(tmp_path: Path, notes: Any) -> None:
     """Masks made of the item's own label map, which decides the map with the image."""
     image, labels = torch.full((1, *SHAPE), 2.0), torch.zeros(1, *SHAPE)
@@ -234,30 +194,6 @@ def test_cold_and_warm(cohort: Path, cache: str, workers: str, notes: Any) -> No
         assert isinstance(found["saliency"], MetaTensor)
         assert_same(found["saliency"].applied_operations, found["image"].applied_operations)
         assert len(found["saliency"].applied_operations) == 1
-
-
-def test_one_item_is_explained_at_a_time(cohort: Path, notes: Any) -> None:
-    """Also by two datasets, whose module would else be put back into training under the other's feet."""
-    inside: list[int] = []
-    most: list[int] = []
-
-    class Watched(BoxSum):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            inside.append(1)
-            most.append(len(inside))
-            assert not self.training
-            time.sleep(0.001)
-            inside.pop()
-            return super().forward(x)
-
-    network = Watched()
-    first, second = (
-        dataset(cohort, network=network, network_id="watched", cache=cache) for cache in ("memory", "disk")
-    )
-    in_threads([lambda items=items: list(items) for items in (first, first, first, second)])
-    assert max(most) == 1
-    assert network.training
-    assert notes()["maps"] >= 6
 
 
 class Copies(Transform):

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.caches import behind
-from helpers.items import assert_same
 from helpers.mapped_cohort import (
     BOTH,
     NUM_MASKS,
@@ -91,129 +89,6 @@ def test_weights_changed_under_a_running_dataset(cohort: Path, notes: Any, how: 
         for item in items:
             assert torch.equal(item["saliency"].as_tensor(), 3 * expected_map(item["image"].as_tensor()))
     assert notes() == {"scans": 3, "maps": 6}
-
-
-@pytest.mark.parametrize("what", ["scan", "weights"])
-def test_changed_while_it_is_explained(cohort: Path, notes: Any, what: str) -> None:
-    """The map that comes of it is given, and not kept for what is there afterwards."""
-    network = BoxSum()
-
-    items = dataset(cohort, network=network, network_id="one" if what == "scan" else None)
-    explain_case, changes = items._explain, []
-
-    def interrupted(*args: Any) -> Any:
-        found = explain_case(*args)
-        if not changes:
-            changes.append(what)
-            if what == "scan":
-                scan(cohort / "a.nii.gz", 7)
-            else:
-                network.weight.data.fill_(7)
-        return found
-
-    items._explain = interrupted  # type: ignore[method-assign]
-    with pytest.warns(UserWarning, match="changed while"):
-        assert items[0]["saliency"].max() == 64
-    assert changes
-    notes()
-    for _ in range(2):
-        assert items[0]["saliency"].max() == 7 * 64
-    assert notes() == {"scans": int(what == "scan"), "maps": 1}
-
-
-class Holding(BoxSum):
-    """Holds something beside its weights."""
-
-    def __init__(self, held: Any) -> None:
-        super().__init__()
-        self._held = held
-
-
-def test_what_a_network_holds_tells_it_from_others(cohort: Path, notes: Any) -> None:
-    """Equal weights, equal print, another map: functions, whole numbers, tensors and containers of them count too."""
-    relu, gelu = torch.nn.functional.relu, torch.nn.functional.gelu
-    for held in (relu, gelu, 1, 3, {"act": relu}, [torch.zeros(2)], [torch.ones(2)]):
-        for maps in (3, 0):
-            list(dataset(cohort, "disk", network=Holding(held)))
-            assert notes()["maps"] == maps
-    # It is noticed while a dataset is in use, in place too.
-    network = Holding([1, 3])
-    items = dataset(cohort, "disk", network=network)
-    for number, maps in ((3, 3), (4, 3), (4, 0)):
-        network._held[1] = number
-        list(items)
-        assert notes()["maps"] == maps
-    # What cannot be identified may be anything.
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="the network holds .*: give it a network_id") as caught:
-            list(dataset(cohort, "disk", network=Holding([lambda: 1])))
-        assert len(our_warnings(caught)) == 1
-        assert notes()["maps"] == 3
-
-
-def test_a_network_that_holds_a_lambda_is_not_cached(cohort: Path, notes: Any) -> None:
-    items = dataset(cohort, network=Holding(lambda x: x))
-    with pytest.warns(UserWarning, match="computed at each read: the network holds a lambda .*: give it a network_id"):
-        assert torch.equal(items[0]["saliency"].as_tensor(), items[0]["saliency"].as_tensor())
-    assert notes()["maps"] == 2
-    items = dataset(cohort, network=Holding(lambda x: x), network_id="one")
-    assert torch.equal(items[0]["saliency"].as_tensor(), items[0]["saliency"].as_tensor())
-    assert notes()["maps"] == 1
-
-
-class Counting(BoxSum):
-    calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return super().forward(x)
-
-
-def test_maps_under_autocast_are_kept_apart(cohort: Path, notes: Any) -> None:
-    """What bfloat16 rounds is not served to a reader in float32."""
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(8 * 12 * 8, 1))
-    items = dataset(cohort, network=network)
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = items[0]["saliency"].as_tensor()
-        assert torch.equal(items[0]["saliency"].as_tensor(), rounded)
-    whole = items[0]["saliency"].as_tensor()
-    assert not torch.equal(whole, rounded)
-    assert torch.equal(whole, dataset(cohort, "none", network=network)[0]["saliency"].as_tensor())
-
-
-def test_a_network_that_counts_its_calls_is_not_cached(cohort: Path, notes: Any) -> None:
-    items = dataset(cohort, network=Counting())
-    with pytest.warns(UserWarning, match="the network changed while .* network_id") as caught:
-        found = [items[0], items[0]]
-    for item in found:
-        assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
-    assert len(our_warnings(caught)) == 1
-    assert notes()["maps"] == 2
-    items = dataset(cohort, network=Counting(), network_id="one")
-    items[0], items[0]
-    assert notes()["maps"] == 1
-
-
-@pytest.mark.parametrize("cache", ["disk", "window"])
-def test_damaged_entries(cohort: Path, cache: str, notes: Any) -> None:
-    reference = list(dataset(cohort, "none"))
-    list(dataset(cohort, cache))
-    notes()
-    items = dataset(cohort, cache)
-    backend = behind(items.backend)
-    keys: list[str] = []
-    stored = items._stored
-    items._stored = lambda backend, key, what: keys.append(key.digest) or stored(backend, key, what)  # type: ignore
-    items[1]
-    scan_key, map_key = keys
-    entry, other = (bytes(backend.get(key) or b"") for key in (map_key, scan_key))
-    for damage in (entry[:-9], entry[:-1] + bytes([entry[-1] ^ 1]), b"", other):
-        backend.put(map_key, damage)
-        items = dataset(cohort, cache)
-        with pytest.warns(UserWarning, match="of the saliency maps is damaged, and is computed again"):
-            assert_same(items[1], reference[1])
-        assert_same(dataset(cohort, cache)[1], reference[1])
-        assert notes() == {"scans": 0, "maps": 1}
 
 
 def test_what_cannot_be_told_is_not_cached(cohort: Path, notes: Any) -> None:
