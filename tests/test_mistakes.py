@@ -238,7 +238,7 @@ TARGETS: list[Row] = [
     (
         "boxes a word",
         lambda: ms.DetectionScore(boxes="all"),
-        r"`boxes` must be a tensor, or one for each image, got 'all'",
+        r"`boxes` must be a tensor, got 'all'",
     ),
     (
         "objectness a number",
@@ -259,7 +259,7 @@ TARGETS: list[Row] = [
     (
         "measure None",
         lambda: ms.EmbeddingSimilarity(None),
-        r"`measure` must be one of \['braycurtis', .*\], got None",
+        r"`measure` must be one of \['correlation', .*\], got None",
     ),
 ]
 CALLS: list[Row] = [

@@ -12,8 +12,8 @@ from monai_saliency.data.case_ids import CaseIds
 from monai_saliency.data.listings import LISTS, Listed, read_list
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
-from monai_saliency.storage.formats import NIFTI, check_readers, format_of
-from monai_saliency.utils.arguments import a_path
+from monai_saliency.storage.formats import check_readers, format_of
+from monai_saliency.utils.arguments import a_path, instance
 from monai_saliency.utils.monai_private import ItemDataset
 
 __all__ = ["CohortDataset", "find_cases"]
@@ -202,6 +202,9 @@ class CohortDataset(ItemDataset):
     def __init__(self, data: Sequence[dict[str, Any]], transform: Callable[[Any], Any] | None = None) -> None:
         if not (isinstance(data, Sequence) and all(isinstance(case, Mapping) for case in data)):
             raise ValueError(f"`data` must be a list of cases such as find_cases(folder), got {data!r:.200}")
+        if not isinstance(transform, (list, tuple)):
+            words = "the preprocessing, such as Compose([LoadImaged(...), ...]), or a list of transforms"
+            instance("transform", transform, (), words, function=True, none=True)
         super().__init__(data, transform)
 
     def make_item(self, index: int) -> Any:

@@ -29,7 +29,6 @@ __all__ = [
     "digits",
     "in_unit_interval",
     "label_name",
-    "place_in_batch",
     "quantity_after",
     "sums_to_one",
     "to_float",
@@ -225,16 +224,10 @@ def check_finite(output: torch.Tensor, case: Case) -> None:
     """Refuse an output with NaN or infinite values, and say so where the image has them already."""
     if not bool(torch.isfinite(output).all()):
         wrong = int((~torch.isfinite(case.image)).sum())
-        if wrong:
-            raise CaseError(
-                case.name,
-                f"the image that the network gets is NaN or infinite in {wrong} of {case.image.numel()} values, and so "
-                "is the network's output; mend the scan, or the preprocessing that lets them through",
-            )
         raise CaseError(
             case.name,
             "the network's output of the unperturbed image is NaN or infinite in places; check the network's weights "
-            "and the preprocessing of this case",
+            f"and the preprocessing of this case, whose image is so in {wrong} of {case.image.numel()} values",
         )
 
 
@@ -248,19 +241,6 @@ def check_indices(indices: Sequence[int], count: int, name: str, what: str, case
                 f"{what} {index} is out of range: the network gives {count} {plural}, "
                 f"so `{name}` must be in [0, {count - 1}]",
             )
-
-
-def place_in_batch(count: int, name: str, what: str, case: Case) -> int:
-    """Which entry of a setting that is given for each image of a batch is a case's own."""
-    fits = case.index < count if case.batch is None else case.batch == count
-    if not fits:
-        images = "" if case.batch is None else f", which holds {case.batch} here"
-        raise CaseError(
-            case.name,
-            f"`{name}` holds {count} {what}, but needs one per image of the batch{images}; for a cohort, give what "
-            "belongs to each image by its label map (`label_key`), or explain each image with its own target",
-        )
-    return case.index
 
 
 def check_volume(output: Any, case: Case, target: str, what: str = "a segmentation") -> torch.Tensor:

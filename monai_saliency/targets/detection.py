@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,6 @@ from monai_saliency.targets.base import (
     check_indices,
     cosine,
     in_unit_interval,
-    place_in_batch,
     to_float,
 )
 from monai_saliency.utils.arguments import instance, number, whole_number
@@ -73,8 +71,8 @@ class DetectionScore(Target):
         threshold: explain the boxes of the unperturbed image that score at least this, the highest first.
         max_boxes: explain at most this many of them; None for all.
         boxes: explain these boxes ``(M, 4 or 6)`` instead, whether the network finds them or not, such as a missed
-            lesion. In voxels of the network's input. For a batch, a list with one such tensor per image.
-        classes: class labels ``(M,)`` of ``boxes``, or a list with one tensor per image; None for any class.
+            lesion. In voxels of the network's input.
+        classes: class labels ``(M,)`` of ``boxes``; None for any class.
         keys: the keys of boxes, labels and scores in the network's output. By default the keys of MONAI's
             ``RetinaNetDetector``, of the Model Zoo or of torchvision, whichever the output has.
         objectness_key: the key of objectness ``(N,)``, for detectors that give it beside the scores of the classes.
@@ -101,8 +99,8 @@ class DetectionScore(Target):
         threshold: float = 0.5,
         max_boxes: int | None = None,
         *,
-        boxes: torch.Tensor | Sequence[torch.Tensor] | None = None,
-        classes: torch.Tensor | Sequence[Any] | None = None,
+        boxes: torch.Tensor | None = None,
+        classes: torch.Tensor | None = None,
         keys: Sequence[str] | None = None,
         objectness_key: str | None = None,
     ) -> None:
@@ -111,7 +109,7 @@ class DetectionScore(Target):
         if keys is not None and (isinstance(keys, str) or not isinstance(keys, Sequence) or len(keys) != 3):
             raise ValueError(f"`keys` must name boxes, labels and scores, got {keys!r}")
         for name, value in {"boxes": boxes, "classes": classes}.items():
-            instance(name, value, (torch.Tensor, np.ndarray, list, tuple), "a tensor, or one for each image", none=True)
+            instance(name, value, (torch.Tensor, np.ndarray, list, tuple), "a tensor", none=True)
         instance("objectness_key", objectness_key, str, "a key of the detections", none=True)
         if classes is not None and boxes is None:
             raise ValueError("`classes` are the classes of `boxes`: give both")
@@ -141,7 +139,7 @@ class DetectionScore(Target):
         return _BoundDetectionScore(reader, found, found.boxes[0, order], found.classes[0, order], vectors)
 
     def _bind_given(self, given: Any, reader: _Reader, found: _Detections, case: Case) -> BoundTarget:
-        boxes = _numbers(_own(given, 2, "boxes", case), "`boxes`", case)
+        boxes = torch.as_tensor(given)
         if boxes.ndim != 2 or not len(boxes) or boxes.shape[1] != reader.columns:
             raise CaseError(
                 case.name,
@@ -150,9 +148,7 @@ class DetectionScore(Target):
         _check_corners(boxes, "`boxes`", case)
         classes = None
         if self.classes is not None:
-            classes = _numbers(_own(self.classes, 1, "classes", case), "`classes`", case).to(found.classes.device)
-            if classes.dtype == torch.bool or not torch.equal(classes, classes.long().to(classes)):
-                raise CaseError(case.name, f"`classes` must be whole numbers, got {classes.tolist()}")
+            classes = torch.as_tensor(self.classes).to(found.classes.device)
             classes = classes.long()
             if found.vectors is not None:
                 check_indices(classes.tolist(), found.vectors.shape[2], "classes", "class", case)
@@ -167,9 +163,7 @@ class DetectionScore(Target):
             raise CaseError(
                 case.name,
                 "DetectionScore reads a list with one dictionary of boxes, labels and scores per image, the network "
-                f"gave a {type(output).__name__}"
-                + (f" of {type(first).__name__}s" if first is not output else "")
-                + "; choose the part that holds it by the inferer's `output`",
+                f"gave a {type(output).__name__}; choose the part that holds it by the inferer's `output`",
             )
         for keys in _KEYS if self.keys is None else (self.keys,):
             # With scores of all classes the labels are not needed.
@@ -181,23 +175,6 @@ class DetectionScore(Target):
                 return keys
         known = " or ".join(map(str, _KEYS if self.keys is None else (self.keys,)))
         raise CaseError(case.name, f"the detections have the keys {sorted(map(str, first))}, not {known}: set `keys`")
-
-
-def _own(given: Any, ndim: int, name: str, case: Case) -> Any:
-    """The part of one image of a setting that is given once for all images, or as a list with one entry per image."""
-    if isinstance(given, (torch.Tensor, np.ndarray)) or not len(given) or np.ndim(given[0]) < ndim:
-        return given
-    return given[place_in_batch(len(given), name, "entries", case)]
-
-
-def _numbers(value: Any, name: str, case: Case) -> torch.Tensor:
-    """A tensor, array or list of numbers as a tensor."""
-    try:
-        if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
-            return torch.stack(tuple(value))
-        return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise CaseError(case.name, f"{name} must be a tensor of numbers: {error}") from error
 
 
 def _check_corners(boxes: torch.Tensor, name: str, case: Case) -> None:
@@ -291,15 +268,13 @@ class _Reader:
                 self.case.name,
                 f"the detections of an image have the keys {sorted(map(str, image))}, without {key!r}",
             )
-        return _numbers(image[key], f"{key!r} of the detections", self.case)
+        return torch.as_tensor(image[key])
 
 
 def _padded(parts: Sequence[torch.Tensor], value: float = 0) -> torch.Tensor:
-    """Parts ``(N, ...)`` of images as one tensor ``(B, N, ...)``, in the type and on the device of those with a box."""
+    """Parts ``(N, ...)`` of images as one tensor ``(B, N, ...)``, in the type of the first with a box."""
     found = [each for each in parts if len(each)] or parts
-    dtype = functools.reduce(torch.promote_types, [each.dtype for each in found])
-    alike = [each.to(found[0].device, dtype) for each in parts]
-    return pad_sequence(alike, batch_first=True, padding_value=value)
+    return pad_sequence([each.to(found[0]) for each in parts], batch_first=True, padding_value=value)
 
 
 class _BoundDetectionScore(BoundTarget):

@@ -28,7 +28,7 @@ __all__ = ["Reading", "read_postprocessing"]
 
 # Modules of MONAI whose transforms only lead to others, and of those that change an image's numbers.
 _BASES = ("monai.transforms.transform", "monai.transforms.inverse", "monai.transforms.traits")
-_INTENSITY = "monai.transforms.intensity."
+_CHANGING = ("monai.transforms.intensity.", "monai.apps.vista3d.")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Reading:
     """How a bundle's postprocessing reads a prediction."""
 
     activation: str | None = None  # "softmax" or "sigmoid"
-    #: how it makes labels: "argmax", "threshold" (all channels that reach it), "positive" (the highest, if above 0)
+    #: how it makes labels: "argmax", or "threshold" (all channels that reach it)
     discrete: str | None = None
     unread: str | None = None  # what else it makes of the numbers, in words
     threshold: float = 0.5  # in the unit of the activation's values, or of the network's numbers
@@ -53,8 +53,6 @@ class Reading:
             return Labels(reached, background=several and "softmax" in (own, activation))
         if activation == "sigmoid" and not (self.discrete and several):
             return Labels(found > 0, background=False)
-        if self.discrete == "positive" and several:
-            return Labels(torch.where(found.amax(dim=0) > 0, found.argmax(dim=0), len(found)), background=False)
         # Different logits may have one sigmoid: then the first is the highest.
         made = ACTIVATIONS[own](to_float(values))[0] if own == "sigmoid" else found
         return Labels(made.argmax(dim=0), background=several)
@@ -81,7 +79,7 @@ def read_postprocessing(transform: Any) -> dict[Any, Reading]:
     changed: dict[Any, str] = {}
     copies: dict[Any, Any] = {}
     for each in transform.flatten().transforms if isinstance(transform, Compose) else [transform]:
-        for copy, key in _copies(each):
+        for copy, key in zip(each.names, itertools.cycle(each.keys)) if isinstance(each, CopyItemsd) else ():
             copies[copy], readings[copy] = key, readings.get(key, Reading())
         for key, step in _steps(each):
             old = readings.setdefault(key, Reading())
@@ -101,16 +99,6 @@ def read_postprocessing(transform: Any) -> dict[Any, Reading]:
     return readings
 
 
-def _copies(transform: Any) -> Iterator[tuple[Any, Any]]:
-    """The keys under which a transform writes a prediction once more, each with its own key."""
-    if isinstance(transform, CopyItemsd):
-        yield from zip(transform.names, itertools.cycle(transform.keys), strict=False)
-    elif isinstance(transform, Lambdad):
-        yield from (
-            (name, key) for key, name in zip(transform.keys, transform.overwrite, strict=True) if isinstance(name, str)
-        )
-
-
 def _steps(transform: Any) -> Iterator[tuple[Any, Reading]]:
     """What one transform does, one thing after another, each with the key of the prediction."""
     keys = [(key, i) for i, key in enumerate(getattr(transform, "keys", None) or [CommonKeys.PRED])]
@@ -118,14 +106,10 @@ def _steps(transform: Any) -> Iterator[tuple[Any, Reading]]:
         yield from ((key, step) for key, i in keys for step in _activations(transform, i))
     elif isinstance(transform, (AsDiscreted, AsDiscrete)):
         yield from ((key, _labels(transform, i)) for key, i in keys)
-    elif any(cls.__name__ == "VistaPostTransformd" for cls in type(transform).__mro__):  # whose module imports much
-        # It gives each voxel the prompt with the highest logit, if that is above 0.
-        yield from ((key, Reading("sigmoid", "positive")) for key, _ in keys)
     elif isinstance(transform, (Lambdad, Lambda)):
         for key, i in keys:
-            written, function = _setting(transform, "overwrite", i), _setting(transform, "func", i)
-            if function is not None and (isinstance(written, str) or written is None or written):
-                yield written if isinstance(written, str) else key, _function(function)
+            if _setting(transform, "overwrite", i) is not False and _setting(transform, "func", i) is not None:
+                yield key, _function(_setting(transform, "func", i))
     elif transform is not None and (unread := _of_unknown(transform)) is not None:
         yield from ((key, unread) for key, _ in keys)
 
@@ -167,15 +151,14 @@ def _of_unknown(transform: Any) -> Reading | None:
     ours = [cls for cls in type(transform).__mro__ if cls.__module__.startswith(("monai.", "monai_saliency."))]
     if not ours:
         return _function(transform) if callable(transform) else None
-    if ours[0].__module__ in _BASES or ours[0].__module__.startswith(_INTENSITY):
+    if ours[0].__module__ in _BASES or ours[0].__module__.startswith(_CHANGING):
         return Reading(unread=f"applies {type(transform).__name__} to it")
     return None
 
 
 def _name(function: Any) -> str:
     if isinstance(function, functools.partial):
-        settings = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
-        return f"{_name(function.func)}({', '.join(settings)})"
+        return _name(function.func)
     return str(getattr(function, "__name__", type(function).__name__))
 
 

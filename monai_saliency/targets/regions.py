@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ from scipy import ndimage
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.targets.base import place_in_batch
 from monai_saliency.utils.tensors import check_labels
 
-__all__ = ["Labels", "Prediction", "check_region", "components", "given_region", "label_region", "on_grid"]
+__all__ = ["Labels", "check_region", "components", "given_region", "label_region", "on_grid", "predicted_labels"]
 
 
 class Labels:
@@ -45,65 +43,38 @@ class Labels:
         return [channel for channel in found if channel >= int(self.background) and sizes[channel] > 0]
 
 
-class Prediction:
+def predicted_labels(output: torch.Tensor, activation: str, case: Case) -> Labels:
     """The segmentation of an output ``(1, C, *spatial)``: with ``"sigmoid"`` channels may overlap."""
-
-    def __init__(self, output: torch.Tensor, activation: str, case: Case) -> None:
-        self.output = output
-        self.overlapping = activation == "sigmoid"
-        self.case = case
-
-    @cached_property
-    def _highest(self) -> torch.Tensor:
-        if self.output.shape[1] == 1:
-            raise CaseError(
-                self.case.name,
-                "with one output channel and activation='none' the predicted region is not "
-                "defined; use activation='sigmoid' for a logit, or give `region` as a label tensor",
-            )
-        return self.output[0].argmax(dim=0)
-
-    def region(self, channel: int) -> torch.Tensor:
-        """The voxels of a channel, bool ``(*spatial)``."""
-        return self.output[0, channel] > 0 if self.overlapping else self._highest == channel
-
-    def channels(self) -> list[int]:
-        """The channels with a voxel, ascending. Where channels do not overlap, channel 0 (background) is left out."""
-        if self.overlapping:
-            return (self.output[0] > 0).flatten(1).any(dim=1).nonzero().flatten().tolist()
-        return [channel for channel in self._highest.unique().tolist() if channel != 0]
+    if activation == "sigmoid":
+        return Labels(output[0] > 0, background=False)
+    if output.shape[1] == 1:
+        raise CaseError(
+            case.name,
+            "with one output channel and activation='none' the predicted region is not defined; use "
+            "activation='sigmoid' for a logit, or give `region` as a label tensor",
+        )
+    return Labels(output[0].argmax(dim=0), background=True)
 
 
 def check_region(region: Any, words: Collection[str]) -> None:
     """Refuse a region that is neither one of the words nor a label tensor."""
     if isinstance(region, torch.Tensor) or (isinstance(region, str) and region in words):
         return
-    got = (
-        repr(region) if region is None or isinstance(region, (str, bool, int, float)) else f"a {type(region).__name__}"
-    )
-    raise ValueError(
-        f"`region` must be {', '.join(map(repr, words))} or a label tensor, got {got}"
-        + ("" if isinstance(region, str) else ": write torch.as_tensor(...) of a label map")
-    )
+    got = repr(region) if isinstance(region, str) else f"a {type(region).__name__}: write torch.as_tensor(...)"
+    raise ValueError(f"`region` must be {', '.join(map(repr, words))} or a label tensor, got {got}")
 
 
 def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch.Tensor:
     """A user's label tensor as a region on the output's grid."""
     own = region
-    if own.ndim == len(spatial) + 2:
-        own = own[place_in_batch(len(own), "region", "label maps", case) if len(own) > 1 else 0]
-    if own.ndim == len(spatial) + 1 and len(own) == 1:
+    while own.ndim > len(spatial) and len(own) == 1:
         own = own[0]
     if own.shape not in (spatial, case.image.shape[1:]):
         image = tuple(case.image.shape[1:])
         raise CaseError(
             case.name,
-            f"`region` has shape {tuple(region.shape)}, the network's output has spatial shape {tuple(spatial)}"
-            + (
-                "; give the label on the output's grid"
-                if image == spatial
-                else f" and the image {image}; give the label on one of these grids"
-            ),
+            f"`region` has shape {tuple(region.shape)}, the network's output has spatial shape {tuple(spatial)} "
+            f"and the image {image}; give the label on one of these grids",
         )
     return on_grid(own != 0, spatial, "the given region", case)
 

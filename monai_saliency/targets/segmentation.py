@@ -24,11 +24,11 @@ from monai_saliency.targets.base import (
 )
 from monai_saliency.targets.regions import (
     Labels,
-    Prediction,
     check_region,
     components,
     given_region,
     label_region,
+    predicted_labels,
 )
 from monai_saliency.utils.arguments import check_option, indices, number, whole_number
 from monai_saliency.utils.boxes import Box, everywhere, within
@@ -89,22 +89,22 @@ class _SegmentationTarget(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_volume(reference_output, case, type(self).__name__)
         check_activation(output, self.activation, case)
-        prediction = Prediction(output, self.activation, case)
+        where = _WHERE[self.region if isinstance(self.region, str) else "given"]
         parts: list[_Part] = []
-        for channel in self._channels(output, prediction, case):
-            region, what = self._region(channel, output, prediction, case)
+        for channel in self._channels(output, case):
+            region = self._region(channel, output, case)
             if region is None:
                 parts.append(_Part(channel, channel, None))
                 continue
             if not bool(region.any()):
                 raise CaseError(
                     case.name,
-                    f"{what} of channel {channel} is empty, so there is no score to explain; "
+                    f"{where} of channel {channel} is empty, so there is no score to explain; "
                     "choose another `channel`, give `region` as a label tensor"
                     + (", or use region='all'" if "all" in self.regions else ""),
                 )
             parts += self._parts(channel, region)
-        return self._bound(parts, output, case, _WHERE[self.region if isinstance(self.region, str) else "given"])
+        return self._bound(parts, output, case, where)
 
     def _parts(self, channel: int, region: torch.Tensor) -> list[_Part]:
         """The values that are explained for a channel and its region, bool ``(*spatial)``."""
@@ -114,11 +114,11 @@ class _SegmentationTarget(Target):
     def _bound(self, parts: Sequence[_Part], output: torch.Tensor, case: Case, where: str) -> BoundTarget:
         """The bound target of the explained values, with the words for their regions."""
 
-    def _channels(self, output: torch.Tensor, prediction: Prediction, case: Case) -> Sequence[int]:
+    def _channels(self, output: torch.Tensor, case: Case) -> Sequence[int]:
         if not isinstance(self.channels, str):
             check_indices(self.channels, output.shape[1], "channel", "channel", case)
             return self.channels
-        found = prediction.channels()
+        found = sorted(predicted_labels(output, self.activation, case).channels(output.shape[1]))
         if not found:
             raise CaseError(
                 case.name,
@@ -127,21 +127,16 @@ class _SegmentationTarget(Target):
             )
         return found
 
-    def _region(
-        self, channel: int, output: torch.Tensor, prediction: Prediction, case: Case
-    ) -> tuple[torch.Tensor | None, str]:
-        """The region of a channel, bool ``(*spatial)`` on the output's device (None for all voxels), and its name."""
+    def _region(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor | None:
+        """The region of a channel, bool ``(*spatial)`` on the output's device; None for all voxels."""
         if isinstance(self.region, torch.Tensor):
-            return given_region(self.region, output.shape[2:], case).to(output.device), "the given region"
+            return given_region(self.region, output.shape[2:], case).to(output.device)
         if self.region == "all":
-            return None, "the image"
+            return None
         if self.region == "label":
-            return self._label(channel, output, case), "the label's region"
-        predicted = prediction.region(channel)
-        if self.region == "false_positive":
-            return predicted & ~self._label(channel, output, case), "the region that is predicted but not in the label"
-        above = " (probability above one half)" if self.activation == "sigmoid" else ""
-        return predicted, f"the predicted region{above}"
+            return self._label(channel, output, case)
+        predicted = predicted_labels(output, self.activation, case).region(channel)
+        return predicted & ~self._label(channel, output, case) if self.region == "false_positive" else predicted
 
     def _label(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor:
         if self.label_values is not None:
@@ -169,7 +164,7 @@ class RegionScore(_SegmentationTarget):
             - ``"label"``: the channel's voxels in the case's label map;
             - ``"false_positive"``: predicted but not in the label map, to see why the network finds something there;
             - ``"all"``: all voxels;
-            - a label tensor ``(*spatial)``, ``(1, *spatial)`` or, for a batch, ``(B, 1, *spatial)``, not 0 inside.
+            - a label tensor ``(*spatial)`` or ``(1, *spatial)``, not 0 inside.
 
             Label maps and label tensors may lie on the image's grid: where the output's grid is coarser, they are
             resampled to the nearest voxel.
@@ -248,10 +243,8 @@ class PredictedRegionScore(RegionScore):
         super().__init__(channel, activation)
         self.labels = labels
 
-    def _region(
-        self, channel: int, output: torch.Tensor, prediction: Prediction, case: Case
-    ) -> tuple[torch.Tensor | None, str]:
-        return self.labels(output).region(channel), "the predicted region"
+    def _region(self, channel: int, output: torch.Tensor, case: Case) -> torch.Tensor | None:
+        return self.labels(output).region(channel)
 
 
 class _BoundRegionScore(BoundTarget):
@@ -407,19 +400,9 @@ class _BoundDiceScore(BoundTarget):
 
     def _sums(self, output: torch.Tensor, outside: torch.Tensor) -> torch.Tensor:
         """``(B, 2 * K)``, the probabilities inside and all of them."""
-        values, outside = self.at_voxels(output).flatten(2), outside.flatten(1)
-        whole = values.sum(dim=2)
-        # The output itself is the network's. What the activation makes may be as large; derivatives need it as it was.
-        is_read = self.activation == "none" or values.requires_grad
-        inside = values.masked_fill(outside, 0) if is_read else values.masked_fill_(outside, 0)
-        return torch.cat([inside.sum(dim=2), whole], dim=1)
-
-    def at_voxels(self, output: torch.Tensor) -> torch.Tensor:
-        values = ACTIVATIONS[self.activation](to_float(output))
-        first, count = self.labels[0], len(self.labels)
-        if self.labels == list(range(first, first + count)):
-            return values[:, first : first + count]
-        return values.index_select(1, self.channels)
+        values = ACTIVATIONS[self.activation](to_float(output)).index_select(1, self.channels).flatten(2)
+        inside = values.masked_fill(outside.flatten(1), 0)
+        return torch.cat([inside.sum(dim=2), values.sum(dim=2)], dim=1)
 
     def quantity(self) -> Quantity:
         return Quantity(f"Dice score of the {quantity_after(self.activation).words} with {self.where}", "0 to 1")

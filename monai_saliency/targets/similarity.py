@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,34 +29,13 @@ def _correlation(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Te
     return cosine(*(each - each.mean(dim=1, keepdim=True) for each in (embeddings, references)))
 
 
-_Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def _negative(distance: _Distance) -> _Distance:
+def _negative_distance(embeddings: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
     """The negative distance ``(B, M)`` of embeddings ``(B, D)`` to each reference ``(M, D)``."""
     # Not from dot products: for close vectors their rounding errors would be larger than the distance.
-    return lambda embeddings, references: -torch.stack([distance(embeddings, each) for each in references], dim=1)
+    return -torch.stack([(embeddings - each).norm(dim=1) for each in references], dim=1)
 
 
-_BOUNDED: dict[str, _Distance] = {"cosine": cosine, "correlation": _correlation}
-_MEASURES: dict[str, _Distance] = {
-    **_BOUNDED,
-    "distance": _negative(lambda own, other: (own - other).norm(dim=1)),
-    "sqeuclidean": _negative(lambda own, other: (own - other).square().sum(dim=1)),
-    "cityblock": _negative(lambda own, other: (own - other).abs().sum(dim=1)),
-    "chebyshev": _negative(lambda own, other: (own - other).abs().amax(dim=1)),
-    "canberra": _negative(
-        lambda own, other: ((own - other).abs() / (own.abs() + other.abs()).clamp_min(_tiny(own))).sum(dim=1)
-    ),
-    "braycurtis": _negative(
-        lambda own, other: (own - other).abs().sum(dim=1) / (own + other).abs().sum(dim=1).clamp_min(_tiny(own))
-    ),
-}
-
-
-def _tiny(values: torch.Tensor) -> float:
-    """A divisor that makes 0 of 0 / 0."""
-    return torch.finfo(values.dtype).tiny
+_MEASURES = {"cosine": cosine, "correlation": _correlation, "distance": _negative_distance}
 
 
 class EmbeddingSimilarity(Target):
@@ -69,9 +47,7 @@ class EmbeddingSimilarity(Target):
     embedding.
 
     Args:
-        measure: ``"cosine"`` or ``"correlation"``, in [-1, 1]; or a negative distance, at most 0: ``"distance"``, which
-            is Euclid's, ``"sqeuclidean"`` (its square), ``"cityblock"``, ``"chebyshev"``, ``"canberra"`` or
-            ``"braycurtis"``, as SciPy's ``cdist`` names and defines them.
+        measure: ``"cosine"`` or ``"correlation"``, in [-1, 1]; or ``"distance"``, the negative Euclidean distance.
         reference: the embedding ``(*embedding)`` of a query or another image, or several, ``(M, *embedding)``, each
             with its own map. By default the unperturbed image's own embedding.
 
@@ -124,11 +100,9 @@ class _BoundEmbeddingSimilarity(BoundTarget):
         return _MEASURES[self.measure](to_float(output).reshape(len(output), -1), self.references)
 
     def quantity(self) -> Quantity:
-        if self.measure in _BOUNDED:
-            words = "cosine similarity" if self.measure == "cosine" else self.measure
-            return Quantity(f"{words} of embeddings", "-1 to 1")
-        kind = "" if self.measure == "distance" else f"{self.measure} "
-        return Quantity(f"negative {kind}distance of embeddings", "network output")
+        if self.measure == "distance":
+            return Quantity("negative distance of embeddings", "network output")
+        return Quantity(f"{'cosine similarity' if self.measure == 'cosine' else self.measure} of embeddings", "-1 to 1")
 
 
 class FieldSimilarity(Target):

@@ -84,16 +84,11 @@ class CheckScand(MapTransform):
             return (
                 f"the scan has {image.shape[0]} channels {shape}, {channels} are expected, one for each modality listed"
             )
-        if image.shape[0] > channels and dims == 2:
-            return (
-                f"the image has {image.shape[0]} channels {shape}, {channels} expected: set --channels "
-                f"{image.shape[0]} for a network that takes so many, or save the image with {channels}"
-            )
         if image.shape[0] > channels:
+            kind = "the image has" if dims == 2 else f"the file is a {dims + 1}D series of"
             return (
-                f"the file is a {dims + 1}D series of {image.shape[0]} volumes of shape {shape}, where {channels} is "
-                "expected: split it into 3D files, or list its modalities in a dataset.json if they are channels of "
-                "one scan"
+                f"{kind} {image.shape[0]} channels {shape}, {channels} expected: set --channels {image.shape[0]} for a "
+                f"network that takes so many, list its modalities in a dataset.json, or split the file"
             )
         if 0 in shape:
             return f"the scan's shape {shape} holds no voxel"
@@ -119,7 +114,10 @@ def header_problem(image: torch.Tensor, dims: int) -> str | None:
     scan = _file(image)
     if scan is not None and scan.get_data_dtype().kind == "c":
         return _COMPLEX
-    affine = _file_affine(image, scan)
+    # MONAI's reader replaces affines that it does not accept.
+    own = image.affine if isinstance(image, MetaTensor) else None
+    affine = own if scan is None or own is None else scan.affine
+    affine = None if affine is None else np.asarray(affine)
     if affine is not None and (not np.isfinite(affine).all() or _singular(affine[:-1, :dims])):
         return (
             f"its affine {np.round(affine, 4).tolist()} is singular or not finite, so its voxels have no place in "
@@ -132,13 +130,6 @@ def _file(image: torch.Tensor) -> SpatialImage | None:
     """The NIfTI file that an image was loaded from; None where there is none."""
     path = Path(case_name(image))
     return load_scan(path) if path.name.lower().endswith((".nii", ".nii.gz")) and path.is_file() else None
-
-
-def _file_affine(image: torch.Tensor, scan: SpatialImage | None) -> np.ndarray | None:
-    """The affine in the file. MONAI's reader replaces affines that it does not accept."""
-    if not isinstance(image, MetaTensor):
-        return None
-    return np.asarray(image.affine if scan is None else scan.affine)
 
 
 def _two_places(image: torch.Tensor, scan: SpatialImage) -> str | None:

@@ -31,8 +31,6 @@ __all__ = [
     "region_rows",
 ]
 
-_EXACT = 2**24  # float32 holds whole numbers up to here
-
 
 class LoadRegionsd(MapTransform):
     """Loads label maps (organs or an atlas) and resamples them to an image's grid by nearest neighbour.
@@ -100,9 +98,7 @@ class LoadRegionsd(MapTransform):
         return d
 
     def _matched(self, labels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-        if float(labels.abs().max()) <= _EXACT:
-            return self.match(labels, image)
-        # MONAI resamples to float32, so it gets the places of the labels in a list; 0 is around the label map.
+        # MONAI resamples to float32, which rounds large labels, so it gets their places in a list; 0 is around the map.
         values, places = plain(labels).unique(return_inverse=True)
         matched = self.match(MetaTensor(places + 1).copy_meta_from(labels), image)
         return with_meta_of(matched, torch.cat([values.new_zeros(1), values])[plain(matched).long()])

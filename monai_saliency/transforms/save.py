@@ -15,8 +15,9 @@ import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
 from monai.data.utils import to_affine_nd
-from monai.transforms import LoadImage, MapTransform
+from monai.transforms import MapTransform
 from monai.utils import MetaKeys
+from scipy import ndimage
 
 from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError, OutputError
@@ -104,10 +105,7 @@ def _loaded_grid(saliency: torch.Tensor, path: str) -> _Grid:
     affine = np.asarray(meta[MetaKeys.ORIGINAL_AFFINE], dtype=np.float64) if known else np.eye(4)
 
     def voxels() -> np.ndarray:
-        try:
-            image = load_image(3, image_only=True, ensure_channel_first=True)(path)
-        except Exception:  # it was loaded in another way, and a map must not be lost for its picture
-            image = LoadImage(image_only=True, ensure_channel_first=True)(path)
+        image = load_image(3, image_only=True, ensure_channel_first=True)(path)
         found, own = np.moveaxis(image.numpy(), 0, -1), image.affine.numpy()
         if not known or image.ndim != 4 or np.allclose(affine, own):
             return found
@@ -168,7 +166,6 @@ class SaveSaliencyd(MapTransform):
         output_dir: the output folder.
         picture: whether to draw a picture too.
         case_key: the key of the case's name.
-        title_key: the key of the picture's title; without it the title is the case's name.
         allow_missing_keys: whether items may lack a key.
         grid_key: the key of an image ``(C, *spatial)``. Items that have it have their maps saved on the grid of this
             image instead of the scan's file.
@@ -204,7 +201,6 @@ class SaveSaliencyd(MapTransform):
         output_dir: str | Path,
         picture: bool = True,
         case_key: str = "case",
-        title_key: str = "title",
         allow_missing_keys: bool = False,
         grid_key: Hashable | None = None,
         scale: float | None = None,
@@ -221,7 +217,6 @@ class SaveSaliencyd(MapTransform):
         self.picture = flag("picture", picture)
         self.picture_format = check_option("picture_format", picture_format, PICTURE_FORMATS)
         self.case_key = case_key
-        self.title_key = title_key
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
@@ -265,7 +260,7 @@ class SaveSaliencyd(MapTransform):
             _gray(grid.voxels(), maps.ndim - 1, grid.header is None),
             maps,
             grid.affine if grid.drawn is None else grid.drawn,
-            title=str(data.get(self.title_key, case)),
+            title=str(data.get("title", case)),
             labels=_labels(explanation),
             standard_error=None if error is None else error.numpy(force=True),
             label=self._label(data, grid, maps),
@@ -304,13 +299,10 @@ class SaveSaliencyd(MapTransform):
         """Remove a case's maps and pictures, which an earlier run may have written."""
         for key in self.keys:
             self._remove(case, key)
-        if os.path.exists(kept := kept_path(self.output_dir, case)):
-            kept.unlink(missing_ok=True)
+        kept_path(self.output_dir, case).unlink(missing_ok=True)
 
     def _remove(self, case: str, key: Hashable) -> None:
         for path in self._files(case, key):
-            if not os.path.exists(path):  # which takes any name, also one that no file can have
-                continue
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
@@ -370,17 +362,11 @@ def _on_shape(values: np.ndarray, affine: np.ndarray, grid: _Grid, dims: int) ->
         grid: the grid.
         dims: how many of the grid's axes the map has.
     """
-    shape = grid.shape[:dims]
     values = values[(slice(None),) * 3 + (0,) * (values.ndim - 3)] if values.ndim > 3 else values
     values = values.reshape(*values.shape, *[1] * (3 - values.ndim))
-    found = np.zeros((*shape, *[1] * (3 - dims)), values.dtype)
-    to_label = np.linalg.inv(affine) @ grid.affine
-    across, up = np.ogrid[: found.shape[0], : found.shape[1]]
-    for plane in range(found.shape[2]):  # one after the other, so that no list of all voxels is made
-        places = [np.rint(row[0] * across + row[1] * up + row[2] * plane + row[3]).astype(int) for row in to_label[:3]]
-        inside = np.logical_and.reduce([(p >= 0) & (p < n) for p, n in zip(places, values.shape, strict=True)])
-        found[..., plane][inside] = values[tuple(place[inside] for place in places)]
-    return found.reshape(shape)
+    shape, to_label = grid.shape[:dims], np.linalg.inv(affine) @ grid.affine
+    whole = (*shape, *[1] * (3 - dims))
+    return ndimage.affine_transform(values, to_label, output_shape=whole, order=0, mode="grid-constant").reshape(shape)
 
 
 def _gray(voxels: np.ndarray, dims: int, colours: bool) -> np.ndarray:

@@ -25,29 +25,11 @@ from monai_saliency.utils.arguments import a_path, flag, positive_or_none
 from monai_saliency.utils.optional_imports import require
 from monai_saliency.visualize.legend import legends_of
 
-__all__ = ["SaveDicomD", "SaveDicomDict", "SaveDicomd", "can_write_dicom"]
+__all__ = ["SaveDicomD", "SaveDicomDict", "SaveDicomd"]
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_LABEL = 64
-
-
-def can_write_dicom(dicom: bool) -> bool:
-    """The flag ``dicom``, where what it needs is installed.
-
-    Raises:
-        OptionalImportError: when highdicom is not installed. It gives the pip command.
-        ValueError: when it is neither true nor false.
-
-    Example::
-
-        >>> can_write_dicom(False)
-        False
-    """
-    wanted = flag("dicom", dicom)
-    for module in ("pydicom", "highdicom") if wanted else ():
-        require(module, "dicom")
-    return wanted
 
 
 class SaveDicomd(MapTransform):
@@ -104,7 +86,9 @@ class SaveDicomd(MapTransform):
         super().__init__(keys, allow_missing_keys)
         self.grid_key = grid_key
         self.output_dir = a_path("output_dir", output_dir)
-        self.dicom = can_write_dicom(dicom)
+        self.dicom = flag("dicom", dicom)
+        for module in ("pydicom", "highdicom") if self.dicom else ():
+            require(module, "dicom")
         self.scale = positive_or_none("scale", scale)
         self.case_key = case_key
 

@@ -190,25 +190,12 @@ class TestByHand:
         logits = {**output, "scores": torch.tensor([[-1.0, 3.0]])}
         assert DetectionScore().bind([logits], CASES[2]).describe() == {"prediction": 1}
 
-    def test_boxes_of_each_image_are_for_one_batch(self) -> None:
-        """Images that come one by one are each the first of a batch, and would all get the first entry."""
-        boxes = [torch.tensor([[0.0, 0, 4, 4]]), torch.tensor([[8.0, 8, 12, 10]])]
-        image, seen = torch.rand(2, 1, 20, 20), [self.REFERENCE]
-        explain = rise(4, 2, target=DetectionScore(boxes=boxes))
-        found = explain.explain(image, lambda x: seen * len(x))
-        assert [each.target.boxes.tolist() for each in found] == [each.tolist() for each in boxes]
-        with pytest.raises(CaseError, match=r"`boxes` holds 2 entries, but needs one per .* batch, which holds 1 here"):
-            explain.explain(image[1:], lambda x: seen * len(x))
-        single = DetectionScore(boxes=[torch.tensor([0.0, 0, 4, 4]), torch.tensor([8.0, 8, 12, 10])])
-        assert len(single.bind(seen, CASES[2]).labels) == 2  # one list of boxes, each a tensor
-
     @pytest.mark.parametrize(
         ("change", "match"),
         [
             ({"labels_scores": torch.tensor([3.0])}, r"must be in \[0, 1\], and the network gives up to 3; .* sigmoid"),
             ({"boxes": torch.tensor([[8.0, 8, 4, 6]])}, r"finite corners, .* got \[8, 8, 4, 6\]; .*convert_box_mode"),
             ({"labels": torch.tensor([1, 2])}, r"1 boxes of an image and 'labels' of shape \(2,\).*one row for each"),
-            ({"labels": ["nodule"]}, "'labels' of the detections must be a tensor of numbers"),
             ({"boxes": torch.zeros(1, 1, 4)}, "this image has 4 corner coordinates"),
         ],
     )

@@ -33,7 +33,7 @@ class TestRegionsOfLabels:
         bound = RegionScore(1, "none", "false_positive").bind(self.OUTPUT, self.CASE)
         torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[4.0]]))
         assert list(bound.labels) == [1]
-        with pytest.raises(CaseError, match="the region that is predicted but not in the label of channel 1 is empty"):
+        with pytest.raises(CaseError, match="the region predicted outside the label of channel 1 is empty"):
             RegionScore(1, "none", "false_positive").bind(
                 self.OUTPUT, Case("ct_7", FLAT.image, labels=self.LABELS * 0 + 1)
             )

@@ -43,18 +43,6 @@ class TestRegionScore:
         bound = RegionScore([0, 1], "none", region=label).bind(self.OUTPUT, FLAT)
         assert torch.equal(bound(self.OUTPUT), torch.tensor([[2.0, 1.0]]))
 
-    def test_label_of_a_batch_is_picked_by_image(self) -> None:
-        labels = torch.zeros(3, 1, 2, 3)
-        for index, voxel in enumerate([(0, 1), (1, 2), (0, 2)]):
-            labels[index, 0][voxel] = 1
-        target = RegionScore(1, "none", region=labels)
-        scores = [float(target.bind(self.OUTPUT, Case("ct", FLAT.image, i))(self.OUTPUT)) for i in range(3)]
-        assert scores == [2.0, 6.0, 4.0]
-        with pytest.raises(CaseError, match="case ct: `region` holds 3 label maps, but needs one per image"):
-            target.bind(self.OUTPUT, Case("ct", FLAT.image, 3))
-        with pytest.raises(CaseError, match=r"`region` holds 3 label maps, .* batch, which holds 1 here; for a cohort"):
-            target.bind(self.OUTPUT, Case("ct", FLAT.image, 0, batch=1))
-
     @pytest.mark.parametrize(
         ("settings", "match"),
         [

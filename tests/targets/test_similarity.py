@@ -36,25 +36,21 @@ class TestEmbeddingSimilarity:
         one = EmbeddingSimilarity(measure, queries[0]).bind(self.OWN, FLAT)
         torch.testing.assert_close(one(self.OWN), torch.tensor(expected)[:, :1])
 
-    @pytest.mark.parametrize(
-        "measure", ["sqeuclidean", "cityblock", "chebyshev", "canberra", "braycurtis", "cosine", "correlation"]
-    )
+    @pytest.mark.parametrize("measure", ["cosine", "correlation"])
     def test_the_distances_are_those_of_scipy(self, measure: str) -> None:
         generator = np.random.default_rng(0)
         own, queries, perturbed = (generator.normal(size=size) for size in ((1, 6), (3, 6), (10, 6)))
-        own[:, 0] = queries[:, 0] = perturbed[:, 0] = 0  # 0 / 0 is 0
         found = EmbeddingSimilarity(measure, torch.from_numpy(queries)).bind(torch.from_numpy(own), FLAT)
         similarity = found(torch.from_numpy(perturbed)).numpy()
         expected = -cdist(perturbed, queries, measure)
-        is_bounded = measure in ("cosine", "correlation")
-        np.testing.assert_allclose(similarity, expected + 1 if is_bounded else expected, rtol=0, atol=1e-12)
-        assert found.quantity().unit == ("-1 to 1" if is_bounded else "network output")
+        np.testing.assert_allclose(similarity, expected + 1, rtol=0, atol=1e-12)
+        assert found.quantity().unit == "-1 to 1"
         assert measure in found.quantity().words
 
     def test_errors(self) -> None:
         with pytest.raises(CaseError, match=r"case ct_7: `reference` has shape \(3,\), an embedding \(2,\)"):
             EmbeddingSimilarity(reference=torch.ones(3)).bind(self.OWN, FLAT)
-        with pytest.raises(ValueError, match=r"`measure` must be one of \['braycurtis', .*\], got 'l2'"):
+        with pytest.raises(ValueError, match=r"`measure` must be one of \['correlation', .*\], got 'l2'"):
             EmbeddingSimilarity("l2")
 
 
