@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from monai.data import get_track_meta
+from monai.data import MetaTensor, get_track_meta
 from monai.transforms import Compose, MapTransform, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
@@ -34,7 +34,24 @@ from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_fil
 from monai_saliency.utils.arguments import check_option, flag, instance, whole_numbers
 from monai_saliency.utils.precision import chosen_arithmetic
 
-__all__ = ["CachedDataset", "choose_backend", "cohort_dataset", "is_random", "reads_differ"]
+__all__ = ["CachedDataset", "ItemKey", "choose_backend", "cohort_dataset", "is_random", "reads_differ"]
+
+
+class ItemKey(NamedTuple):
+    """Identifies a result of a case in a cache: a hash of all that decides it, and the case's files.
+
+    The names of files are often a patient's, so an entry holds their numbers in the place of their names.
+    """
+
+    digest: str
+    files: tuple[str, ...]
+
+    def without_names(self, item: Any) -> Any:
+        return _renamed(item, {file: f"\0file {number}" for number, file in enumerate(self.files)})
+
+    def with_names(self, item: Any) -> Any:
+        return _renamed(item, {f"\0file {number}": file for number, file in enumerate(self.files)})
+
 
 # Random transforms keep what they have drawn in their attributes, so one thread at a time draws.
 _drawing = threading.RLock()
@@ -203,11 +220,11 @@ class CachedDataset(CohortDataset):
         """The item after the first ``_num_prepared`` transforms."""
         return self._preprocessed(case, self._key_of(case) if self._num_cached else None)
 
-    def _preprocessed(self, case: Any, key: str | None) -> Any:
+    def _preprocessed(self, case: Any, key: ItemKey | None) -> Any:
         """The item after the first ``_num_cached`` transforms."""
         return self._cached("preprocessed scans", key, lambda: self._compute(case))
 
-    def _key_of(self, case: Any) -> str | None:
+    def _key_of(self, case: Any) -> ItemKey | None:
         """A hash of all that decides a preprocessed case. None without a cache, or when it cannot be identified."""
         if self.backend is None:
             return None
@@ -216,7 +233,8 @@ class CachedDataset(CohortDataset):
         outside = [get_track_meta(), torch.get_default_dtype(), torch.get_default_device().type, chosen_arithmetic()]
         try:
             files = input_files(case, self.checksum, self._folder_keys)
-            return fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
+            digest = fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
+            return ItemKey(digest, tuple(file for file, _ in files))
         except Unfingerprintable as error:
             self._warn("case", f"some cases are not cached, since they cannot be identified: {error}")
             return None
@@ -226,31 +244,31 @@ class CachedDataset(CohortDataset):
         reset_ops_id(item)  # a memory address, with which Invertd would refuse an item of another process
         return item
 
-    def _cached(self, what: str, key: str | None, compute: Callable[[], Any]) -> Any:
+    def _cached(self, what: str, key: ItemKey | None, compute: Callable[[], Any]) -> Any:
         """A result from the cache, or from ``compute``. Warnings call it ``what``, in the plural."""
         if self.backend is None or key is None:
             return compute()
         try:
-            data = self.backend.get(key)
+            data = self.backend.get(key.digest)
             if data is not None:
-                return decode(data, key)
+                return key.with_names(decode(data, key.digest))
         except OSError as error:
             self._refused(what, "read", error)
         except EntryError as error:
-            self._warn("damaged", f"entry {key} of the {what} is damaged, and is computed again: {error}")
+            self._warn("damaged", f"entry {key.digest} of the {what} is damaged, and is computed again: {error}")
         return self._store(self.backend, key, what, compute())
 
-    def _store(self, backend: Backend, key: str, what: str, item: Any) -> Any:
+    def _store(self, backend: Backend, key: ItemKey, what: str, item: Any) -> Any:
         """Store a result, and return it as all later reads will."""
         try:
-            data = encode(item, key)
-            item = decode(data, key)
-            backend.put(key, data)
+            data = encode(key.without_names(item), key.digest)
+            item = decode(data, key.digest)
+            backend.put(key.digest, data)
         except EntryError as error:
             self._warn("stored", f"some {what} cannot be stored, and are computed at each read: {error}")
         except OSError as error:
             self._refused(what, "written", error)
-        return item
+        return key.with_names(item)
 
     def _refused(self, what: str, action: str, error: OSError) -> None:
         text = f"{what} cannot be {action} in the cache, and are computed instead: {error}"
@@ -276,6 +294,19 @@ def reads_differ(dataset: Any) -> bool:
             return True
         dataset = getattr(dataset, "dataset", None)
     return False
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A value whose texts are replaced, in meta data too (in place)."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if type(value) is dict:
+        return {key: _renamed(content, names) for key, content in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_renamed(content, names) for content in value)
+    if isinstance(value, MetaTensor):
+        value.meta = _renamed(value.meta, names)
+    return value
 
 
 def _keys_of(steps: Sequence[Any]) -> set[Any] | None:

@@ -12,7 +12,7 @@ from monai.config import KeysCollection
 from monai.transforms import MapTransform
 from monai.utils import CommonKeys
 
-from monai_saliency.data.cached_dataset import CachedDataset, choose_backend, is_random
+from monai_saliency.data.cached_dataset import CachedDataset, ItemKey, choose_backend, is_random
 from monai_saliency.errors import CaseError, as_case_error
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.networks.identity import network_key
@@ -157,7 +157,7 @@ class SaliencyDataset(CachedDataset):
         saliency = self._cached("saliency maps", key, lambda: self._explain(name, item))
         return {**item, self.saliency_key: saliency}
 
-    def _map_key(self, scan: str | None) -> str | None:
+    def _map_key(self, scan: ItemKey | None) -> ItemKey | None:
         """A hash of all that decides the map of a scan. None, with a warning, when it cannot be identified."""
         if self.backend is None or scan is None:
             return None
@@ -169,7 +169,7 @@ class SaliencyDataset(CachedDataset):
         decides = [type(inferer), settings, self.image_key, self._to_map.label_key, self._to_map.held_keys]
         try:
             how = fingerprint([decides, chosen_arithmetic()], files=True)
-            return fingerprint([scan, how, network_key(network, self.network_id)])
+            return scan._replace(digest=fingerprint([scan.digest, how, network_key(network, self.network_id)]))
         except Unfingerprintable as error:
             return self._unknown(str(error))
 

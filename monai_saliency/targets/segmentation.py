@@ -31,7 +31,7 @@ from monai_saliency.targets.regions import (
     predicted_labels,
 )
 from monai_saliency.utils.arguments import check_option, indices, number, whole_number
-from monai_saliency.utils.boxes import Box, everywhere, within
+from monai_saliency.utils.boxes import Box, everywhere
 
 __all__ = ["DiceScore", "PredictedRegionScore", "RegionScore"]
 
@@ -274,45 +274,23 @@ class _BoundRegionScore(BoundTarget):
         found = quantity_after(self.activation)
         return found._replace(words=f"mean {found.words} in {self.where}")
 
-    def reach(self) -> torch.Tensor | None:
-        reach = torch.zeros(self.shape, dtype=torch.bool, device=self.reference.device)
-        for voxels in self.voxels:
-            if voxels is None:
-                return None
-            reach.view(-1)[voxels] = True
-        return reach
-
     @functools.cached_property
-    def _inside(self) -> list[tuple[Box, torch.Tensor | None]]:
-        """For each score the box around its region, and the region inside this box; None for a region of all voxels."""
-        found: list[tuple[Box, torch.Tensor | None]] = []
-        for voxels in self.voxels:
-            if voxels is None:
-                found.append((tuple(slice(0, size) for size in self.shape), None))
-                continue
-            places = torch.unravel_index(voxels, self.shape)
-            box = tuple(slice(int(along.min()), int(along.max()) + 1) for along in places)
-            region = torch.zeros([side.stop - side.start for side in box], dtype=torch.bool, device=voxels.device)
-            region[tuple(along - side.start for along, side in zip(places, box, strict=True))] = True
-            found.append((box, region))
-        return found
+    def _regions(self) -> torch.Tensor:
+        """The region of each score, bool ``(K, *spatial)``."""
+        found = torch.zeros(len(self.voxels), self.shape.numel(), dtype=torch.bool, device=self.reference.device)
+        for row, voxels in zip(found, self.voxels, strict=True):
+            row[slice(None) if voxels is None else voxels] = True
+        return found.unflatten(1, self.shape)
+
+    def reach(self) -> torch.Tensor | None:
+        return None if any(voxels is None for voxels in self.voxels) else self._regions.any(dim=0)
 
     def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
-        values = to_float(output)
-        scores = []
-        for channel, voxels, (frame, region) in zip(self.channels, self.voxels, self._inside, strict=True):
-            common = tuple(
-                slice(max(a.start, b.start), max(a.start, b.start, min(a.stop, b.stop)))
-                for a, b in zip(box, frame, strict=True)
-            )
-            here = (slice(None), slice(None), *within(common, box))
-            place = channel if self.channels_read is None else self.channels_read.index(channel)
-            inside = ACTIVATIONS[self.activation](values[here])[:, place]
-            if region is not None:
-                inside = torch.where(region[within(common, frame)], inside, 0)
-            count = self.shape.numel() if voxels is None else len(voxels)
-            scores.append(inside.flatten(1).sum(dim=1) / count)
-        return torch.stack(scores, dim=1)
+        values = ACTIVATIONS[self.activation](to_float(output))
+        read = range(values.shape[1]) if self.channels_read is None else self.channels_read
+        inside = values[:, [read.index(channel) for channel in self.channels]]
+        inside = inside.masked_fill(~self._regions[everywhere(box)], 0)
+        return inside.flatten(2).sum(dim=2) / self._regions.flatten(1).sum(dim=1)
 
 
 class DiceScore(_SegmentationTarget):

@@ -84,11 +84,16 @@ class CheckScand(MapTransform):
             return (
                 f"the scan has {image.shape[0]} channels {shape}, {channels} are expected, one for each modality listed"
             )
-        if image.shape[0] > channels:
-            kind = "the image has" if dims == 2 else f"the file is a {dims + 1}D series of"
+        if image.shape[0] > channels and dims == 2:
             return (
-                f"{kind} {image.shape[0]} channels {shape}, {channels} expected: set --channels {image.shape[0]} for a "
-                f"network that takes so many, list its modalities in a dataset.json, or split the file"
+                f"the image has {image.shape[0]} channels {shape}, {channels} expected: set --channels "
+                f"{image.shape[0]} for a network that takes so many, or save the image with {channels}"
+            )
+        if image.shape[0] > channels:
+            return (
+                f"the file is a {dims + 1}D series of {image.shape[0]} volumes of shape {shape}, where {channels} is "
+                "expected: split it into 3D files, or list its modalities in a dataset.json if they are channels of "
+                "one scan"
             )
         if 0 in shape:
             return f"the scan's shape {shape} holds no voxel"

@@ -174,12 +174,8 @@ def region_rows(
         one dictionary for each map and region, with the keys of :data:`REGION_COLUMNS`. The value is in the unit of the
         score, the volume in ml on the grid that the network sees.
 
-    Raises:
-        ValueError: when the masks are not made of regions.
     """
     regions = explanation.masks.regions
-    if regions is None:
-        raise ValueError("the masks are not made of regions, so no region has a value: use RegionMasks")
     named = {int(label): name for label, name in (names or {}).items()}
     index = regions.index.flatten().cpu()
     counts = index.bincount(minlength=len(regions.values) + 1)

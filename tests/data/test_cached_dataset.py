@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.cached_cohort import AFFINE, Edits, all_once, dataset, expected, preprocessing, scan
+from helpers.cached_cohort import AFFINE, all_once, dataset, expected, preprocessing, scan
 from helpers.caches import FILED, KINDS
 from helpers.items import assert_same
 from monai.data import MetaTensor
@@ -23,8 +23,6 @@ from monai.transforms import (
     RandGaussianNoised,
 )
 
-from monai_saliency.data.cached_dataset import cohort_dataset
-from monai_saliency.data.cohort import find_cases
 from monai_saliency.errors import CaseError
 from monai_saliency.storage.cache import MemoryBackend
 
@@ -142,16 +140,6 @@ def test_edits_in_place(cohort: Path, cache: str) -> None:
         item["image"].applied_operations.pop()
         item["case"] = "x"
         assert items.data[0]["case"] == "a"
-
-
-def test_cases_stay_as_they_are(cohort: Path) -> None:
-    """Also those that a transform edits."""
-    cases = [{**case, "notes": []} for case in find_cases(cohort)]
-    for cache in ("none", "memory"):
-        items = cohort_dataset(cases, preprocessing(Edits("image")), cache)
-        for _ in range(2):
-            assert items[0]["notes"] == ["seen"]
-    assert cases[0]["notes"] == []
 
 
 def random_pipeline() -> Compose:

@@ -135,7 +135,7 @@ class TestPlainFolder:
         found = find_cases(tmp_path, spatial_dims=2, channels=3)
         assert [(case["case"], case["channels"]) for case in found] == [(name, 3) for name in "abde"]
         (tmp_path / "a.nii").unlink()
-        with pytest.raises(ValueError, match=r"no scan found in .*: or pictures, .* with --spatial_dims 2"):
+        with pytest.raises(ValueError, match=r"no scan found in .*, or pictures, .* with --spatial_dims 2"):
             find_cases(tmp_path)
 
 

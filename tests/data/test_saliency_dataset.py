@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.caches import FILED
-from helpers.items import assert_same
 from helpers.mapped_cohort import (
     AFFINE,
     BOTH,
@@ -26,7 +24,7 @@ from helpers.mapped_cohort import (
     write_cohort,
 )
 from helpers.warned import our_warnings
-from monai.data import Dataset, MetaTensor, ThreadDataLoader, list_data_collate
+from monai.data import Dataset, ThreadDataLoader, list_data_collate
 from monai.transforms import (
     CastToTyped,
     Compose,
@@ -169,31 +167,6 @@ def worker_reads(items: SaliencyDataset, workers: str) -> list[tuple[str, torch.
         (batch["case"][0], batch["image"][0].as_tensor(), batch["saliency"][0].as_tensor(), batch["saliency"][0].affine)
         for batch in loader
     ]
-
-
-@pytest.mark.parametrize(
-    ("cache", "workers"),
-    [("none", "serial"), ("memory", "threads"), ("disk", "processes"), ("lmdb", "torch"), ("window", "monai")],
-)
-def test_cold_and_warm(cohort: Path, cache: str, workers: str, notes: Any) -> None:
-    reference = list(dataset(cohort, "none"))
-    notes()
-    items = dataset(cohort, cache)
-    for reads in range(2):
-        for found, item in zip(worker_reads(items, workers), reference, strict=True):
-            assert found[0] == item["case"]
-            assert torch.equal(found[1], item["image"].as_tensor())
-            assert torch.equal(found[2], item["saliency"].as_tensor())
-            assert torch.equal(found[3], item["saliency"].affine)
-        # Worker processes take what is in their memory with them.
-        files = cache in FILED if workers in {"processes", "torch"} else cache != "none"
-        assert notes() == ({"scans": 0, "maps": 0} if reads and files else {"scans": 3, "maps": 3})
-    # With all meta data, types and the order of keys.
-    for found, item in zip(items, reference, strict=True):
-        assert_same(found, item)
-        assert isinstance(found["saliency"], MetaTensor)
-        assert_same(found["saliency"].applied_operations, found["image"].applied_operations)
-        assert len(found["saliency"].applied_operations) == 1
 
 
 class Copies(Transform):
