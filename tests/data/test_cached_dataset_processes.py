@@ -41,6 +41,7 @@ class Digests(torch.utils.data.Dataset):
         return digest(self.items[index])
 
 
+@pytest.mark.slow
 def test_a_second_python_run(cohort: Path, computed: Any) -> None:
     uncached = [digest(item) for item in expected(cohort)]
     for cache in FILED:

@@ -45,6 +45,7 @@ def mm_to_lesion(label: nib.Nifti1Image) -> np.ndarray:
     return ndimage.distance_transform_edt(voxels(label) == 0, sampling=nib.affines.voxel_sizes(label.affine))
 
 
+@pytest.mark.slow
 def test_seeds_differ_as_real_scans_do() -> None:
     scans = [made(seed, False)[0] for seed in range(8, 17)]
     assert len({scan.affine.tobytes() for scan in scans}) == len(scans)

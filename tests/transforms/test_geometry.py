@@ -172,29 +172,6 @@ def test_in_any_order_of_steps_and_any_pose(
     check(explain_and_save(scan, pipeline(names, 3), tmp_path / "out"), scan, 3, max(0.5, 0.4 * coarser))
 
 
-@pytest.mark.parametrize(("name", "dims"), [("scan.nii", 2), ("scan.nii.gz", 2), ("scan.nii", 3)])
-def test_one_channel_on_the_scans_own_header(name: str, dims: int, tmp_path: Path) -> None:
-    """Uncompressed and 2D scans too, which MONAI's own writer cannot save without resampling."""
-    scan = write_scan(tmp_path / name, AFFINES_2D["oblique"], dims)
-    saved = explain_and_save(scan, pipeline(("orientation", "spacing", "pad"), dims), tmp_path / "out")
-    check(saved, scan, dims)
-    assert saved.get_data_dtype() == np.float32
-
-
-def test_a_map_is_resampled_linearly(tmp_path: Path) -> None:
-    """A ramp, which linear interpolation keeps and nearest neighbour breaks into steps, comes back as it was."""
-    scan = write_scan(tmp_path / "scan.nii.gz", AFFINES["anisotropic"], 3)
-    preprocessing = pipeline(("spacing", "pad"), 3)
-    item = preprocessing({"image": str(scan), "case": "scan"})
-    mm = nib.affines.apply_affine(item["image"].affine, np.moveaxis(np.indices(item["image"].shape[1:]), 0, -1))
-    ramp = torch.from_numpy(mm[None, ..., 0] + 2 * mm[None, ..., 1] - mm[None, ..., 2])
-    item["saliency"] = MetaTensor(ramp).copy_meta_from(item["image"])
-    back = Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=False)(item)["saliency"][0]
-    on_scan = nib.affines.apply_affine(nib.load(scan).affine, np.moveaxis(np.indices(SHAPE), 0, -1)) @ [1, 2, -1]
-    inside = (slice(1, -1),) * 3
-    np.testing.assert_allclose(back[inside], on_scan[inside], atol=1e-4)
-
-
 def shifted(x: MetaTensor) -> MetaTensor:
     x.affine[0, 3] += 1
     return x

@@ -13,11 +13,7 @@ from monai.data import MetaTensor
 from monai.transforms import (
     Compose,
     EnsureChannelFirstd,
-    Invertd,
     LoadImaged,
-    Orientationd,
-    ResizeWithPadOrCropd,
-    ScaleIntensityd,
     Spacingd,
 )
 
@@ -102,10 +98,6 @@ class TestSaliency:
         assert image.applied_operations
         assert torch.equal(image, before)
 
-    def test_errors_name_the_file(self, scan: Path) -> None:
-        with pytest.raises(CaseError, match=r"case .*oblique\.nii\.gz: .*NaN"):
-            Saliency(lambda x: total(x) * float("nan"), EXPLAIN)(loaded(scan)["image"].float())
-
 
 class TestSaliencyd:
     def test_each_key_gets_its_map(self) -> None:
@@ -125,13 +117,6 @@ class TestSaliencyd:
         assert (float(out["x"][0, 0, 0]), float(out["y"][0, 0, 0])) == (4.0, 16.0)
         with pytest.raises(ValueError, match="`names` must name one place for each of the keys"):
             Saliencyd(["a", "b"], total, EXPLAIN, names="why")
-
-    def test_missing_keys(self) -> None:
-        image = torch.ones(1, 4, 4)
-        out = Saliencyd(["a", "b"], total, EXPLAIN, names=["x", "y"], allow_missing_keys=True)({"b": image})
-        assert set(out) == {"b", "y"}
-        with pytest.raises(KeyError, match="a"):
-            Saliencyd(["a", "b"], total, EXPLAIN)({"b": image})
 
 
 GOOD = MetaTensor(torch.rand(1, 4, 5, 6), affine=torch.diag(torch.tensor([0.005, 0.005, 0.02, 1.0])))
@@ -188,14 +173,6 @@ class TestCheckScand:
         with pytest.raises(CaseError, match=r"case sub/oblique: its affine .* is singular"):
             CheckScand("image")(loaded(flat))
 
-    def test_channels_of_the_item(self) -> None:
-        with pytest.raises(CaseError, match=r"case ct_7: the scan has 1 channels .* 4 are expected"):
-            CheckScand("image")({"image": GOOD, "case": "ct_7", "channels": 4})
-
-    def test_without_a_case_the_key_names_it(self) -> None:
-        with pytest.raises(CaseError, match="case image: "):
-            CheckScand("image")({"image": torch.rand(1, 4, 5)})
-
     def test_error_names_the_case_through_a_pipeline(self, scan: Path) -> None:
         from monai_saliency.data.cohort import CohortDataset
 
@@ -228,19 +205,6 @@ class TestSaveSaliencyd:
         assert files_below(tmp_path / "out") == [path, picture] or files_below(tmp_path / "out") == [picture, path]
         assert picture.read_bytes().startswith(b"\x89PNG")
 
-    def test_scaled_integer_scan(self, scan: Path, tmp_path: Path) -> None:
-        """A scan's own scaling and window must not reach the map."""
-        image = nib.load(scan)
-        image.header.set_slope_inter(0.5, -100)
-        image.header["cal_max"] = 400
-        nib.save(image, scan)
-        maps = torch.randn(1, *SHAPE)
-        item = SaveSaliencyd("saliency", tmp_path / "out", picture=False)(on_scan(scan, maps))
-        written = nib.load(item["saliency_path"])
-        assert np.array_equal(written.get_fdata(dtype=np.float32), maps[0].numpy())
-        largest = float(maps.abs().max())
-        assert (float(written.header["cal_min"]), float(written.header["cal_max"])) == (-largest, largest)
-
     @pytest.mark.parametrize("count", [1, 2])
     def test_viewers_get_the_window_the_intent_and_the_words(self, count: int, scan: Path, tmp_path: Path) -> None:
         """What nibabel reads back: the window ends at the largest value, one-sided where no value is below zero."""
@@ -253,39 +217,6 @@ class TestSaveSaliencyd:
         assert header["descrip"].item() == b"saliency (change of the score)"
         assert header.get_xyzt_units()[0] == "mm"
         assert nib.load(item["saliency_path"]).get_data_dtype() == np.float32
-
-    def test_law_6_a_planted_spot_comes_back_through_preprocessing(self, scan: Path, tmp_path: Path) -> None:
-        preprocessing = Compose(
-            [
-                LoadImaged("image"),
-                EnsureChannelFirstd("image"),
-                CheckScand("image"),
-                Orientationd("image", "RAS", labels=None),
-                Spacingd("image", (1.5, 1.5, 1.5)),
-                ResizeWithPadOrCropd("image", (14, 16, 18)),
-                ScaleIntensityd("image"),
-            ]
-        )
-        explain = sliding_window(3, 1, target=TOTAL, mask_batch_size=256)
-        pipeline = Compose(
-            [
-                preprocessing,
-                Saliencyd("image", total, explain, names="saliency"),
-                Invertd("saliency", preprocessing, orig_keys="image", nearest_interp=False),
-                SaveSaliencyd("saliency", tmp_path / "out"),
-            ]
-        )
-        item = pipeline({"image": str(scan), "case": "oblique"})
-        written = nib.load(item["saliency_path"])
-        assert np.array_equal(written.affine, nib.load(scan).affine)
-        saliency = written.get_fdata()
-        assert saliency.shape == SHAPE
-        peak = np.unravel_index(saliency.argmax(), SHAPE)
-        assert np.abs(np.subtract(peak, PLANTED)).max() <= 1
-        # And nothing far from the spot: a window and two voxels away, in mm.
-        mm = nib.affines.apply_affine(written.affine, np.moveaxis(np.indices(SHAPE), 0, -1))
-        far = np.linalg.norm(mm - nib.affines.apply_affine(written.affine, PLANTED), axis=-1) > 12
-        assert np.abs(saliency[far]).max() < 0.01 * saliency.max()
 
     def test_pictures_name_the_channels(self, scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         drawn = []
@@ -314,25 +245,6 @@ class TestSaveSaliencyd:
         else:
             item["saliency"] = torch.ones(1, *SHAPE)
         with pytest.raises(CaseError, match="case sub/oblique: "):
-            SaveSaliencyd("saliency", tmp_path / "out")(item)
-        assert files_below(tmp_path / "out") == []
-
-    def test_a_map_of_the_preprocessed_image_is_refused(self, scan: Path, tmp_path: Path) -> None:
-        item = Spacingd("image", (2.0, 2.0, 2.0))(loaded(scan))
-        item = Saliencyd("image", total, EXPLAIN, names="saliency")(item)
-        with pytest.raises(CaseError, match=r"does not lie on the scan's grid \(17, 14, 11\).*Invertd\("):
-            SaveSaliencyd("saliency", tmp_path / "out")(item)
-
-    def test_a_writer_that_fails_leaves_nothing(
-        self, scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def save(image: nib.Nifti1Image, path: Path) -> None:
-            Path(path).write_bytes(b"half a file")
-            raise OSError("No space left on device")
-
-        item = on_scan(scan, torch.ones(1, *SHAPE))
-        monkeypatch.setattr(nib, "save", save)
-        with pytest.raises(OSError, match="No space left"):
             SaveSaliencyd("saliency", tmp_path / "out")(item)
         assert files_below(tmp_path / "out") == []
 

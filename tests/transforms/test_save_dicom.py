@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from helpers.dicom_series import COLUMNS, ROWS, SLICES, stored, write
 from monai.data import MetaTensor
-from monai.utils import OptionalImportError
 
 from monai_saliency.errors import CaseError
 from monai_saliency.storage.formats import load_image
@@ -128,13 +126,3 @@ def test_captures_use_the_window_of_a_ct_and_leave_no_other_slice(tmp_path: Path
     for number, path in enumerate(paths):
         gray = np.rint(255 * np.clip((scan[number] + 1000) / 200, 0, 1))
         assert np.array_equal(pydicom.dcmread(path).pixel_array[..., 0], gray)
-
-
-def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "highdicom", None)
-    with pytest.raises(OptionalImportError, match=r'pip install "monai-saliency\[dicom\]"'):
-        SaveDicomd("saliency", tmp_path)
-    assert SaveDicomd("saliency", tmp_path, dicom=False).dicom is False
-    assert SaveDicomd("saliency", tmp_path, dicom="false").dicom is False  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="`dicom` must be True or False, got 'yes'"):
-        SaveDicomd("saliency", tmp_path, dicom="yes")  # type: ignore[arg-type]

@@ -94,13 +94,6 @@ def test_a_broken_label_costs_no_map(tmp_path: Path, drawn: list[Any], caplog: p
     assert "case ct_7: its label" in caplog.text
 
 
-def test_a_map_on_the_networks_input_has_no_outline(tmp_path: Path, drawn: list[Any]) -> None:
-    """An unrecorded step may have mirrored it, and its affine does not say so."""
-    item = a_case(tmp_path) | {"label": str(saved_label(tmp_path))}
-    SaveSaliencyd("saliency", tmp_path / "out", grid_key="image")(item)
-    assert drawn[0][1]["label"] is None
-
-
 @pytest.mark.parametrize("place", ["beside", "nowhere", "off the grid", "of another shape"])
 def test_the_standard_error_beside_the_map_decides(tmp_path: Path, drawn: list[Any], place: str) -> None:
     item = a_case(tmp_path)
@@ -140,13 +133,6 @@ def test_a_cohort_has_one_scale_in_any_order(tmp_path: Path, drawn: list[Any]) -
     assert titles[1:3] == ["", ""]
     assert titles[0] == titles[3] != ""
     assert titles[0].startswith("no part of this scan changes the score by more than ")
-
-
-def test_a_scale_for_the_cohort(tmp_path: Path, drawn: list[Any]) -> None:
-    SaveSaliencyd("saliency", tmp_path / "out", scale=0.25)(a_case(tmp_path))
-    assert drawn[0][0].axes[0].images[1].get_clim() == (-0.25, 0.25)
-    with pytest.raises(ValueError, match=r"`scale` must be a number above 0, got -1"):
-        SaveSaliencyd("saliency", tmp_path / "out", scale=-1)
 
 
 def test_the_label_of_a_photograph(tmp_path: Path, drawn: list[Any]) -> None:
