@@ -224,10 +224,16 @@ def check_finite(output: torch.Tensor, case: Case) -> None:
     """Refuse an output with NaN or infinite values, and say so where the image has them already."""
     if not bool(torch.isfinite(output).all()):
         wrong = int((~torch.isfinite(case.image)).sum())
+        if wrong:
+            raise CaseError(
+                case.name,
+                f"the image that the network gets is NaN or infinite in {wrong} of {case.image.numel()} values, and so "
+                "is the network's output; mend the scan, or the preprocessing that lets them through",
+            )
         raise CaseError(
             case.name,
             "the network's output of the unperturbed image is NaN or infinite in places; check the network's weights "
-            f"and the preprocessing of this case, whose image is so in {wrong} of {case.image.numel()} values",
+            "and the preprocessing of this case",
         )
 
 
