@@ -6,6 +6,7 @@ people who may also replace your scans.
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,8 +54,11 @@ class ItemKey(NamedTuple):
         return _renamed(item, {f"\0file {number}": file for number, file in enumerate(self.files)})
 
 
-# Random transforms keep what they have drawn in their attributes, so one thread at a time draws.
+# Random transforms keep what they have drawn in their attributes, so one thread at a time draws. No fork finds it
+# held.
 _drawing = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_drawing.acquire, after_in_parent=_drawing.release, after_in_child=_drawing.release)
 
 
 def cohort_dataset(

@@ -78,15 +78,11 @@ def make_scan(seed: int, lesion: bool | int) -> tuple[nibabel.Nifti1Image, nibab
 
     Raises:
         ImportError: nilearn is not installed.
-        ValueError: ``seed`` or ``lesion`` is negative.
+        ValueError: ``seed`` is negative.
     """
     import nibabel
     from scipy import ndimage
 
-    if seed < 0:
-        raise ValueError(f"`seed` must be at least 0, got {seed}")
-    if lesion < 0:
-        raise ValueError(f"`lesion` must be a flag or a number of lesions, got {lesion}")
     template = _template()
     rng = np.random.default_rng([seed, 0])
     lesion_rng = np.random.default_rng([seed, 1])  # its own stream, so that a lesion changes nothing else
@@ -157,10 +153,6 @@ def make_cohort(
         ValueError: an argument is out of its range.
     """
     section = check_option("section", section, ("training", "test"))
-    if not 0 < num_scans <= SCANS_PER_SEED:
-        raise ValueError(f"`num_scans` must be in [1, {SCANS_PER_SEED}], got {num_scans}")
-    if seed < 0:
-        raise ValueError(f"`seed` must be at least 0, got {seed}")
     dataset_dir = Path(dataset_dir).absolute()
     datalist = dataset_dir / "dataset.json"
     if datalist.exists():

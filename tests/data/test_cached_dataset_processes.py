@@ -57,23 +57,6 @@ def test_a_second_python_run(cohort: Path, computed: Any) -> None:
 
 
 @pytest.mark.parametrize("cache", ["memory", "lmdb"])
-def test_two_threads(cohort: Path, cache: str, computed: Any) -> None:
-    """Each case is computed once, whoever comes first."""
-    uncached = [digest(item) for item in expected(cohort)]
-    computed()
-    shared = dataset(cohort, cache)
-    found: list[list[str]] = []
-
-    def read() -> None:
-        loader = DataLoader(shared, batch_size=1, collate_fn=only, num_workers=0)
-        found.append([digest(item) for _ in range(3) for item in loader])
-
-    in_threads([read, read])
-    assert found == [uncached * 3] * 2
-    assert max(computed().values()) <= 2
-
-
-@pytest.mark.parametrize("cache", ["memory", "lmdb"])
 def test_two_worker_processes(cohort: Path, cache: str, computed: Any) -> None:
     """Started while this process's threads use the cache too."""
     uncached = [digest(item) for item in expected(cohort)]

@@ -245,30 +245,6 @@ def test_a_transform_that_names_the_file_fails_under_the_cases_name(
     assert "NaN" in row["error"]
 
 
-def test_only_the_hosts_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Meta tensors stand for a GPU's, and refuse to be pinned as they do."""
-    items = Items([(1, 2, 2)])
-    items.data[0] |= {"host": torch.zeros(3), "moved": torch.zeros(3, device="meta")}
-    pinned, copied = [], []
-
-    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_cpu:
-            raise RuntimeError("only dense CPU tensors can be pinned")
-        pinned.append(tensor.shape)
-        return tensor
-
-    def to(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
-        copied.append((tensor.device.type, device.type, non_blocking))
-        return tensor
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
-    monkeypatch.setattr(torch.Tensor, "to", to)
-    (batch,) = CohortLoader(items, device="cuda")
-    assert batch["case"] == ["c0"]
-    assert sorted(pinned) == [(1, 1, 2, 2), (1, 3)]
-    assert sorted(copied) == [("cpu", "cuda", True), ("cpu", "cuda", True), ("meta", "cuda", True)]
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_threads_use_the_gpu_of_the_one_that_started_them(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new thread's current GPU is the first one: a rank's preprocessing on `cuda` would land there."""

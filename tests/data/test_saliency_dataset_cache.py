@@ -22,7 +22,6 @@ from helpers.mapped_cohort import (
 )
 from helpers.warned import our_warnings
 from monai.transforms import (
-    Lambdad,
     RandFlipd,
     ScaleIntensityd,
 )
@@ -114,17 +113,3 @@ def test_what_cannot_be_told_is_not_cached(cohort: Path, notes: Any) -> None:
         assert notes() == {"scans": 3, "maps": 6}
     # Nothing is to be said where nothing is to be kept.
     assert len(list(dataset(cohort, "none", network=box_sum))) == 3
-
-
-def test_a_lambda_before_the_map(cohort: Path, notes: Any) -> None:
-    """The network is given what it changed, and the map made of that is not kept."""
-    for number in (1, 2):
-        transform = preprocessing(Lambdad("image", lambda x, n=number: x * n), RandFlipd(BOTH, prob=0.5))
-        with pytest.warns(UserWarning, match="^transform 5 of 6, Lambdad, is not cached") as caught:
-            found = [item for items in [dataset(cohort, "disk", transform)] for item in [*items, *items]]
-        _, second = our_warnings(caught)
-        assert "saliency maps are not cached, but computed at each read: Lambdad, " in second
-        for item in found:
-            assert torch.equal(item["saliency"].as_tensor(), expected_map(item["image"].as_tensor()))
-            assert item["image"].max() in (number, 2 * number, 3 * number)
-    assert notes() == {"scans": 3, "maps": 12}
