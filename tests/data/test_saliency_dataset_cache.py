@@ -97,7 +97,7 @@ def test_what_cannot_be_told_is_not_cached(cohort: Path, notes: Any) -> None:
     not_cached = "^saliency maps are not cached, but computed at each read: "
     cases: list[tuple[str, dict[str, Any]]] = [
         (f"{not_cached}the network is not a module: give it a network_id", {"network": box_sum}),
-        (f"{not_cached}how they are made cannot be identified: the local class .*LocalFill", {"fill": LocalFill(0.0)}),
+        (f"{not_cached}the local class .*LocalFill", {"fill": LocalFill(0.0)}),
         (f"{not_cached}the network holds a tensor of layout .*sparse", {"sparse": True}),
     ]
     for match, options in cases:
