@@ -57,9 +57,8 @@ class Tracker:
     """Completes the records of MONAI's ``MLFlowHandler``, as a context around the evaluator's run.
 
     It adds the settings as parameters, the cohort's :func:`~monai_saliency.handlers.summary.figures` as metrics, each
-    row of ``summary.csv`` as a step of the metrics ``case/score``, ``case/seconds``, ..., and as artifacts the table
-    (``summary.json``, for MLflow's table view, and ``summary.csv``), ``failures.csv``, the pictures and the executed
-    config.
+    row of ``summary.csv`` as a step of the metrics ``case/score``, ``case/seconds``, ..., and as artifacts
+    ``summary.csv``, ``failures.csv``, the pictures and the executed config.
 
     Each run of the program is a run of its own in MLflow: ``FINISHED`` when all cases were tried, ``KILLED`` by Ctrl-C
     or SIGTERM, and ``FAILED`` by an error.
@@ -149,9 +148,9 @@ class Tracker:
         metrics = [entities.Metric(name, value, now, 0) for name, value in found.items()]
         for step, row in enumerate(rows, start=1):
             for name in _CASE_METRICS:
-                value = _typed(row[name])
-                if isinstance(value, (bool, float)):
-                    metrics.append(entities.Metric(f"case/{name}", float(value), now, step))
+                if row[name]:
+                    value = float({"True": 1, "False": 0}.get(row[name], row[name]))
+                    metrics.append(entities.Metric(f"case/{name}", value, now, step))
         for start in range(0, len(metrics), _BATCH):
             client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
 
@@ -159,21 +158,8 @@ class Tracker:
         for path in (self.summary.path, self.failures.path):
             if path.is_file():
                 client.log_artifact(run_id, str(path))
-        if rows:
-            table = {name: [row[name] if name == "case" else _typed(row[name]) for row in rows] for name in rows[0]}
-            client.log_table(run_id, table, "summary.json")
         for case in dict.fromkeys(row["case"] for row in rows if self.picture):
             for kind in PICTURE_FORMATS:
                 picture = self.output_dir / f"{case}_{self.saliency_key}.{kind}"
                 if picture.is_file():
                     client.log_artifact(run_id, str(picture), (Path("pictures") / case).parent.as_posix())
-
-
-def _typed(text: str) -> str | bool | float | None:
-    """The value of a cell's text."""
-    if text in ("", "True", "False"):
-        return text == "True" if text else None
-    try:
-        return float(text)
-    except ValueError:
-        return text

@@ -34,7 +34,7 @@ from monai_saliency.metrics.randomisation import randomised, resemblance
 from monai_saliency.metrics.repeatability import RankAgreement, Repeatability
 from monai_saliency.networks.identity import network_fingerprint, scores_key
 from monai_saliency.storage.formats import load_image
-from monai_saliency.storage.key import Unfingerprintable, fingerprint
+from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.tables import LONGEST_CELL, TRUST_COLUMNS
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import flag, whole_number
@@ -105,9 +105,7 @@ class Trust:
             image = replace(case.case, image=case.image)
             key = scores_key(network, settings, image, isinstance(inferer.fill, CaseFill))
             return fingerprint([key, label, self.steps, self.seed])[:16]
-        except Unfingerprintable:
-            return ""
-        except Exception as error:  # of the label, which the figures report
+        except Exception as error:  # such as of the label, which the figures report
             logger.info("case %s: its figures of trust have no mark: %s", case.case.name, error)
             return ""
 

@@ -138,10 +138,8 @@ def _difference(first: np.ndarray, second: np.ndarray) -> float:
     if first.shape != second.shape:
         return float("inf")
     ours, theirs = first.astype(np.float64), second.astype(np.float64)
-    # Infinities of one sign count as equal, and so do two NaNs.
-    unequal = ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
-    if not unequal.any():
+    if np.array_equal(ours, theirs, equal_nan=True):
         return 0.0
-    largest = np.abs(ours).max()
-    difference = np.abs(ours - theirs)[unequal].max()
-    return float(difference / largest) if largest > 0 and np.isfinite([largest, difference]).all() else float("inf")
+    with np.errstate(all="ignore"):
+        difference = float(np.abs(ours - theirs).max() / np.abs(ours).max())
+    return difference if np.isfinite(difference) else float("inf")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from ignite.engine import Events
 from monai.engines import SupervisedEvaluator
 
 import monai_saliency as ms
 from monai_saliency.engines.evaluator import CohortEvaluator
-from monai_saliency.handlers.background import Background
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
@@ -132,11 +129,9 @@ def test_a_case_that_cannot_be_written_is_listed_under_its_own_name(kind: type, 
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of paper"), KeyboardInterrupt()])
-@pytest.mark.parametrize("in_the_way", [False, True])
 def test_what_stops_the_network_leaves_no_thread_and_no_claim(
-    left: Callable[[], list[str]], error: BaseException, in_the_way: bool, tmp_path: Path
+    left: Callable[[], list[str]], error: BaseException, tmp_path: Path
 ) -> None:
-    """Also where another handler raises before ours is asked to stop."""
     written, saving = [], threading.Event()
 
     def postprocessing(case: dict) -> dict:
@@ -153,47 +148,12 @@ def test_what_stops_the_network_leaves_no_thread_and_no_claim(
 
     store = ScoreStore(tmp_path)
     run = evaluator(postprocessing, Network(stop), store=store)
-    if in_the_way:
-        handlers = run._event_handlers[Events.EXCEPTION_RAISED]
-
-        def raises(engine: Any, error: BaseException) -> None:
-            raise error
-
-        run.add_event_handler(Events.EXCEPTION_RAISED, raises)
-        handlers.insert(0, handlers.pop())
     with pytest.raises(type(error)):
         run.run()
-    if in_the_way:  # the handler was not called, so nobody has waited for the last case to be written
-        for background in [each for each in gc.get_objects() if type(each) is Background]:
-            background.finish()
     assert not left()
     # On Ctrl-C nothing is begun any more; what was explained before an error is written.
     assert written == CASES[: len(written)]
-    assert len(written) == 3 or (isinstance(error, KeyboardInterrupt) and not in_the_way)
+    assert len(written) == 3 or isinstance(error, KeyboardInterrupt)
     for name in CASES:
         with ScoreStore(tmp_path).claim(name) as holder:
             assert holder is None
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_maps_from_a_gpu_are_those_of_the_host() -> None:
-    maps: dict[str, list[torch.Tensor]] = {"cpu": [], "cuda": []}
-    image = torch.rand(1, 1, 64, 64)
-    for device, found in maps.items():
-
-        def postprocessing(case: dict, found: list = found) -> dict:
-            assert case["saliency"].device.type == case["image"].device.type == "cpu"
-            found.append(case["saliency"].as_tensor().clone())
-            return case
-
-        network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64 * 64, 2))
-        with torch.no_grad():
-            network[1].weight.copy_(torch.linspace(-1, 1, 2 * 64 * 64).reshape(2, -1))
-            network[1].bias.zero_()
-        network = network.to(device)
-        inferer = ms.rise(200, target=ms.ClassScore([0], activation="none"), mask_batch_size=16)
-        batches = [{"image": image * i, "label": torch.zeros(1), "case": [f"{i}"]} for i in range(1, 6)]
-        handler = SaliencyHandler(inferer, network, postprocessing)
-        SupervisedEvaluator(torch.device(device), batches, network, val_handlers=[handler]).run()
-    for cpu, cuda in zip(maps["cpu"], maps["cuda"], strict=True):
-        torch.testing.assert_close(cuda, cpu, rtol=1e-3, atol=1e-3 * float(cpu.abs().max()))
