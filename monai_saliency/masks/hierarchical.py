@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,27 +39,20 @@ class HierarchicalMasks(Masks):
     """Windows side by side, halved in rounds where they matter (HiPe, Cooper et al., arXiv 2103.05108), in 2D and 3D.
 
     The first round hides every window of the first level. Each further round halves along every axis those windows of
-    the round before that let the score fall most, and hides each part: 4 in 2D, 8 in 3D. HiPe refines what lies above
-    the middle of a level's range; here it is a share of the windows, so that the number of forwards is known before.
-    A window whose hiding does not let the score fall is not refined.
-
-    Along an axis where a window is one voxel long it stays. The windows at the end of an axis may be shorter.
+    the round before that let the score fall most, and hides each part: 4 in 2D, 8 in 3D. HiPe refines all above the
+    middle of a level's range; here it is a share of the windows, so that the number of forwards is known before. A
+    window is not refined if hiding it does not let the score fall.
 
     Args:
         window_size: edge of a window of the first level in ``unit``, one number or one per axis. By default about an
-            eighth of each axis in 2D and a quarter in 3D, so that there are about 64, and such that it can be halved
-            to the last level without a rest. With an ``inferer`` it is the step from patch to patch, but longer or
-            shorter where it takes that, and up to four levels cost at most 40 predictions of the image: what several
-            explained scores want to refine beyond that is left out.
-        levels: how many sizes, at least 1, each half as long as the one before. Fewer where windows are one voxel.
-        keep: share of a level's windows that is refined, in (0, 1], rounded to whole windows and at least one; for each
-            explained score its own.
+            eighth of each axis in 2D and a quarter in 3D. With an ``inferer`` about the step from patch to patch, such
+            that up to four levels cost at most 40 predictions of the image.
+        levels: how many sizes, at least 1, each half as long as the one before. Fewer once windows are one voxel.
+        keep: share of a level's windows that is refined, in (0, 1], at least one window for each explained score.
         unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``, rounded to whole voxels, at least one.
         inferer: a sliding-window inferer, on whose patch grid the windows lie: they touch as few patches as possible.
-        smooth: width in voxels over which the edge of a window rises in a straight line, half of it on either side, one
-            number or one per axis; crisp by default (:mod:`monai_saliency.masks.smooth`). It is the same at all levels:
-            a window shorter than the width is hidden in part only. With an ``inferer``, edges reach into further
-            patches, so that levels cost more than the predictions above.
+        smooth: width in voxels over which the edge of a window rises, as for
+            :class:`~monai_saliency.SlidingWindowMasks`; the same at all levels.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when one window covers the whole image, when there is
@@ -68,8 +62,8 @@ class HierarchicalMasks(Masks):
 
         >>> import torch
         >>> bound = HierarchicalMasks(window_size=4, levels=3).bind(torch.zeros(1, 8, 8))
-        >>> [len(list(level)) for level in bound.levels]  # windows of 4, 2 and 1 voxels
-        [4, 16, 64]
+        >>> bound.first_round()
+        [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
     """
 
     shorter = "a larger window_size, fewer levels or a smaller keep, for a coarser map"
@@ -116,11 +110,10 @@ class HierarchicalMasks(Masks):
 
 
 class BoundHierarchicalMasks(BoundBoxMasks):
-    """The windows of one image: those of the first level, then those of the second, and so on.
+    """The windows of one image. The id of a window is its level, from 0, and its place on the grid of that level.
 
     Attributes:
         bounds: for each level and axis, where windows begin, and the axis' end.
-        levels: the masks of each level.
         num_levels: how many levels there are.
     """
 
@@ -135,15 +128,16 @@ class BoundHierarchicalMasks(BoundBoxMasks):
                 f"{self.spatial_shape}: it cannot show where the evidence lies; use a smaller `window_size`"
             )
         self.keep = masks.keep
-        grid = PatchGrid(masks.inferer, self.spatial_shape) if masks.inferer and masks.window_size is None else None
         self.bounds = [[np.append(np.arange(0, n, w), n) for n, w in zip(self.spatial_shape, window, strict=True)]]
         while len(self.bounds) < masks.levels and any(edge > 1 for edge in window):
             window = tuple(-(-edge // 2) for edge in window)
             self.bounds.append([_halved(axis, edge) for axis, edge in zip(self.bounds[-1], window, strict=True)])
-        ends = list(itertools.accumulate((int(np.prod(shape)) for shape in self._grids), initial=0))
-        self.levels = [range(start, stop) for start, stop in itertools.pairwise(ends)]
-        self.num_levels = len(self.levels)
-        self._most = [len(level) for level in self.levels] if grid is None else self._affordable(grid)
+        self.num_levels = len(self.bounds)
+        #: how many windows each level has along each axis
+        self.grids = [[len(axis) - 1 for axis in level] for level in self.bounds]
+        self._most = [math.prod(grid) for grid in self.grids]
+        if masks.inferer is not None and masks.window_size is None:
+            self._most = self._affordable(PatchGrid(masks.inferer, self.spatial_shape))
         edges = tuple(tuple(int(axis[1]) for axis in level) for level in self.bounds)
         self.key = ("HierarchicalMasks", edges, self.keep, tuple(self._most), self.spatial_shape)
         self.smooth = widths_of(masks.smooth, self.spatial_shape)
@@ -151,31 +145,18 @@ class BoundHierarchicalMasks(BoundBoxMasks):
             self.key = (*self.key, "smooth", self.smooth)
 
     @property
-    def _grids(self) -> list[list[int]]:
-        """How many windows each level has along each axis."""
-        return [[len(axis) - 1 for axis in level] for level in self.bounds]
-
-    def __len__(self) -> int:
-        return self.levels[-1].stop
-
-    @property
     def at_most(self) -> int:
-        """How many windows are scored at the most, for one explained score."""
-        finer = zip(self.refined_at_most, itertools.count(), self.levels[1:], strict=False)
-        return len(self.levels[0]) + sum(min(most * self._halves(at), len(level)) for most, at, level in finer)
-
-    @property
-    def refined_at_most(self) -> list[int]:
-        """How many windows of each level but the last are refined at the most, for one explained score."""
-        found, last = [], len(self.levels[0])
+        """The largest number of windows that are scored for one explained score."""
+        found = last = math.prod(self.grids[0])
         for level, most in enumerate(self._most[:-1]):
-            found.append(min(max(1, round(self.keep * last)), most))
-            last = min(found[-1] * self._halves(level), len(self.levels[level + 1]))
+            refined = min(max(1, round(self.keep * last)), most)
+            last = min(refined * self._num_parts(level), math.prod(self.grids[level + 1]))
+            found += last
         return found
 
-    def _halves(self, level: int) -> int:
+    def _num_parts(self, level: int) -> int:
         """Into how many parts a window of a level is cut."""
-        return int(np.prod([1 if a == b else 2 for a, b in zip(*self._grids[level : level + 2], strict=True)]))
+        return math.prod(1 if a == b else 2 for a, b in zip(*self.grids[level : level + 2], strict=True))
 
     def _affordable(self, grid: PatchGrid) -> list[int]:
         """How many windows of each level are refined at the most, for all scores; the levels share what is left of the
@@ -183,110 +164,49 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         """
         first = grid.predictions([int(axis[1]) for axis in self.bounds[0]])
         each = (_AFFORDABLE - first) / max(1, self.num_levels - 1)
-        costs = [self._halves(at) * grid.share_touched(finer) for at, finer in enumerate(self.bounds[1:])]
+        costs = [self._num_parts(at) * grid.share_touched(finer) for at, finer in enumerate(self.bounds[1:])]
         return [*(max(1, int(each / cost)) for cost in costs), 0]
 
     def first_round(self) -> Sequence[Id]:
-        return self.levels[0]
+        return [(0, *place) for place in np.ndindex(*self.grids[0])]
 
     def next_round(
         self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> Sequence[Id] | None:
-        level = self._level(ids[-1])
-        rows = [row for row, index in enumerate(ids) if index in self.levels[level]]
+        level = ids[-1][0]
         if level + 1 == self.num_levels:
             return None
+        rows = [row for row, each in enumerate(ids) if each[0] == level]
         drops = reference_scores.double() - scores[rows].double()
         chosen = worth_refining([ids[row] for row in rows], drops, self.keep)[: self._most[level]]
-        return self.parts_of(chosen) or None
-
-    def parts_of(self, ids: Sequence[Id]) -> list[int]:
-        """The windows of the next level that windows of one level are halved into; none where they are one voxel."""
-        return sorted(part for index in ids for part in self._parts(self._level(index), index))
+        return sorted(part for window in chosen for part in self._parts(window)) or None
 
     def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        level = self._level(ids[-1]) + 1
+        level = ids[-1][0] + 1
         if level == self.num_levels:
             return f"level {level} was the last"
         return f"no window of level {level} was worth halving"
 
-    def _level(self, index: int) -> int:
-        return next(number for number, level in enumerate(self.levels) if index in level)
-
-    def _parts(self, level: int, index: int) -> list[int]:
-        """The windows of the next level that a window is halved into; none where it is one voxel."""
-        place = np.unravel_index(index - self.levels[level].start, self._grids[level])
+    def _parts(self, window: Id) -> list[Id]:
+        """The windows of the next level that a window is halved into; none if it is one voxel."""
+        level, *place = window
         sides = []
         for axis, finer, at in zip(self.bounds[level], self.bounds[level + 1], place, strict=True):
-            first, stop = np.searchsorted(finer, axis[[at, at + 1]])
-            sides.append(range(first, stop))
-        if all(len(side) == 1 for side in sides):
-            return []
-        found = np.ravel_multi_index(np.array(list(itertools.product(*sides))).T, self._grids[level + 1])
-        return (found + self.levels[level + 1].start).tolist()
+            sides.append(range(*np.searchsorted(finer, axis[[at, at + 1]])))
+        parts = [(level + 1, *part) for part in itertools.product(*sides)]
+        return parts if len(parts) > 1 else []
 
     def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
         found = np.empty((2, len(ids), len(self.spatial_shape)), dtype=int)
-        wanted = np.asarray(ids, dtype=int)
-        for level, grid, bounds in zip(self.levels, self._grids, self.bounds, strict=True):
-            here = (wanted >= level.start) & (wanted < level.stop)
-            along = np.unravel_index(wanted[here] - level.start, grid)
-            for axis, (ends, at) in enumerate(zip(bounds, along, strict=True)):
-                found[0, here, axis], found[1, here, axis] = ends[at], ends[at + 1]
+        levels, *places = np.asarray(ids, dtype=int).reshape(len(ids), -1).T
+        for level, bounds in enumerate(self.bounds):
+            here = levels == level
+            for axis, (ends, at) in enumerate(zip(bounds, places, strict=True)):
+                found[0, here, axis], found[1, here, axis] = ends[at[here]], ends[at[here] + 1]
         return {"first": found[0], "stop": found[1]}
 
-    def spread(self, ids: Sequence[Id], drops: torch.Tensor) -> np.ndarray:
-        """Spread what each window of the first level took from a score over the windows of the last level inside it.
 
-        A window that was refined divides what it has among its parts by what each took alone; parts that took nothing
-        get nothing. It is spread evenly where no part took anything, and in windows that were not refined. So the sum
-        over all windows is that of the first level.
-
-        Args:
-            ids: n windows, those of a level behind those of the level before.
-            drops: ``(n,)``, what each took from the score.
-
-        Returns:
-            a value for each window of the last level, one axis for each axis of the image.
-        """
-        found = np.zeros(self._grids[-1])
-        inside = self._inside_windows(ids)
-        parts: dict[int, list[int]] = {}
-        for row, (index, cells) in enumerate(zip(ids, inside, strict=True)):
-            if index in self.levels[0]:
-                found[cells] = float(drops[row]) / found[cells].size
-            else:
-                parts.setdefault(self._parent(int(index)), []).append(row)
-        for rows in parts.values():  # a level behind the one before, since the windows are
-            taken = drops[rows].clamp(min=0).double().numpy()
-            if taken.sum() > 0:
-                held = sum(found[inside[row]].sum() for row in rows)
-                for row, share in zip(rows, taken / taken.sum(), strict=True):
-                    found[inside[row]] = held * share / found[inside[row]].size
-        return found
-
-    def _inside_windows(self, ids: Sequence[Id]) -> list[tuple[slice, ...]]:
-        """The windows of the last level inside each window."""
-        codes = self.codes(ids)
-        ends = np.stack([codes["first"], codes["stop"]], axis=1)
-        for axis, bounds in enumerate(self.bounds[-1]):
-            ends[:, :, axis] = np.searchsorted(bounds, ends[:, :, axis])
-        return [tuple(itertools.starmap(slice, zip(*each, strict=True))) for each in ends.tolist()]
-
-    def _parent(self, index: int) -> int:
-        """The window of the level before that a window is a part of."""
-        level, (first,) = self._level(index), self.codes([index])["first"]
-        place = [np.searchsorted(b, at, side="right") - 1 for b, at in zip(self.bounds[level - 1], first, strict=True)]
-        return int(np.ravel_multi_index(place, self._grids[level - 1])) + self.levels[level - 1].start
-
-    def to_voxels(self, values: np.ndarray) -> np.ndarray:
-        """Values ``(K, ...)`` of the windows of the last level, on all voxels: ``(K, *spatial)``."""
-        for axis, ends in enumerate(self.bounds[-1]):
-            values = np.repeat(values, np.diff(ends), axis=axis + 1)
-        return values
-
-
-def worth_refining(ids: Sequence[Id], drops: torch.Tensor, keep: float) -> list[int]:
+def worth_refining(ids: Sequence[Id], drops: torch.Tensor, keep: float) -> list[Id]:
     """The masks of a round that are worth refining: those that let a score fall most, for each score its own.
 
     Args:
@@ -302,7 +222,7 @@ def worth_refining(ids: Sequence[Id], drops: torch.Tensor, keep: float) -> list[
         [ids[row] for row in each.argsort(descending=True, stable=True)[:count].tolist() if each[row] > 0]
         for each in drops.T
     ]
-    turns = (index for turn in itertools.zip_longest(*best) for index in turn if index is not None)
+    turns = (each for turn in itertools.zip_longest(*best) for each in turn if each is not None)
     return list(dict.fromkeys(turns))
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +20,13 @@ __all__ = ["BoundMinimalMasks", "FoundRegion", "MinimalMasks"]
 
 # Sets between two sizes that are scored in one round: more need fewer rounds, and more forwards.
 _CUTS = 3
-# Numbers of sets, behind those of windows. All fit into 64 bits.
-_SETS = 2**61
+# The first number of the id of a set of windows, where that of a window has its level.
+_SET = -1
 
 
 class MinimalMasks(Masks):
-    """Windows, and sets of them, in rounds: those of :class:`~monai_saliency.HierarchicalMasks`, then the search for
-    the smallest set of windows that keeps the score. 2D and 3D. Compare 3D-ReX (arXiv 2502.12181).
+    """Windows of :class:`~monai_saliency.HierarchicalMasks`, then the search for the smallest set of them that keeps
+    the score. 2D and 3D. Compare 3D-ReX (arXiv 2502.12181).
 
     1. Windows are hidden one by one, and halved where the score falls most.
     2. The windows that were not halved cover the image without overlap. They are ranked by how far the score fell when
@@ -38,12 +36,8 @@ class MinimalMasks(Masks):
     4. These m windows alone are hidden, to see how far the score falls without them.
 
     A set keeps the score when ``f(set) - f(fill) >= share * (f(image) - f(fill))``, where f(fill) is the score with
-    everything hidden. Each explained score has its own set. It is empty where the image's score is not above the
-    fill's. It is the smallest of its order, not of all sets of windows: where several windows can stand in for each
-    other, hiding them one by one does not show what each is worth, and the region is larger than need be.
-
-    A set's mask has a number made from the set's content, so that each number stands for one set. Only sets that
-    :meth:`~monai_saliency.masks.base.BoundMasks.next_round` has asked for can be rendered.
+    everything hidden. Each explained score has its own set, empty if the image's score is not above the fill's. It is
+    the smallest set of its order, not of all sets of windows.
 
     Args:
         share: of the score's rise that is kept, in (0, 1].
@@ -60,8 +54,8 @@ class MinimalMasks(Masks):
 
         >>> import torch
         >>> bound = MinimalMasks(window_size=4, levels=2).bind(torch.zeros(1, 8, 8))
-        >>> bound.first_round()  # the first round: every window
-        range(0, 4)
+        >>> len(bound.first_round())  # every window
+        4
     """
 
     shorter = "a larger window_size, fewer levels or a smaller keep, for a coarser region"
@@ -113,17 +107,16 @@ class FoundRegion:
 
 
 class BoundMinimalMasks(BoundMasks):
-    """The windows of one image, and the sets of them that were asked for."""
+    """The windows of one image, and sets of them. The id of a window is that of
+    :class:`~monai_saliency.HierarchicalMasks`. The id of a set is -1 and, for each window that is kept, its first
+    voxels and the voxels behind its last; all else is hidden.
+    """
 
     def __init__(self, masks: MinimalMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
         super().__init__(image)
         self.share = masks.share
-        self.windows: Any = masks.windows.bind(image, None, spacing)
+        self.windows = masks.windows.bind(image, None, spacing)
         self.key = ("MinimalMasks", self.share, *self.windows.key)
-        self._sets: dict[int, np.ndarray] = {}
-
-    def __len__(self) -> int:
-        return len(self.windows) + _SETS
 
     @property
     def at_most(self) -> int:
@@ -141,18 +134,15 @@ class BoundMinimalMasks(BoundMasks):
     def next_round(
         self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> Sequence[Id] | None:
-        if ids[-1] < len(self.windows):
-            found: Sequence[int] | None = self.windows.next_round(ids, scores, reference_scores)
+        if ids[-1][0] != _SET:
+            found = self.windows.next_round(ids, scores, reference_scores)
             if found is not None:
                 return found
-        missing: dict[int, np.ndarray] = {}
-        for search in self._searches(ids, scores, reference_scores):
-            missing |= search.missing()
-        self._sets |= missing
-        return sorted(missing) or None
+        searches = self._searches(ids, scores, reference_scores)
+        return list(dict.fromkeys(each for search in searches for each in search.wanted)) or None
 
     def found(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> list[FoundRegion]:
-        """The region of each explained score: an answer to check, by the numbers beside it.
+        """The region of each explained score, with the numbers to check it by.
 
         Args:
             ids: the masks that were scored, of all rounds: ``explanation.ids``.
@@ -168,8 +158,7 @@ class BoundMinimalMasks(BoundMasks):
         """One search for each explained score, as far as the scores go."""
         scores, reference_scores = scores.cpu(), reference_scores.cpu()
         rounding = 8 * torch.finfo(scores.dtype).eps * torch.cat([reference_scores[None], scores]).abs().amax(dim=0)
-        rows = [row for row, index in enumerate(ids) if index < len(self.windows)]
-        sets = [row for row, index in enumerate(ids) if index >= len(self.windows)]
+        rows = [row for row, each in enumerate(ids) if each[0] != _SET]
         double = scores.double()
         fallen = reference_scores.double() - double[rows]
         drops = torch.where(fallen.abs() <= rounding, 0.0, fallen).numpy()
@@ -177,18 +166,18 @@ class BoundMinimalMasks(BoundMasks):
         for k, reference in enumerate(reference_scores.tolist()):
             # What falls equally is ordered by the windows around it, and then by its place.
             order = np.lexsort((-_rounded(sums[:, k]), -_rounded(falls[:, k])))
-            known = {ids[row]: float(double[row, k]) for row in sets}
-            yield _Search(self, boxes[order], known, reference, float(rounding[k]))
+            known = {each: float(double[row, k]) for row, each in enumerate(ids) if each[0] == _SET}
+            yield _Search(boxes[order], known, reference, self.share, float(rounding[k]))
 
     def _leaves(self, ids: Sequence[Id], drops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The windows that were not halved: their boxes ``(n, 2, axes)``, the drops per voxel ``(n, K)``, and the sums
         of drops over all windows around them.
         """
-        codes, wanted = self.windows.codes(ids), np.asarray(ids)
+        codes, level_of = self.windows.codes(ids), np.array([each[0] for each in ids])
         first, stop = codes["first"], codes["stop"]
         falls = drops / (stop - first).prod(axis=1)[:, None]
         sums, halved = drops.copy(), np.zeros(len(ids), dtype=bool)
-        levels = [np.flatnonzero((wanted >= level.start) & (wanted < level.stop)) for level in self.windows.levels]
+        levels = [np.flatnonzero(level_of == level) for level in range(self.windows.num_levels)]
         for coarse, fine in itertools.pairwise(levels):
             inside = (first[coarse] <= first[fine, None]) & (stop[coarse] >= stop[fine, None])
             of, around = inside.all(axis=2).nonzero()
@@ -196,92 +185,79 @@ class BoundMinimalMasks(BoundMasks):
             halved[coarse[around]] = True
         return np.stack([first, stop], axis=1)[~halved], falls[~halved], sums[~halved]
 
-    def number_of(self, boxes: np.ndarray) -> int:
-        """The number of the mask that keeps some windows and hides all else.
-
-        Args:
-            boxes: int ``(n, 2, axes)``, first voxels and those behind the last.
-        """
-        rows = boxes.reshape(len(boxes), 2 * len(self.spatial_shape))
-        ordered = rows[np.lexsort(rows.T)].astype("<i8")
-        digest = hashlib.sha256(ordered.tobytes()).digest()
-        return len(self.windows) + int.from_bytes(digest[:8], "little") % _SETS
-
     def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
-        """``index`` int ``(n,)``: what a set keeps is not of one size, and so is looked up by its number.
-
-        Raises:
-            ValueError: for a set that was not asked for.
-        """
-        unknown = [index for index in ids if index >= len(self.windows) and index not in self._sets]
-        if unknown:
-            raise ValueError(
-                f"mask {unknown[0]} is a set of windows that depends on scores: `next_round` has to ask for it first"
-            )
-        return {"index": np.asarray(ids, dtype=np.int64)}
+        """``id``, an array of objects: sets of windows are not of one size."""
+        found = np.empty(len(ids), dtype=object)
+        found[:] = ids
+        return {"id": found}
 
     def hidden_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
-        if any(index >= len(self.windows) for index in ids):
-            return None
-        found: list[Box] = self.windows.hidden_boxes(ids)
-        return found
+        return None if any(each[0] == _SET for each in ids) else self.windows.hidden_boxes(ids)
 
     def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        if all(index < len(self.windows) for index in ids):
-            found: tuple[np.ndarray, np.ndarray] = self.windows.restrict(ids, box)
-            return found
-        hidden = np.stack([self.render([index], "cpu", box).numpy().ravel() == 0 for index in ids])
+        if all(each[0] != _SET for each in ids):
+            return self.windows.restrict(ids, box)
+        hidden = np.stack([self.render([each], "cpu", box).numpy().ravel() == 0 for each in ids])
         return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
 
     def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
         return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
 
     def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        ids = codes["index"].tolist()
-        if all(index < len(self.windows) for index in ids):
-            rendered: torch.Tensor = self.windows.render(ids, device, box)
-            return rendered
-        start, end = np.array([(side.start, side.stop) for side in box]).T
-        masks = torch.zeros(len(ids), 1, *(end - start).tolist(), dtype=self.dtype, device=device)
-        for mask, index in zip(masks, ids, strict=True):
-            if index < len(self.windows):
-                mask.copy_(self.windows.render([index], device, box)[0])
+        ids = codes["id"].tolist()
+        if all(each[0] != _SET for each in ids):
+            return self.windows.render(ids, device, box)
+        sides = [side.stop - side.start for side in box]
+        masks = torch.zeros(len(ids), 1, *sides, dtype=self.dtype, device=device)
+        for mask, each in zip(masks, ids, strict=True):
+            if each[0] != _SET:
+                mask.copy_(self.windows.render([each], device, box)[0])
                 continue
-            kept = self._sets[index]
-            first, stop = np.maximum(kept[:, 0], start) - start, np.minimum(kept[:, 1], end) - start
-            for sides in np.stack([first, stop], axis=2)[(first < stop).all(axis=1)].tolist():
-                inside: Box = tuple(slice(*side) for side in sides)
+            for kept in _boxes_of(each, len(box)):
+                inside = tuple(
+                    slice(max(0, k.start - s.start), max(0, k.stop - s.start)) for k, s in zip(kept, box, strict=True)
+                )
                 mask[0][inside] = 1
         return masks
+
+
+def _id_of(boxes: np.ndarray) -> Id:
+    """The id of a set of windows ``(n, 2, axes)``, in whatever order they stand."""
+    rows = boxes.reshape(len(boxes), 2 * boxes.shape[2])
+    return (_SET, *rows[np.lexsort(rows.T)].ravel().tolist())
+
+
+def _boxes_of(number: Id, axes: int) -> list[Box]:
+    return [tuple(map(slice, *ends)) for ends in np.reshape(number[1:], (-1, 2, axes)).tolist()]
 
 
 class _Search:
     """The search for the region of one score.
 
     Args:
-        masks: give numbers to sets.
         boxes: the windows in their order, ``(n, 2, axes)``.
-        known: the scores of sets by their numbers.
+        known: the scores of sets by their ids.
         reference: the score of the image.
+        share: of the score's rise that is kept.
         rounding: how far scores may differ by rounding.
     """
 
     def __init__(
-        self, masks: BoundMinimalMasks, boxes: np.ndarray, known: dict[int, float], reference: float, rounding: float
+        self, boxes: np.ndarray, known: dict[Id, float], reference: float, share: float, rounding: float
     ) -> None:
-        self.masks, self.boxes, self.known = masks, boxes, known
-        self.reference, self.rounding = reference, rounding
+        self.boxes, self.known, self.reference = boxes, known, reference
+        self.share, self.rounding = share, rounding
         #: how many windows are kept; None while sets are to be scored
         self.size: int | None = None
-        self._wanted = self._run()
+        #: the ids of the sets to score next; none once the search is done
+        self.wanted = self._run()
 
-    def _run(self) -> list[np.ndarray]:
-        """The sets whose scores are needed next; none where the search is done."""
+    def _run(self) -> list[Id]:
         low, high = 0, len(self.boxes)
         points = [0, *_between(low, high)]
         while points:
-            missing = [self.boxes[:point] for point in points if self._score(self.boxes[:point]) is None]
-            if missing:
+            sets = [_id_of(self.boxes[:point]) for point in points]
+            if missing := [each for each in sets if each not in self.known]:
                 return missing
             if self._is_enough(0):
                 self.size = 0
@@ -290,44 +266,32 @@ class _Search:
             high = min(enough, default=high)
             low = max(point for point in (low, *points) if point < high)
             points = _between(low, high)
-        rest = self.boxes[high:]
-        if self._score(rest) is None:
+        rest = _id_of(self.boxes[high:])
+        if rest not in self.known:
             return [rest]
         self.size = high
         return []
 
-    def _score(self, boxes: np.ndarray) -> float | None:
-        return self.known.get(self.masks.number_of(boxes))
-
     def _is_enough(self, size: int) -> bool:
-        fill, kept = self._score(self.boxes[:0]), self._score(self.boxes[:size])
-        assert fill is not None
-        assert kept is not None
+        fill, kept = self.known[_id_of(self.boxes[:0])], self.known[_id_of(self.boxes[:size])]
         rise = self.reference - fill
-        return rise <= self.rounding or kept - fill >= self.masks.share * rise - self.rounding
-
-    def missing(self) -> dict[int, np.ndarray]:
-        """The sets to score next, by their numbers."""
-        return {self.masks.number_of(boxes): boxes for boxes in self._wanted}
+        return rise <= self.rounding or kept - fill >= self.share * rise - self.rounding
 
     def region(self) -> FoundRegion:
-        """What was found.
+        """The region that was found.
 
         Raises:
             ValueError: while sets are to be scored.
         """
-        fill = self._score(self.boxes[:0])
-        if self.size is None or fill is None:
+        if self.size is None:
             raise ValueError("the search is not done: score the masks of all rounds first")
         chosen, rest = self.boxes[: self.size], self.boxes[self.size :]
         whole = self.size == len(self.boxes)
-        kept = self.reference if whole else self._score(chosen)
-        hidden = self._score(rest) if self.size else self.reference
-        assert kept is not None
-        assert hidden is not None
+        kept = self.reference if whole else self.known[_id_of(chosen)]
+        hidden = self.known[_id_of(rest)] if self.size else self.reference
         boxes: list[Box] = [tuple(map(slice, *each)) for each in chosen.tolist()]
         voxels = int((chosen[:, 1] - chosen[:, 0]).prod(axis=1).sum())
-        return FoundRegion(boxes, voxels, self.reference, fill, kept, hidden)
+        return FoundRegion(boxes, voxels, self.reference, self.known[_id_of(chosen[:0])], kept, hidden)
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:

@@ -96,59 +96,50 @@ def test_smooth_edges_and_the_slow_reference(shape: tuple[int, ...], width: floa
     assert len(found.scores) == count
 
 
-def test_other_edges_are_other_masks() -> None:
-    """An edge within one voxel is crisp."""
-    keys = [bind(HierarchicalMasks(4, 3, smooth=width), 16, 16).key for width in (0, 1, 2, 3)]
-    assert keys[0] == keys[1]
-    assert len(set(keys)) == 3
-
-
 def test_levels_by_hand() -> None:
     """Edges 4, 2 and 1; the last window of the second axis is cut."""
     bound: Any = bind(HierarchicalMasks(4, 4), 8, 6)
-    assert boxes(bound, [1, 2]) == [((0, 4), (4, 6)), ((4, 8), (0, 4))]
-    assert [len(level) for level in bound.levels] == [4, 12, 48]  # a fourth level would be the third
-    assert boxes(bound, [4 + 2, 4 + 3]) == [((0, 2), (4, 6)), ((2, 4), (0, 2))]
+    first = bound.first_round()
+    assert first == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
+    assert boxes(bound, first[1:3]) == [((0, 4), (4, 6)), ((4, 8), (0, 4))]
+    assert bound.grids == [[2, 2], [4, 3], [8, 6]]  # a fourth level would be the third
+    assert boxes(bound, [(1, 0, 2), (1, 1, 0)]) == [((0, 2), (4, 6)), ((2, 4), (0, 2))]
     score = torch.tensor([10.0])
     scores = torch.tensor([[9.0], [3.0], [10.0], [11.0]])
-    second = list(bound.next_round(range(4), scores, score))
-    assert boxes(bound, second) == [((0, 2), (4, 6)), ((2, 4), (4, 6))]
-    third = list(bound.next_round([*range(4), *second], torch.cat([scores, scores[:2]]), score))
+    second = bound.next_round(first, scores, score)
+    assert second == [(1, 0, 2), (1, 1, 2)]
+    third = bound.next_round([*first, *second], torch.cat([scores, scores[:2]]), score)
     assert boxes(bound, third) == [((y, y + 1), (x, x + 1)) for y in (2, 3) for x in (4, 5)]
-    assert bound.next_round([*range(4), *second, *third], torch.zeros(10, 1), score) is None
+    assert bound.next_round([*first, *second, *third], torch.zeros(10, 1), score) is None
 
 
 def test_what_does_not_let_the_score_fall_is_not_refined() -> None:
     bound = bind(HierarchicalMasks(4, 3, keep=1), 8, 8)
     scores = torch.tensor([[5.0, 5.0], [6.0, 5.0], [5.0, 7.0], [9.0, 5.0]])
-    given = range(4), scores, torch.tensor([5.0, 5.0])
+    given = bound.first_round(), scores, torch.tensor([5.0, 5.0])
     assert bound.next_round(*given) is None
     assert bound.stopped(*given) == "no window of level 1 was worth halving"
-
-
-def test_the_last_level_ends_it() -> None:
-    (found,) = ms.hierarchical_occlusion(4, 2, target=LOGIT).explain(torch.ones(1, 1, 8, 8), weighted(torch.ones(8, 8)))
-    assert found.stopped == "level 2 was the last"
 
 
 def test_each_score_keeps_its_own_windows() -> None:
     bound = bind(HierarchicalMasks(4, 2, keep=0.25), 8, 8)
     scores = torch.tensor([[0.0, 5.0], [5.0, 5.0], [5.0, 5.0], [5.0, 0.0]])
-    found = bound.next_round(range(4), scores, torch.tensor([5.0, 5.0]))
+    found = bound.next_round(bound.first_round(), scores, torch.tensor([5.0, 5.0]))
     assert [box[0][0] // 4 + box[1][0] // 4 for box in boxes(bound, found)] == [0] * 4 + [2] * 4
 
 
 @pytest.mark.parametrize("shape", [(12, 10), (6, 7, 9)])
 def test_masks_are_their_boxes(shape: tuple[int, ...]) -> None:
-    bound = bind(HierarchicalMasks(5, 3), *shape)
-    masks, part = bound.render(range(len(bound))), tuple(slice(1, 5) for _ in shape)
-    touched, _ = bound.restrict(range(len(bound)), part) or (None, None)
-    for index, (mask, box) in enumerate(zip(masks, bound.hidden_boxes(range(len(bound))) or (), strict=True)):
+    bound: Any = bind(HierarchicalMasks(5, 3), *shape)
+    every = [(level, *place) for level, grid in enumerate(bound.grids) for place in np.ndindex(*grid)]
+    masks, part = bound.render(every), tuple(slice(1, 5) for _ in shape)
+    touched, _ = bound.restrict(every, part) or (None, None)
+    for index, (mask, box) in enumerate(zip(masks, bound.hidden_boxes(every) or (), strict=True)):
         expected = torch.ones(1, *shape)
         expected[(0, *box)] = 0
         assert torch.equal(mask, expected)
         inside: Box = part
-        assert torch.equal(bound.render([index], box=part)[0], expected[(slice(None), *inside)])
+        assert torch.equal(bound.render([every[index]], box=part)[0], expected[(slice(None), *inside)])
         assert touched is not None
         assert touched[index] == bool((expected[(0, *inside)] == 0).any())
 
@@ -166,7 +157,8 @@ def test_masks_are_their_boxes(shape: tuple[int, ...]) -> None:
 )
 def test_sizes(masks: HierarchicalMasks, shape: Any, spacing: Any, edges: list[tuple[int, ...]]) -> None:
     bound: Any = bind(masks, *shape, spacing=spacing)
-    found = [tuple(stop - start for start, stop in boxes(bound, [level[0]])[0]) for level in bound.levels]
+    firsts = [(level, *[0] * len(shape)) for level in range(bound.num_levels)]
+    found = [tuple(stop - start for start, stop in box) for box in boxes(bound, firsts)]
     assert found[: len(edges)] == edges
 
 
