@@ -46,7 +46,7 @@ class HierarchicalMasks(Masks):
     Args:
         window_size: edge of a window of the first level in ``unit``, one number or one per axis. By default about an
             eighth of each axis in 2D and a quarter in 3D. With an ``inferer`` about the step from patch to patch, such
-            that up to four levels cost at most 40 predictions of the image.
+            that up to four levels cost at most 40 predictions of the image for each explained score.
         levels: how many sizes, at least 1, each half as long as the one before. Fewer once windows are one voxel.
         keep: share of a level's windows that is refined, in (0, 1], at least one window for each explained score.
         unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``, rounded to whole voxels, at least one.

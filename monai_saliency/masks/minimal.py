@@ -152,7 +152,12 @@ class BoundMinimalMasks(BoundMasks):
         Raises:
             ValueError: when rounds are missing.
         """
-        return [search.region() for search in self._searches(ids, scores, reference_scores)]
+        found = []
+        for score, reference in zip(scores.split(1, dim=1), reference_scores.split(1), strict=True):
+            rows, _ = self.replayed(ids, score.cpu(), reference.cpu())
+            (search,) = self._searches([ids[row] for row in rows], score[rows], reference)
+            found.append(search.region())
+        return found
 
     def _searches(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> Iterator[_Search]:
         """One search for each explained score, as far as the scores go."""
