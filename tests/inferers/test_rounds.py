@@ -205,15 +205,12 @@ def test_where_scores_are_unknown_it_is_refused() -> None:
         ChannelMasks(TwoRounds(6)).bind(images()[0])
 
 
-@pytest.mark.parametrize(
-    ("asked", "problem"), [([3, 4], "asks for a mask that is scored already"), ([], "without masks")]
-)
-def test_rounds_that_repeat_or_are_empty_are_refused(asked: list[int], problem: str, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("asked", [[3], []])
+def test_a_round_that_asks_for_nothing_new_is_the_end(asked: list[int], monkeypatch: Any) -> None:
     masks = TwoRounds(6).bind(images()[0])
-    monkeypatch.setattr(type(masks), "next_round", lambda *_: asked)
+    monkeypatch.setattr(type(masks), "next_round", lambda self, ids, *_: asked if len(ids) == 4 else None)
     state = ms.OcclusionScoring().start(masks, torch.ones(1))
     with pytest.raises(ValueError, match="a round begins when all masks of the one before are scored"):
         state.next_round()
     state.update(range(4), torch.zeros(4, 1))
-    with pytest.raises(ValueError, match=problem):
-        state.next_round()
+    assert not state.next_round()
