@@ -149,7 +149,8 @@ class BoundFocusedMasks(BoundMasks):
         self._lattice = [min(2 * _FINE, n) for n in self.spatial_shape]
         starts = [np.arange(points) * n // points for points, n in zip(self._lattice, self.spatial_shape, strict=True)]
         if masks.inferer is not None:
-            starts = PatchWindowMasks(masks.inferer).bind(image).starts
+            windows: Any = PatchWindowMasks(masks.inferer).bind(image)
+            starts = windows.starts
         self.bounds = [np.append(each, n) for each, n in zip(starts, self.spatial_shape, strict=True)]
         self._grid = tuple(map(len, starts))
         self._all = (1 << int(np.prod(self._grid))) - 1
@@ -247,7 +248,7 @@ class BoundFocusedMasks(BoundMasks):
             given = self, own, scores, scores[0]
             values, error = self.regression.compute(*given), self.regression.standard_error(*given)
             spread = float(values.double().var())
-            return 1 - float(error.double().square().mean()) / spread if spread else 0.0
+            return 1 - float(error.double().square().mean()) / spread if spread and error is not None else 0.0
 
         return self._remembered(("agreement", len(own), scores.numpy().tobytes()), found)
 

@@ -62,14 +62,7 @@ def _fitting(budget: int, shape: Sequence[int], levels: int) -> tuple[int, float
 
 
 def _focused(budget: int, shape: Sequence[int], target: ms.Target, **settings: Any) -> Explain:
-    """At least two fifths of the forwards are random masks; from 350 on, windows are those by default."""
-    if budget >= 300:
-        window, keep = None, 0.06
-    else:
-        window, keep = _fitting(3 * budget // 5, shape, 3)
-    bound = ms.HierarchicalMasks(window, 3, keep).bind(torch.empty(1, *shape, device="meta"))
-    masks = budget - bound.at_most
-    return ms.focused_rise(masks, window_size=window, levels=3, keep=keep, target=target, **settings)
+    return ms.focused_rise(max(8, budget - 10), target=target, **settings)
 
 
 def _rise(budget: int, shape: Sequence[int], target: ms.Target, **settings: Any) -> Explain:
