@@ -22,7 +22,8 @@ TWO = [(slice(5, 10), slice(6, 11)), (slice(33, 38), slice(30, 36))]
 
 def means(*boxes: tuple[slice, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
     """A network with one score for each box: the mean of the image there."""
-    return lambda x: torch.stack([x[:, 0][(slice(None), *box)].flatten(1).mean(dim=1) for box in boxes], dim=1)
+    everywhere: list[Any] = [(slice(None), 0, *box) for box in boxes]
+    return lambda x: torch.stack([x[here].flatten(1).mean(dim=1) for here in everywhere], dim=1)
 
 
 def either(x: torch.Tensor) -> torch.Tensor:
@@ -91,7 +92,8 @@ def test_a_mask_depends_on_its_id_alone(shape: tuple[int, ...]) -> None:
     for row in (0, 1, 10, 13, 18):
         torch.testing.assert_close(bound.render([ids[row]]), masks[row : row + 1], rtol=0, atol=1e-6)
     box = tuple(slice(2, n - 3) for n in shape)
-    torch.testing.assert_close(bound.render(ids, box=box), masks[(slice(None), slice(None), *box)], rtol=0, atol=1e-6)
+    here = (slice(None), slice(None), *box)
+    torch.testing.assert_close(bound.render(ids, box=box), masks[here], rtol=0, atol=1e-6)
     assert len({mask.numpy().tobytes() for mask in masks}) == len(ids)
     assert float(bound.render([(bound._all, 0, -1)]).max()) == 0
     # What is hidden stays hidden, whatever is drawn.
