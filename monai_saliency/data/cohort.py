@@ -221,7 +221,10 @@ class CohortDataset(ItemDataset):
             for file in files:
                 if isinstance(file, str | Path) and not os.path.exists(file):
                     raise CaseError(name, _missing(file)) from error
-            advice = ". Check that the file is complete (a truncated one must be copied again), or remove it"
+            kind = (format_of(image) if isinstance(image, str | Path) else None) or NIFTI
+            advice = (
+                f". Check that the file is a complete {kind.name} (a truncated one must be copied again), or remove it"
+            )
             raise as_case_error(error, name, f"{image} could not be loaded: ", advice) from error
 
     def read(self, index: int) -> Any:
