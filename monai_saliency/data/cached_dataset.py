@@ -216,9 +216,11 @@ class CachedDataset(CohortDataset):
             return self._run(item, steps)
 
     def _run(self, item: Any, steps: Sequence[Any], threading: bool = False) -> Any:
-        settings = {"map_items": self.transform.map_items, "unpack_items": self.transform.unpack_items}
-        lazy = {"lazy": self.transform.lazy, "overrides": self.transform.overrides}
-        return execute_compose(item, steps, **settings, **lazy, threading=threading)
+        outer = self.transform
+        lazy, overrides = outer.lazy, outer.overrides
+        return execute_compose(
+            item, steps, outer.map_items, outer.unpack_items, lazy=lazy, overrides=overrides, threading=threading
+        )
 
     def _prepared(self, case: Any) -> Any:
         """The item after the first ``_num_prepared`` transforms."""

@@ -12,7 +12,7 @@ from monai_saliency.data.case_ids import CaseIds
 from monai_saliency.data.listings import LISTS, Listed, read_list
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
-from monai_saliency.storage.formats import check_readers, format_of
+from monai_saliency.storage.formats import NIFTI, check_readers, format_of
 from monai_saliency.utils.arguments import a_path, instance
 from monai_saliency.utils.monai_private import ItemDataset
 
@@ -164,7 +164,7 @@ def _files_below(root: Path) -> Iterator[Path]:
         ) from error
 
     for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-        above = {os.path.realpath(place) for place in (folder, *Path(folder).parents)}
+        above = {os.path.realpath(place) for place in (Path(folder), *Path(folder).parents)}
         places = {name: os.path.realpath(os.path.join(folder, name)) for name in folders if not name.startswith(".")}
         folders[:] = [name for name, place in places.items() if place not in above]  # no loops of links
         yield from (Path(folder, name) for name in names if not name.startswith("."))
@@ -222,10 +222,8 @@ class CohortDataset(ItemDataset):
                 if isinstance(file, str | Path) and not os.path.exists(file):
                     raise CaseError(name, _missing(file)) from error
             kind = (format_of(image) if isinstance(image, str | Path) else None) or NIFTI
-            advice = (
-                f". Check that the file is a complete {kind.name} (a truncated one must be copied again), or remove it"
-            )
-            raise as_case_error(error, name, f"{image} could not be loaded: ", advice) from error
+            check = f". Check that the file is a complete {kind.name} (a truncated one must be copied again), or "
+            raise as_case_error(error, name, f"{image} could not be loaded: ", f"{check}remove it") from error
 
     def read(self, index: int) -> Any:
         """Transform one case. Subclasses override this."""

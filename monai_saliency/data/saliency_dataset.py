@@ -173,8 +173,9 @@ class SaliencyDataset(CachedDataset):
         except Unfingerprintable as error:
             return self._unknown(str(error))
 
-    def _unknown(self, reason: str) -> None:
+    def _unknown(self, reason: str) -> ItemKey | None:
         self._warn("saliency", f"saliency maps are not cached, but computed at each read: {reason}")
+        return None
 
     def _check_item(self, name: str, item: Any) -> None:
         if not isinstance(item, Mapping):

@@ -176,6 +176,8 @@ def region_rows(
 
     """
     regions = explanation.masks.regions
+    if regions is None:
+        raise ValueError("the masks are not made of regions, so no region has a value: use RegionMasks")
     named = {int(label): name for label, name in (names or {}).items()}
     index = regions.index.flatten().cpu()
     counts = index.bincount(minlength=len(regions.values) + 1)
