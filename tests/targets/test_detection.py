@@ -84,16 +84,6 @@ def test_equals_the_paper_in_plain_loops(dims: int, classes: int, double: bool) 
     assert torch.equal(bound([perturbed[1], perturbed[4]]), torch.zeros(2, 6).to(scores))
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-def test_a_dictionary_for_the_whole_batch_reads_the_same(dims: int) -> None:
-    images = detections([4, 4, 4], dims, classes=3)
-    batch = {key: torch.stack([image[key] for image in images]) for key in images[0]}
-    target = DetectionScore(0.0, objectness_key="objectness")
-    first = {key: value[:1] for key, value in batch.items()}
-    expected = target.bind(images[:1], CASES[dims])(images)
-    assert torch.equal(target.bind(first, CASES[dims])(batch), expected)
-
-
 def box(*corners: float, label: int = 1, score: float = 0.9) -> dict[str, torch.Tensor]:
     return {"boxes": torch.tensor([corners]), "labels": torch.tensor([label]), "labels_scores": torch.tensor([score])}
 

@@ -24,10 +24,6 @@ class TestRegionsOfLabels:
         bound = RegionScore([1, 0], "none", "label").bind(self.OUTPUT, self.CASE)
         torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[4.0, 0.5]]))
 
-    def test_named_values(self) -> None:
-        bound = RegionScore([1, 0], "none", "label", label_values=[4, (1, 4)]).bind(self.OUTPUT, self.CASE)
-        torch.testing.assert_close(bound(self.OUTPUT), torch.tensor([[0.0, 1.5]]))
-
     def test_false_positives(self) -> None:
         """Channel 1 wins at (0, 1), (0, 2) and (1, 2), and the label has the first and the last of these."""
         bound = RegionScore(1, "none", "false_positive").bind(self.OUTPUT, self.CASE)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.numpy_boxes import BOXES, CLASSES, BlackBox
+from helpers.numpy_boxes import BlackBox
 from helpers.slow_masks import slow_balls, slow_grids, slow_mc_rise, slow_windows
 
 import monai_saliency as ms
@@ -110,23 +110,6 @@ def slow_map(masks: np.ndarray, scores: np.ndarray, reference: np.ndarray, rule:
     return maps.reshape(-1, *SHAPE)
 
 
-def slow_matches(box: BlackBox, reference: tuple[np.ndarray, np.ndarray], image: np.ndarray) -> list[float]:
-    """How well each reference box is found: overlap times the cosine of the classes' scores, of the best box."""
-    (wanted, likes), (corners, scores) = reference, box.boxes(image)
-    found = []
-    for own, like in zip(wanted, likes, strict=True):
-        best = 0.0
-        for other, score in zip(corners, scores, strict=True):
-            # The last voxel belongs to a box.
-            sides = [min(own[a + 3], other[a + 3]) - max(own[a], other[a]) + 1 for a in range(3)]
-            both = float(np.prod([max(side, 0) for side in sides]))
-            sizes = [float(np.prod([each[a + 3] - each[a] + 1 for a in range(3)])) for each in (own, other)]
-            alike = float(like @ score / np.sqrt((like @ like) * (score @ score)))
-            best = max(best, both / (sum(sizes) - both) * alike)
-        found.append(best)
-    return found
-
-
 def settings_of(name: str, **others: Any) -> dict[str, Any]:
     return {"target": TARGET, "fill": ms.ConstantFill(FILLS[0]), "mask_batch_size": 7} | METHODS[name][1] | others
 
@@ -142,32 +125,3 @@ def test_equals_the_slow_one(name: str) -> None:
     np.testing.assert_allclose(found.scores, scores, rtol=0, atol=1e-12)
     np.testing.assert_allclose(found.saliency, expected, rtol=0, atol=1e-12)
     assert np.abs(expected).max() > 1e-3
-
-
-def test_sbsm_of_embeddings_equals_the_slow_one() -> None:
-    box = BlackBox(IMAGE.shape, outputs=9)
-    query = box(np.random.default_rng(2).normal(size=IMAGE.shape))
-    masks = METHODS["sbsm"][2]()
-    scores = np.array([[-np.sqrt(((box(perturbed(mask)) - query) ** 2).sum())] for mask in masks])
-    reference = np.array([-np.sqrt(((box(IMAGE) - query) ** 2).sum())])
-    expected = slow_map(masks, scores, reference, "loss")
-    target = ms.EmbeddingSimilarity("distance", torch.from_numpy(query))
-    found = ms.sbsm(**settings_of("sbsm", target=target))(torch.from_numpy(IMAGE)[None], box.describe)
-    np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-12)
-    assert expected.max() > 1e-3
-
-
-def test_drise_of_boxes_equals_the_slow_one() -> None:
-    box = BlackBox(IMAGE.shape, BlackBox.box_outputs(3))
-    corners, likes = box.boxes(IMAGE)
-    order = np.argsort(-likes.max(axis=1), kind="stable")
-    masks = METHODS["drise"][2]()
-    wanted = corners[order], likes[order]
-    scores = np.array([slow_matches(box, wanted, perturbed(mask)) for mask in masks])
-    expected = slow_map(masks, scores, np.ones(BOXES), "kept")
-    explain = ms.drise(**settings_of("drise", target=ms.DetectionScore(0.0)))
-    found = explain(torch.from_numpy(IMAGE)[None], box.detect)
-    assert expected.shape == (BOXES, *SHAPE)
-    assert likes.shape == (BOXES, CLASSES)
-    np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-6)  # overlaps are float32
-    assert np.abs(expected).max() > 1e-2

@@ -221,22 +221,6 @@ def test_a_whole_method_for_detectors(vectors: bool) -> None:
     close(found, torch.from_numpy(expected).float())
 
 
-@pytest.mark.parametrize("vectors", [False, True])
-@pytest.mark.parametrize("classes", [None, [1]])
-def test_boxes_that_are_given(vectors: bool, classes: list[int] | None) -> None:
-    """The scores are those of the target, but for the pixel that xaitk-saliency adds to a box's edges."""
-    target = ms.DetectionScore(boxes=[[0.5, 0.5, 9.0, 8.0]], classes=classes)
-    explain = BlackBoxInferer(DRISEStack(40, 4, 0.5, 3), target)
-    (found,) = explain.explain(IMAGES[:1], Boxes(vectors))
-    if classes is not None and not vectors:  # the detector finds none of this class
-        assert not found.saliency.any()
-        return
-    masks = ms.RISEMasks(40, 4, 0.5, 3).bind(IMAGES[0]).render(range(40))[:, 0].double()
-    plain = torch.einsum("n,nhw->hw", found.scores[:, 0].double(), masks) / masks.sum(dim=0)
-    together = torch.stack([plain.flatten(), found.saliency[0].double().flatten()])
-    assert float(torch.corrcoef(together)[0, 1]) > 0.98
-
-
 def test_whole_methods_that_do_not_fit_are_refused() -> None:
     method = RISEStack(20, 4, 0.4, 3)
     explain = BlackBoxInferer(method, TARGET)
