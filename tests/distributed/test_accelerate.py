@@ -145,6 +145,7 @@ class TestOneProcess:
         assert maps(tmp_path / "out") == maps(tmp_path / "plain")
         assert local_device() == torch.device("cpu") or torch.accelerator.is_available()
 
+    @pytest.mark.slow
     def test_code_of_the_page(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         found = run_page("accelerate")

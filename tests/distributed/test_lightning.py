@@ -240,6 +240,7 @@ class TestEngine:
             LightningEngine(strategy)
 
 
+@pytest.mark.slow
 def test_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = run_page("lightning")

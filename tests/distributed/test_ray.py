@@ -264,6 +264,7 @@ def segformer() -> OnImageGrid:
     return OnImageGrid(network, output="logits")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_segformer_in_tasks_and_actors_of_ones_own() -> None:
     """Another library's network: in parts, on Ray, to the bit what it is in one process."""

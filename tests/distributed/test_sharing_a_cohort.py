@@ -117,7 +117,11 @@ def test_torchrun(cohort: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "split"), [("spleen_ct_segmentation", "masks"), ("lung_nodule_ct_detection", "cases")]
+    ("layout", "split"),
+    [
+        ("lung_nodule_ct_detection", "cases"),
+        pytest.param("spleen_ct_segmentation", "masks", marks=pytest.mark.slow),
+    ],
 )
 def test_a_bundle_of_somebody_else(make: Callable[[str], Bundle], tmp_path: Path, layout: str, split: str) -> None:
     """Its maps are those of the plain overlay, and so are its own outputs of each case."""
