@@ -19,7 +19,6 @@ from monai_saliency import (
     RegionMasks,
     Supervoxels,
     region_occlusion,
-    sliding_window,
 )
 from monai_saliency.cases import Case
 from monai_saliency.masks.supervoxels import whole_image
@@ -138,11 +137,6 @@ class TestRegionRows:
             for label in (1, 0)
             for region, drop in zip((two, five, nine), drops[label], strict=True)
         ]
-
-    def test_masks_of_other_kinds(self) -> None:
-        (explanation,) = sliding_window(1, target=TARGET).explain(IMAGE, total)
-        with pytest.raises(ValueError, match="the masks are not made of regions"):
-            region_rows(explanation)
 
     def test_table(self, tmp_path: Path) -> None:
         """A case explained again takes its old rows' place."""
