@@ -50,7 +50,8 @@ def write_report(folder: str | Path, title: str | None = None) -> Path:
         around = [None, *explained, None]
         thumbnails: dict[str, Sequence[str]] = {}
         for place, case in enumerate(explained):
-            shown, problem = None, ""
+            shown: Shown | None = None
+            problem = ""
             try:
                 shown = Shown.of(case, cohort.scales)
             except ValueError as error:

@@ -74,19 +74,6 @@ class CaseFiles:
     regions: Sequence[Row]
     folder: Path
 
-    @cached_property
-    def kept_file(self) -> Path | None:
-        """The scan that was kept for the report."""
-        return _inside(self.folder, kept_path(self.folder, self.case))
-
-    @cached_property
-    def map_files(self) -> tuple[Path | None, Path | None]:
-        """The files of its maps and of their standard errors."""
-        key = "saliency" if self.kept is None else self.kept.key
-        error = "standard_error" if key == "saliency" else f"{key}_standard_error"
-        maps, errors = (self.folder / f"{self.case}_{ending}.nii.gz" for ending in (key, error))
-        return _inside(self.folder, maps), _inside(self.folder, errors)
-
     @property
     def id(self) -> str:
         """The name of its pages and pictures."""
@@ -95,8 +82,9 @@ class CaseFiles:
     @cached_property
     def kept(self) -> KeptScan | None:
         """The scan that was kept; None where there is none of these maps."""
+        path = _inside(self.folder, kept_path(self.folder, self.case))
         try:
-            return None if self.kept_file is None else KeptScan.load(self.kept_file)
+            return None if path is None else KeptScan.load(path)
         except ValueError as error:
             logger.warning("case %s: %s, so its page shows the maps alone", self.case, error)
             return None
@@ -107,7 +95,10 @@ class CaseFiles:
         Raises:
             ValueError: when there are none, or when they cannot be read.
         """
-        map_file, error_file = self.map_files
+        key = "saliency" if self.kept is None else self.kept.key
+        error = "standard_error" if key == "saliency" else f"{key}_standard_error"
+        paths = (self.folder / f"{self.case}_{ending}.nii.gz" for ending in (key, error))
+        map_file, error_file = (_inside(self.folder, path) for path in paths)
         if map_file is None:
             raise ValueError("its map is not in the folder any more")
         maps = MapFile(map_file, len(self.rows))
