@@ -76,7 +76,7 @@ class FocusedMasks(Masks):
 
     Args:
         regression: makes the maps in which places are found, such as :class:`~monai_saliency.RegressionScoring`.
-        num_masks: random masks for each explained score, at least 8.
+        num_masks: random masks for each explained score, at least 4.
         p1: probability in (0, 1) that a cell is kept in the first round. In a place it is up to 1.6 times that.
         seed: of the random masks.
         inferer: a sliding-window inferer whose patches are to be spared.
@@ -117,7 +117,7 @@ class FocusedMasks(Masks):
         if not callable(getattr(regression, "effects", None)):
             raise ValueError(f"`regression` must be an estimator such as RegressionScoring(), got {regression!r}")
         self.regression = regression
-        self.num_masks = whole_number("num_masks", num_masks, 8)
+        self.num_masks = whole_number("num_masks", num_masks, 4)
         probability("p1", p1)
         if not 0 < p1 < 1:
             raise ValueError(f"`p1` must be above 0 and below 1, got {p1}: else nothing is hidden, or everything")

@@ -188,7 +188,7 @@ def test_defaults_of_the_demo_are_not_named_under_another_method(caplog: pytest.
     parser = ConfigParser()
     parser.read_config(BUNDLE / "configs" / "inference.yaml")
     found = parser.get_parsed_content("chosen_method").settings
-    assert found == {id: each.default for id, each in own_settings(ms.focused_rise).items()} | {"window_size": 16}
+    assert found == {id: each.default for id, each in own_settings(ms.focused_rise).items()}
     parser.update({"method": "rise", "num_masks": 7})
     assert parser.get_parsed_content("chosen_method").settings["grid_size"] == 5
     assert not [message for message in caplog.messages if message.startswith("nothing reads")]
