@@ -20,7 +20,7 @@ from monai_saliency.utils.patch_grid import PatchGrid
 
 # Shape, patch, edge of the cubes, and players with the background.
 CASES: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = [
-    ((24, 20), (12, 12), 5, 8),
+    ((24, 20), (12, 12), 5, 10),
     ((14, 12, 10), (8, 8, 8), 5, 8),
 ]
 

@@ -97,7 +97,7 @@ class Runs:
             i, j = ours[words], theirs[words]
             found = Compared(first.case, run, words, (first.rows[i], second.rows[j]))
             found = replace(found, thumbnails=[*pictures[0][i : i + 1], *pictures[1][j : j + 1]])
-            if problem := self._difference(*found.rows, run):
+            if problem := self._difference(first.rows[i], second.rows[j], run):
                 yield replace(found, problem=problem)
                 continue
             agreement = map_agreement(values[0][i], values[1][j], maps[0].affine)
