@@ -50,19 +50,7 @@ _OWN_KEYS = {"case": "the case", "explanation": "the explanation", "title": "the
 
 
 class AttachedHandler(SaliencyHandler):
-    """Explains the batches of any evaluator, by what its inferer is given and gives.
-
-    Args:
-        settings: what is explained, and how.
-        words: what the evaluator is called in messages, such as its id in a config.
-        evaluator: the evaluator. Its inferer is replaced by one that also records its calls.
-        postprocessing: what the bundle does with its predictions.
-        folder: the folder for maps and tables.
-
-    Attributes:
-        num_cases: how many cases were met.
-        last_case: the name of the last one.
-    """
+    """Explains the batches of any evaluator, by what its inferer is given and gives."""
 
     def __init__(self, settings: AttachSettings, words: str, evaluator: Any, postprocessing: Any, folder: Path) -> None:
         self._predicting = predicting(evaluator)

@@ -44,17 +44,7 @@ _SHARED = {"target", "estimator", *inspect.signature(PerturbationInferer).parame
 
 
 def find_method(name: str | Method, id: str = "method") -> Method:
-    """A method by its name.
-
-    Args:
-        name: of a function of :mod:`monai_saliency.methods`, or the dotted path of your own function; a function is
-            taken as it is. A class of xaitk-saliency by its dotted path, or an object of one, is a method too
-            (:func:`monai_saliency.xaitk.chosen.as_method`).
-        id: what errors call the name.
-
-    Raises:
-        ValueError: when there is no such function, or it does not have a method's signature.
-    """
+    """A method by its name."""
     found = look_up_option(name, {each: getattr(methods, each) for each in methods.__all__}, default=None)
     if found is not None:
         return found

@@ -38,17 +38,7 @@ MACHINERY = (
 
 @dataclass(frozen=True)
 class BundleRun:
-    """A bundle that is run with the overlay ``slurm``.
-
-    Args:
-        bundle_root: the bundle's folder.
-        config_files: the bundle's own; ``configs/inference.yaml`` in its folder when empty.
-        run_id: the id to run: ``"explain"`` for somebody else's bundle, with the overlay of that name.
-        sweep_dir: the folder below which settings name the output folder; ``sweep`` in the bundle's folder by default.
-
-    Raises:
-        FileNotFoundError: when there is no such config file.
-    """
+    """A bundle that is run with the overlay ``slurm``."""
 
     bundle_root: Path
     config_files: Sequence[Path] = ()
@@ -117,20 +107,7 @@ class BundleRun:
 
 
 def from_environment(environment: Mapping[str, str], words: Sequence[str] = ()) -> list[str]:
-    """The command of the job script, from its environment.
-
-    A variable is the id of the same name in capitals: ``NUM_MASKS=4000`` is ``--num_masks=4000``, or
-    ``--saliency_num_masks=4000`` for somebody else's bundle. Variables are all settings of all methods, those of your
-    own method, and those that the head of ``bundle/slurm/explain.sbatch`` lists.
-
-    Args:
-        environment: the variables.
-        words: flags for any other id.
-
-    Raises:
-        ValueError: when there is no such method, or ``words`` are not flags.
-        FileNotFoundError: when there is no such config file.
-    """
+    """The command of the job script, from its environment."""
     if words and not words[0].startswith("--"):
         raise ValueError(f"expected --id value behind the script, got {words[0]}")
 

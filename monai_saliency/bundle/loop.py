@@ -27,16 +27,7 @@ Engine: Any = ignite.Engine
 
 
 class Loop(Engine):
-    """Somebody's own loop, as the handler that explains sees an evaluator: what predicts, and the batch at hand.
-
-    Args:
-        network: the network.
-        inferer: calls the network; MONAI's ``SimpleInferer`` by default.
-        loader: gives the batches. Its dataset has the cases' files, and the preprocessing that maps go back through.
-
-    Attributes:
-        amp, amp_kwargs: how the network was autocast on a GPU at the last prediction.
-    """
+    """Somebody's own loop, as the handler that explains sees an evaluator: what predicts, and the batch at hand."""
 
     def __init__(self, network: Callable[..., Any], inferer: Any = None, loader: Any = None) -> None:
         super().__init__(lambda engine, batch: None)  # it is never run
@@ -82,20 +73,7 @@ class LoopExplainer:
         self.loop.fire_event(Events.ITERATION_STARTED)
 
     def __call__(self, batch: Any, prediction: Any, *args: Any, **kwargs: Any) -> None:
-        """Explain a batch. Call it under the same autocast as the network.
-
-        Args:
-            batch: what the loader gave: a dictionary, a list, or the images ``(B, C, *spatial)``.
-            prediction: what the network gave for it, by the loop's inferer if it has one, before any postprocessing. A
-                case for which it gives something else now is a failure, with both figures.
-            args: further inputs of the network, as the loop gave them.
-            kwargs: further inputs of the network, by name.
-
-        Raises:
-            ValueError: when the batch has no image, or another number of cases than of images, or when the network is
-                autocast elsewhere than on CUDA.
-            Exception: the error of a case that cannot be explained, with ``strict=True``.
-        """
+        """Explain a batch. Call it under the same autocast as the network."""
         self.explain(batch, Call(self._on_device(self._images(batch)), args, kwargs, prediction))
 
     def explain(self, batch: Any, call: Call) -> None:
@@ -171,20 +149,8 @@ def is_lightning(value: Any) -> bool:
 
 
 class ExplainedStep:
-    """The predict step of a Lightning module, which explains each batch right after it. Its outputs stay what they are.
-
-    Args:
-        module: the Lightning module. Its ``predict_step``, ``on_predict_start`` and ``on_predict_end`` are wrapped.
-        network: the part that predicts, or its name; by default its one part with weights.
-        inferer: the inferer that the step calls, or the attribute's name; by default the only one that it holds, or
-            none.
-
-    Attributes:
-        network: the part that predicts.
-        inferer: the inferer that the step calls; None if it calls the network itself.
-
-    Raises:
-        ValueError: when the network or the inferer is not known.
+    """The predict step of a Lightning module, which explains each batch right after it. Its outputs stay
+    what they are.
     """
 
     def __init__(self, module: Any, network: torch.nn.Module | str | None, inferer: Any) -> None:

@@ -109,18 +109,7 @@ def _label(image: Path) -> str:
 
 
 class WrappedNNUNet:
-    """Stands for an evaluator whose network is MONAI's ``ModelnnUNetWrapper``.
-
-    Args:
-        evaluator: the evaluator.
-
-    Attributes:
-        network: gives the logits of patches.
-        inferer: cuts the patches.
-        activation: what makes probabilities of the logits.
-        amp, amp_kwargs: how the network is autocast on a GPU, as nnU-Net does.
-        meter: the evaluator's.
-    """
+    """Stands for an evaluator whose network is MONAI's ``ModelnnUNetWrapper``."""
 
     def __init__(self, evaluator: Any) -> None:
         predictor = evaluator.network.predictor

@@ -28,25 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Overlay:
-    """Explains the bundle in whose config it stands. Its settings are the ids of ``configs/explain.yaml``.
-
-    Example::
-
-        parser = ConfigParser(...)  # with the configs of a bundle
-        Overlay("maps", method="sliding_window", window_size=32).explain(parser)
-
-    Args:
-        dir: the folder for maps, pictures, ``summary.csv``, ``failures.csv`` and scores; ``saliency`` below the
-            bundle's own output folder by default.
-        evaluator: the id of the evaluator; found by its class by default.
-        keep_memory: whether the program keeps what its network frees on the CPU
-            (:func:`~monai_saliency.utils.allocator.keep_freed_memory`).
-        settings: the other ids of ``configs/explain.yaml``, see
-            :class:`~monai_saliency.bundle.attach_settings.AttachSettings`.
-
-    Raises:
-        ValueError: when a setting is wrong.
-    """
+    """Explains the bundle in whose config it stands. Its settings are the ids of ``configs/explain.yaml``."""
 
     def __init__(
         self, dir: str | Path | None = None, evaluator: str | None = None, keep_memory: bool = True, **settings: Any
@@ -69,15 +51,7 @@ class Overlay:
         return cls(**given_settings(own.get("method", AUTO), "saliency_") | own)
 
     def explain(self, parser: ConfigParser | None = None) -> None:
-        """Run the bundle and explain what it predicts.
-
-        Args:
-            parser: the bundle's parser; by default the one in whose expression this is called.
-
-        Raises:
-            ValueError: when the bundle cannot be explained, with the reason.
-            SystemExit: with one line that sums up the failures, where there are any.
-        """
+        """Run the bundle and explain what it predicts."""
         bundle = BundleConfig(parser if parser is not None else calling_parser())
         evaluator_id = self.evaluator or bundle.evaluator_id()
         steps = bundle.run_steps(evaluator_id)

@@ -22,22 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Placement:
-    """Takes maps from the network's input back through a bundle's preprocessing.
-
-    The preprocessing is what the loader's dataset applies, so its ids do not matter. A map stays on the grid of the
-    network's input, and the log says so, if there is no way back: for images that come from no file, patches of a
-    slide, pipelines that do not restore the file's grid, and pipelines with a step that may move voxels and records
-    nothing. Other steps that cannot be inverted are passed by, and a map of an image that was put together from several
-    files goes back to the first one.
-
-    Args:
-        loader: the evaluator's, which the preprocessing is found in.
-        image_key: where a case holds the network's input.
-        saliency_key: where a case holds its map.
-        nearest: whether maps are resampled by nearest neighbour, for maps that are flat in regions.
-        keeps_place: whether steps that record nothing and are not MONAI's, and ``Lambdad``, change values only.
-        setting: what errors call ``keeps_place``.
-    """
+    """Takes maps from the network's input back through a bundle's preprocessing."""
 
     def __init__(
         self,

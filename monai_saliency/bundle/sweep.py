@@ -33,14 +33,7 @@ _VOXELS = 2**18
 
 @dataclass
 class Setting:
-    """One setting of a sweep: its folder, the values in the folder's name, and the tables of its run by now.
-
-    Attributes:
-        missing: the cases that another setting has, and of which this one has no map. Failed cases are among them.
-        agreement: the mean correlation of its maps with the maps of the reference, in [-1, 1]; None if there is nothing
-            to correlate.
-        compared: how many cases the mean is over.
-    """
+    """One setting of a sweep: its folder, the values in the folder's name, and the tables of its run by now."""
 
     name: str
     folder: Path
@@ -81,11 +74,6 @@ class Sweep:
     """The settings of a sweep, and how far their maps agree: the Pearson correlation of the maps of one case, class and
     channel over the voxels of the scan. (A rank correlation would mostly compare the many voxels that do not matter.)
     Constant maps, and classes that only one setting explains, are left out.
-
-    Attributes:
-        settings: the settings, sorted by name, with numbers in the names sorted by size.
-        matrix: ``(S, S)``, the agreement of each two settings: the mean over the cases. NaN without maps to compare.
-        reference: the index of the setting with which the ``agreement`` of the others is computed.
     """
 
     settings: list[Setting]
@@ -146,22 +134,7 @@ def _cell(value: float | None) -> str:
 
 
 def gather(sweep_dir: str | Path, reference: str | None = None) -> Sweep:
-    """Read the results of a sweep so far. Nothing is written, and the runs need not have ended.
-
-    Example::
-
-        sweep = gather("sweep")
-        sweep.write("sweep")
-
-    Args:
-        sweep_dir: the folder of the sweep. A folder in it is a setting if it is named ``id=value,id=value``, or if it
-            holds a ``summary.csv``. Tables and maps can also be in its folder ``saliency``.
-        reference: the name of the setting with whose maps the other maps are compared; the setting with the most
-            forwards per case by default.
-
-    Raises:
-        ValueError: when there are no settings, when there is no ``reference``, or when a map cannot be read.
-    """
+    """Read the results of a sweep so far. Nothing is written, and the runs need not have ended."""
     settings = _settings(Path(sweep_dir))
     known = {row["case"] for setting in settings for row in [*setting.rows, *setting.failures]}
     for setting in settings:

@@ -45,17 +45,7 @@ def writers_of_config(output_dir: str, cases: Sequence[str] | None = None) -> Co
 
 @dataclass(frozen=True)
 class Recipe:
-    """Makes the cohort of a bundle's run in the process that calls it, which then explains any units of it.
-
-    The bundle is made from the driver's config, as MONAI does, with an engine that takes the cohort: the run comes as
-    far as its engine. The network is made once.
-
-    Args:
-        config: the bundle's config, as the plain run reads it.
-        run_id: the id by which the driver runs it.
-        path: the driver's ``sys.path``, for the bundle's own modules.
-        folder: the driver's working directory, which relative paths start from.
-    """
+    """Makes the cohort of a bundle's run in the process that calls it, which then explains any units of it."""
 
     config: dict[str, Any]
     run_id: str

@@ -39,10 +39,7 @@ __all__ = ["CachedDataset", "ItemKey", "choose_backend", "cohort_dataset", "is_r
 
 
 class ItemKey(NamedTuple):
-    """Identifies a result of a case in a cache: a hash of all that decides it, and the case's files.
-
-    The names of files are often a patient's, so an entry holds their numbers in the place of their names.
-    """
+    """Identifies a result of a case in a cache: a hash of all that decides it, and the case's files."""
 
     digest: str
     files: tuple[str, ...]

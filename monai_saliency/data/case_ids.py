@@ -14,18 +14,7 @@ __all__ = ["CaseIds", "case_id", "name_hash"]
 
 
 class CaseIds:
-    """Names of the cases of some files: :func:`case_id`, with the suffix where two files differ in it alone.
-
-    Example::
-
-        >>> ids = CaseIds(Path("scans"), [Path("scans/a.png"), Path("scans/a.jpg"), Path("scans/b.nii.gz")])
-        >>> ids(Path("scans/a.png")), ids(Path("scans/b.nii.gz"))
-        ('a.png', 'b')
-
-    Args:
-        root: the folder of the cohort. None if there is none.
-        files: all files of the cohort. One that is listed twice counts once.
-    """
+    """Names of the cases of some files: :func:`case_id`, with the suffix where two files differ in it alone."""
 
     def __init__(self, root: Path | None, files: Iterable[Path]) -> None:
         self._root = root
@@ -40,15 +29,7 @@ class CaseIds:
 
 
 def case_id(root: Path | None, image: Path) -> str:
-    """The name of a case: the path of its scan below a folder, without its suffix.
-
-    The name of a scan outside of the folder is its file name with a hash of its own folder, and of its suffix where
-    this is not ``.nii.gz``.
-
-    Args:
-        root: the folder of the cohort. None if there is none.
-        image: the path of the scan.
-    """
+    """The name of a case: the path of its scan below a folder, without its suffix."""
     # Links are not followed: the target of a data manager's link has an arbitrary name.
     path, folder = Path(os.path.abspath(image)), None if root is None else Path(os.path.abspath(root))
     if folder is not None and folder in path.parents:

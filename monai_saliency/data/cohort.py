@@ -151,11 +151,7 @@ def _is_scan(path: Path, spatial_dims: int) -> bool:
 
 
 def _files_below(root: Path) -> Iterator[Path]:
-    """The files below a folder, and links to files that do not exist. Links to folders are followed once.
-
-    Raises:
-        AdviceError: when a folder cannot be read: nobody knows which cases it holds.
-    """
+    """The files below a folder, and links to files that do not exist. Links to folders are followed once."""
 
     def refuse(error: OSError) -> None:
         raise AdviceError(

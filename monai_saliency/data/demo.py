@@ -55,31 +55,7 @@ def _template() -> _Template:
 
 
 def make_scan(seed: int, lesion: bool | int) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
-    """Make one skull-stripped T1 scan of the template brain, and the mask of its lesion.
-
-    With one seed, the scans with and without a lesion show the same head, pose, decoys and noise. They differ only in
-    the lesion and its soft edge (3 mm), and in a few other voxels that are rounded to the next integer, since the
-    lesion is added in double precision.
-
-    The decoys are a little brighter than a lesion, and thinner: three bent vessels of 40 to 70 mm and four round spots,
-    5 to 8 mm thick, where a lesion is 12 mm or more. So the brightest voxels of most scans are not in the lesion.
-
-    Args:
-        seed: decides everything else, to the bit; at least 0.
-        lesion: add a hyperintense lesion: an irregular, textured blob with semi-axes of about 6 to 14 mm, about 1.2 to
-            1.6 times as bright as white matter (like a subacute bleed), completely inside the brain, clear of the
-            decoys wherever there is room. A number adds so many lesions, clear of each other; the first one is the same
-            for any number.
-
-    Returns:
-        The scan (int16, about 100 voxels a side, arbitrary intensity units, background 0) and its label (uint8, same
-        grid; 1 in the lesion, 0 elsewhere). The affine (voxel to RAS+ mm) is the one that the voxels were sampled
-        through; orientation, spacing and field of view differ from seed to seed, and more than half are oblique.
-
-    Raises:
-        ImportError: nilearn is not installed.
-        ValueError: ``seed`` is negative.
-    """
+    """Make one skull-stripped T1 scan of the template brain, and the mask of its lesion."""
     import nibabel
     from scipy import ndimage
 

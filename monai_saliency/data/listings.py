@@ -23,14 +23,7 @@ _SHORT = {"train": "training", "val": "validation", "valid": "validation", "test
 
 @dataclass(frozen=True)
 class Listed:
-    """One entry of a list.
-
-    Attributes:
-        images: the scan's file, a file for each of its channels, or the files of a DICOM series.
-        label: its label map; None where the list has none, or a class instead.
-        channels: how many channels the scan has.
-        name: the name of the case of a DICOM series; empty for other scans, which are named by their path.
-    """
+    """One entry of a list."""
 
     images: tuple[Path, ...]
     label: Path | None = None

@@ -40,11 +40,7 @@ class _Failed:
 
 
 class _Guarded(Dataset):
-    """Items of a dataset. For an item that fails, ``__getitem__`` returns the error and never raises it.
-
-    For worker processes items are packed as bytes, since one that cannot be pickled would keep a queue waiting for
-    ever.
-    """
+    """Items of a dataset. For an item that fails, ``__getitem__`` returns the error and never raises it."""
 
     def __init__(self, dataset: Dataset, names: Sequence[str], packed: bool = False) -> None:
         self.dataset = dataset

@@ -89,40 +89,7 @@ def explain_loader(
     label_key: str | None = None,
     held_keys: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Explain every image of a prepared loader once, whatever the number of processes.
-
-    Accelerate's loaders repeat images so that all processes have equally many; while this runs, the loader does not.
-
-    Example::
-
-        accelerator = Accelerator()
-        network, loader = accelerator.prepare(network, loader)
-        for row in explain_loader(accelerator, loader, network, ms.rise(1000, target=target)):
-            row["case"], row["saliency"]  # on every process, in the loader's order
-
-    Args:
-        accelerator: an ``Accelerator``.
-        loader: prepared by it, over a dataset with a length, with ``dispatch_batches=False`` (the default for these).
-        network: prepared or not. Of a prepared one the module inside is run, since forwards of the prepared one wait
-            for the other processes, which run other numbers of forwards.
-        inferer: explains images, as made by :func:`monai_saliency.rise` and the other methods.
-        split: what processes share: ``"cases"``, the loader's batches; or ``"masks"``, the masks of every image, where
-            the loader need not be prepared.
-        write: called with each row, on the process that explained it (on the first one, if all have all maps). Then the
-            rows that are returned have no maps.
-        image_key: the key of the network's input, in batches that are dictionaries.
-        case_key: the key of the cases' names; where a batch lacks it, the names of the cases' files are used.
-        label_key: the key of label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
-        held_keys: the keys of the network's other inputs, which the inferer's ``inputs`` passes on under these names.
-
-    Returns:
-        a row for each image, in the loader's order, the same on every process: ``case``, ``saliency`` (in the host's
-        memory) and ``explained``, see :meth:`~monai_saliency.distributed.batches.BatchExplainer.__call__`.
-
-    Raises:
-        ValueError: when the loader cannot be shared without repeating images, or ``split`` is neither.
-        CaseError, RuntimeError: on all processes, when one has failed; the others finish their share first.
-    """
+    """Explain every image of a prepared loader once, whatever the number of processes."""
     send_to_device = require("accelerate.utils", extra="accelerate").send_to_device
     _check(accelerator.num_processes)
     if isinstance(network, torch.nn.Module):

@@ -18,22 +18,7 @@ __all__ = ["BatchExplainer"]
 
 
 class BatchExplainer:
-    """Explains a batch, and gives each of its cases what is known of it.
-
-    Args:
-        network: the network. Of a ``DistributedDataParallel`` one the module inside is run, since its own forwards meet
-            those of other ranks, which have other numbers of them.
-        inferer: what explains.
-        split: what ranks share: ``"cases"``, each explains its own batches; or ``"masks"``, all have the same batches,
-            and each scores its share of every image's masks.
-        image_key: the network's input, in a batch that is a dictionary.
-        case_key: the cases' names, where a batch has them; their files' names otherwise.
-        label_key: label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
-        held_keys: the network's other inputs, by the names that the inferer's ``inputs`` passes them on by.
-
-    Raises:
-        ValueError: when ``split`` is neither.
-    """
+    """Explains a batch, and gives each of its cases what is known of it."""
 
     def __init__(
         self,
@@ -55,22 +40,7 @@ class BatchExplainer:
         self.held_keys = tuple(held_keys)
 
     def __call__(self, batch: Any) -> list[dict[str, Any]]:
-        """Explain a batch.
-
-        Args:
-            batch: images ``(B, C, *spatial)``, or a dictionary with them.
-
-        Returns:
-            a dictionary for each image:
-
-            - ``case``: its name;
-            - ``saliency``: its map ``(K, *spatial)`` (``(K * C, *spatial)`` where channels have masks of their own) on
-              its device, a MetaTensor with its affine, ``applied_operations`` and other meta data;
-            - ``explained``: what each map shows, see :class:`~monai_saliency.inferers.explanation.Explanation`.
-
-        Raises:
-            KeyError: when a batch lacks a key.
-        """
+        """Explain a batch."""
         values: Mapping[str, Any] = batch if isinstance(batch, Mapping) else {self.image_key: batch}
         images = values[self.image_key]
         inputs = self.inferer.inputs.join(images, {key: values[key] for key in self.held_keys})

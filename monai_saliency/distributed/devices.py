@@ -208,11 +208,7 @@ class _SharedScores(CaseScores):
 
 
 def _existing(devices: Sequence[str | torch.device]) -> list[torch.device]:
-    """Devices with their numbers.
-
-    Raises:
-        ValueError: when the list is empty, or names a device that does not exist.
-    """
+    """Devices with their numbers."""
     if isinstance(devices, str) or not devices:
         raise ValueError(
             f"`devices` must be a list of at least one device, such as ['cuda:0', 'cuda:1'], got {devices!r}"
@@ -227,11 +223,7 @@ def _existing(devices: Sequence[str | torch.device]) -> list[torch.device]:
 
 
 def _copies(network: Callable[..., Any], devices: Sequence[torch.device]) -> list[Callable[..., Any]]:
-    """The network for each device: itself for the first one that it lies on, else a copy.
-
-    Raises:
-        ValueError: when it cannot be copied.
-    """
+    """The network for each device: itself for the first one that it lies on, else a copy."""
     if len(devices) == 1:
         return [network]
     if not isinstance(network, torch.nn.Module):
@@ -267,11 +259,7 @@ def _moved(values: Any, device: torch.device) -> Any:
 
 
 def _on_device(inferer: Inferer, device: torch.device) -> Inferer:
-    """A copy of an inner inferer that runs patches on a device, with the tensors that it holds.
-
-    Raises:
-        ValueError: when it holds a network that lies elsewhere.
-    """
+    """A copy of an inner inferer that runs patches on a device, with the tensors that it holds."""
     taken = copy.copy(inferer)
     for name, value in vars(inferer).items():
         if isinstance(value, torch.nn.Module):

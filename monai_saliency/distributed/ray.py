@@ -190,42 +190,12 @@ def score(
     part: Part | None = None,
     **settings: Any,
 ) -> list[CaseState]:
-    """Score images, or a part of their masks, in your own Ray task: on its GPU, if it was given one.
-
-    :func:`~monai_saliency.inferers.merged` makes explanations of all parts, anywhere, without the network. Only what
-    that needs travels: the scores, and what was found on the unperturbed image.
-
-    Example::
-
-        task, make_network = ray.remote(num_gpus=1)(score), ray.put(lambda: network)
-        parts = [task.remote(inferer, make_network, images, Part(i, 4)) for i in range(4)]
-        explanations = merged(ray.get(parts))
-
-    Args:
-        inferer: explains images.
-        make_network: makes the network. Some networks do not survive being sent to another process (those of
-            ``transformers`` work in the process that made them); others may be sent, as ``lambda: network``.
-        images: as for :meth:`PerturbationInferer.score <monai_saliency.inferers.inferer.PerturbationInferer.score>`.
-        part: the part of the masks; all by default.
-        settings: further arguments of ``PerturbationInferer.score``, such as ``cases``.
-    """
+    """Score images, or a part of their masks, in your own Ray task: on its GPU, if it was given one."""
     return Scorer(inferer, make_network).score(images, part, **settings)
 
 
 class Scorer:
-    """:func:`score` for an actor, which holds the network once.
-
-    Example::
-
-        actor = ray.remote(num_gpus=0.5)(Scorer)
-        pool = ray.util.ActorPool([actor.remote(inferer, make_network) for _ in range(2)])
-        parts = pool.map(lambda actor, part: actor.score.remote(images, part), [Part(i, 8) for i in range(8)])
-        explanations = merged(parts)
-
-    Args:
-        inferer: explains images.
-        make_network: makes the network, see :func:`score`.
-    """
+    """:func:`score` for an actor, which holds the network once."""
 
     def __init__(self, inferer: PerturbationInferer, make_network: Callable[[], Callable[..., Any]]) -> None:
         self.inferer = inferer

@@ -28,14 +28,7 @@ __all__ = [
 
 
 class Meaning(NamedTuple):
-    """What the values of an estimator's maps are, for the legend of a picture.
-
-    Attributes:
-        words: such as ``"change of the score"``.
-        largest: how large a value can be: of a map in the score's unit, in multiples of the score's range.
-        in_score_unit: whether the map is in the score's unit.
-        signed: whether values below zero have a meaning.
-    """
+    """What the values of an estimator's maps are, for the legend of a picture."""
 
     words: str = "change of the score"
     largest: float = 1.0
@@ -180,17 +173,7 @@ class ScoreState:
 def of_each_score(
     made: Callable[..., Any], masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
 ) -> Any:
-    """What an estimator makes of scores: of each by the masks that it asks for itself, where they come in rounds.
-
-    So a score's map is the same whatever is explained beside it.
-
-    Args:
-        made: such as :meth:`Estimator.compute`, of the other arguments.
-        masks: of the case.
-        ids: n masks that were scored.
-        scores: ``(n, K)``.
-        reference_scores: ``(K,)``.
-    """
+    """What an estimator makes of scores: of each by the masks that it asks for itself, where they come in rounds."""
     if not masks.in_rounds or not len(reference_scores):
         return made(masks, ids, scores, reference_scores)
     found = []
@@ -202,11 +185,7 @@ def of_each_score(
 
 
 def first_round(masks: BoundMasks) -> Sequence[Id]:
-    """The ids of the first round of masks.
-
-    Raises:
-        ValueError: when it has no masks.
-    """
+    """The ids of the first round of masks."""
     found = masks.first_round()
     _check_round(masks, found, ())
     return found
@@ -305,14 +284,6 @@ class Estimator(ABC):
 def score_rounding(scores: torch.Tensor, reference_scores: torch.Tensor, rounding: float = 0.0) -> torch.Tensor:
     """How far scores of one image may differ by rounding alone: eight units in the last place of the largest score, one
     millionth of it in float32.
-
-    Args:
-        scores: ``(n, K)``.
-        reference_scores: ``(K,)``.
-        rounding: as for :meth:`Estimator.noise`.
-
-    Returns:
-        ``(K,)``.
     """
     largest = torch.cat([reference_scores[None], scores]).abs().amax(dim=0)
     return max(8 * torch.finfo(scores.dtype).eps, rounding) * largest

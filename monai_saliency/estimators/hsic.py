@@ -112,12 +112,7 @@ def _shifted(masks: BoundMasks, scores: torch.Tensor) -> torch.Tensor:
 
 
 def _kernel(values: torch.Tensor, smallest: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """The Gaussian kernel of scores; None where no two scores differ.
-
-    Args:
-        values: ``(n,)``, the scores.
-        smallest: scores that differ by no more are equal.
-    """
+    """The Gaussian kernel of scores; None where no two scores differ."""
     if float(values.max() - values.min()) <= smallest:
         return None
     width = values.std(correction=0)

@@ -111,10 +111,7 @@ class MCRISEScoring(Estimator):
 
 
 class _Contrasts(BoundMasks):
-    """What stands in the place of a mask in the formulas of RISE: ``1 + a * m_0 - b * K * h_k`` for each fill k.
-
-    RISE's formulas read ``(M - p1) / p1``; with p1 = 1 that is the difference of the image and the fill.
-    """
+    """What stands in the place of a mask in the formulas of RISE: ``1 + a * m_0 - b * K * h_k`` for each fill k."""
 
     def __init__(self, masks: BoundMasks, kept: float, hidden: float) -> None:
         self.base, self.kept, self.hidden = masks, kept, hidden

@@ -19,18 +19,7 @@ _AT_ONCE = 2**23
 def moments(
     masks: BoundMasks, ids: Sequence[Id], first: torch.Tensor, second: torch.Tensor, origin: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sums of ``M - origin``, and of its square, each mask M multiplied by its weights; masks are rendered once.
-
-    Args:
-        masks: the masks of the case.
-        ids: the ids of n masks.
-        first: ``(n, A)``, the weights of ``M - origin``.
-        second: ``(n, B)``, the weights of ``(M - origin) ** 2``.
-        origin: about the mean of a mask's value, so that nothing large cancels later.
-
-    Returns:
-        ``(A, channels or 1, *spatial)`` and ``(B, channels or 1, *spatial)``, as :meth:`BoundMasks.weighted_sum`.
-    """
+    """The sums of ``M - origin``, and of its square, each mask M multiplied by its weights; masks are rendered once."""
     sums = masks.zero_sums(first), masks.zero_sums(second)
     weights = [each.to(masks.device, masks.dtype) for each in (first, second)]
     with exact_arithmetic(masks.device):

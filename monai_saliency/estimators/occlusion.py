@@ -192,12 +192,7 @@ class HierarchicalScoring(Estimator):
 
 
 def sum_of_hidden(masks: BoundMasks, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
-    """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``.
-
-    Masks that change nothing outside of one box are added inside it; others are rendered a few at a time. The sum is
-    not computed as ``sum_i weights[i, k] - sum_i weights[i, k] * M_i``: rounding would leave small values where no mask
-    hides the voxel.
-    """
+    """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``."""
     sums = masks.zero_sums(weights)
     weights = weights.to(masks.device, masks.dtype)
     hidden_boxes = masks.hidden_boxes(ids)

@@ -180,15 +180,7 @@ def _voxels(heights: torch.Tensor, bumps: Sequence[torch.Tensor]) -> torch.Tenso
 
 
 class _Ridge(NamedTuple):
-    """A ridge regression of n values.
-
-    Attributes:
-        features: ``(n, bumps)``.
-        heights: ``(bumps,)``.
-        explained: ``(n,)``, of each value.
-        left_out: ``(n,)``, the error at each mask without it.
-        weights: ``(n, n)``, the inverse of the products of features with the penalty.
-    """
+    """A ridge regression of n values."""
 
     features: torch.Tensor
     heights: torch.Tensor
@@ -203,14 +195,7 @@ class _Ridge(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """Two ridge regressions, the second one with a variance for each bump.
-
-    Attributes:
-        first: with the same variance for all.
-        second: of features that are multiplied by the roots of the variances.
-        root: ``(bumps,)``, of the variances.
-        slope: of the scores on what the second one explains.
-    """
+    """Two ridge regressions, the second one with a variance for each bump."""
 
     first: _Ridge
     second: _Ridge

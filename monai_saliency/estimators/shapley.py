@@ -198,9 +198,8 @@ def _checked(masks: BoundMasks) -> BoundCoalitionMasks:
 def _drops(
     masks: BoundCoalitionMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
 ) -> torch.Tensor:
-    """How far the score falls with each mask, float64 ``(N + 1, K)`` on the CPU; 0 in the last row, where none is used.
-
-    A constant in all scores is gone.
+    """How far the score falls with each mask, float64 ``(N + 1, K)`` on the CPU; 0 in the last row, where
+    none is used.
     """
     if len(set(ids)) < len(masks):
         raise ValueError(f"Shapley values need the scores of all {len(masks)} coalitions, got {len(set(ids))}")
@@ -212,10 +211,7 @@ def _drops(
 def _solve(
     masks: BoundCoalitionMasks, drops: torch.Tensor, interactions: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapley values ``(players, K)``, and their variances.
-
-    The game here is what hiding a set of players takes from the score, which has the same Shapley values.
-    """
+    """Shapley values ``(players, K)``, and their variances."""
     if masks.meetings is None:
         assert masks.pairs is not None
         first, second = masks.pairs.T

@@ -25,29 +25,14 @@ _PAIRS = 5
 
 
 class Chosen(NamedTuple):
-    """Interactions that help to predict pairs.
-
-    Attributes:
-        places: their columns.
-        missed: ``(m,)``, what is missed of each pair where others predict it and choose the interactions.
-    """
+    """Interactions that help to predict pairs."""
 
     places: list[int]
     missed: torch.Tensor
 
 
 def triples(first: np.ndarray, features: torch.Tensor, weight: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """What the regression misses of the products of three signs, whose Shapley values are 2/3 for each of the three.
-
-    Args:
-        first: bool ``(m, players)``, the first coalition of each pair.
-        features: ``(m, players)``, the columns of the regression, multiplied by ``weight``.
-        weight: ``(m, 1)``, the square root of the weight of each pair.
-        values: ``(players,)``, a first estimate of the values: players of large ones are looked at.
-
-    Returns:
-        ``(m, triples)``; no column for fewer than three players.
-    """
+    """What the regression misses of the products of three signs, whose Shapley values are 2/3 for each of the three."""
     players = first.shape[1]
     looked_at = values.abs().argsort(descending=True, stable=True)[:_PLAYERS].sort().values.tolist()
     places = torch.tensor(list(itertools.combinations(looked_at, 3)), dtype=torch.long).reshape(-1, 3)
@@ -60,13 +45,7 @@ def triples(first: np.ndarray, features: torch.Tensor, weight: torch.Tensor, val
 
 
 def choose(base: torch.Tensor, columns: torch.Tensor, wanted: torch.Tensor) -> Chosen:
-    """Choose columns beside those of a regression.
-
-    Args:
-        base: ``(m, p)``, the columns of the regression.
-        columns: ``(m, q)``, from which to choose.
-        wanted: ``(m,)``, what to explain.
-    """
+    """Choose columns beside those of a regression."""
     count, inner = len(wanted), len(wanted) * (_FOLDS - 1) // _FOLDS
     most = max(0, min(count // _PAIRS, (inner - base.shape[1]) // 2, columns.shape[1]))
     group = torch.arange(count) % _FOLDS
@@ -82,11 +61,7 @@ def choose(base: torch.Tensor, columns: torch.Tensor, wanted: torch.Tensor) -> C
 def _path(
     base: torch.Tensor, columns: torch.Tensor, wanted: torch.Tensor, train: torch.Tensor, steps: int
 ) -> tuple[list[int], torch.Tensor]:
-    """Choose one column after another by the pairs ``train``, bool ``(m,)``.
-
-    Returns:
-        the columns, and what is left of each pair after none, one, two, ... of them, ``(m, steps + 1)``.
-    """
+    """Choose one column after another by the pairs ``train``, bool ``(m,)``."""
     solve = torch.linalg.pinv(base[train])
     left = wanted - base @ (solve @ wanted[train])
     rest = columns - base @ (solve @ columns[train])
@@ -113,17 +88,7 @@ def regression(
     total: torch.Tensor,
     interactions: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapley values ``(players, K)`` of KernelSHAP's regression on pairs of complements, and their variances.
-
-    What two complements say of the values of their players is half the difference of their scores. The sum of all
-    values is known, so each value is an equal share of the sum and a rest; the rests sum to 0.
-
-    Args:
-        first: bool ``(m, players)``, the first coalition of each pair.
-        half: ``(m, K)``, half the differences of the scores.
-        total: ``(K,)``, the sum of the values.
-        interactions: whether interactions of three players are further columns, where they help.
-    """
+    """Shapley values ``(players, K)`` of KernelSHAP's regression on pairs of complements, and their variances."""
     count, players = first.shape
     sizes = first.sum(axis=1)
     size = torch.from_numpy(sizes).double()[:, None]

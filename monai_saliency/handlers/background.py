@@ -11,11 +11,7 @@ __all__ = ["Background"]
 
 
 class Background:
-    """Runs pieces of work one after another in one thread. At most ``limit`` pieces wait or run.
-
-    A program that ends without :meth:`finish` still completes all pieces. When a piece raises an error, the pieces
-    after it are skipped until :meth:`check` or :meth:`finish` has raised the error.
-    """
+    """Runs pieces of work one after another in one thread. At most ``limit`` pieces wait or run."""
 
     def __init__(self, limit: int = 2) -> None:
         self.limit = limit

@@ -38,14 +38,7 @@ _DEEPEST, _MOST, _SHOWN = 5, 20, 5
 def described(
     inferer: PerturbationInferer, network: Callable[..., Any], network_id: str | None = None, loader: Any = None
 ) -> dict[str, str]:
-    """Describes what decides a map besides the image: values in words by their place, such as ``masks.seed``.
-
-    Args:
-        inferer: explains images.
-        network: the network.
-        network_id: names the network where it cannot be identified otherwise.
-        loader: the loader, whose dataset's transform is the preprocessing; None where there is none to describe.
-    """
+    """Describes what decides a map besides the image: values in words by their place, such as ``masks.seed``."""
     found: dict[str, str] = {}
     for name in ("masks", "fill", "target", "estimator", "inferer", "inputs", "output", "autocast"):
         _describe(getattr(inferer, name), name, found)
@@ -165,12 +158,7 @@ class MadeBy:
 
 
 def warn_of_others(table: CaseTable, cases: Collection[str]) -> None:
-    """Report rows of cases that a cohort does not have. They stay: a run beside this one may be writing them.
-
-    Args:
-        table: the table.
-        cases: the names of the cohort's cases.
-    """
+    """Report rows of cases that a cohort does not have. They stay: a run beside this one may be writing them."""
     known = set(cases)
     others = list(dict.fromkeys(row["case"] for row in table.read() if row["case"] not in known))
     if others:
@@ -202,18 +190,7 @@ def scan_mark(file: str | None) -> str:
 
 
 def warn_of_another_scan(table: CaseTable, case: str, scan: str) -> bool:
-    """Report a row of a case that an earlier run has made of another scan, before it is replaced.
-
-    Two cohorts of equal names in one output folder look alike otherwise, where the second run stops early.
-
-    Args:
-        table: has a column ``scan``.
-        case: the name of the case.
-        scan: the mark of the scan that is explained now.
-
-    Returns:
-        whether there is such a row.
-    """
+    """Report a row of a case that an earlier run has made of another scan, before it is replaced."""
     rows = table.read()
     before = next((row["scan"] for row in rows if row["case"] == case and row["scan"]), scan)
     if not scan or before == scan:

@@ -48,15 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Batch:
-    """Images that are explained together.
-
-    Attributes:
-        inputs: ``(B, C, *spatial)``, as the network is given them.
-        items: each image's dictionary, with its name under ``"case"``.
-        inferer: explains this batch; the handler's own where None.
-        predictions: what the evaluator's network gave for each image ``(1, ...)``, before any postprocessing; None for
-            an image, or for all, where it is not known.
-    """
+    """Images that are explained together."""
 
     inputs: torch.Tensor
     items: Sequence[dict[Any, Any]]

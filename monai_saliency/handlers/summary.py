@@ -90,11 +90,7 @@ def _noise(explanation: Explanation) -> list[float | str]:
 
 
 def is_noise(row: dict[str, Any], names: Sequence[str] = ("peak_saliency", "lowest_saliency")) -> bool:
-    """Whether all values of a row's map are within five times its noise of 0, as chance alone can put them.
-
-    A map that is zero counts as well. Where the noise is not known, nothing counts. ``names`` are the columns that are
-    looked at.
-    """
+    """Whether all values of a row's map are within five times its noise of 0, as chance alone can put them."""
     values = [row[name] for name in names if row.get(name, "") != ""]
     return row.get("noise", "") != "" and all(abs(float(each)) <= TIMES_NOISE * float(row["noise"]) for each in values)
 

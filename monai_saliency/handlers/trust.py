@@ -50,10 +50,7 @@ _LONGEST = 300  # characters of a problem in the table
 
 @dataclass(frozen=True)
 class Trusted:
-    """An explained case whose map is measured.
-
-    ``label`` reads the label map ``(1, *spatial)`` of what should be found, on the grid of ``image`` ``(C, *spatial)``.
-    """
+    """An explained case whose map is measured."""
 
     explanation: Explanation
     inferer: PerturbationInferer
@@ -278,11 +275,7 @@ class _Figures:
 
 
 def label_on_grid(item: Mapping[Any, Any], image_key: Any) -> Callable[[], torch.Tensor] | None:
-    """A function that reads a case's label map on the grid of its image, by nearest neighbour.
-
-    It gives ``(1, *spatial)``: 1 where any channel of ``label``, a file or a map ``(C, *spatial)``, is neither 0 nor
-    NaN. None where the case has no label map.
-    """
+    """A function that reads a case's label map on the grid of its image, by nearest neighbour."""
     label, image = item.get("label"), item[image_key]
     if isinstance(label, torch.Tensor) and label.ndim == image.ndim and label.shape[1:] == image.shape[1:]:
         return cache(partial(_inside, plain(label)))

@@ -58,11 +58,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(rows: Sequence[Row]) -> Verdict:
-    """Compare maps with those of the network at random weights.
-
-    They pass where the median size of the rank correlation is below 0.5 and, where labels are known, the AUPRC of the
-    network at random weights is at most half of the maps' own, both as means.
-    """
+    """Compare maps with those of the network at random weights."""
     agreement = _agreement(rows)
     if not agreement:
         return Verdict(None, "not known: no map of the network at random weights was made")
@@ -82,17 +78,7 @@ def verdict(rows: Sequence[Row]) -> Verdict:
 
 
 def trust_page(rows: Sequence[Row]) -> str:
-    """The page of a cohort, in Markdown: consistency, plausibility, fidelity and usefulness.
-
-    It is made of the rows alone, so whichever process ends last makes the page of the whole cohort.
-
-    Args:
-        rows: rows of the summary, as :meth:`CaseTable.read <monai_saliency.storage.tables.CaseTable.read>` gives them.
-            Those without figures of ``--trust true`` are counted.
-
-    Returns:
-        the page; empty where no row has figures.
-    """
+    """The page of a cohort, in Markdown: consistency, plausibility, fidelity and usefulness."""
     measured = [row for row in rows if _is_measured(row)]
     if not measured:
         return ""
@@ -148,10 +134,7 @@ def _words(rows: Sequence[Row], measured: Sequence[Row]) -> dict[str, Any]:
 
 
 def _groups(rows: Sequence[Row], metrics: Sequence[tuple[str, str, bool]]) -> list[dict[str, Any]]:
-    """Rows by what their maps explain: the metrics of each, and those that speak for the maps.
-
-    These are measured for every control as well, and no control reaches them.
-    """
+    """Rows by what their maps explain: the metrics of each, and those that speak for the maps."""
     classes: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: str(row.get("class", ""))):
         classes.setdefault(str(row.get("class", "")), []).append(row)

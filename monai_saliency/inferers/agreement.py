@@ -24,15 +24,7 @@ _TOLERANCE, _HALF_TOLERANCE = 1e-3, 5e-2
 
 
 class Origin:
-    """The settings and the network that decide the scores of a process.
-
-    Args:
-        deciding: the settings that decide scores, by name.
-        network: the network, before it runs.
-
-    Attributes:
-        tolerance: how much reference scores may differ, relative to the largest.
-    """
+    """The settings and the network that decide the scores of a process."""
 
     def __init__(self, deciding: Mapping[str, Any], network: Any) -> None:
         arithmetic = [*chosen_arithmetic(), *sorted(map(str, runtime_settings(network).items()))]
@@ -61,13 +53,7 @@ def _key(value: Any) -> str | None:
 
 
 def differences(one: Origin | None, other: Origin | None, references: Sequence[torch.Tensor]) -> list[str]:
-    """What differs between two processes whose scores come together, in words; empty if nothing does.
-
-    Args:
-        one: what decides the scores of one; nothing is compared where nobody noted it.
-        other: and of the other. What is unknown in either is not compared, with one warning.
-        references: the scores ``(K,)`` of the unperturbed image in both.
-    """
+    """What differs between two processes whose scores come together, in words; empty if nothing does."""
     if one is None or other is None:
         return []
     ours, theirs = one.keys(), other.keys()

@@ -33,15 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one run over a cohort does in this process. By default it does everything.
-
-    Attributes:
-        part: the part of each case's masks. Less than all needs a store, where the parts come together: whoever
-            completes a case makes its map.
-        places: which of the loader's batches the run goes through, ascending; all by default.
-        sharing: how devices share the masks of each case; as the inferer does by default.
-        quiet: show no progress bar, since somebody else reports the progress of all processes.
-    """
+    """What one run over a cohort does in this process. By default it does everything."""
 
     part: Part = field(default_factory=Part)
     places: Sequence[int] | None = None
@@ -74,27 +66,7 @@ class _Claimed:
 
 
 class CaseExplainer:
-    """Explains cases that several processes may share, and that may fail one by one.
-
-    Example::
-
-        explainer = CaseExplainer(ms.rise(1000, target=target), network, ScoreStore("scores"))
-        explainer.explain(images, [Case("patient_7"), Case("patient_8")], write)
-
-    Args:
-        inferer: explains images.
-        network: the network.
-        store: keeps scores, so that a stopped run resumes, and lets one process at a time do a case. Nothing is kept
-            when None.
-        failures: the list of cases that cannot be explained. The error is raised when None.
-        network_id: a name for the network in the store, needed where it is not a module.
-
-    Attributes:
-        assignment: what the current run does here, see :meth:`assign`.
-        explained: the cases whose maps are written, in order, see :meth:`written`.
-        waiting: cases that another process has to finish: only a part was done here, before all others were, or
-            another process held the case.
-    """
+    """Explains cases that several processes may share, and that may fail one by one."""
 
     def __init__(
         self,
@@ -142,22 +114,7 @@ class CaseExplainer:
         write: Callable[[Explained], None],
         inferer: PerturbationInferer | None = None,
     ) -> None:
-        """Explain a batch, but for the cases that another process holds.
-
-        Where the batch fails and there is a list of failures, each of its cases is explained alone, so that only the
-        case that fails is listed.
-
-        Args:
-            images: ``(B, C, *spatial)``.
-            cases: the images' names, label maps, voxel sizes and files, B of them.
-            write: called with each case as soon as it is explained. It closes the case's claim, or empties it to close
-                it later; what it leaves is closed here at the end.
-            inferer: explains this batch; the explainer's own by default.
-
-        Raises:
-            ValueError: when a part of each case is to be scored, and no scores are kept.
-            Exception: what the network raises, where there is no list of failures.
-        """
+        """Explain a batch, but for the cases that another process holds."""
         with ExitStack() as stack:
             claims = [stack.enter_context(ExitStack()) for _ in cases]
             claimed = [

@@ -32,27 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class CaseState:
-    """One case on its way through the loop. Row 0 is the unperturbed image, row i + 1 the i-th mask that is scored.
-
-    Args:
-        case: the case, with its image.
-        masks: its masks.
-        fill: ``(C, *spatial)``, what replaces hidden voxels.
-        held: ``(H, *spatial)``, held inputs on the image's grid; H may be 0.
-        target: which number is explained; bound to the network's output of the unperturbed image (:meth:`bind`).
-        estimator: makes the map.
-        stored: the case's scores on disk, None where none are kept.
-
-    Attributes:
-        target: the target, bound to the case. There after :meth:`bind`.
-        state: the scores. There after :meth:`bind`.
-        one_by_one: whether images go through the network one at a time, since its rows depend on each other.
-        forwards_here: forwards of the network that this process, or this device, has spent on the case.
-        forwards_elsewhere: forwards that others have spent on it.
-        per_prediction: how many forwards one prediction of the image is.
-        origin: what decides the scores; None where nobody noted it.
-        rounding: how far a score may be off by the precision of the network, relative to the largest.
-    """
+    """One case on its way through the loop. Row 0 is the unperturbed image, row i + 1 the i-th mask that is scored."""
 
     target: BoundTarget
     state: ScoreState

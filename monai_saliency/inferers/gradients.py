@@ -42,29 +42,7 @@ _OFF = 0.01
 
 
 class GradientInferer(WholeMethodInferer):
-    """Explains images by the derivative of the score, for comparison.
-
-    Args:
-        method: at which images the score is differentiated, and what map is made of it.
-        target: which number of the output is explained.
-        fill: the baseline.
-        settings: those of :class:`~monai_saliency.PerturbationInferer`. ``mask_batch_size`` is the number of images
-            that are differentiated together; ``patch_memory`` and ``progress`` change nothing.
-
-    Raises:
-        ValueError: for settings that are something else.
-        CaseError: (when called) when the network or the target gives no derivative.
-
-    Example::
-
-        >>> import torch
-        >>> from monai_saliency import ClassScore
-        >>> from monai_saliency.gradients import IntegratedGradients
-        >>> explain = GradientInferer(IntegratedGradients(4), ClassScore([0], "none"))
-        >>> network = lambda x: (x ** 2).flatten(1).sum(1, keepdim=True)
-        >>> explain(torch.tensor([[[[1.0, 2.0, 3.0]]]]), network).round(decimals=4).tolist()
-        [[[[1.0, 4.0, 9.0]]]]
-    """
+    """Explains images by the derivative of the score, for comparison."""
 
     method: GradientMethod
     samples = "samples"

@@ -150,22 +150,7 @@ class PerturbationInferer(Inferer):
         return type(self)(**self.settings | changes)
 
     def __call__(self, inputs: Any, network: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Explain a batch of images.
-
-        Args:
-            inputs: ``(B, C, *spatial)``, floating point, or what the setting ``inputs`` takes.
-            network: any callable on such inputs. A module runs in evaluation mode and is left in the mode it had.
-            args: passed on to the inner inferer.
-            kwargs: passed on to the inner inferer.
-
-        Returns:
-            ``(B, K, *spatial)``, or ``(B, K * C, *spatial)`` where channels have own masks, on the inputs' device:
-            float32, or float64 for float64 inputs. A MetaTensor with the inputs' affine, ``applied_operations`` and
-            other meta data when they are one.
-
-        Raises:
-            TypeError, ValueError: when the inputs or the network's output are not what masks, fill and target read.
-        """
+        """Explain a batch of images."""
         explanations = self.explain(inputs, network, *args, **kwargs)
         counts = sorted({len(explanation.saliency) for explanation in explanations})
         if len(counts) > 1:
@@ -373,21 +358,7 @@ class Sharing(ABC):
         stored: Sequence[CaseScores] | None,
         part: Part | None,
     ) -> list[CaseState]:
-        """Score a batch of images together with other workers.
-
-        Args:
-            inferer: explains, and shares with nobody.
-            inputs: as for :meth:`PerturbationInferer.score`.
-            network: as for :meth:`PerturbationInferer.score`.
-            args: passed on to the inner inferer.
-            kwargs: passed on to the inner inferer.
-            cases: as for :meth:`PerturbationInferer.score`.
-            stored: as for :meth:`PerturbationInferer.score`.
-            part: which network batches to run here; all by default.
-
-        Returns:
-            the cases with the scores of all workers.
-        """
+        """Score a batch of images together with other workers."""
 
 
 def explaining(inferer: Any) -> PerturbationInferer:

@@ -77,11 +77,7 @@ class NNUNetInferer(OwnSteps):
         return [*(list(range(size)) for size in shape[:-dims]), *steps]
 
     def __call__(self, inputs: torch.Tensor, network: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Predict logits ``(B, classes, *spatial)`` of images ``(B, C, *spatial)``, in the images' type.
-
-        Raises:
-            ValueError: when logits are too large for float16, as nnU-Net does.
-        """
+        """Predict logits ``(B, classes, *spatial)`` of images ``(B, C, *spatial)``, in the images' type."""
         members: Sequence[Callable[..., Any]] = getattr(network, "members", (network,))
         logits = self._predict(inputs, members[0], *args, **kwargs)
         for member in members[1:]:

@@ -31,13 +31,7 @@ _EXACT_CALLS = tuple(kind.__call__ for kind in _EXACT)
 
 @dataclass(frozen=True)
 class PatchPlan:
-    """How many forwards an explanation needs, counted in patches.
-
-    Attributes:
-        patches: patches of one image.
-        forwards: forwards with remembered patches, the unperturbed image included.
-        plain: the same when every mask runs all patches.
-    """
+    """How many forwards an explanation needs, counted in patches."""
 
     patches: int
     forwards: int
@@ -57,22 +51,7 @@ def plan(
     spacing: Sequence[float] | None = None,
     reach: torch.Tensor | None = None,
 ) -> PatchPlan:
-    """Count the patch forwards of an explanation before anything is run.
-
-    Args:
-        masks: where the image is perturbed.
-        inferer: cuts the patches.
-        image: ``(C, *spatial)``; for windows its shape is enough (a tensor on the ``meta`` device).
-        labels: its label map ``(1, *spatial)``, for masks of regions.
-        spacing: voxel sizes in mm, for masks whose sizes are in mm.
-        reach: the voxels that the target reads, bool ``(*spatial)``; None for all.
-
-    Returns:
-        the counts, for a memory that holds all outputs.
-
-    Raises:
-        ValueError: when whole images would be run, or later masks depend on scores.
-    """
+    """Count the patch forwards of an explanation before anything is run."""
     bound = masks.bind(image, labels=labels, spacing=spacing)
     if bound.in_rounds:
         raise ValueError(f"{type(masks).__name__} choose later masks by earlier scores, so their forwards are unknown")

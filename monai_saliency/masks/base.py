@@ -347,25 +347,7 @@ class BoundMasks(ABC):
 
 
 def random_rows(seed: int, numbers: Sequence[Any], width: int) -> np.ndarray:
-    """Some rows of ``default_rng(seed).random((n, width))`` with n large enough.
-
-    A row costs the same however large its number is, and never depends on which other rows are drawn.
-
-    Args:
-        seed: seed of the table.
-        numbers: of the rows, each at least 0.
-        width: numbers in a row.
-
-    Returns:
-        float64 ``(len(numbers), width)``.
-
-    Example::
-
-        >>> random_rows(0, [2], 3).shape
-        (1, 3)
-        >>> bool((random_rows(0, [2], 3) == np.random.default_rng(0).random((9, 3))[2]).all())
-        True
-    """
+    """Some rows of ``default_rng(seed).random((n, width))`` with n large enough."""
     rows, wanted = np.empty((len(numbers), width)), np.asarray(numbers, dtype=np.int64)
     begins = np.flatnonzero(np.diff(wanted, prepend=wanted[:1]) != 1)
     for begin, end in itertools.pairwise([*begins, len(wanted)]):

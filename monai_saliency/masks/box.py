@@ -17,21 +17,13 @@ __all__ = ["BoundBoxMasks"]
 
 
 class BoundBoxMasks(BoundMasks):
-    """Masks of which each hides one box and keeps the rest. A subclass implements :meth:`codes`.
-
-    Attributes:
-        smooth: the width of an edge along each axis, in voxels; empty, the default, where edges are crisp. See
-            :mod:`monai_saliency.masks.smooth`.
-    """
+    """Masks of which each hides one box and keeps the rest. A subclass implements :meth:`codes`."""
 
     smooth: tuple[float, ...] = ()
 
     @abstractmethod
     def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
-        """``first`` and ``stop``, int ``(n, spatial_dims)``: each box's first voxel, and the voxel behind its last.
-
-        Both may lie outside the image, where the border cuts the box.
-        """
+        """``first`` and ``stop``, int ``(n, spatial_dims)``: each box's first voxel, and the voxel behind its last."""
 
     def hidden_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
         if self.smooth:

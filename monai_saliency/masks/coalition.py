@@ -110,14 +110,7 @@ class CoalitionMasks(Masks):
 
 
 class BoundCoalitionMasks(BoundMasks):
-    """The coalitions of one image's players.
-
-    Attributes:
-        players: what each of n players is: the label of its region, or the label and the channel.
-        coalitions: bool ``(N, n)``, True for the players that mask i keeps. Mask 0 keeps nobody.
-        meetings: the sets of players whose coalitions are all scored and decide the game; None for random coalitions.
-        pairs: int ``(m, 2)``, the masks of random coalitions and of their complements; None if all were scored.
-    """
+    """The coalitions of one image's players."""
 
     players: list[int] | list[tuple[int, int]]
     meetings: list[Meeting] | None = None
@@ -213,14 +206,7 @@ class BoundCoalitionMasks(BoundMasks):
         return torch.cat([kept.new_ones(*kept.shape[:2], 1), kept], dim=2)
 
     def paint(self, values: torch.Tensor) -> torch.Tensor:
-        """Give each voxel the value of its player; 0 where it has none.
-
-        Args:
-            values: ``(n, K)``, one row per player.
-
-        Returns:
-            ``(K, channels or 1, *spatial)``, on the masks' device and in their precision.
-        """
+        """Give each voxel the value of its player; 0 where it has none."""
         values = values.to(self.device, self.dtype)
         table = values.reshape(-1, self.channels or 1, values.shape[1]).permute(2, 1, 0)
         table = torch.cat([table.new_zeros(*table.shape[:2], 1), table], dim=2)

@@ -20,25 +20,7 @@ _CHUNK = 1024
 
 
 def draw_pairs(seed: int, players: int, count: int) -> np.ndarray:
-    """Draw different pairs of coalitions.
-
-    With the same seed and players, more pairs begin with the same ones as fewer. Pairs that determine the values of all
-    players of a game without interactions come first.
-
-    Args:
-        seed: seed of the draws.
-        players: how many players, at least 2.
-        count: how many pairs, at least ``players - 1`` and at most ``2^(players - 1) - 1``, which is all of them.
-
-    Returns:
-        bool ``(count, players)``, the first coalition of each pair, True for the players in it.
-
-    Example::
-
-        >>> pairs = draw_pairs(0, 6, 10)
-        >>> pairs.shape, bool((pairs[:7] == draw_pairs(0, 6, 7)).all())
-        ((10, 6), True)
-    """
+    """Draw different pairs of coalitions."""
     found: list[np.ndarray] = []
     later: list[np.ndarray] = []
     seen: set[bytes] = set()
@@ -77,19 +59,7 @@ def _drawn(seed: int, rows: range, players: int) -> np.ndarray:
 
 @cache
 def inclusion(players: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """How likely a pair of coalitions is among those drawn, and what it weighs in the regression.
-
-    Draws without replacement are those of Poisson clocks until as many pairs as wanted have rung, on average. A pair's
-    clock rings at a rate proportional to its leverage.
-
-    Args:
-        players: how many players.
-        count: how many pairs are drawn.
-
-    Returns:
-        two arrays ``(players + 1,)`` by the size of either coalition: the probability, and KernelSHAP's weight divided
-        by the probability, up to a constant factor. 0 for no player and for all.
-    """
+    """How likely a pair of coalitions is among those drawn, and what it weighs in the regression."""
     sizes = np.arange(1, players)
     logs = np.array([math.lgamma(players + 1) - math.lgamma(s + 1) - math.lgamma(players - s + 1) for s in sizes])
     # Each pair is met twice, by the size of either coalition.

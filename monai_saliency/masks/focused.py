@@ -135,11 +135,7 @@ class FocusedMasks(Masks):
 
 
 class BoundFocusedMasks(BoundMasks):
-    """The masks of one image. Each is made on a small grid of points, its lattice, and stretched linearly.
-
-    Attributes:
-        bounds: for each axis, where the cells begin of which places consist, and the axis' end.
-    """
+    """The masks of one image. Each is made on a small grid of points, its lattice, and stretched linearly."""
 
     def __init__(self, masks: FocusedMasks, image: torch.Tensor) -> None:
         super().__init__(image)
@@ -409,13 +405,8 @@ def _grouped(ids: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, list[i
 
 
 def _linear(places: torch.Tensor, cells: int, size: int, shift: torch.Tensor | float = 0.0) -> torch.Tensor:
-    """Matrices ``(..., places, cells)`` that read a line of cells at some places of an axis, linearly between centres.
-
-    Args:
-        places: in voxels.
-        cells: into which the axis is cut; with a shift there is one more.
-        size: of the axis, in voxels.
-        shift: ``(n, 1)``, in cells, at least 0 and below 1.
+    """Matrices ``(..., places, cells)`` that read a line of cells at some places of an axis,
+    linearly between centres.
     """
     count = cells + isinstance(shift, torch.Tensor)
     position = ((places.double() + 0.5) * cells / size - 0.5 + shift).clamp(0, count - 1)

@@ -81,11 +81,7 @@ class GridMasks(Masks):
 
 
 class _BoundGridMasks(BoundRegionMasks):
-    """The grids of one image. A cell is a region, numbered from 1; the last axis changes fastest.
-
-    Attributes:
-        grid_shape: the number of cells along each axis.
-    """
+    """The grids of one image. A cell is a region, numbered from 1; the last axis changes fastest."""
 
     def __init__(self, masks: GridMasks, image: torch.Tensor) -> None:
         # Its label map is made here, so that it need not be checked and sorted as one that a user gives.

@@ -110,12 +110,7 @@ class HierarchicalMasks(Masks):
 
 
 class BoundHierarchicalMasks(BoundBoxMasks):
-    """The windows of one image. The id of a window is its level, from 0, and its place on the grid of that level.
-
-    Attributes:
-        bounds: for each level and axis, where windows begin, and the axis' end.
-        num_levels: how many levels there are.
-    """
+    """The windows of one image. The id of a window is its level, from 0, and its place on the grid of that level."""
 
     def __init__(self, masks: HierarchicalMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
         super().__init__(image)
@@ -207,16 +202,7 @@ class BoundHierarchicalMasks(BoundBoxMasks):
 
 
 def worth_refining(ids: Sequence[Id], drops: torch.Tensor, keep: float) -> list[Id]:
-    """The masks of a round that are worth refining: those that let a score fall most, for each score its own.
-
-    Args:
-        ids: n masks.
-        drops: ``(n, K)``, how far each score falls with each.
-        keep: the share of masks, at least one for each score.
-
-    Returns:
-        masks whose hiding lets a score fall: the first of each score, then the second of each, and so on.
-    """
+    """The masks of a round that are worth refining: those that let a score fall most, for each score its own."""
     count = max(1, round(keep * len(ids)))
     best = [
         [ids[row] for row in each.argsort(descending=True, stable=True)[:count].tolist() if each[row] > 0]

@@ -142,16 +142,7 @@ class BoundMinimalMasks(BoundMasks):
         return list(dict.fromkeys(each for search in searches for each in search.wanted)) or None
 
     def found(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> list[FoundRegion]:
-        """The region of each explained score, with the numbers to check it by.
-
-        Args:
-            ids: the masks that were scored, of all rounds: ``explanation.ids``.
-            scores: ``(len(ids), K)``, their scores: ``explanation.scores``.
-            reference_scores: ``(K,)``, the scores of the unperturbed image.
-
-        Raises:
-            ValueError: when rounds are missing.
-        """
+        """The region of each explained score, with the numbers to check it by."""
         found = []
         for score, reference in zip(scores.split(1, dim=1), reference_scores.split(1), strict=True):
             rows, _ = self.replayed(ids, score.cpu(), reference.cpu())
@@ -237,15 +228,7 @@ def _boxes_of(number: Id, axes: int) -> list[Box]:
 
 
 class _Search:
-    """The search for the region of one score.
-
-    Args:
-        boxes: the windows in their order, ``(n, 2, axes)``.
-        known: the scores of sets by their ids.
-        reference: the score of the image.
-        share: of the score's rise that is kept.
-        rounding: how far scores may differ by rounding.
-    """
+    """The search for the region of one score."""
 
     def __init__(
         self, boxes: np.ndarray, known: dict[Id, float], reference: float, share: float, rounding: float
@@ -283,11 +266,7 @@ class _Search:
         return rise <= self.rounding or kept - fill >= self.share * rise - self.rounding
 
     def region(self) -> FoundRegion:
-        """The region that was found.
-
-        Raises:
-            ValueError: while sets are to be scored.
-        """
+        """The region that was found."""
         if self.size is None:
             raise ValueError("the search is not done: score the masks of all rounds first")
         chosen, rest = self.boxes[: self.size], self.boxes[self.size :]

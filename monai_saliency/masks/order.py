@@ -66,12 +66,7 @@ class OrderMasks(Masks):
 
 
 class BoundOrderMasks(BoundMasks):
-    """The masks of one image, by how many steps of the order they take.
-
-    Attributes:
-        keep: whether the highest voxels are kept.
-        hidden_fractions: the share of voxels that each mask hides, in [0, 1].
-    """
+    """The masks of one image, by how many steps of the order they take."""
 
     def __init__(self, masks: OrderMasks, image: torch.Tensor) -> None:
         super().__init__(image)

@@ -22,14 +22,7 @@ __all__ = ["Meeting", "meetings", "players_that_meet"]
 
 @dataclass(frozen=True)
 class Meeting:
-    """Players that meet, and the masks that hide each set of them.
-
-    Attributes:
-        players: k of them, ascending.
-        rows: int ``(2^k,)``: entry b is the mask that hides the players of the set bits of b and keeps all others; -1
-            for no player, which is the unperturbed image.
-        new: bool ``(2^k,)``: whether no earlier meeting has this set.
-    """
+    """Players that meet, and the masks that hide each set of them."""
 
     players: Sequence[int]
     rows: np.ndarray
@@ -37,16 +30,7 @@ class Meeting:
 
 
 def players_that_meet(present: np.ndarray, boxes: Sequence[Box], linear: bool = False) -> list[list[int]]:
-    """The players of each cell, without cells whose players all are in another one.
-
-    Args:
-        present: bool ``(patches, players)``, which players are in a patch.
-        boxes: the patches.
-        linear: whether only players of one patch meet.
-
-    Returns:
-        ascending players of each cell (or patch), in the order of cells. No list is part of another.
-    """
+    """The players of each cell, without cells whose players all are in another one."""
     if linear:
         return _largest(present)
     starts = np.array([[side.start for side in box] for box in boxes])
@@ -67,18 +51,7 @@ def _largest(cells: np.ndarray) -> list[list[int]]:
 
 
 def meetings(cells: Sequence[Sequence[int]], players: int, most: int) -> tuple[np.ndarray, list[Meeting]] | None:
-    """The coalitions whose scores decide a game that is a sum of small ones.
-
-    Args:
-        cells: the players of each small game.
-        players: how many players there are.
-        most: the most coalitions allowed.
-
-    Returns:
-        the coalitions, bool ``(N, players)``, True for players that are kept, and the meetings. Coalition 0 keeps
-        nobody. Each other one hides players of one cell only, and keeps the rest. None for more coalitions than
-        ``most``.
-    """
+    """The coalitions whose scores decide a game that is a sum of small ones."""
     everybody = np.ones(players, dtype=bool)
     sets, numbers = [everybody], {everybody.tobytes(): 0, (~everybody).tobytes(): -1}
     met, found = {-1}, []

@@ -98,18 +98,7 @@ def find_regions(
     labels: torch.Tensor | None,
     spacing: Sequence[float] | None,
 ) -> Regions:
-    """The regions of an image, one for each label but 0, on the image's device.
-
-    Args:
-        make: makes the label map from the image ``(C, *spatial)`` and its voxel sizes; None for the case's own.
-        image: ``(C, *spatial)``.
-        labels: the case's label map ``(1, *spatial)`` or ``(*spatial)``.
-        spacing: voxel sizes in mm, one per spatial axis; None if unknown.
-
-    Raises:
-        ValueError: when there is no label map, or when it has another shape than the image, values that are not whole
-            numbers, or no label but 0.
-    """
+    """The regions of an image, one for each label but 0, on the image's device."""
     if make is not None and reads_labels(make):
         known = find_regions(None, image, labels, spacing).index
         labels = make(image, spacing, known[None])  # type: ignore[call-arg]
@@ -141,14 +130,7 @@ def find_regions(
 
 
 class BoundRegionMasks(BoundMasks):
-    """The masks of one label map.
-
-    Attributes:
-        num_masks: number of random masks; None where each region is hidden in turn.
-        values: see :class:`~monai_saliency.masks.base.Regions`.
-        index: see :class:`~monai_saliency.masks.base.Regions`.
-        smooth: the width of an edge along each axis, in voxels; empty where edges are crisp.
-    """
+    """The masks of one label map."""
 
     num_masks: int | None
     smooth: tuple[float, ...] = ()
@@ -177,14 +159,7 @@ class BoundRegionMasks(BoundMasks):
         return {"coalition": random_rows(self.seed, ids, len(self.values)) < self.p1}
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Write one value of each region on all its voxels, and 0 on the voxels in no region.
-
-        Args:
-            values: ``(K, regions)``, in the order of :attr:`values`.
-
-        Returns:
-            ``(K, *spatial)``, in the masks' precision and on their device.
-        """
+        """Write one value of each region on all its voxels, and 0 on the voxels in no region."""
         values = values.to(self.device, self.dtype)
         table = torch.cat([values.new_zeros(len(values), 1), values], dim=1)
         return on_voxels(table[:, None], self.index)[:, 0]
@@ -215,15 +190,7 @@ class BoundRegionMasks(BoundMasks):
 
 
 def on_voxels(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Write what a table has for each region on all its voxels.
-
-    Args:
-        table: ``(n, C, 1 + regions)``. The first column is of voxels of no region.
-        index: see :class:`~monai_saliency.masks.base.Regions`, or the part inside a box.
-
-    Returns:
-        ``(n, C, *index.shape)``.
-    """
+    """Write what a table has for each region on all its voxels."""
     shape, flat = table.shape[:2], index.flatten()
     found = table.new_empty(*shape, len(flat))
     # Along the last axis of a table, `index_select` takes ten times as long as this, which needs places in 64 bits.

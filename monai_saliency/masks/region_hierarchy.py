@@ -84,12 +84,6 @@ class RegionHierarchyMasks(Masks):
 class BoundRegionHierarchyMasks(BoundMasks):
     """The regions of one image, and their pieces. The id of a part is its level, its region, counted from 1, and the
     place of its window on the grid of that level. The window of level 0 is the whole image.
-
-    Attributes:
-        values: the label of each region.
-        index: see :class:`~monai_saliency.masks.base.Regions`.
-        num_levels: how many levels there are, the regions among them.
-        smooth: the width of an edge along each axis, in voxels; empty where edges are crisp.
     """
 
     def __init__(

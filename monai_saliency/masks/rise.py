@@ -72,14 +72,7 @@ class RISEMasks(Masks):
 
 
 class BoundRISEMasks(BoundMasks):
-    """The stretched grids of one image.
-
-    Attributes:
-        grid_shape: cells of a grid along each axis.
-        cell_shape: a cell's edges in voxels.
-        stretched_shape: a grid's edges in voxels when it is stretched, at least the image's.
-        shifts: int ``(num_masks, spatial_dims)``, where the image begins in each stretched grid.
-    """
+    """The stretched grids of one image."""
 
     def __init__(self, masks: RISEMasks, image: torch.Tensor) -> None:
         super().__init__(image)
@@ -130,11 +123,7 @@ class BoundRISEMasks(BoundMasks):
 
 
 def _stretch_weights(cells: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Matrix ``(size, cells)`` that stretches a line of cells linearly.
-
-    Positions are voxel centres. Beyond the outer cell centres the line is mirrored without repeating its edge cell
-    (scikit-image's ``reflect``), as in ``RISEGrid``.
-    """
+    """Matrix ``(size, cells)`` that stretches a line of cells linearly."""
     position = (torch.arange(size, dtype=torch.float64) + 0.5) * cells / size - 0.5
     lower = position.floor().long()
     above = position - lower

@@ -87,13 +87,7 @@ class SlidingRadialMasks(Masks):
 
 
 class _BoundSlidingRadialMasks(BoundMasks):
-    """The ellipsoids of one image.
-
-    Attributes:
-        radii: half axes in voxels.
-        sigmas: the blur's standard deviations in voxels; 0 where it is crisp.
-        centres: the centres' voxels along each axis.
-    """
+    """The ellipsoids of one image."""
 
     def __init__(self, masks: SlidingRadialMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
         super().__init__(image)

@@ -93,12 +93,7 @@ class SlidingWindowMasks(Masks):
 
 
 class BoundSlidingWindowMasks(BoundBoxMasks):
-    """The windows of one image.
-
-    Attributes:
-        window_shape: a window's edges in voxels, one per spatial axis.
-        starts: for each axis the first voxel of each window, negative where the border cuts the window.
-    """
+    """The windows of one image."""
 
     def __init__(self, masks: SlidingWindowMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
         super().__init__(image)
@@ -198,12 +193,7 @@ class MultiScaleWindowMasks(Masks):
 
 
 class _BoundMultiScaleWindowMasks(BoundBoxMasks):
-    """The windows of one image.
-
-    Attributes:
-        levels: the windows of each level.
-        window_shapes: the edges of each level's windows, in voxels.
-    """
+    """The windows of one image."""
 
     def __init__(self, masks: MultiScaleWindowMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
         super().__init__(image)

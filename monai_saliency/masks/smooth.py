@@ -16,14 +16,7 @@ __all__ = ["averaged", "check_smooth", "grown", "reaches", "rise_over", "widths_
 
 
 def check_smooth(value: Any) -> Any:
-    """The width of an edge, as it was given.
-
-    Args:
-        value: width in voxels, one number or one per axis, at least 0.
-
-    Raises:
-        ValueError: when it is less than 0, or not a finite number.
-    """
+    """The width of an edge, as it was given."""
     finite_numbers("smooth", value)
     if np.min(value) < 0:
         raise ValueError(f"`smooth` must be at least 0, the width of an edge in voxels, got {value}")
@@ -31,41 +24,18 @@ def check_smooth(value: Any) -> Any:
 
 
 def widths_of(smooth: Any, spatial_shape: Sequence[int]) -> tuple[float, ...]:
-    """The width of an edge along each axis; empty where all edges are crisp.
-
-    An edge within one voxel is crisp, since a voxel is the smallest thing there is.
-
-    Example::
-
-        >>> widths_of(3, (8, 8)), widths_of((4, 0), (8, 8)), widths_of(1, (8, 8))
-        ((3.0, 3.0), (4.0, 1.0), ())
-
-    Raises:
-        ValueError: when there is not one width for each axis.
-    """
+    """The width of an edge along each axis; empty where all edges are crisp."""
     widths = tuple(max(1.0, float(width)) for width in per_axis("smooth", smooth, spatial_shape))
     return widths if max(widths) > 1 else ()
 
 
 def rise_over(distance: torch.Tensor, width: float) -> torch.Tensor:
-    """How far a straight ramp has risen, from 0 to 1, at a distance behind the middle of an edge.
-
-    Example::
-
-        >>> rise_over(torch.tensor([-1.5, -0.5, 0.5, 1.5]), 2.0).tolist()
-        [0.0, 0.25, 0.75, 1.0]
-    """
+    """How far a straight ramp has risen, from 0 to 1, at a distance behind the middle of an edge."""
     return (distance / width + 0.5).clamp(0, 1)
 
 
 def reaches(widths: Sequence[float]) -> tuple[int, ...]:
-    """How many voxels away, along each axis, a voxel still changes an averaged mask.
-
-    Example::
-
-        >>> reaches((1.0, 2.0, 3.0, 3.5))
-        (0, 1, 1, 2)
-    """
+    """How many voxels away, along each axis, a voxel still changes an averaged mask."""
     return tuple(math.ceil((width - 1) / 2) for width in widths)
 
 
@@ -80,17 +50,6 @@ def grown(box: Box, widths: Sequence[float], spatial_shape: Sequence[int]) -> Bo
 def averaged(hidden: torch.Tensor, box: Box, widths: Sequence[float], spatial_shape: Sequence[int]) -> torch.Tensor:
     """What is hidden, averaged over a box of ``widths`` around each voxel. Beyond the border the image is continued by
     its last voxel.
-
-    Voxels of which all around are hidden stay exactly 1, and voxels of which none is stay exactly 0.
-
-    Args:
-        hidden: ``(n, channels, *sides)``, in the box that :func:`grown` gives.
-        box: where the average is wanted.
-        widths: of :func:`widths_of`.
-        spatial_shape: of the image.
-
-    Returns:
-        ``(n, channels, *sides of box)``.
     """
     outer = grown(box, widths, spatial_shape)
     for axis, (width, reach, size) in enumerate(zip(widths, reaches(widths), spatial_shape, strict=True)):

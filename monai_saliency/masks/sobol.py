@@ -88,13 +88,7 @@ class SobolMasks(Masks):
 
 
 class BoundSobolMasks(BoundRegionMasks):
-    """The design of one image.
-
-    Attributes:
-        num_designs: N.
-        num_masks: N (regions + 2).
-        table: float64 ``(N, 2, regions)``, the numbers A and B of each design.
-    """
+    """The design of one image."""
 
     num_masks: int
 

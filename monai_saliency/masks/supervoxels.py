@@ -52,15 +52,7 @@ class Supervoxels:
         self.sigma = number("sigma", sigma, 0)
 
     def __call__(self, image: torch.Tensor, spacing: Sequence[float] | None = None) -> torch.Tensor:
-        """Make the regions of one image.
-
-        Args:
-            image: ``(C, *spatial)``, 2D or 3D, on any device.
-            spacing: voxel sizes in mm, one per spatial axis; None if unknown.
-
-        Returns:
-            a label map, int64 ``(1, *spatial)``, on the image's device; regions are counted from 1.
-        """
+        """Make the regions of one image."""
         labels = self._slic(self._scaled(image), self.num_regions, spacing)
         self._warn_if_one_holds_most(labels)
         return torch.from_numpy(labels.astype(np.int64))[None].to(image.device)
@@ -135,16 +127,7 @@ class OrganSupervoxels(Supervoxels):
     def __call__(
         self, image: torch.Tensor, spacing: Sequence[float] | None = None, labels: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Make the regions of one image, as :class:`Supervoxels` does, those of the lowest label first.
-
-        Args:
-            image: ``(C, *spatial)``, 2D or 3D, on any device.
-            spacing: voxel sizes in mm, one per spatial axis; None if unknown.
-            labels: the label map, ``(1, *spatial)``.
-
-        Returns:
-            a label map, int64 ``(1, *spatial)``, on the image's device; regions are counted from 1.
-        """
+        """Make the regions of one image, as :class:`Supervoxels` does, those of the lowest label first."""
         if labels is None:
             raise ValueError(
                 "OrganSupervoxels need the case's label map: give `labels` (the handler's `label_key`), or take "

@@ -141,11 +141,6 @@ class _BoundUntilMasks(BoundMasks):
     def agreement(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> float:
         """How far the map would agree with one of as many masks of another seed, in [-1, 1], see
         :class:`UntilMasks`.
-
-        Args:
-            ids: the masks scored so far, at least four.
-            scores: ``(n, K)``, their scores.
-            reference_scores: ``(K,)``, the scores of the unperturbed image.
         """
         last = self._last  # of another thread, where several share the masks
         if last is not None and torch.equal(last[0], scores):

@@ -41,15 +41,7 @@ def read_map(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class CaseComparison:
-    """How the two maps of one case differ.
-
-    Attributes:
-        case: the case's name.
-        difference: the largest absolute difference of a voxel, divided by the largest absolute value of the first map.
-            Infinite when the shapes differ, or when a voxel is NaN or infinite in one map only.
-        same_voxels: whether the voxels are equal byte by byte.
-        same_affine: whether the affines are equal.
-    """
+    """How the two maps of one case differ."""
 
     case: str
     difference: float

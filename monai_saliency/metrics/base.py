@@ -101,10 +101,7 @@ def checked_maps(y_pred: torch.Tensor) -> torch.Tensor:
 
 
 def checked_labels(maps: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
-    """The voxels of each map's label, bool ``(B, K, *spatial)`` on the maps' device.
-
-    ``y`` are label maps ``(B, 1, *spatial)``, or one for each map. ValueError for another shape, or NaN.
-    """
+    """The voxels of each map's label, bool ``(B, K, *spatial)`` on the maps' device."""
     labels = plain(y)
     if not isinstance(labels, torch.Tensor):
         raise ValueError("`y` must be label maps (B, 1, *spatial), got nothing to compare the maps with")

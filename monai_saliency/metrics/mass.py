@@ -76,10 +76,7 @@ class Leakage(SaliencyMetric):
 
 
 def highest_voxels(maps: torch.Tensor, share: float) -> torch.Tensor:
-    """The highest voxels of maps ``(B, K, *spatial)``: a share of all, rounded up, and those as high as the last.
-
-    Nothing is marked in a flat map.
-    """
+    """The highest voxels of maps ``(B, K, *spatial)``: a share of all, rounded up, and those as high as the last."""
     flat = maps.flatten(2)
     count = math.ceil(share * flat.shape[2] * (1 - 1e-12))  # 0.07 * 100 is above 7
     least = flat.kthvalue(flat.shape[2] - count + 1, dim=2).values

@@ -89,10 +89,7 @@ class EfficientParameterRandomisation(ParameterRandomisation):
 
 
 def resemblance(maps: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Spearman's rank correlation ``(K,)`` of maps ``(K, *spatial)`` with a randomised network's.
-
-    0 where the other map is flat, NaN where the map itself is.
-    """
+    """Spearman's rank correlation ``(K,)`` of maps ``(K, *spatial)`` with a randomised network's."""
     ours, others = maps.flatten(1), others.to(maps.device).flatten(1)
     nothing = (others.amax(1) == others.amin(1)) & (ours.amax(1) > ours.amin(1))
     return torch.where(nothing, 0.0, rank_correlation(ours, others))
@@ -110,16 +107,7 @@ def entropy(values: torch.Tensor, bins: int = 100) -> torch.Tensor:
 
 
 def randomised(network: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
-    """A deep copy of a network with random parameters. The network itself is left as it is, to the byte.
-
-    Modules with ``reset_parameters`` draw their parameters as when they were made, and their running statistics begin
-    anew. Parameters that are then as before are drawn from a normal distribution with
-    the standard deviation that they have (or their mean size, where all are equal; zeros stay). Draws are made on the
-    CPU, so that every device gets the same ones, and torch's own random numbers are not touched.
-
-    Raises:
-        ValueError: when the network is not a module, or has no parameters.
-    """
+    """A deep copy of a network with random parameters. The network itself is left as it is, to the byte."""
     instance("network", network, torch.nn.Module, "a module, whose parameters can be drawn anew")
     whole_number("seed", seed, 0)
     if not any(True for _ in network.parameters()):

@@ -77,11 +77,7 @@ class Members(torch.nn.Module):
         self.networks = torch.nn.ModuleList(networks)
 
     def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
-        """Run the members one after another.
-
-        Raises:
-            ValueError: when a member does not return a tensor ``(B, C, ...)``.
-        """
+        """Run the members one after another."""
         outputs = []
         for number, network in enumerate(self.networks):
             output = network(*inputs, **named)

@@ -74,10 +74,7 @@ def exported_network(path: str | Path) -> torch.nn.Module:
 
 
 class InBatchesOf(torch.nn.Module):
-    """A network that takes between ``least`` and ``most`` images at a time: other batches go through it in parts.
-
-    Smaller parts are filled up with copies of their last image, whose outputs are left out.
-    """
+    """A network that takes between ``least`` and ``most`` images at a time: other batches go through it in parts."""
 
     def __init__(self, network: torch.nn.Module, most: int | None, least: int = 1) -> None:
         super().__init__()

@@ -54,12 +54,7 @@ def network_fingerprint(network: Any, network_id: str | None = None) -> str | No
 
 
 def network_key(network: Any, network_id: str | None = None) -> str:
-    """As :func:`network_fingerprint`, with the reason where a network cannot be identified.
-
-    Raises:
-        Unfingerprintable: when it is not a module, or holds a hook, a lambda, a local class, or anything else that is
-            neither plain nor importable by name. The text asks for a ``network_id``.
-    """
+    """As :func:`network_fingerprint`, with the reason where a network cannot be identified."""
     advice = "give it a network_id, a name that changes when it does"
     if network_id:
         return fingerprint([network_id, runtime_settings(network)])
@@ -76,10 +71,8 @@ def network_key(network: Any, network_id: str | None = None) -> str:
 
 
 def network_structure(network: torch.nn.Module) -> str | None:
-    """A hash of all of a module but the values of its parameters and buffers: while it stays, a copy can follow these.
-
-    Returns:
-        the hash; None where something cannot be identified.
+    """A hash of all of a module but the values of its parameters and buffers: while it stays, a copy
+    can follow these.
     """
     layouts = [(name, tuple(each.shape), each.dtype) for name, each in network_tensors(network).items()]
     try:
@@ -89,20 +82,7 @@ def network_structure(network: torch.nn.Module) -> str | None:
 
 
 def scores_key(network: str, settings: Sequence[Any], case: Case, reads_file: bool = False) -> str:
-    """The key under which the scores of a case are stored: a hash of all that decides them.
-
-    Args:
-        network: its hash, see :func:`network_fingerprint`.
-        settings: the inferer's parts that decide scores.
-        case: the image, and its label map and voxel sizes where it has them.
-        reads_file: whether the case's file decides the scores too, as it does where the fill reads the scan.
-
-    Returns:
-        32 hexadecimal digits.
-
-    Raises:
-        Unfingerprintable: when the settings, the image or the label map cannot be hashed.
-    """
+    """The key under which the scores of a case are stored: a hash of all that decides them."""
     files = input_files(case.file) if reads_file else []
     decides = [library_versions(), network, list(settings), case.image, files, case.labels, case.spacing]
     return fingerprint([*decides, chosen_arithmetic()])[:32]

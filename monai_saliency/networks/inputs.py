@@ -25,16 +25,7 @@ __all__ = ["ArgumentInputs", "DictInput", "InputAdapter", "ListInput", "SplitInp
 
 @dataclass(frozen=True)
 class SplitInputs:
-    """The inputs of a batch of B cases, split into perturbed and held ones.
-
-    Attributes:
-        images: the perturbed inputs, joined as channels: ``(B, C, *spatial)``.
-        meta: the first perturbed input as it was given, with its meta data.
-        held_images: held inputs on the images' grid, joined as channels: ``(B, H, *spatial)``; H may be 0.
-        held_values: the other held inputs ``(B, ...)``, by name.
-        channels: for each input on the grid, its channels among the C + H channels, and its own type.
-        names: all inputs, in the order in which they were given.
-    """
+    """The inputs of a batch of B cases, split into perturbed and held ones."""
 
     images: torch.Tensor
     meta: torch.Tensor
@@ -49,10 +40,7 @@ class SplitInputs:
         return {name: images[name] if name in images else values[name] for name in self.names}
 
     def values_of(self, counts: Sequence[tuple[int, int]], total: int) -> dict[Any, torch.Tensor]:
-        """The held values ``(total, ...)`` for the rows of a batch, whose last case's value fills the rest.
-
-        ``counts`` are pairs of a case's index and its number of rows.
-        """
+        """The held values ``(total, ...)`` for the rows of a batch, whose last case's value fills the rest."""
         if not self.held_values:
             return {}
         filled = [*counts, (counts[-1][0], total - sum(count for _, count in counts))]

@@ -27,13 +27,7 @@ _READERS = ("SimpleITKIO", "SimpleITKIOWithReorient", "NibabelIO", "NibabelIOWit
 
 
 class MirroredNetwork(torch.nn.Module):
-    """A network that averages its logits over mirrored copies of a patch, as nnU-Net does (test-time augmentation).
-
-    Args:
-        network: gives logits ``(B, classes, *spatial)`` of patches ``(B, C, *spatial)``.
-        axes: spatial axes of the network that are mirrored, in all combinations; none by default.
-        spatial_dims: of the network, 2 or 3. A network of 2 also takes patches of one slice, ``(B, C, 1, *spatial)``.
-    """
+    """A network that averages its logits over mirrored copies of a patch, as nnU-Net does (test-time augmentation)."""
 
     def __init__(self, network: torch.nn.Module, axes: Sequence[int] = (), spatial_dims: int = 3) -> None:
         super().__init__()

@@ -15,16 +15,7 @@ _SHOWN = 12
 
 
 def read(output: Any, path: OutputPath | None) -> Any:
-    """Read the part of an output that is explained.
-
-    Args:
-        output: the network's output for a batch.
-        path: a key, an index, several of them from the outside in such as ``("pred", 0)``, or a function that takes the
-            output. None for the whole output.
-
-    Raises:
-        ValueError: when there is no such part. The message lists the parts.
-    """
+    """Read the part of an output that is explained."""
     if path is None:
         return output
     if callable(path):
@@ -43,11 +34,7 @@ def read(output: Any, path: OutputPath | None) -> Any:
 
 
 def check_rows(output: Any, count: int) -> None:
-    """Refuse an output, or a part of one, that does not have one row for each of ``count`` images.
-
-    Raises:
-        ValueError: naming the part that does not fit.
-    """
+    """Refuse an output, or a part of one, that does not have one row for each of ``count`` images."""
     if isinstance(output, torch.Tensor) and output.ndim and output.shape[0] == count:
         return
     parts = list(_leaves(output, count))
@@ -70,11 +57,7 @@ def check_rows(output: Any, count: int) -> None:
 
 
 def rows(output: Any, start: int, stop: int, count: int) -> Any:
-    """The rows [start, stop) of an output for ``count`` images that :func:`check_rows` accepts.
-
-    Tensors are cut along their first axis. Dictionaries, tuples and lists of tensors (as of deep supervision) are cut
-    part by part. A list with one entry per image (as of a detector) is cut by entry. Other values stay unchanged.
-    """
+    """The rows [start, stop) of an output for ``count`` images that :func:`check_rows` accepts."""
     if isinstance(output, torch.Tensor) or _by_image(output, count):
         return output[start:stop]
     if isinstance(output, Mapping):

@@ -37,14 +37,7 @@ def check_runtime(
     compile: bool | str | Mapping[str, Any] | None = False,
     prefix: str = "",
 ) -> dict[str, Any]:
-    """Check the settings of :func:`accelerated`.
-
-    Returns:
-        the settings that are switched on.
-
-    Raises:
-        ValueError: when a setting is something else.
-    """
+    """Check the settings of :func:`accelerated`."""
     found: dict[str, Any] = {}
     if amp not in (None, False):
         words = "false, bf16 or fp16"
@@ -102,12 +95,7 @@ def accelerated(
 
 
 class Accelerated(torch.nn.Module):
-    """A network that runs faster; :func:`accelerated` makes it.
-
-    Attributes:
-        network: the network itself.
-        settings: what is switched on, by name.
-    """
+    """A network that runs faster; :func:`accelerated` makes it."""
 
     def __init__(
         self,

@@ -51,15 +51,7 @@ class EntryError(ValueError):
 
 
 def encode(item: Any, key: str) -> bytes:
-    """Convert an item to bytes.
-
-    Args:
-        item: tensors, MetaTensors, arrays, numbers, text, paths, MONAI's enumerations, and containers of these.
-        key: the key under which the bytes will be stored.
-
-    Raises:
-        EntryError: when the item holds a value that cannot be stored.
-    """
+    """Convert an item to bytes."""
     buffer = io.BytesIO()
     try:
         torch.save(_compact(item), buffer)
@@ -70,18 +62,7 @@ def encode(item: Any, key: str) -> bytes:
 
 
 def decode(data: bytes, key: str) -> Any:
-    """Convert bytes back to an item, whose tensors and arrays are copies.
-
-    A tensor that was on a GPU comes back on the current GPU, or on the CPU where this process cannot use one.
-
-    Args:
-        data: the bytes made by :func:`encode`.
-        key: the key under which the bytes were stored.
-
-    Raises:
-        EntryError: when the bytes are damaged or stored under another key, or hold a type that is not loaded.
-        torch.OutOfMemoryError: when the GPU does not take a tensor.
-    """
+    """Convert bytes back to an item, whose tensors and arrays are copies."""
     content = memoryview(data)[_CHECKSUM:]
     if data[:_CHECKSUM] != _checksum(content, key):
         raise EntryError("its checksum differs")
@@ -125,12 +106,7 @@ class Backend(Protocol):
 
 
 class MemoryBackend:
-    """Entries in the memory of this process.
-
-    Args:
-        limit: the largest number of entries. The entries that were used last are kept. Default: all.
-        behind: a slower backend that keeps all entries, for those that are not in memory.
-    """
+    """Entries in the memory of this process."""
 
     def __init__(self, limit: int | None = None, behind: Backend | None = None) -> None:
         self.limit = limit
@@ -165,13 +141,7 @@ class MemoryBackend:
 
 
 class DiskBackend:
-    """One file for each entry. Any number of processes may share the folder, also on a network file system.
-
-    The unfinished files of processes that were killed on this machine are removed.
-
-    Args:
-        folder: the folder of the files. It is made when the first entry is written.
-    """
+    """One file for each entry. Any number of processes may share the folder, also on a network file system."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -199,16 +169,7 @@ class DiskBackend:
 
 
 class LMDBBackend:
-    """Entries of an LMDB database. It must be on a local disk, not on a network file system.
-
-    One thread of one process at a time has the database open, so that it is never opened twice in a process, no fork
-    finds it open, and its pages count as memory of the process only for a moment.
-
-    Args:
-        path: the file of the database. It is made when it is first used, with a lock file next to it.
-        map_size: the first size of the database in bytes. It grows as needed. (On Windows the file has this size from
-            the beginning.)
-    """
+    """Entries of an LMDB database. It must be on a local disk, not on a network file system."""
 
     def __init__(self, path: str | Path, map_size: int = 1 << 30) -> None:
         self.path = Path(path)

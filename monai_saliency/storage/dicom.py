@@ -47,21 +47,13 @@ def series_id(uid: str) -> str:
 
 
 def find_series(folder: str | Path) -> dict[str, list[Path]]:
-    """The sorted DICOM files in a folder or below it, by their series UID. Other files are left out.
-
-    Raises:
-        OptionalImportError: when pydicom is not installed. It gives the pip command.
-    """
+    """The sorted DICOM files in a folder or below it, by their series UID. Other files are left out."""
     return group_series(Path(below, name) for below, _, names in os.walk(folder) for name in names)
 
 
 def group_series(files: Iterable[str | Path]) -> dict[str, list[Path]]:
     """The DICOM files among some files, by their series UID. Other files are left out, and so are files that hold no
     scan: reports, plans, segmentations, parametric maps and secondary captures.
-
-    A file whose header cannot be read is a series of its own, under its path: it may be a slice of any. A series with
-    localizers only is left out too where the files hold another series of its study, and the log says so.
-
     """
     found: dict[str, list[Path]] = {}
     studies: dict[str, str] = {}
@@ -200,10 +192,7 @@ def sorted_series(files: Sequence[str | Path]) -> list[Any]:
 
 
 def order_problem(files: Sequence[str | Path]) -> str:
-    """Why another reader may not read a series as one whole volume in our order of slices, in words; or nothing.
-
-    Readers sort slices by position or by ``InstanceNumber``. So both must give one order, or its reverse.
-    """
+    """Why another reader may not read a series as one whole volume in our order of slices, in words; or nothing."""
     try:
         slices = sorted_series(files)
     except AdviceError as error:

@@ -32,16 +32,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 @contextmanager
 def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
-    """A temporary path next to ``path`` to write to. It is renamed to ``path`` at the end, and removed on any error.
-
-    Args:
-        path: the file to write. Its folder is made if needed.
-        durable: wait until the file and its name are on the disk, so that a power cut loses neither.
-
-    Raises:
-        OutputError: when the file cannot be written. No part of it is left.
-        ValueError: when the file system does not take the file's name.
-    """
+    """A temporary path next to ``path`` to write to. It is renamed to ``path`` at the end, and removed on any error."""
     path = Path(path)
     temporary = temporary_path(path)
     try:
@@ -90,11 +81,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def temporary_path(path: Path) -> Path:
-    """A name next to ``path`` that no other thread, process or machine uses.
-
-    The name starts with a dot and keeps the suffixes, by which writers choose the format. :func:`remove_stale` finds
-    such names. Of a long name the beginning is cut off.
-    """
+    """A name next to ``path`` that no other thread, process or machine uses."""
     prefix, name = f"{_temporary_prefix(this_process())}{uuid4().hex[:8]}-", path.name
     while len(os.fsencode(prefix + name)) > _LONGEST_NAME:
         name = name[1:]
@@ -106,12 +93,7 @@ def _temporary_prefix(process: str) -> str:
 
 
 def remove_stale(folder: str | Path, below: str = "**") -> None:
-    """Remove the temporary files of processes of this machine that were killed. (On Windows none are removed.)
-
-    Args:
-        folder: where to look. Links to other folders are not followed.
-        below: a pattern of the folders below ``folder`` that can hold temporary files. Default: all folders.
-    """
+    """Remove the temporary files of processes of this machine that were killed. (On Windows none are removed.)"""
     for path in Path(folder).glob(f"{below}/{_temporary_prefix('*')}*"):
         process = path.name.split("-")[2]
         with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
@@ -148,11 +130,7 @@ def _started(process: int) -> str:
 
 
 def load_scan(path: str | Path) -> SpatialImage:
-    """A scan or label map with its header and affine. Its voxels are read when they are used.
-
-    Raises:
-        ValueError: when the file is not an image with an affine.
-    """
+    """A scan or label map with its header and affine. Its voxels are read when they are used."""
     image = nib.load(path)
     if not isinstance(image, SpatialImage):
         raise ValueError(f"{path} is not a scan that nibabel reads, but a {type(image).__name__}")

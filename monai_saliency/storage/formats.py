@@ -67,11 +67,7 @@ def scan_stem(path: str | Path) -> str:
 
 
 def check_readers(paths: Iterable[str | Path]) -> None:
-    """Refuse files whose reader is not installed.
-
-    Raises:
-        OptionalImportError: it gives the pip command.
-    """
+    """Refuse files whose reader is not installed."""
     for each in {format_of(path) for path in paths} - {None, NIFTI}:
         if importlib.util.find_spec(each.module) is None:  # type: ignore[union-attr]
             raise OptionalImportError(_missing(each))  # type: ignore[arg-type]
@@ -86,21 +82,7 @@ def _missing(file_format: Format) -> str:
 
 
 class ScanReader(ImageReader):
-    """Reads NRRD and MetaImage scans with MONAI's ``ITKReader``, photographs with its ``PILReader``.
-
-    DICOM series are read by :func:`~monai_saliency.storage.dicom.read_series`: all files that are given, those of a
-    folder, or of the series that a single file is of. Nothing is kept of them but voxels and where they lie.
-
-    As MONAI has it, the first axis of a photograph counts the columns. 16 bits stay 16 bits.
-
-    Args:
-        channels: how many channels a photograph gets: 1 for gray, 3 for colours. An alpha channel is dropped then, and
-            numbers of a palette become its colours. None, or another number, leaves it as it is in the file.
-
-    Raises:
-        OptionalImportError: when called, if the package that reads the file is not installed. It gives the pip command.
-        ValueError: when called, for a file of several pictures, and for DICOM series that are not one whole volume.
-    """
+    """Reads NRRD and MetaImage scans with MONAI's ``ITKReader``, photographs with its ``PILReader``."""
 
     def __init__(self, channels: int | None = None) -> None:
         super().__init__()
@@ -193,15 +175,7 @@ def scan_loader(keys: Any, channels: int | None = None, **settings: Any) -> Load
 
 
 def load_label(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """The voxels of a label map and where they lie, from a file of any format of this module.
-
-    Args:
-        path: the file.
-
-    Returns:
-        the voxels ``(*spatial)`` as they are in a scan's file, of a photograph whether any channel is above 0; and the
-        affine ``(4, 4)``, from voxels to scanner mm.
-    """
+    """The voxels of a label map and where they lie, from a file of any format of this module."""
     try:
         label = load_scan(path)
     except nib.filebasedimages.ImageFileError:

@@ -198,13 +198,7 @@ _BY_KIND: tuple[tuple[Any, Any], ...] = (
 
 
 def network_layout(network: torch.nn.Module) -> list[Any]:
-    """All of a module but its parameters and buffers: for each part its class, its attributes and its parts.
-
-    Its mode does not count: images are explained in evaluation mode.
-
-    Raises:
-        Unfingerprintable: when a part has a hook.
-    """
+    """All of a module but its parameters and buffers: for each part its class, its attributes and its parts."""
     if isinstance(network, torch.jit.ScriptModule):
         return ["TorchScript", script_digest(network)]
     held, parts = vars(network), vars(network)["_modules"]
@@ -273,11 +267,7 @@ def _held(module: str, name: str) -> Any:
 
 
 def _version_of(module: str) -> str:
-    """The version of an installed module's package, or the hash of the file of the user's own module.
-
-    Raises:
-        Unfingerprintable: when there is no file, as in a notebook.
-    """
+    """The version of an installed module's package, or the hash of the file of the user's own module."""
     top = module.partition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None) or getattr(sys.modules.get(top), "__file__", None)
     if top == "builtins" or (top in sys.stdlib_module_names and top != "__main__" and not file):

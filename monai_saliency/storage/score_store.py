@@ -78,17 +78,7 @@ class CaseScores:
         return _read(self.folder / "reference.npy")
 
     def resume(self, reference: torch.Tensor, masks: str | None = None, vouch: torch.Tensor | None = None) -> None:
-        """Resume from stored scores if they belong to this image, network and masks; otherwise delete them.
-
-        Args:
-            reference: the scores ``(K,)`` of the unperturbed image, computed just now. Stored scores belong to the same
-                image and network if their reference is equal up to 1e-6 of its largest value. Two machines may differ
-                by as much, and a run may be resumed on another machine.
-            masks: the key of the masks. Stored scores belong to the same masks if this is equal. Neither this nor
-                ``vouch`` is compared where it is None.
-            vouch: more numbers of the unperturbed image, for scores that are the same for every image
-                (:attr:`~monai_saliency.targets.base.BoundTarget.vouch`), equal up to 1e-5 of the largest.
-        """
+        """Resume from stored scores if they belong to this image, network and masks; otherwise delete them."""
         path = self.folder / "reference.npy"
         self._mine = reference.numpy(force=True)
         decides = self._decides = _decides(masks or "", vouch)
@@ -116,12 +106,7 @@ class CaseScores:
         return _decided_alike(_read(self.folder / "decides.npy"), self._decides)
 
     def check_unchanged(self) -> None:
-        """Refuse to go on where another worker has found another reference, and so has removed this one's scores.
-
-        Raises:
-            ValueError: when the stored reference is not that of :meth:`resume`. Without an error, two workers would
-                remove each other's scores for ever.
-        """
+        """Refuse to go on where another worker has found another reference, and so has removed this one's scores."""
         stored = self.reference()
         if self._mine is None or stored is None or (_same(stored, self._mine) and self._is_mine()):
             return
@@ -144,11 +129,7 @@ class CaseScores:
         return found
 
     def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
-        """Store the scores ``(stop - start, K)`` of a range of masks.
-
-        They are written with the next range, or by :meth:`flush`. By then the copy from the device has arrived, so that
-        nothing waits for it.
-        """
+        """Store the scores ``(stop - start, K)`` of a range of masks."""
         # Copied now: a later copy would wait for the next batch of the network.
         copy = start, stop, to_host(scores), Timestamp(scores.device)
         self.flush()

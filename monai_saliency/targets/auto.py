@@ -183,10 +183,7 @@ class AutoTarget(Target):
     def _activation(
         self, values: torch.Tensor, reading: Reading | None, case: Case
     ) -> tuple[str, Callable[[torch.Tensor], torch.Tensor] | None, str]:
-        """The activation, a function applied to the output before it (or None), and the reason in words.
-
-        The values only decide whether the case is refused.
-        """
+        """The activation, a function applied to the output before it (or None), and the reason in words."""
         reading = reading or Reading()
         nothing_read = not (reading.activation or reading.discrete)
         threshold = reading.discrete == "threshold"

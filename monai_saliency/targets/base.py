@@ -47,12 +47,7 @@ _SPANS = {"probability": 1.0, "0 to 1": 1.0, "-1 to 1": 2.0}
 
 
 class Quantity(NamedTuple):
-    """What a score is.
-
-    Attributes:
-        words: such as ``"mean softmax probability in the predicted region"``.
-        unit: such as ``"probability"``, or ``"network output"`` for numbers as the network gives them.
-    """
+    """What a score is."""
 
     words: str
     unit: str

@@ -112,10 +112,7 @@ class CheckScand(MapTransform):
 
 
 def header_problem(image: torch.Tensor, dims: int) -> str | None:
-    """Why the header of the file of an image ``(C, *spatial)`` gives its voxels no place; None where it does.
-
-    The image may have been preprocessed, as long as its meta data is kept.
-    """
+    """Why the header of the file of an image ``(C, *spatial)`` gives its voxels no place; None where it does."""
     scan = _file(image)
     if scan is not None and scan.get_data_dtype().kind == "c":
         return _COMPLEX

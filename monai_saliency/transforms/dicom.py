@@ -76,10 +76,7 @@ def save_parametric_map(
 
 @dataclass(frozen=True)
 class OnSeries:
-    """A map on the grid of the series that was explained: pydicom's slices, and arrays ``(slices, rows, columns)``.
-
-    ``scan`` is in the modality's unit, and ``turn`` is nibabel's orientation from the map's axes to the series'.
-    """
+    """A map on the grid of the series that was explained: pydicom's slices, and arrays ``(slices, rows, columns)``."""
 
     slices: Sequence[Any]
     scan: np.ndarray
@@ -88,10 +85,7 @@ class OnSeries:
 
     @staticmethod
     def of(saliency: MetaTensor, files: Sequence[str | Path]) -> OnSeries:
-        """The map ``(1, columns, rows, slices)`` on the series of these files.
-
-        A map whose axes are turned or swapped, as other readers of the series have them, is turned back.
-        """
+        """The map ``(1, columns, rows, slices)`` on the series of these files."""
         slices = sorted_series(files)
         volume = volume_of(slices)
         values = saliency.detach().cpu().numpy()

@@ -154,11 +154,7 @@ def _wrapped_spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
 
 
 def _spacing(image: MetaTensor, affine: np.ndarray) -> list[float]:
-    """The voxel sizes in mm, by axis.
-
-    The file's header decides, as for nnU-Net's readers: the affine's columns have other last digits, and half a voxel
-    makes the resampled scan one voxel larger.
-    """
+    """The voxel sizes in mm, by axis."""
     # MONAI's ITKReader has them as `spacing`.
     listed = _pixdim(image) or np.asarray(image.meta.get("spacing", ()), dtype=np.float64).reshape(-1).tolist()
     found = []

@@ -55,15 +55,6 @@ class Saliency(Transform):
     ) -> MetaTensor:
         """The map ``(K, *spatial)`` (``(K * C, *spatial)`` where channels have masks of their own) of an image
         ``(C, *spatial)``, array or tensor.
-
-        Args:
-            img: the image.
-            labels: as for :meth:`explain`.
-            held: as for :meth:`explain`.
-
-        Returns:
-            a MetaTensor with the image's affine, ``applied_operations`` and other meta data, so that the pipeline's
-            ``Invertd`` takes it to the scan's own grid.
         """
         return self.explain(img, labels, held)[0]
 

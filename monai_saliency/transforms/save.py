@@ -44,16 +44,7 @@ _INTENT_NAME, _DESCRIPTION = 15, 79
 
 @dataclass(frozen=True)
 class _Grid:
-    """The grid that a map must lie on.
-
-    Attributes:
-        name: the words for the grid in errors.
-        shape: ``(*spatial)``, followed by the scan's other axes, if any.
-        affine: ``(4, 4)``, from voxels to scanner mm.
-        voxels: loads the image to draw under the map, ``(*spatial)`` or ``(*spatial, channels)``.
-        header: the scan's NIfTI header; None for other files.
-        drawn: the affine to draw with, where it differs from ``affine``: a photograph's rows count downwards.
-    """
+    """The grid that a map must lie on."""
 
     name: str
     shape: tuple[int, ...]
@@ -354,14 +345,7 @@ def _label(case: str, path: Any, grid: _Grid, dims: int) -> np.ndarray | None:
 
 
 def _on_shape(values: np.ndarray, affine: np.ndarray, grid: _Grid, dims: int) -> np.ndarray:
-    """A label, nearest neighbour, at the voxels of a grid of 2 or 3 axes; 0 where it does not reach.
-
-    Args:
-        values: the label's voxels; of further axes than three the first volume.
-        affine: ``(4, 4)``, the label's, from voxels to scanner mm.
-        grid: the grid.
-        dims: how many of the grid's axes the map has.
-    """
+    """A label, nearest neighbour, at the voxels of a grid of 2 or 3 axes; 0 where it does not reach."""
     values = values[(slice(None),) * 3 + (0,) * (values.ndim - 3)] if values.ndim > 3 else values
     values = values.reshape(*values.shape, *[1] * (3 - values.ndim))
     shape, to_label = grid.shape[:dims], np.linalg.inv(affine) @ grid.affine
@@ -377,11 +361,7 @@ def _gray(voxels: np.ndarray, dims: int, colours: bool) -> np.ndarray:
 
 
 def _on_grid(grid: _Grid, maps: np.ndarray, key: str, legends: Sequence[Legend]) -> nib.Nifti1Image:
-    """Maps ``(K, *spatial)`` as an image on a grid, with the scan's header where it is NIfTI.
-
-    ``cal_min`` and ``cal_max`` are what viewers show at first: to the largest absolute value, alike on both sides of
-    zero where a map has negative values.
-    """
+    """Maps ``(K, *spatial)`` as an image on a grid, with the scan's header where it is NIfTI."""
     header = grid.header or nib.Nifti1Header()
     image = nib.Nifti1Image(maps[0] if len(maps) == 1 else np.moveaxis(maps, 0, -1), grid.affine, header)
     header = image.header

@@ -138,29 +138,7 @@ def flag(name: str, value: Any) -> bool:
 def instance(
     name: str, value: Any, kind: type | tuple[type, ...], words: str, *, function: bool = False, none: bool = False
 ) -> Any:
-    """Check that an argument is an object of a kind: not its class, its name, or a number in its place.
-
-    Example::
-
-        >>> instance("meter", 3, dict, "a dictionary such as {}")
-        Traceback (most recent call last):
-        ...
-        ValueError: `meter` must be a dictionary such as {}, got 3
-
-    Args:
-        name: the name of the parameter, for the error.
-        value: the argument.
-        kind: the class that it must be an instance of, or several.
-        words: what is expected and how to write it, for the error.
-        function: whether any other callable is allowed too.
-        none: whether None is allowed too.
-
-    Returns:
-        the argument.
-
-    Raises:
-        ValueError: when it is anything else. It names the parameter.
-    """
+    """Check that an argument is an object of a kind: not its class, its name, or a number in its place."""
     if isinstance(value, type):
         raise ValueError(
             f"`{name}` must be {words}, got the class {value.__name__}: write {value.__name__}(...), which makes one"

@@ -79,15 +79,7 @@ class BatchMetric(CumulativeIterationMetric):
     """A cumulative metric with a public method for a batch. The method that MONAI's subclasses override is private."""
 
     def compute(self, y_pred: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
-        """Measure one batch, without adding it to the metric's buffer. Subclasses override this.
-
-        Args:
-            y_pred: ``(B, K, *spatial)``.
-            y: what it is compared with, batch first.
-
-        Returns:
-            ``(B, K)``.
-        """
+        """Measure one batch, without adding it to the metric's buffer. Subclasses override this."""
         raise NotImplementedError
 
     def _compute_tensor(self, y_pred: torch.Tensor, y: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:

@@ -11,19 +11,7 @@ __all__ = ["require"]
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import a module of an optional package.
-
-    Example::
-
-        figure = require("matplotlib.figure", extra="bundle").Figure()
-
-    Args:
-        module: the dotted name of the module.
-        extra: the extra of ``pyproject.toml`` that installs the package.
-
-    Raises:
-        OptionalImportError: when the package is not installed. It gives the pip command.
-    """
+    """Import a module of an optional package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -25,24 +25,7 @@ class OwnSteps(SlidingWindowInferer):
 
 
 class PatchGrid:
-    """Where a sliding-window inferer cuts its patches, for one spatial shape.
-
-    Attributes:
-        roi_size: the size of a patch in voxels, for each axis.
-        step: the distance from patch to patch in voxels, for each axis; the largest where they differ.
-        boxes: the box of the image that each patch sees, in MONAI's order.
-        crop: where this box lies in the patch. If the patch is larger than the image, the rest is padding.
-        pad: the padding, in the form that ``F.pad`` takes.
-        cuts: the box of the padded image that each patch is, in the same order.
-        inside: where the image lies in the padded one.
-
-    Args:
-        inferer: the inferer.
-        spatial_shape: the spatial shape of the image.
-
-    Raises:
-        ValueError: when the inferer does not fit the shape.
-    """
+    """Where a sliding-window inferer cuts its patches, for one spatial shape."""
 
     def __init__(self, inferer: SlidingWindowInferer, spatial_shape: Sequence[int]) -> None:
         dims = len(spatial_shape)

@@ -123,21 +123,7 @@ def accumulation_dtype(device: torch.device) -> torch.dtype:
 def rounding_of(
     network: Any, device: torch.device, autocast: torch.dtype | None = None, image: torch.dtype | None = None
 ) -> Callable[[torch.dtype], float]:
-    """How far two runs of a network on the same image may differ by rounding alone, by the type of its output.
-
-    The bounds are 1e-8 for float64, 1e-4 for float32, 2e-2 for float16 and TF32, and 5e-2 for bfloat16, each relative
-    to the largest value of the output. The coarsest type counts of the output's, the image's, the parameters' and
-    autocast's: a network may compute in float32, and multiply the result by a number in float64.
-
-    Args:
-        network: a module, whose parameters are looked at, or any other callable.
-        device: where it runs.
-        autocast: the type of ``torch.autocast`` around it, None without one.
-        image: the type of the image, None where it is not known.
-
-    Returns:
-        a function from the output's type to the relative difference that is rounding.
-    """
+    """How far two runs of a network on the same image may differ by rounding alone, by the type of its output."""
     inside = [_ROUNDING.get(dtype, _COARSEST) for dtype in _types_in(network, autocast, image)]
 
     def rounding(output: torch.dtype) -> float:
@@ -148,17 +134,7 @@ def rounding_of(
 
 
 def score_precision(network: Any, *dtypes: torch.dtype | None) -> float:
-    """How far a score may be off by the precision in which a network computes, relative to the largest score.
-
-    Args:
-        network: a module, whose parameters are looked at, or any other callable.
-        dtypes: the types of its image, of its outputs, and of ``torch.autocast`` around it; None is left out.
-
-    Returns:
-        for the coarsest type, half a unit in the last place in half precision, of which a single rounding is left:
-        2^-11 for float16, 2^-8 for bfloat16; eight units in finer ones, in which scores are sums of many rounded
-        values: 2^-20 for float32.
-    """
+    """How far a score may be off by the precision in which a network computes, relative to the largest score."""
     sizes = {torch.float16: 0.5, torch.bfloat16: 0.5}
     return max((sizes.get(each, 8) * torch.finfo(each).eps for each in _types_in(network, *dtypes)), default=0.0)
 

@@ -19,10 +19,7 @@ OPACITY = (0.3, 0.6)
 
 
 def coloured_voxels(saliency: np.ndarray, error: np.ndarray | None, legend: Legend) -> np.ndarray:
-    """Which voxels ``(*spatial)`` of a map are coloured, by its standard error where there is one.
-
-    See :func:`~monai_saliency.visualize.pictures.plot_saliency`.
-    """
+    """Which voxels ``(*spatial)`` of a map are coloured, by its standard error where there is one."""
     if not legend.in_score_unit and legend.is_nothing(saliency):
         return np.zeros(saliency.shape, bool)
     size = np.abs(saliency)
@@ -49,14 +46,7 @@ def gray_window(scan: np.ndarray) -> tuple[float, float]:
 
 
 def blended(gray: np.ndarray, saliency: np.ndarray, coloured: np.ndarray, scale: float) -> np.ndarray:
-    """A picture of a map over its scan, ``(rows, columns, 3)`` in uint8.
-
-    Args:
-        gray: ``(rows, columns)`` or ``(rows, columns, 3)``, the scan, in [0, 1].
-        saliency: ``(rows, columns)``, the map.
-        coloured: ``(rows, columns)``, which of its values are coloured.
-        scale: the value with the last colour.
-    """
+    """A picture of a map over its scan, ``(rows, columns, 3)`` in uint8."""
     scan = np.broadcast_to(gray[..., None], (*gray.shape, 3)) if gray.ndim == 2 else gray
     strength = np.sqrt(np.clip(np.abs(np.nan_to_num(saliency)) / scale, 0, 1))
     places = np.linspace(0, 1, len(WARM))

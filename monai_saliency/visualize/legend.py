@@ -142,10 +142,7 @@ def default_legends(
 
 
 def verdicts(maps: Sequence[np.ndarray] | np.ndarray, legends: Sequence[Legend], coloured: Sequence[bool]) -> list[str]:
-    """Sentences for the title about maps in which nothing matters, and maps in which nothing is beyond chance.
-
-    ``coloured`` tells of each map whether anything in it is.
-    """
+    """Sentences for the title about maps in which nothing matters, and maps in which nothing is beyond chance."""
     words = [_verdict(*each) for each in zip(maps, legends, coloured, strict=True)]
     return [f"row {i}: {each}" if len(words) > 1 else each for i, each in enumerate(words, start=1) if each]
 

@@ -133,12 +133,7 @@ def plot_saliency(
 
 
 def save_picture(figure: Figure, path: str | Path | IO[bytes], picture_format: str = "png") -> None:
-    """Write a figure to a path or an open file, with the same bytes each time: as ``"png"``, or as ``"svg"``.
-
-    A PNG has 100 pixels an inch.
-
-    In an SVG the scan and the map are pixels, 200 an inch, and lines and letters stay lines and letters.
-    """
+    """Write a figure to a path or an open file, with the same bytes each time: as ``"png"``, or as ``"svg"``."""
     check_option("picture_format", picture_format, PICTURE_FORMATS)
     how: dict[str, Any] = {"format": picture_format, "dpi": _DPI[picture_format]}
     if picture_format == "png":

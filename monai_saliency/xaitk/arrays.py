@@ -13,11 +13,7 @@ __all__ = ["as_detections", "image_of", "real_tensor", "rows_of", "tensor_of"]
 
 
 def tensor_of(image: np.ndarray, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
-    """An image ``(H, W)`` or ``(H, W, C)`` as a tensor ``(C, H, W)``.
-
-    Raises:
-        ValueError: for other axes, or numbers that are not real.
-    """
+    """An image ``(H, W)`` or ``(H, W, C)`` as a tensor ``(C, H, W)``."""
     image = np.asarray(image)
     if image.ndim not in (2, 3):
         raise ValueError(f"an image has the axes (H, W) or (H, W, C), got shape {image.shape}")
@@ -34,11 +30,7 @@ def real_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def image_of(image: torch.Tensor) -> np.ndarray:
-    """An image ``(C, H, W)`` as an array ``(H, W, C)``, or ``(H, W)`` where it has one channel.
-
-    Raises:
-        ValueError: for an image with other axes, such as a volume.
-    """
+    """An image ``(C, H, W)`` as an array ``(H, W, C)``, or ``(H, W)`` where it has one channel."""
     if image.ndim != 3:
         raise ValueError(
             f"xaitk-saliency explains 2D images, got one of shape {tuple(image.shape)} (C, *spatial); for volumes use "
@@ -49,19 +41,7 @@ def image_of(image: torch.Tensor) -> np.ndarray:
 
 
 def rows_of(found: Any, count: int, rows_first: bool = True) -> torch.Tensor:
-    """Detections of B images as rows of corners (column, row), objectness and class scores.
-
-    Args:
-        found: boxes, objectness, classes and vectors, as :class:`~monai_saliency.DetectionScore` reads them.
-        count: the number of classes.
-        rows_first: whether a corner of ``found`` is (row, column).
-
-    Returns:
-        ``(B, N, 4 + 1 + classes)``. Rows with an objectness of 0 pad images with fewer detections.
-
-    Raises:
-        ValueError: when there are more classes than ``count``.
-    """
+    """Detections of B images as rows of corners (column, row), objectness and class scores."""
     boxes, objectness, vectors = found.boxes, found.objectness, found.vectors
     if rows_first:
         boxes = boxes[..., [1, 0, 3, 2]]

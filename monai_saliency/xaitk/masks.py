@@ -19,13 +19,7 @@ __all__ = ["BoundArrayMasks", "PerturbImageMasks"]
 
 
 class BoundArrayMasks(BoundMasks):
-    """The masks of an array, for one image.
-
-    Args:
-        image: ``(C, *spatial)``.
-        array: ``(masks, *spatial)``.
-        drawn: whether the masks were drawn at random.
-    """
+    """The masks of an array, for one image."""
 
     def __init__(self, image: torch.Tensor, array: np.ndarray, drawn: bool = False) -> None:
         super().__init__(image)

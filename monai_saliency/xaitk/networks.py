@@ -26,15 +26,7 @@ __all__ = ["Classifier", "Descriptor", "Detector"]
 
 
 class _BlackBox(Configurable):
-    """A network that runs on batches ``(B, C, H, W)`` of neighbouring images of one shape.
-
-    Args:
-        network: any callable that takes batches.
-        transform: what comes before the network, of batches: xaitk-saliency's images are arrays, often in [0, 255].
-        batch_size: images in one call of the network, at the most.
-        device: of the images; None for the device of the network's parameters, or else the CPU.
-        output: the part of the network's output that is read.
-    """
+    """A network that runs on batches ``(B, C, H, W)`` of neighbouring images of one shape."""
 
     def __init__(
         self,
@@ -208,11 +200,7 @@ class Descriptor(_BlackBox, ImageDescriptorGenerator):
 
 
 def _names(given: int | Sequence[Hashable]) -> list[Hashable]:
-    """The names of classes, or as many numbers from 0.
-
-    Raises:
-        ValueError: when there is none, or one twice.
-    """
+    """The names of classes, or as many numbers from 0."""
     if isinstance(given, str) or not isinstance(given, (int, Sequence)) or isinstance(given, bool):
         raise ValueError(f"`labels` must be names of classes, or their number, got {given!r}")
     found: list[Hashable] = list(range(whole_number("labels", given, 1))) if isinstance(given, int) else list(given)

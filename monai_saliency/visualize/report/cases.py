@@ -27,11 +27,7 @@ _OF_ONE = {"probability", "0 to 1", "-1 to 1"}
 
 
 class MapFile:
-    """A file of ``count`` maps, whose voxels are read when they are needed.
-
-    Raises:
-        ValueError: when it holds another number of maps, or cannot be read.
-    """
+    """A file of ``count`` maps, whose voxels are read when they are needed."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.path, self.count = path, count
@@ -58,15 +54,7 @@ class MapFile:
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """The files and rows of one case.
-
-    Attributes:
-        case: its name.
-        rows: of ``summary.csv``, one for each map.
-        failure: its row of ``failures.csv``; None where it has a map.
-        regions: its rows of ``regions.csv``.
-        folder: the output folder.
-    """
+    """The files and rows of one case."""
 
     case: str
     rows: Sequence[Row]
@@ -90,11 +78,7 @@ class CaseFiles:
             return None
 
     def open_maps(self) -> tuple[MapFile, MapFile | None]:
-        """The files of its maps and of their standard errors on the same grid.
-
-        Raises:
-            ValueError: when there are none, or when they cannot be read.
-        """
+        """The files of its maps and of their standard errors on the same grid."""
         key = "saliency" if self.kept is None else self.kept.key
         error = "standard_error" if key == "saliency" else f"{key}_standard_error"
         paths = (self.folder / f"{self.case}_{ending}.nii.gz" for ending in (key, error))
@@ -130,10 +114,8 @@ class Cohort:
 
 
 def read_cohort(folder: str | Path) -> Cohort:
-    """Find what the output folder of a run holds. What lies outside of it, also behind a link or ``..``, is not read.
-
-    Raises:
-        ValueError: when it is not such a folder.
+    """Find what the output folder of a run holds. What lies outside of it, also behind a link or ``..``,
+    is not read.
     """
     folder = Path(folder)
     summary = _table(folder, "summary.csv", SUMMARY_COLUMNS)

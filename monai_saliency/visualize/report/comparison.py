@@ -18,17 +18,7 @@ __all__ = ["Compared", "Runs"]
 
 @dataclass(frozen=True)
 class Compared:
-    """One map of a case in the first run and in another.
-
-    Attributes:
-        case: the name of the case.
-        run: the name of the other run.
-        words: which map, such as ``"class 1"``; empty where a run has none of this case.
-        rows: of ``summary.csv`` in both runs.
-        agreement: how far the maps agree; None where they cannot be compared.
-        problem: why they cannot be compared.
-        thumbnails: PNG files of both maps, on one scale.
-    """
+    """One map of a case in the first run and in another."""
 
     case: str
     run: str
@@ -40,11 +30,7 @@ class Compared:
 
 
 class Runs:
-    """The output folders of several runs over one cohort. Runs are compared with the first of them.
-
-    Raises:
-        ValueError: when there are fewer than two folders, when one is given twice, or when one holds no table of cases.
-    """
+    """The output folders of several runs over one cohort. Runs are compared with the first of them."""
 
     def __init__(self, folders: Sequence[str | Path]) -> None:
         paths = [Path(folder).resolve() for folder in folders]

@@ -32,10 +32,7 @@ _LINES = {
 
 
 def curve_charts(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
-    """The curves of a case's maps: the words of each map, and its drawings as addresses of data.
-
-    Only maps of ``--trust true`` have curves. What cannot be drawn is left out.
-    """
+    """The curves of a case's maps: the words of each map, and its drawings as addresses of data."""
     found = []
     for row in rows:
         try:

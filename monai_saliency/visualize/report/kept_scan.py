@@ -187,10 +187,7 @@ def _label_codes(label: np.ndarray) -> np.ndarray | None:
 
 
 def _codes(scan: np.ndarray, width: float, colours: bool) -> tuple[float, float, np.ndarray]:
-    """A scan as whole numbers: the step between them, the value of code 0, and the codes.
-
-    ``width`` is the range where almost all values are. Colours become bytes.
-    """
+    """A scan as whole numbers: the step between them, the value of code 0, and the codes."""
     finite = scan[np.isfinite(scan)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     filled = np.nan_to_num(scan.astype(np.float64), nan=low, posinf=low, neginf=low)

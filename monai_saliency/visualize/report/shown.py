@@ -57,11 +57,7 @@ class Shown:
 
     @classmethod
     def of(cls, case: CaseFiles, scales: Mapping[str, float]) -> Shown:
-        """Read the maps of a case; ``scales`` are the largest values, by the meaning of the values.
-
-        Raises:
-            ValueError: when its maps cannot be read.
-        """
+        """Read the maps of a case; ``scales`` are the largest values, by the meaning of the values."""
         file, error_file = case.open_maps()
         legends, kept = case.legends(), case.kept
         has_scan = kept is not None and kept.lies_on(file.shape, file.affine)
