@@ -30,8 +30,8 @@ class PerturbedImages(IterableDataset):
     of work in the same way as all engines (:mod:`monai_saliency.sharding`). The masks of a case are divided between
     network batches of the inferer (``mask_batch_size``), since masks are rendered batch by batch.
 
-    A process group is not needed. If there is one when the dataset is made, it is used. Each rank must have the same
-    number of workers. Do not shard a loader of this dataset again: never give it to
+    A process group is not needed. If there is one when the iteration or a loader's workers begin, it is used. Each
+    rank must have the same number of workers. Do not shard a loader of this dataset again: never give it to
     ``Accelerator.prepare``. Lightning does not shard it.
 
     Args:
@@ -97,15 +97,27 @@ class PerturbedImages(IterableDataset):
         self.label_key = label_key
         self.held_keys = held_keys
         self.split = split
-        self.rank, self.world_size = rank_of() if rank is None or world_size is None else (rank, world_size)
+        self.place = None if rank is None or world_size is None else (rank, world_size)
+        self._place_when_sent = (0, 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker has no process group, so the rank is sent with the dataset.
+        return {**self.__dict__, "_place_when_sent": self._rank_of()}
+
+    def _rank_of(self) -> tuple[int, int]:
+        if self.place is not None:
+            return self.place
+        found = rank_of()
+        return found if found[1] > 1 else self._place_when_sent
 
     def units(self) -> list[Unit]:
         """The units of work of this rank and of this worker of a loader."""
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        shares = self.world_size * workers
+        rank, world_size = self._rank_of()
+        shares = world_size * workers
         # Neighbouring units go to different ranks first, so that no rank has all the work.
-        return units(len(self.dataset), shares, self.split)[number * self.world_size + self.rank :: shares]
+        return units(len(self.dataset), shares, self.split)[number * world_size + rank :: shares]
 
     def _item(self, index: int) -> Mapping[str, Any]:
         """An item of the dataset, as a dictionary with all that is asked for."""

@@ -288,7 +288,8 @@ class _BoundRegionScore(BoundTarget):
     def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
         values = ACTIVATIONS[self.activation](to_float(output))
         read = range(values.shape[1]) if self.channels_read is None else self.channels_read
-        inside = values[:, [read.index(channel) for channel in self.channels]]
+        # Not by a list of indices, which would be copied to the device, and waited for.
+        inside = torch.stack([values[:, read.index(channel)] for channel in self.channels], dim=1)
         inside = inside.masked_fill(~self._regions[everywhere(box)], 0)
         return inside.flatten(2).sum(dim=2) / self._regions.flatten(1).sum(dim=1)
 

@@ -120,9 +120,9 @@ def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     assert voxels(tmp_path / "out") == voxels(tmp_path / "plain")
     assert cases(tmp_path / "out") == cases(tmp_path / "plain")
     assert not list((tmp_path / "out").rglob(".tmp*"))
-    # Every visit to a case is two forwards of one image, and between them one batch that vouches for its scores.
+    # Every visit to a case is three forwards of one image, which check rows, and one batch that vouches for its scores.
     sizes = (tmp_path / "out.log").read_text().split()
-    visits = -(-sizes.count("1") // 2)
+    visits = -(-sizes.count("1") // 3)
     assert 5 < visits <= 5 + 2
     assert sizes.count(str(BATCH)) - visits <= 5 * (BATCHES - 1) + 2
 

@@ -25,16 +25,14 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_scan(folder / "cohort" / f"s{seed}.nii.gz", (13, 12, 14), LPS, seed=seed)
     explain(folder, "plain")
     assert len(maps(folder / "plain")) == 3
-    # Of 12^3 voxels: the scan and 8 windows of 6^3, then the 8 of 3^3 in one of them; at most 4 rows at a time, and as
-    # many in each batch of a round. The first batch of 4 is run in another order too, once.
-    assert batches(folder, "plain") == {3: 3 * 3, 4: 3 * 2 + 1}
+    # Of 12^3 voxels: the scan and 8 windows of 6^3, then the 8 of 3^3 in one of them; 4 rows in each batch.
+    assert batches(folder, "plain") == 3 * (3 + 2)
     return folder
 
 
-def batches(folder: Path, out: str) -> dict[int, int]:
-    """How many batches of each size held perturbed images."""
-    sizes = (folder / f"{out}.log").read_text().split()
-    return {size: sizes.count(str(size)) for size in (3, 4)}
+def batches(folder: Path, out: str) -> int:
+    """How many batches held perturbed images."""
+    return (folder / f"{out}.log").read_text().split().count("4")
 
 
 def explain(folder: Path, out: str, **overrides: Any) -> None:
@@ -66,5 +64,5 @@ def test_a_run_that_was_stopped_in_the_second_round(cohort: Path) -> None:
         path.unlink()
     explain(cohort, "resumed")
     assert maps(cohort / "resumed") == maps(cohort / "plain")
-    after = batches(cohort, "resumed")
-    assert {size: after[size] - before[size] for size in after} == {3: 3 * 1, 4: 3 * 2 + 1}
+    # The first batch, and the second round, of which one batch is not complete on disk.
+    assert batches(cohort, "resumed") - before == 3 * (1 + 2)

@@ -271,15 +271,6 @@ class TestInnerInferer:
         expected = slow_rise(masks[:, 0].numpy(), torch.stack(scores)[:, None].numpy(), 0.5, "centred")
         np.testing.assert_allclose(maps[0], expected, rtol=0, atol=1e-13)
 
-    def test_each_image_is_asked_about_its_own_label(self) -> None:
-        network, inputs = unet(2), images(3, 1, 12, 10)
-        labels = torch.zeros(3, 1, 12, 10)
-        labels[0, :, :4], labels[1, :, 4:8], labels[2, :, 8:] = 1, 1, 1
-        maps = sliding_window(4, target=RegionScore(1, "softmax", labels))(inputs, network)
-        for i in range(3):
-            alone = sliding_window(4, target=RegionScore(1, "softmax", labels[i]))(inputs[i : i + 1], network)
-            torch.testing.assert_close(maps[i : i + 1], alone, rtol=0, atol=1e-6)
-
     @pytest.mark.parametrize("inner", [None, SlidingWindowInferer((8, 8), overlap=0.5)])
     def test_arguments_reach_the_network(self, inner: SlidingWindowInferer | None) -> None:
         calls = []
