@@ -25,7 +25,9 @@ class CaseIds:
         name = case_id(self._root, file)
         if self._names[name] < 2:
             return name
-        return f"{name}{file.name.removeprefix(scan_stem(file))}"
+        whole = f"{name}{file.name.removeprefix(scan_stem(file))}"
+        # frame.png next to frame.jpg and frame.png.nii
+        return f"{whole}-{name_hash(file.name)}" if whole in self._names else whole
 
 
 def case_id(root: Path | None, image: Path) -> str:

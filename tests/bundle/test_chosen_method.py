@@ -146,7 +146,7 @@ def test_every_method_runs_by_its_name(
         "target": {"_target_": "monai_saliency.RegionScore", "channel": 1, "activation": "none", "region": "all"},
         "inferer": {"_target_": "SlidingWindowInferer", "roi_size": [8, 8, 8]},
     }
-    few = {"num_masks": 6, "num_supervoxels": 3}
+    few = {"num_masks": 8, "num_supervoxels": 3, "num_designs": 2, "levels": 1}
     few = {name: value for name, value in few.items() if name in own_settings(getattr(methods, method))}
     rows = run(cohort, tmp_path / "out", "", method=method, **segments, **few)
     maps = 2 if method == "mc_rise" else 1  # one for each fill

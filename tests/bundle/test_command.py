@@ -112,7 +112,7 @@ def test_settings_name_the_folder() -> None:
     given = {"PER_CHANNEL": "true", "P1": "0.3", "SEED": "1"}
     assert folder(METHOD="rise", GRID_SIZE="5", **given) == "method=rise,grid_size=5,p1=0.3,seed=1,per_channel=true"
     # In the order of the config's own method.
-    assert folder(SEED="1", LEVELS="2", NUM_MASKS="300") == "num_masks=300,levels=2,seed=1"
+    assert folder(SEED="1", P1="0.3", NUM_MASKS="300") == "num_masks=300,p1=0.3,seed=1"
     odd = ["/data/a", "/data-a", "/data a", "/data/" + 300 * "a", "/data/" + 301 * "a"]
     folders = [folder(DATASET_DIR=each) for each in odd]
     assert len({*folders}) == len(odd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from helpers.brightness import Brightness
 from helpers.files import maps, rows_of
 from helpers.layouts import Bundle
 from helpers.own_bundle import forwards, rank, settings
-from helpers.reports import page_of
+from helpers.reports import Page, page_of
 from helpers.scans import LPS, OBLIQUE, write_scan
 
 from monai_saliency.handlers.trust import Trust, Trusted
@@ -75,7 +76,10 @@ def test_figures_and_page(cohort: Path) -> None:
         assert row["trust_randomised"]
         assert row["trust_auprc"] == ""
     assert {*json.loads(a["trust_curves"])} == {"insertion", "deletion"}
-    assert "Insertion (higher is better)" in page_of(cohort / "out", "imagesTs/a").read_text()
+    drawings = [
+        str(each["src"]).partition("base64,")[2] for each in Page(page_of(cohort / "out", "imagesTs/a")).all("img")
+    ]
+    assert any(b"Insertion (higher is better)" in base64.b64decode(each) for each in drawings)
     page = (cohort / "out" / "trust.md").read_text()
     assert page == trust_page(CaseTable(cohort / "out" / "summary.csv").read())
     assert [line for line in page.splitlines() if line.startswith("## ")] == [
