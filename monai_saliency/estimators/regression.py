@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -40,8 +40,7 @@ class RegressionScoring(Estimator):
     - Evidence lies in few places. So the regression is fitted twice, and in the second fit a height is penalised less
       the larger it was in the first one: a step towards the penalty of heights by their sizes (the lasso) by reweighted
       squares (FOCUSS, Gorodnitsky and Rao, 1997). What is noise beside a peak gets lower.
-    - The penalty is the one with the least leave-one-out error, which ridge regression has in closed form; for each fit
-      its own.
+    - The penalty of each fit is the one with the least leave-one-out error, which ridge regression has in closed form.
     - A probability saturates: its few largest differences would decide. So the regression is of
       ``y_i = mean_j tanh(4 (f_i - f_j) / spread(f))``, which is continuous in the scores and orders the masks as the
       scores f do, and the map is multiplied by the slope of f on what the regression explains.
@@ -55,7 +54,7 @@ class RegressionScoring(Estimator):
         cells: along each axis; finer ones than those of the masks.
 
     Raises:
-        ValueError: when ``cells`` is no whole number above 0.
+        ValueError: when ``cells`` is no whole number above 0, and where each channel has its own masks.
 
     Example::
 
@@ -73,18 +72,13 @@ class RegressionScoring(Estimator):
     def compute(
         self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
     ) -> torch.Tensor:
-        return _stacked((self.effects(masks, ids, score) for score in scores.T), masks)
+        if masks.channels is not None:
+            raise ValueError("a regression needs masks that all channels share: leave out `per_channel`")
+        return _each(lambda score: self.effects(masks, ids, score), masks, scores)
 
     def effects(self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor) -> torch.Tensor:
-        """The map of one score, of all masks that are given.
-
-        Args:
-            masks: with one mask for all channels.
-            ids: n masks.
-            scores: ``(n,)``.
-
-        Returns:
-            ``(*spatial)``, float64 on the CPU; 0 where all scores are equal, or with fewer than three masks.
+        """The map ``(*spatial)`` of one score ``(n,)`` of n masks, float64 on the CPU; 0 where all scores are equal, or
+        with fewer than three masks.
         """
         heights = [fit.heights for fit in _fits(masks, *_plain(ids, scores), self.cells)]
         if not heights:
@@ -96,13 +90,10 @@ class RegressionScoring(Estimator):
     ) -> torch.Tensor | None:
         """The standard error of each voxel: the jackknife over masks, for the penalties that were chosen. None with
         fewer than three masks.
-
-        Without mask i the heights change by its leave-one-out residual times what it weighs, in closed form, and in the
-        second fit by what the heights of the first one change too, to first order.
         """
         if len(ids) < 3:
             return None
-        return _stacked((_error(masks, *_plain(ids, score), self.cells) for score in scores.T), masks)
+        return _each(lambda score: _error(masks, *_plain(ids, score), self.cells), masks, scores)
 
     def noise(
         self,
@@ -118,8 +109,11 @@ class RegressionScoring(Estimator):
         return found if errors is None else torch.maximum(found.to(errors), errors.square().flatten(1).mean(1).sqrt())
 
 
-def _stacked(maps: Iterable[torch.Tensor], masks: BoundMasks) -> torch.Tensor:
-    return torch.stack(list(maps)).to(masks.device, masks.dtype)
+def _each(make: Callable[[torch.Tensor], torch.Tensor], masks: BoundMasks, scores: torch.Tensor) -> torch.Tensor:
+    found = torch.zeros(scores.shape[1], *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
+    for values, score in zip(found, scores.T, strict=True):
+        values.copy_(make(score))
+    return found
 
 
 def _plain(ids: Sequence[Id], scores: torch.Tensor) -> tuple[tuple[Id, ...], tuple[float, ...]]:
@@ -162,9 +156,7 @@ def _cell(masks: BoundMasks, cells: int) -> float:
 
 
 def _bumps(size: int, length: float) -> torch.Tensor:
-    """Gaussian bumps along an axis, ``(size, bumps)``: their sum of products falls with the distance as a Gaussian of
-    this length. They are one length apart, and reach one beyond both ends.
-    """
+    """Gaussian bumps along an axis, ``(size, bumps)``, one length apart, from one before it to one behind."""
     count = math.ceil((size + 2 * length) / length)
     places = (size - 1) / 2 + (np.arange(count + 1) - count / 2) * length
     # The product of two bumps of width length / sqrt(2), summed over their places, has the width `length`.
@@ -180,7 +172,9 @@ def _voxels(heights: torch.Tensor, bumps: Sequence[torch.Tensor]) -> torch.Tenso
 
 
 class _Ridge(NamedTuple):
-    """A ridge regression of n values."""
+    """A ridge regression of n values on features ``(n, bumps)``: what it explains of each value, the error at each mask
+    without it, and weights ``(n, n)``, the inverse of the products of features with the penalty.
+    """
 
     features: torch.Tensor
     heights: torch.Tensor
@@ -190,12 +184,16 @@ class _Ridge(NamedTuple):
 
     @property
     def changes(self) -> torch.Tensor:
-        """``(n, bumps)``, how far the heights lie above those without each mask."""
+        """``(n, bumps)``, how far the heights lie above those without each mask: its leave-one-out error times what it
+        weighs.
+        """
         return (self.left_out[:, None] * self.weights) @ self.features
 
 
 class _Fit(NamedTuple):
-    """Two ridge regressions, the second one with a variance for each bump."""
+    """Two ridge regressions: the second one is of features that are multiplied by the roots of variances, ``(bumps,)``.
+    The scores have a slope on what it explains.
+    """
 
     first: _Ridge
     second: _Ridge

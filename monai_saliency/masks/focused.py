@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,22 +41,10 @@ _EVERYWHERE = 0.25
 _LEFT = 0.25
 # Places with evidence that is there more than once: each takes a round.
 _MOST_PLACES = 4
-# So many are remembered: of two rounds of a case with as many scores as organs.
-_REMEMBERED = 256
-# Masks of the lattice at once.
-_AT_ONCE = 64
+# So many findings are remembered, as of two rounds of a case with as many scores as organs; masks rendered at once.
+_REMEMBERED, _AT_ONCE = 256, 64
 # The number of the mask that hides what is hidden, and nothing at random.
 _ALONE = -1
-
-
-class _Regression(Protocol):
-    """An estimator, which stands above masks."""
-
-    def effects(self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor) -> torch.Tensor: ...
-
-    def compute(self, masks: Any, ids: Any, scores: Any, reference_scores: Any) -> torch.Tensor: ...
-
-    def standard_error(self, masks: Any, ids: Any, scores: Any, reference_scores: Any) -> torch.Tensor | None: ...
 
 
 class FocusedMasks(Masks):
@@ -65,11 +54,10 @@ class FocusedMasks(Masks):
       likely where their map is above a tenth of its largest value: a *place* of any shape, with a soft edge.
     - *Second round*: cells of a sixteenth of each axis are hidden in the place, and few large ones elsewhere. Where the
       place is more than a quarter of the image, nothing stands out, and there are more masks of the first kind.
-    - Where hiding the place leaves more than a quarter of what the image adds to the score, the evidence is there more
-      than once: of two lesions, either is enough. Then a round over the whole image with the place hidden finds the
-      next one, and each place has its masks with the others hidden.
-    - With an ``inferer`` that cuts patches, the first round hides windows on the patch grid in turn, of which each
-      touches few patches, and in the second one all outside of the place is kept.
+    - Where hiding the place leaves more than a quarter of what the image adds to the score, another place gives what it
+      gives. A round with the first one hidden finds that, and each place has its masks with the others hidden.
+    - With an ``inferer`` that cuts patches, the first round hides windows on the patch grid, of which each touches few
+      patches, and in the second one all outside of the place is kept.
 
     Each explained score asks for its own masks of the later rounds. An id is ``(hidden, place, number)``: the first two
     are sets of cells, as the bits of a number, and the last one counts the random masks of a place.
@@ -80,8 +68,8 @@ class FocusedMasks(Masks):
         p1: probability in (0, 1) that a cell is kept in the first round. In a place it is up to 1.6 times that.
         seed: of the random masks.
         inferer: a sliding-window inferer whose patches are to be spared.
-        until: ask for more masks of the last round, half as many again, until the map agrees so well with one of as
-            many other masks, by its standard error: above 0 and below 1.
+        until: ask for half as many masks of the last round again, until the map agrees so well with one of as many
+            other masks, by its standard error: above 0 and below 1.
         budget: the largest number of random masks with ``until``.
 
     Raises:
@@ -106,7 +94,7 @@ class FocusedMasks(Masks):
 
     def __init__(
         self,
-        regression: _Regression,
+        regression: Any,
         num_masks: int = 340,
         p1: float = 0.5,
         seed: int = 0,
@@ -164,13 +152,13 @@ class BoundFocusedMasks(BoundMasks):
 
     @property
     def at_most(self) -> int:
-        return len(self.first_round()) + _MOST_PLACES * (1 + self.num_masks // 4) + self.budget // 2
+        looks = len(self.first_round()) * (1 + self.on_patches) + 2 * (1 + _MOST_PLACES)
+        return looks + max(self.num_masks, self.budget) - self.num_masks // 2
 
     def first_round(self) -> Sequence[Id]:
         return [*self._look(0, self.num_masks // 2), (self._all, 0, _ALONE)]
 
     def _look(self, hidden: int, count: int) -> list[Id]:
-        """Masks over the whole image, with some cells hidden."""
         if self.on_patches:
             cells = range(self._all.bit_length())
             return [(hidden | 1 << cell, 0, _ALONE) for cell in cells if not hidden >> cell & 1]
@@ -181,7 +169,7 @@ class BoundFocusedMasks(BoundMasks):
     ) -> Sequence[Id] | None:
         scored, own = dict(zip(ids, scores[:, 0].double().tolist(), strict=True)), list[Id]()
         for wanted in self._rounds(scored, float(reference_scores), own):
-            if missing := [each for each in wanted if each not in scored]:
+            if missing := [each for each in dict.fromkeys(wanted) if each not in scored]:
                 return missing
             own += wanted
         return None
@@ -194,15 +182,11 @@ class BoundFocusedMasks(BoundMasks):
             words = f"random masks in {len(places)} place{'s' * (len(places) > 1)} with evidence were the last"
         if len(places) > 1:
             words += f"; one of {len(places)} gives what another gives, so the others were hidden meanwhile"
-        fill = scored[self._all, 0, _ALONE]
-        hidden = max(
-            (each for each, _, number in ids if number == _ALONE and each != self._all),
-            key=int.bit_count,
-            default=self._all,
-        )
-        left = (scored[hidden, 0, _ALONE] - fill) / ((float(reference_scores) - fill) or 1)
-        if _LEFT < left <= 1:  # above 1, what hides the places adds more than the image did
-            words += f"; hiding all of them leaves {left:.0%} of what the image adds to the score"
+        fill, together = scored[self._all, 0, _ALONE], _union([hidden | place for hidden, place, _ in ids if place])
+        left = scored.get((together, 0, _ALONE), fill) - fill
+        if places and left > _LEFT * (float(reference_scores) - fill) > 0:
+            share = left / (float(reference_scores) - fill)
+            words += f"; hiding all of them leaves {share:.0%} of what the image adds to the score"
         return words if self.until is None else f"{words}; {ended(self._agreement(ids, scored), self.until)}"
 
     def _rounds(self, scored: dict[Id, float], reference: float, own: list[Id]) -> Iterator[Sequence[Id]]:
@@ -211,21 +195,20 @@ class BoundFocusedMasks(BoundMasks):
         fill = scored[self._all, 0, _ALONE]
         places: list[int] = []
         hidden, look, left = 0, self._look(0, self.num_masks // 2), self.num_masks - self.num_masks // 2
-        while found := self._places(hidden, look, scored, reference):
+        while found := self._places(hidden, look, scored, before := scored.get((hidden, 0, _ALONE), reference)):
             region, *parts = found
             together = _union([hidden, *parts])
             checks = [(together, 0, _ALONE), *((hidden | each, 0, _ALONE) for each in parts if len(parts) > 1)]
             yield checks
-            before = scored[hidden, 0, _ALONE] if hidden else reference
             without, *apart = (scored[each] for each in checks)
-            is_left = without - fill > _LEFT * (reference - fill)
+            is_left = without - fill > _LEFT * (reference - fill) > 0
             adds_up = len(parts) == 1 or sum(before - each for each in apart) > (1 - _LEFT) * (before - without)
             places += [region] if adds_up and not is_left and not places else parts
-            if not is_left or len(places) >= _MOST_PLACES:
+            if not is_left or hidden:
                 break
             hidden, look = together, self._look(together, self.num_masks // 4)
             yield look
-            left = max(left - len(look), self.num_masks // 4)
+            left -= self.num_masks // 4
         first = self.num_masks // 2 if not places else 0
         contexts = [(_union(places) & ~place, place) for place in places] or [(0, 0)]
         done, wanted = 0, left // len(contexts)
@@ -256,21 +239,21 @@ class BoundFocusedMasks(BoundMasks):
             self._known[key] = make()
         return self._known[key]
 
-    def _places(self, hidden: int, look: list[Id], scored: dict[Id, float], reference: float) -> list[int]:
+    def _places(self, hidden: int, look: list[Id], scored: dict[Id, float], before: float) -> list[int]:
         """The cells in which evidence is likely by some masks over the whole image, and the parts of them in which it
         is strong; none where nothing stands out.
         """
         scores = torch.tensor([scored[each] for each in look], dtype=torch.float64)
-        key = hidden, len(look), reference, scores.numpy().tobytes()
-        found = self._remembered(key, lambda: self._standing_out(look, scores, reference))
+        key = hidden, len(look), before, scores.numpy().tobytes()
+        found = self._remembered(key, lambda: self._standing_out(hidden, look, before - scores))
         return [left for each in found if (left := each & ~hidden)]
 
-    def _standing_out(self, look: list[Id], scores: torch.Tensor, reference: float) -> list[int]:
+    def _standing_out(self, hidden: int, look: list[Id], drops: torch.Tensor) -> list[int]:
         if self.on_patches:
             values = np.zeros(self._grid)
-            values.flat[[each[0].bit_length() - 1 for each in look]] = (reference - scores).numpy()
+            values.flat[[(each[0] & ~hidden).bit_length() - 1 for each in look]] = drops.numpy()
         else:
-            effects = self.regression.effects(self, look, scores)
+            effects = self.regression.effects(self, look, -drops)
             pool: Any = adaptive_max_pool2d if effects.ndim == 2 else adaptive_max_pool3d
             values = pool(effects[None], self._grid)[0].numpy()
         region = (values > _STANDS_OUT * values.max()) & (values > 0)
@@ -338,14 +321,12 @@ class BoundFocusedMasks(BoundMasks):
         width = int(np.prod([side + 1 for side in sides]))
         draws = random_rows(self.seed * (len(_COARSE) + 2) + table, numbers, width + len(sides))
         grids = (draws[:, :width] < np.array(kept)[:, None]).reshape(-1, *(side + 1 for side in sides))
-        matrices = [
-            _linear(torch.arange(points), side, points, torch.from_numpy(draws[:, width + axis, None]))
-            for axis, (side, points) in enumerate(zip(sides, self._lattice, strict=True))
-        ]
+        shifts = torch.from_numpy(draws[:, width:, None]).unbind(1)
+        axes = zip(sides, self._lattice, shifts, strict=True)
+        matrices = [_linear(torch.arange(points), side, points, shift) for side, points, shift in axes]
         return _along_axes(torch.from_numpy(grids).to(device, self.dtype), matrices)
 
     def _chosen(self, cells: int) -> np.ndarray:
-        """A set of cells as a bool grid."""
         size = int(np.prod(self._grid))
         packed = np.frombuffer(cells.to_bytes(-(-size // 8), "little"), dtype=np.uint8)
         return np.unpackbits(packed, bitorder="little")[:size].reshape(self._grid).astype(bool)
@@ -370,7 +351,8 @@ class BoundFocusedMasks(BoundMasks):
         for hidden, place, of in _grouped(ids):
             here = [self._windows(cells, box, torch.device("cpu")).numpy() for cells in (hidden, place)]
             hides[of] = here[0].any() or here[1].any()
-            rows[of, 0] = hash((here[0].tobytes(), here[1].tobytes()))
+            digest = hashlib.blake2b(here[0].tobytes() + here[1].tobytes(), digest_size=7).digest()
+            rows[of, 0] = int.from_bytes(digest, "little")
             if here[1].any():  # elsewhere masks of one place are alike
                 rows[of, 1] = [ids[row][2] for row in of]
         return hides, rows
@@ -405,8 +387,9 @@ def _grouped(ids: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, list[i
 
 
 def _linear(places: torch.Tensor, cells: int, size: int, shift: torch.Tensor | float = 0.0) -> torch.Tensor:
-    """Matrices ``(..., places, cells)`` that read a line of cells at some places of an axis,
-    linearly between centres.
+    """Matrices ``(..., places, cells)`` that read a line of cells at some places of an axis, linearly between centres.
+
+    The axis has a size in voxels. A shift ``(n, 1)`` in cells, at least 0 and below 1, needs one cell more.
     """
     count = cells + isinstance(shift, torch.Tensor)
     position = ((places.double() + 0.5) * cells / size - 0.5 + shift).clamp(0, count - 1)

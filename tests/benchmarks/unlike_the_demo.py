@@ -1,4 +1,4 @@
-"""Do the default methods find evidence that looks unlike the demo's lesion? Five small tasks, each with its network.
+"""Do the default methods find evidence that looks unlike the demo's lesion? Six small tasks, each with its network.
 
     python tests/benchmarks/unlike_the_demo.py [--num_scans 12] [--seed 1000] [--tasks pattern ...]
         [--methods focused_rise ...] [--json FILE] [--keep [LABEL]]
@@ -6,7 +6,9 @@
 - pattern: vertical stripes of some eleven pixels in correlated noise; horizontal ones are no evidence.
 - texture: noise is drawn out along one axis inside a large ellipse, with the same mean and spread as around it.
 - counting: how many bright discs there are, one to six of them.
-- asymmetry: one half of the image mirrors the other, but for one disc.
+- asymmetry: which half of the image has more discs; all of that half are evidence.
+- mirror: one half of the image mirrors the other, but for one disc. Whatever is hidden at random breaks the symmetry,
+  so this is for windows that are hidden one at a time, and not in the mean.
 - dark_rod: a thin dark rod in a bright volume with dark balls.
 
 Each network is trained here, in half a minute or so, and its weights are kept in the temporary folder. Images are those
@@ -35,7 +37,7 @@ from monai_saliency.metrics.peak import peak_voxel
 
 STEPS, BATCH = 250, 32
 EDGE = {2: 64, 3: 32}
-#: the seeds of training images lie far above those of the images that are explained
+#: far above the seeds of the images that are explained
 FIRST_TRAINING = 10_000_000
 FORWARDS = 340
 
@@ -98,6 +100,20 @@ def counting(random: np.random.Generator) -> Made:
 
 
 def asymmetry(random: np.random.Generator) -> Made:
+    """Discs on both sides, more of them on the right one, or on the left one."""
+    image, sides, half = noise(random, 2, 2.0), [], EDGE[2] / 2
+    fewer = int(random.integers(0, 3))
+    is_right = bool(random.integers(2))
+    for side, count in enumerate((fewer, fewer + 1) if is_right else (fewer + 1, fewer)):
+        discs = np.zeros(image.shape, bool)
+        low = np.array([5.0, 5.0 + half * side])
+        for centre in places(random, count, 11, low, low + np.array([EDGE[2] - 11.0, half - 11.0])):
+            discs |= distance(centre, 2) < random.uniform(2.5, 4)
+        sides.append(discs)
+    return image + 3 * (sides[0] | sides[1]), sides[1] & is_right, float(is_right)
+
+
+def mirror(random: np.random.Generator) -> Made:
     """Discs on both sides, and one that its own side alone has, or none."""
     image, discs = noise(random, 2, 2.0), np.zeros((EDGE[2], EDGE[2]), bool)
     centres = places(random, 4, 11, np.array([5.0, 5.0]), np.array([EDGE[2] - 6.0, EDGE[2] / 2 - 6.0]))
@@ -150,8 +166,21 @@ def classifier(spatial_dims: int, channels: int = 1) -> nn.Sequential:
 
 def counter() -> nn.Sequential:
     """Convolutions, and the sum of what the last one gives."""
-    layers = [nn.Conv2d(1, 12, 5, 2, padding=2), nn.ReLU(), nn.Conv2d(12, 16, 3, 2, padding=1), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Conv2d(16, 1, 3, padding=1), nn.Flatten(), nn.Linear(256, 1))
+    layers: list[nn.Module] = []
+    for before, width, edge, stride in ((1, 12, 5, 2), (12, 16, 5, 2), (16, 16, 3, 1)):
+        layers += [nn.Conv2d(before, width, edge, stride, padding=edge // 2), nn.BatchNorm2d(width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 1))
+
+
+class Sides(nn.Module):
+    """What a counter says of each half, as two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = counter()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.counter(half) for half in images.chunk(2, dim=-1)], dim=1)
 
 
 @dataclass(frozen=True)
@@ -219,15 +248,15 @@ TASKS = {
     "pattern": Task(pattern, lambda: classifier(2)),
     "texture": Task(texture, lambda: classifier(2)),
     "counting": Task(counting, counter, is_count=True),
-    "asymmetry": Task(asymmetry, lambda: nn.Sequential(Mirrored(), classifier(2, 2))),
+    "asymmetry": Task(asymmetry, Sides),
     "dark_rod": Task(dark_rod, lambda: classifier(3)),
+    "mirror": Task(mirror, lambda: nn.Sequential(Mirrored(), classifier(2, 2))),
 }
 
 METHODS: dict[str, Callable[..., Any]] = {
     "focused_rise": ms.focused_rise,
     "rise, regression": lambda **settings: ms.rise(FORWARDS, form="regression", **settings),
     "rise": lambda **settings: ms.rise(FORWARDS, **settings),
-    "sliding_window": lambda **settings: ms.sliding_window(8, 4, **settings),
     "hierarchical_occlusion": ms.hierarchical_occlusion,
 }
 
@@ -238,7 +267,7 @@ def main() -> None:
     parser.add_argument("--num_scans", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1000, help="of the first image; constants were chosen on 0 to 999")
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=TASKS)
-    parser.add_argument("--methods", nargs="*", default=list(METHODS)[:3], choices=METHODS)
+    parser.add_argument("--methods", nargs="*", default=["focused_rise"], choices=METHODS)
     add_options(parser)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -262,7 +291,8 @@ def main() -> None:
                 flush=True,
             )
     for method in args.methods:
-        print(f"mean       {method:22s} {np.mean([row['AUPRC'] for row in rows if row['method'] == method]):.3f}")
+        found = [row["AUPRC"] for row in rows if row["method"] == method and row["task"] != "mirror"]
+        print(f"mean       {method:22s} {np.mean(found):.3f}")
     keep(args, "unlike_the_demo", rows)
 
 
