@@ -25,12 +25,13 @@ __all__ = ["BoundFocusedMasks", "FocusedMasks"]
 
 # Cells an axis of masks over the whole image, in turn, and of those in a place: coarse ones find, fine ones show shape.
 _COARSE, _FINE = (4, 7), 16
-# Cells are kept in a place with p1 times one of these, in turn: much of what is there may be needed, or little.
-_KEPT = (1.0, 1.3, 1.6)
+# Cells are kept in a place with p1 times one of these, in turn: much of what is there may be needed, or little; and
+# outside with p1 times the last one, since the evidence there is known.
+_KEPT, _KEPT_OUTSIDE = (1.2, 1.4, 1.6), 1.8
 # The same with the other places hidden: nearly all of the place that is left may be hidden before the score falls.
-_KEPT_OF_ONE = (0.6, 1.0, 1.4)
-# The same outside of a place, whose evidence is known already, and at the most.
-_KEPT_OUTSIDE, _MOST_KEPT = 1.5, 0.9
+_KEPT_OF_ONE, _KEPT_OUTSIDE_OF_ONE = (0.6, 1.0, 1.4), 1.5
+# However large p1 is, some cells are hidden.
+_MOST_KEPT = 0.95
 # A place is where the map is above this share of its largest value; below it is mostly chance.
 _STANDS_OUT = 0.1
 # The parts of it that are above this share, widened by a cell, may be two lesions.
@@ -303,9 +304,9 @@ class BoundFocusedMasks(BoundMasks):
                 rows = [row for row, number in enumerate(numbers) if number % len(_COARSE) == turn]
                 found[rows] = self._cells([numbers[row] for row in rows], cells, turn, [self.p1] * len(rows), device)
             return found
-        shares = _KEPT_OF_ONE if has_others else _KEPT
+        shares, around = (_KEPT_OF_ONE, _KEPT_OUTSIDE_OF_ONE) if has_others else (_KEPT, _KEPT_OUTSIDE)
         kept = [min(shares[number % len(shares)] * self.p1, _MOST_KEPT) for number in numbers]
-        outside = [min(_KEPT_OUTSIDE * self.p1, _MOST_KEPT)] * len(numbers)
+        outside = [min(around * self.p1, _MOST_KEPT)] * len(numbers)
         fine = self._cells(numbers, _FINE, len(_COARSE), kept, device)
         if self.on_patches:
             return fine
