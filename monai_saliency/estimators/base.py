@@ -103,9 +103,11 @@ class ScoreState:
         return list(found)
 
     def stopped(self) -> str:
-        """Why no round follows, in words: of the score that asked for most masks; empty for masks of one round."""
-        if not self.masks.in_rounds or not len(self.reference_scores):
+        """Why no round follows, in words: of the score that asked for most masks."""
+        if not len(self.reference_scores):
             return ""
+        if not self.masks.in_rounds:
+            return self.masks.stopped(self.ids, self.scores.cpu(), self.reference_scores.cpu())
         texts = []
         for score, reference in zip(self.scores.cpu().T, self.reference_scores.cpu(), strict=True):
             rows, _ = self.masks.replayed(self.ids, score[:, None], reference[None])
