@@ -21,8 +21,7 @@ class AUPRC(SaliencyMetric):
     Voxels with equal values are found together. Equal to scikit-learn's ``average_precision_score``. A case with an
     empty label counts as NaN.
 
-    Args:
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Example::
 
@@ -47,9 +46,10 @@ class MeanIoU(SaliencyMetric):
 
     A case with an empty label counts as NaN.
 
+    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+
     Args:
         threshold: in the map's unit; voxels above it are compared with the label. None: the best.
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: when ``threshold`` is not a finite number.

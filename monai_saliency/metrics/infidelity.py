@@ -45,11 +45,12 @@ class Infidelity(_SumsAndDrops):
     masks of ``(beta * sum((1 - M) * S) - (f0 - f)) ** 2``. Our maps say what hiding a voxel takes from the score, so
     the perturbation counts as the share that is hidden (captum's attributions that are multiplied by the input).
 
+    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+
     Args:
         masks: which perturbed images; by default ``RISEMasks(200, seed=1)``. Take another seed than the maps have.
         normalize: scale the map by the factor ``beta`` that suits it best (captum's ``normalize``), so that only its
             shape counts; otherwise ``beta`` is 1, and the map must be in the score's unit per voxel.
-        inferer, network, **options: as for :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: when an argument is of another kind, and (when called) when maps and images do not belong together.
@@ -94,12 +95,13 @@ class SensitivityN(_SumsAndDrops):
     Pearson's correlation over random subsets of n cells of a grid. NaN where the sums or the falls are all equal, so
     where the map or the network is flat.
 
+    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+
     Args:
         num_hidden: n, how many cells are hidden together.
         num_masks: how many random subsets, at least 3.
         grid_size: cells along each axis; voxels where the axis is shorter.
         seed: of the random subsets.
-        inferer, network, **options: as for :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: for settings out of range, and (when called) when maps and images do not belong together.

@@ -20,8 +20,7 @@ class MassInLabel(SaliencyMetric):
     Negative values count as 0. A map without positive values shows nothing: it counts as 0. A case with an empty label
     counts as NaN.
 
-    Args:
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Example::
 
@@ -44,10 +43,11 @@ class Leakage(SaliencyMetric):
 
     A map without positive values shows nothing: it counts as 1. A case with an empty region counts as NaN.
 
+    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+
     Args:
         top: measure the highest voxels instead of the positive mass: their share of all voxels, in (0, 1], rounded up.
             All voxels as high as the last of them count too.
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: when ``top`` is not in (0, 1].

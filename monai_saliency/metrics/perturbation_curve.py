@@ -90,11 +90,12 @@ class Deletion(_Curve):
     Deletion also rewards maps that destroy the image's structure early: compare with the controls
     (:func:`~monai_saliency.metrics.control_maps.with_controls`).
 
+    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+
     Args:
         steps: into how many equal shares the voxels are divided, at least 1: about as many perturbed images.
         regions: makes a label map ``(1, *spatial)`` of an image and its voxel sizes, such as ``Supervoxels(200)``;
             voxels of one label go at once, in the order of their mean in the map. Single voxels by default.
-        inferer, network, **options: as for :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: for settings out of range, and (when called) when maps and images do not belong together.

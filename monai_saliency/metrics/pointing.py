@@ -21,10 +21,11 @@ class Pointing(SaliencyMetric):
     The peak is found by :func:`~monai_saliency.metrics.peak.peak_voxel`. A map whose voxels are all equal points
     nowhere: it counts as 0. A case with an empty label counts as NaN.
 
+    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+
     Args:
         tolerance: how far from the label the peak may lie, in voxels, Euclidean, at least 0. By default it must lie
             strictly inside. Zhang et al. allow 15 pixels.
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: when ``tolerance`` is negative, and (when called) for maps that are not finite and labels that are

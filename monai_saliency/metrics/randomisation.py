@@ -66,8 +66,9 @@ class EfficientParameterRandomisation(ParameterRandomisation):
     H is the entropy of the histogram of a map's values, :func:`entropy`. It knows nothing of where values lie: read it
     together with :class:`ParameterRandomisation`. NaN where the map is flat.
 
+    ``inferer``, ``network``, ``seed`` and ``options`` are those of :class:`ParameterRandomisation`.
+
     Args:
-        inferer, network, seed, **options: as for :class:`ParameterRandomisation`.
         bins: of the histogram, at least 2; 100 as in the paper.
 
     Raises:

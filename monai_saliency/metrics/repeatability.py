@@ -23,8 +23,7 @@ class RankAgreement(SaliencyMetric):
     """Spearman's rank correlation of two maps of one scan, such as maps of two seeds, fills or methods. In [-1, 1],
     higher is better. NaN where a map is flat.
 
-    Args:
-        reduction, get_not_nans: as for :class:`~monai_saliency.metrics.base.SaliencyMetric`.
+    ``reduction`` and ``get_not_nans`` are those of :class:`~monai_saliency.metrics.base.SaliencyMetric`.
 
     Raises:
         ValueError: (when called) when the maps have different shapes.
@@ -51,10 +50,11 @@ class Repeatability(NetworkMetric):
 
     Repeatable is not right: a method that always shows the middle of the scan repeats perfectly.
 
+    ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+
     Args:
         inferer: what made the maps. Its masks must have a seed.
         seed: of the second map's masks; another one than ``inferer`` has.
-        network, **options: as for :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: when the masks of ``inferer`` have no seed, or have this one.
@@ -86,9 +86,10 @@ class FillAgreement(NetworkMetric):
 
     Where it is low, the map shows what the fill brings in as much as what the scan holds.
 
+    ``inferer``, ``network`` and ``options`` are those of :class:`~monai_saliency.metrics.scored.NetworkMetric`.
+
     Args:
         fills: other fills, at least one, such as ``[MeanFill(), BlurFill()]``.
-        inferer, network, **options: as for :class:`~monai_saliency.metrics.scored.NetworkMetric`.
 
     Raises:
         ValueError: when there is no fill.

@@ -42,11 +42,9 @@ class BlackBoxInferer(WholeMethodInferer):
     Args:
         method: a ``GenerateImageClassifierBlackboxSaliency`` or ``GenerateObjectDetectorBlackboxSaliency``.
         target: which number of the output is explained.
-        masks: other masks to score in its place, as metrics do; None for the method's own.
-        estimator: only with other masks.
-        fill: what replaces hidden voxels, in the network's input space: given to methods that have a ``fill`` and none
-            of their own yet.
-        settings: those of :class:`~monai_saliency.PerturbationInferer`.
+        settings: those of :class:`~monai_saliency.PerturbationInferer`. ``masks`` are scored in place of the method's
+            own, as metrics do, and need an ``estimator``; ``fill`` is given to methods that have one and have not set
+            it.
 
     Raises:
         ValueError: for settings that are something else.

@@ -74,10 +74,10 @@ class Classifier(_BlackBox, ClassifyImage):
         network: any callable that takes batches ``(B, C, H, W)`` and gives ``(B, classes)``.
         labels: names of the classes, or their number.
         activation: turns the output into confidences: ``"softmax"``, ``"sigmoid"``, or ``"none"``.
-        transform: what comes before the network, of batches: xaitk-saliency's images are arrays, often in [0, 255].
-        batch_size: images in one call of the network, at the most.
-        device: of the images; None for the device of the network's parameters, or else the CPU.
-        output: the part of the network's output that holds the classes, where it is not a tensor.
+        settings: ``transform`` (a function of batches that comes before the network: xaitk-saliency's images are
+            arrays, often in [0, 255]), ``batch_size`` (images in one call of the network, at the most), ``device`` (of
+            the images; by default that of the network's parameters, or else the CPU) and ``output`` (the part of the
+            network's output that holds the classes, where it is not a tensor).
 
     Raises:
         ValueError: for settings that do not fit each other or the network's output.
@@ -179,9 +179,8 @@ class Detector(_BlackBox, DetectImageObjects):
 class Descriptor(_BlackBox, ImageDescriptorGenerator):
     """An embedding network as the black box of xaitk-saliency.
 
-    Args:
-        network: any callable that takes batches ``(B, C, H, W)`` and gives ``(B, ...)``, which is flattened.
-        settings: ``transform``, ``batch_size``, ``device`` and ``output``, as for :class:`Classifier`.
+    The network is any callable that takes batches ``(B, C, H, W)`` and gives ``(B, ...)``, which is flattened. The
+    settings are ``transform``, ``batch_size``, ``device`` and ``output``, as for :class:`Classifier`.
 
     Example::
 
