@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from monai.data import MetaTensor, get_track_meta
-from monai.transforms import Compose, MapTransform, Transform
+from monai.transforms import Compose, Transform
 from monai.transforms.compose import execute_compose
 from monai.transforms.traits import RandomizableTrait, ThreadUnsafe
 from monai.transforms.utils import reset_ops_id
@@ -172,9 +172,7 @@ class CachedDataset(CohortDataset):
         self.backend = instance("backend", backend, Backend, "a backend such as MemoryBackend()", none=True)
         self.checksum = flag("checksum", checksum)
         self._warned: set[str] = set()
-        steps = self._steps()
-        self._num_cached = self._num_prepared = self._count_cached(steps)
-        self._folder_keys = _keys_of(steps[: self._num_cached])
+        self._num_cached = self._num_prepared = self._count_cached(self._steps())
 
     def _steps(self) -> tuple[Any, ...]:
         """The transforms, with those inside of nested ``Compose`` objects."""
@@ -235,7 +233,7 @@ class CachedDataset(CohortDataset):
         steps = [self._steps()[: self._num_cached], _settings(self.transform)] if self._num_cached else None
         outside = [get_track_meta(), torch.get_default_dtype(), torch.get_default_device().type, chosen_arithmetic()]
         try:
-            files = input_files(case, self.checksum, self._folder_keys)
+            files = input_files(case, self.checksum)
             digest = fingerprint([library_versions(), fingerprint(steps, files=True), case, files, outside])
             return ItemKey(digest, tuple(file for file, _ in files))
         except Unfingerprintable as error:
@@ -310,12 +308,6 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, MetaTensor):
         value.meta = _renamed(value.meta, names)
     return value
-
-
-def _keys_of(steps: Sequence[Any]) -> set[Any] | None:
-    """The keys of a case that transforms read; None where they may read any."""
-    keys = [set(step.keys) if isinstance(step, MapTransform) else None for step in steps]
-    return None if None in keys else set().union(*(each for each in keys if each is not None))
 
 
 def _flat(transform: Compose) -> Iterator[Any]:

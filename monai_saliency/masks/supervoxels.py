@@ -42,9 +42,6 @@ class Supervoxels:
         (torch.Size([1, 12, 12, 12]), [1, 2, 3, 4, 5, 6, 7, 8])
     """
 
-    #: packages whose version decides the regions
-    packages = ("skimage",)
-
     def __init__(self, num_regions: int = 100, compactness: float = 0.1, sigma: float = 0.0) -> None:
         self.num_regions = whole_number("num_regions", num_regions, 1)
         positive_numbers("compactness", compactness)

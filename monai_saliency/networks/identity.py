@@ -10,18 +10,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from monai_saliency.cases import Case
 from monai_saliency.networks.runtime import runtime_settings
-from monai_saliency.storage.key import (
-    Unfingerprintable,
-    fingerprint,
-    input_files,
-    library_versions,
-    network_layout,
-    network_tensors,
-)
-from monai_saliency.utils.monai_private import global_hooks
+from monai_saliency.storage.key import Unfingerprintable, fingerprint, input_files, library_versions
+from monai_saliency.utils.monai_private import is_compiled
 from monai_saliency.utils.precision import chosen_arithmetic
 
-__all__ = ["network_fingerprint", "network_key", "network_structure", "scores_key"]
+__all__ = ["network_fingerprint", "network_key", "scores_key"]
 
 
 def network_fingerprint(network: Any, network_id: str | None = None) -> str | None:
@@ -30,7 +23,7 @@ def network_fingerprint(network: Any, network_id: str | None = None) -> str | No
     Args:
         network: a module, or any other callable.
         network_id: a name chosen by the caller, which must change whenever the network does. Needed for everything but
-            a module that consists of importable classes and of plain values.
+            a module that consists of importable classes and of plain values: TorchScript, hooks, lambdas, open files.
 
     Returns:
         the hash; None for a network that cannot be identified, whose results must not be used again.
@@ -58,27 +51,14 @@ def network_key(network: Any, network_id: str | None = None) -> str:
     advice = "give it a network_id, a name that changes when it does"
     if network_id:
         return fingerprint([network_id, runtime_settings(network)])
-    if isinstance(network, DataParallel | DistributedDataParallel):
-        network = network.module
     if not isinstance(network, torch.nn.Module):
         raise Unfingerprintable(f"the network is not a module: {advice}")
+    while isinstance(network, DataParallel | DistributedDataParallel) or is_compiled(network):
+        network = next(network.children())
     try:
-        if global_hooks():
-            raise Unfingerprintable("a hook on every forward")
         return fingerprint(network)
     except Unfingerprintable as error:
         raise Unfingerprintable(f"the network holds {error}: {advice}") from error
-
-
-def network_structure(network: torch.nn.Module) -> str | None:
-    """A hash of all of a module but the values of its parameters and buffers: while it stays, a copy
-    can follow these.
-    """
-    layouts = [(name, tuple(each.shape), each.dtype) for name, each in network_tensors(network).items()]
-    try:
-        return None if global_hooks() else fingerprint([network_layout(network), layouts])
-    except Unfingerprintable:
-        return None
 
 
 def scores_key(network: str, settings: Sequence[Any], case: Case, reads_file: bool = False) -> str:

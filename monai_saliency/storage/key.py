@@ -1,42 +1,35 @@
 """The key of everything that is kept: a hash of the plain values that a result depends on, equal in every process.
 
-Objects are taken apart as pickle does it. Code is known by the name under which it is imported, and by the version of
-its package, or by the content of a user's own file. A scan is known by its path, size and time, or by its checksum.
+Code is known by the name under which it is imported, and by the version of its package, or by the content of a user's
+own file. A scan is known by its path, size and time, or by its checksum.
 """
 
 from __future__ import annotations
 
-import copyreg
 import functools
 import hashlib
 import os
 import random
 import sys
-import sysconfig
 import types
-from collections.abc import Collection, Iterator, Mapping
-from importlib import metadata, util
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
 
-import monai
-import nibabel
 import numpy as np
 import torch
-from monai.data import ImageReader
+from monai.data import ImageReader, MetaTensor
 from monai.inferers import Inferer
 from monai.transforms import Compose
-from monai.transforms.inverse import TraceableTransform
 from monai.transforms.traits import RandomizableTrait
 
-from monai_saliency.utils.monai_private import is_compiled, script_digest
 from monai_saliency.version import __version__
 
-__all__ = ["Unfingerprintable", "checksum_of", "fingerprint", "input_files", "library_versions", "network_layout"]
-__all__ += ["network_tensors", "package_version"]
+__all__ = ["Unfingerprintable", "checksum_of", "fingerprint", "input_files", "library_versions", "package_version"]
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _DRAWS = (RandomizableTrait, random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 # Attributes that decide no result: random state without random transforms, the file read last, where it runs.
 _IDLE: tuple[tuple[type, set[str]], ...] = (
@@ -44,14 +37,8 @@ _IDLE: tuple[tuple[type, set[str]], ...] = (
     (ImageReader, {"filenames", "has_series"}),
     (Inferer, {"device", "sw_device", "progress"}),
 )
-# Attributes of a module that say where it runs, or that torch.compile and TorchScript add.
-_PLACES = {"rank", "local_rank", "global_rank", "device_id", "device_index"}
-_COMPILERS = {"_compiled_call_impl", "_is_torch_compile", "_compile_kwargs", "__overloads__"}
-_LIBRARIES = {"monai": monai, "torch": torch, "numpy": np, "nibabel": nibabel}
-_PYTHON = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
-_PACKAGES = {"site-packages", "dist-packages"}
-# Formats whose voxels may be in another file of the same name.
-_TWO_FILES = {".hdr", ".img", ".mhd", ".mha", ".nhdr", ".nrrd", ".head", ".brik", ".par", ".rec"}
+_COMPILED = {"_compiled_call_impl", "_is_torch_compile", "_compile_kwargs"}  # attributes that torch.compile adds
+_LIBRARIES = {"monai": "monai", "torch": "torch", "numpy": "numpy", "nibabel": "nibabel", "skimage": "scikit-image"}
 
 
 class Unfingerprintable(TypeError):
@@ -76,154 +63,68 @@ def fingerprint(value: Any, files: bool = False) -> str:
     Raises:
         Unfingerprintable: when the value, or a value inside it, cannot be identified. The text names it.
     """
-    walk = _Walk(files)
-    walk.feed(value)
-    return walk.hasher.hexdigest()
+    try:
+        content = repr(_taken_apart(value, files))
+    except RecursionError as error:
+        raise Unfingerprintable(f"an object of {_name(type(value))}, which holds itself") from error
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
-class _Walk:
-    """One walk over a value, which adds all that it meets to a hash."""
-
-    def __init__(self, files: bool) -> None:
-        self.hasher = hashlib.sha256()
-        self._files = files
-        self._above: list[int] = []
-
-    def add(self, kind: str, content: object = b"") -> None:
-        # With their lengths, ("ab", "c") and ("a", "bc") differ.
-        content = content if isinstance(content, bytes) else str(content).encode("utf-8", "surrogatepass")
-        self.hasher.update(f"{kind}:{len(content)}:".encode() + content)
-
-    def feed(self, value: Any) -> None:
-        if id(value) in self._above:
-            return self.add("cycle", len(self._above) - self._above.index(id(value)))
-        self._above.append(id(value))
-        try:
-            return self._inside(value)
-        finally:
-            self._above.pop()
-
-    def _inside(self, value: Any) -> None:
-        kind = type(value)
-        if kind in _PLAIN:
-            self._plain(value)
-        elif isinstance(value, _DRAWS) and kind is not Compose:
-            raise Unfingerprintable(f"the random transform or generator {_name(kind)} inside it")
-        elif kind in (list, tuple, dict):
-            self._container(value)
-        elif kind in (set, frozenset):
-            self.add("set", sorted(fingerprint(each, self._files) for each in value))
-        else:
-            feed = next((feed for kinds, feed in _BY_KIND if isinstance(value, kinds)), _Walk._object)
-            feed(self, value)
-
-    def _plain(self, value: Any) -> None:
-        self.add(type(value).__name__, value if isinstance(value, bytes) else repr(value))
-        if self._files and isinstance(value, str | PurePath) and (os.sep in str(value) or "." in str(value)):
-            self.add("file", _mark(str(value)))
-
-    def _container(self, value: Any) -> None:
-        self.add(type(value).__name__, len(value))
-        # A dictionary in its order, which is the order of a loop over it.
-        for each in chain.from_iterable(value.items()) if isinstance(value, dict) else value:
-            self.feed(each)
-
-    def _array(self, value: np.ndarray | np.generic) -> None:
-        self.add("array", f"{value.dtype.str if value.dtype.names is None else value.dtype.descr}{value.shape}")
-        if isinstance(value, np.ma.MaskedArray):
-            self.feed(np.asarray(value.mask))
-        if value.dtype.hasobject:
-            return self.feed(value.tolist())
-        return self.add("values", np.ascontiguousarray(value).tobytes())
-
-    def _tensor(self, value: torch.Tensor) -> None:
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-            raise Unfingerprintable(f"a tensor of layout {value.layout} and type {value.dtype} on {value.device}")
-        self.add("tensor", f"{value.dtype}{tuple(value.shape)}")
-        plain = value.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg().contiguous()
-        self.add("values", plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-        # Meta data, without the marks of torch.compile.
-        self._attributes({name: held for name, held in vars(value).items() if not name.startswith("_dynamo")})
-
-    def _network(self, value: torch.nn.Module) -> None:
-        self.feed(network_layout(value))
-        self.feed({name: tensor.detach() for name, tensor in network_tensors(value).items()})
-
-    def _code(self, value: Any) -> None:
-        if isinstance(getattr(value, "__self__", None), _DRAWS):
-            raise Unfingerprintable(f"the random function {value.__name__}")
-        if isinstance(value, types.MethodType):
-            return self.feed([value.__func__, value.__self__])
-        if isinstance(value, types.ModuleType):
-            return self.add("module", f"{value.__name__} {_version_of(value.__name__)}")
-        return self.add("code", _code_mark(value))
-
-    def _object(self, value: Any) -> None:
-        """Add an object as pickle takes it apart: what makes it, its attributes and its items."""
-        try:
-            reduce = copyreg.dispatch_table.get(type(value))
-            taken = reduce(value) if reduce else value.__reduce_ex__(2)
-        except Exception as error:
-            name = _name(type(value))
-            raise Unfingerprintable(f"an object of {name}, which holds more than its attributes show") from error
-        if isinstance(taken, str):
-            return self._code(value)
-        make, arguments, state, items, pairs = (*taken, None, None, None)[:5]
-        self.add("object")
-        self.feed([make, arguments])
-        if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
-            state = {**(state[0] or {}), **state[1]}  # attributes in slots
-        idle = {name for kind, names in _IDLE if isinstance(value, kind) for name in names}
-        if isinstance(state, dict):
-            self._attributes({name: held for name, held in state.items() if name not in idle})
-        else:
-            self.feed(state)
-        # Tracing has a value for each thread, which pickle leaves out.
-        self.feed([list(items or ()), list(pairs or ()), isinstance(value, TraceableTransform) and value.tracing])
-        return None
-
-    def _attributes(self, state: Mapping[str, Any]) -> None:
-        """Add attributes by their names, in whichever order they were set."""
-        self.feed(dict(sorted(state.items())))
+def _taken_apart(value: Any, files: bool) -> Any:
+    """A value as nested lists of text."""
+    kind, apart = type(value), functools.partial(_taken_apart, files=files)
+    if kind in _PLAIN or isinstance(value, PurePath | torch.dtype | np.dtype):
+        return [kind.__name__, repr(value), _mark(value) if files and isinstance(value, str | PurePath) else ""]
+    if isinstance(value, torch.device):
+        return "device"
+    if isinstance(value, _DRAWS) and kind is not Compose:
+        raise Unfingerprintable(f"the random transform or generator {_name(kind)} inside it")
+    if kind in (list, tuple):
+        return [kind.__name__, *map(apart, value)]
+    if kind is dict:
+        return ["dict", *([apart(key), apart(held)] for key, held in value.items())]
+    if kind in (set, frozenset):
+        return ["set", *sorted(repr(apart(each)) for each in value)]
+    return next((take for kinds, take in _BY_KIND if isinstance(value, kinds)), _object)(value, apart)
 
 
-_BY_KIND: tuple[tuple[Any, Any], ...] = (
-    ((np.ndarray, np.generic), _Walk._array),
-    (torch.Tensor, _Walk._tensor),
-    (torch.nn.Module, _Walk._network),
-    ((type, types.FunctionType, types.BuiltinFunctionType, np.ufunc), _Walk._code),
-    ((types.MethodType, types.ModuleType), _Walk._code),
-    ((PurePath, torch.dtype, torch.device, np.dtype), _Walk._plain),
-)
+def _array(value: np.ndarray | np.generic, apart: Callable[[Any], Any]) -> Any:
+    if value.dtype.hasobject:
+        raise Unfingerprintable("an array of objects")
+    return ["array", str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value)).hexdigest()]
 
 
-def network_layout(network: torch.nn.Module) -> list[Any]:
-    """All of a module but its parameters and buffers: for each part its class, its attributes and its parts."""
-    if isinstance(network, torch.jit.ScriptModule):
-        return ["TorchScript", script_digest(network)]
-    held, parts = vars(network), vars(network)["_modules"]
-    if is_compiled(network):
-        return network_layout(parts["_orig_mod"])
-    if isinstance(network, torch.fx.GraphModule):  # torch.export adds a hook that checks its inputs
-        own: list[Any] = ["graph", network.code]
-    elif held["_forward_pre_hooks"] or held["_forward_hooks"]:
-        raise Unfingerprintable(f"a hook on the forward of {type(network).__name__}")
-    else:
-        attributes = {name: value for name, value in held.items() if not _is_idle(network, name, value)}
-        own = [type(network), dict(sorted(attributes.items()))]
-    # The guards of an exported graph decide no output.
-    inside = [
-        (name, None if part is None else network_layout(part)) for name, part in parts.items() if name != "_guards_fn"
+def _tensor(value: torch.Tensor, apart: Callable[[Any], Any]) -> Any:
+    try:
+        content = value.detach().as_subclass(torch.Tensor).cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except (RuntimeError, TypeError) as error:
+        raise Unfingerprintable(f"a tensor of layout {value.layout} and type {value.dtype}") from error
+    meta = apart([value.meta, value.applied_operations]) if isinstance(value, MetaTensor) else ""
+    return ["tensor", str(value.dtype), tuple(value.shape), hashlib.sha256(content).hexdigest(), meta]
+
+
+def _network(network: torch.nn.Module, apart: Callable[[Any], Any]) -> Any:
+    """The class of each part, its parameters and buffers, and its other attributes."""
+    return [
+        [name, *_part(part, apart)]
+        for name, part in network.named_modules(remove_duplicate=False)
+        if not name.endswith("_guards_fn")  # of an exported graph, which decide no output
     ]
-    return [*own, inside]
 
 
-def _is_idle(network: torch.nn.Module, name: str, value: Any) -> bool:
-    """Whether an attribute of a module decides no output, or is walked elsewhere."""
+def _part(part: torch.nn.Module, apart: Callable[[Any], Any]) -> Iterator[Any]:
+    held: dict[str, Any] = vars(part)
+    tensors = {name: held.get(name) for name in ("_parameters", "_buffers")}
+    if isinstance(part, torch.fx.GraphModule):  # torch.export adds a hook that checks its inputs
+        yield apart([part.code, tensors])
+        return
+    if held.get("_forward_pre_hooks") or held.get("_forward_hooks"):
+        raise Unfingerprintable(f"a hook on the forward of {type(part).__name__}")
     # MONAI's DynUNet writes its heads in each forward before it reads them.
-    kind: Any = type(network)
-    is_written = name == "heads" and kind.__module__ == "monai.networks.nets.dynunet"
-    return is_written or isinstance(value, torch.device) or name in _frame(kind) | _PLACES | _COMPILERS
+    is_dynunet = type(part).__module__ == "monai.networks.nets.dynunet"
+    idle = _frame(type(part)) | _COMPILED | ({"heads"} if is_dynunet else set())
+    own = {name: value for name, value in sorted(held.items()) if name not in idle}
+    yield apart([type(part), tensors, own])
 
 
 @functools.cache
@@ -233,10 +134,39 @@ def _frame(kind: type) -> frozenset[str]:
     return frozenset(name for base in (torch.nn.Module, *bases) for name in vars(base()))
 
 
-def network_tensors(network: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name, those that parts share under each of their names."""
-    found = [network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False)]
-    return {name.replace("_orig_mod.", ""): tensor for each in found for name, tensor in each}
+def _method(value: types.MethodType, apart: Callable[[Any], Any]) -> Any:
+    return ["method", apart(value.__func__), apart(value.__self__)]
+
+
+def _code(value: Any, apart: Callable[[Any], Any]) -> Any:
+    if isinstance(getattr(value, "__self__", None), _DRAWS):
+        raise Unfingerprintable(f"the random function {value.__name__}")
+    return _code_mark(value)
+
+
+def _object(value: Any, apart: Callable[[Any], Any]) -> Any:
+    """An object as pickle takes it apart: what makes it, its attributes and its items."""
+    try:
+        taken = value.__reduce_ex__(2)
+    except Exception as error:
+        words = f"an object of {_name(type(value))}, which holds more than its attributes show"
+        raise Unfingerprintable(words) from error
+    if isinstance(taken, str):  # a function, such as NumPy's
+        return _code(value, apart)
+    make, arguments, state, items, pairs = (*taken, None, None, None)[:5]
+    if isinstance(state, dict):
+        idle = {name for kind, names in _IDLE if isinstance(value, kind) for name in names}
+        state = {name: held for name, held in sorted(state.items()) if name not in idle}
+    return ["object", *map(apart, [make, arguments, state, list(items or ()), list(pairs or ())])]
+
+
+_BY_KIND: tuple[tuple[Any, Callable[..., Any]], ...] = (
+    ((np.ndarray, np.generic), _array),
+    (torch.Tensor, _tensor),
+    (torch.nn.Module, _network),
+    (types.MethodType, _method),
+    (_CODE, _code),
+)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -254,9 +184,7 @@ def _code_mark(value: Any) -> str:
         )
         raise Unfingerprintable(f"{kind} ({name}), which no module holds under its name")
     homes = [each.__module__ for each in value.__mro__[:-1]] if isinstance(value, type) else [module]
-    # Ours list the other packages that they compute with.
-    uses = getattr(value, "packages", ()) if module.startswith("monai_saliency.") else ()
-    return f"{module}.{name} {[*map(_version_of, homes), *map(package_version, uses)]}"
+    return f"{module}.{name} {[*map(_version_of, homes)]}"
 
 
 def _held(module: str, name: str) -> Any:
@@ -267,15 +195,14 @@ def _held(module: str, name: str) -> Any:
 
 
 def _version_of(module: str) -> str:
-    """The version of an installed module's package, or the hash of the file of the user's own module."""
+    """The version of an installed module's package, or the hash of any other module's file."""
     top = module.partition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None) or getattr(sys.modules.get(top), "__file__", None)
-    if top == "builtins" or (top in sys.stdlib_module_names and top != "__main__" and not file):
+    if not file and top in sys.stdlib_module_names:
         return f"python {sys.version_info[:2]}"
     if not file:
         raise Unfingerprintable(f"code of {module}, which is in no file")
-    real = os.path.realpath(file)
-    if top == "monai_saliency" or _PACKAGES & {*Path(real).parts} or real.startswith(_PYTHON):
+    if top == "monai_saliency" or {"site-packages", "dist-packages"} & {*Path(file).parts}:
         return f"{top} {package_version(top)}"
     return checksum_of(file)
 
@@ -283,8 +210,6 @@ def _version_of(module: str) -> str:
 @functools.cache
 def package_version(package: str) -> str:
     """The version of an installed package, by the name that is imported; "" where there is none."""
-    if package in sys.stdlib_module_names:
-        return ""
     if package == "monai_saliency":
         return __version__
     if version := getattr(sys.modules.get(package), "__version__", None):
@@ -293,26 +218,31 @@ def package_version(package: str) -> str:
     return ", ".join(metadata.version(name) for name in names)
 
 
+@functools.cache
 def library_versions() -> dict[str, str]:
-    """The versions of this package and of the packages that compute a result, with CuPy and cuCIM where installed."""
-    found = {"monai_saliency": __version__} | {name: str(module.__version__) for name, module in _LIBRARIES.items()}
-    others = [name for name in ("cupy", "cucim") if name in sys.modules or util.find_spec(name)]
-    return found | {name: package_version(name) for name in others}
+    """The versions of this package and of the packages that compute a result."""
+    found = {"monai_saliency": __version__}
+    for package, name in _LIBRARIES.items():
+        try:
+            found[package] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[package] = ""
+    return found
 
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def input_files(case: Any, checksum: bool = False, folder_keys: Collection[Any] | None = None) -> list[list[str]]:
+def input_files(case: Any, checksum: bool = False) -> list[list[str]]:
     """The files of a case, and all in its folders, each with its size and time, or its checksum.
 
     Args:
-        case: paths, or dictionaries and lists of them. A path that does not exist is left out.
+        case: paths, or dictionaries and lists of them. A path that does not exist is left out, and so is the value of
+            the key ``case``: the name of a case, such as "sub-01", may also be a folder in the working directory.
         checksum: read the files, and identify them by the sha256 of their content.
-        folder_keys: the keys of the case under which a text may name a folder; None for any but ``case``.
     """
-    files = sorted({file for path, is_folder in _paths(case, folder_keys) for file in _files_of(path, is_folder)})
+    files = sorted({file for path in _paths(case) for file in _files_of(path)})
     return [[file, checksum_of(file) if checksum else _mark(file)] for file in files]
 
 
@@ -334,36 +264,27 @@ def _checksum(file: str, *state: int) -> str:
     return hasher.hexdigest()
 
 
-def _mark(file: str) -> str:
+def _mark(file: str | PurePath) -> str:
     """The size and time of a file; "" where there is none."""
-    try:
-        status = os.stat(file)
-    except (OSError, ValueError):
+    if not os.path.isfile(file):
         return ""
-    return f"{status.st_size}-{status.st_mtime_ns}" if os.path.isfile(file) else ""
+    status = os.stat(file)
+    return f"{status.st_size}-{status.st_mtime_ns}"
 
 
-def _paths(case: Any, folder_keys: Collection[Any] | None, is_folder: bool = True) -> Iterator[tuple[Path, bool]]:
-    """The paths in a case, each with whether it may be a folder."""
+def _paths(case: Any) -> Iterator[str]:
+    """The texts in a case that may be paths."""
     if isinstance(case, Mapping):
-        for key, value in case.items():
-            # The name of a case, such as "sub-01", may also be a folder in the working directory.
-            may_be = key != "case" if folder_keys is None else key in folder_keys
-            yield from _paths(value, folder_keys, is_folder and may_be)
-    elif isinstance(case, list | tuple):
+        case = [value for key, value in case.items() if key != "case"]
+    if isinstance(case, list | tuple):
         for value in case:
-            yield from _paths(value, folder_keys, is_folder)
-    elif isinstance(case, PurePath) or (isinstance(case, str) and case and "\0" not in case and len(case) < 4096):
-        yield Path(case).expanduser() if str(case).startswith("~") else Path(case), is_folder
+            yield from _paths(value)
+    elif isinstance(case, str | PurePath) and str(case):
+        yield os.path.expanduser(case)
 
 
-def _files_of(path: Path, is_folder: bool) -> Iterator[str]:
-    try:
-        if path.is_dir() and is_folder:
-            yield from (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
-        elif path.is_file():
-            yield str(path)
-            if path.suffix.lower() in _TWO_FILES:
-                yield from (str(other) for other in path.parent.iterdir() if other.name.startswith(f"{path.stem}."))
-    except OSError:  # a name that no file can have
-        return
+def _files_of(path: str) -> Iterator[str]:
+    if os.path.isdir(path):
+        yield from (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    elif os.path.isfile(path):
+        yield path

@@ -5,11 +5,7 @@ A new release of MONAI, torch or ignite is checked here, and nowhere else.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import io
-import re
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -38,13 +34,11 @@ __all__ = [
     "cuda_is_lost",
     "event_handlers",
     "postprocessing_of",
-    "global_hooks",
     "holds_compiled",
     "is_compiled",
     "is_profiled",
     "profile_all_threads",
     "scan_interval",
-    "script_digest",
     "set_experiment",
     "single_process",
     "tensor_version",
@@ -122,29 +116,6 @@ def cuda_is_lost() -> bool:
 def is_profiled() -> bool:
     """Whether a profiler of torch runs, ours or the user's own; true where torch does not say so."""
     return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", True))
-
-
-def global_hooks() -> list[Callable[..., Any]]:
-    """The hooks that torch calls around the forward of every module. Public functions only add them."""
-    hooks = torch.nn.modules.module
-    return [*hooks._global_forward_pre_hooks.values(), *hooks._global_forward_hooks.values()]
-
-
-def script_digest(module: torch.jit.ScriptModule) -> str:
-    """The sha256 of the archive that torch saves of a TorchScript module: its code, its tensors and other constants."""
-    buffer = io.BytesIO()
-    torch.jit.save(module, buffer)
-    archive = zipfile.ZipFile(buffer)
-    seen: dict[bytes, bytes] = {}
-
-    def plain(content: bytes) -> bytes:
-        # Classes of equal names have numbers, which depend on what this process has loaded before.
-        return re.sub(rb"___torch_mangle_\d+", lambda found: seen.setdefault(found[0], b"%d" % len(seen)), content)
-
-    data = plain(archive.read("archive/data.pkl"))
-    names = [name for name in archive.namelist() if not name.endswith((".debug_pkl", "serialization_id", "data.pkl"))]
-    others = [(plain(name.encode()), plain(archive.read(name))) for name in sorted(names)]
-    return hashlib.sha256(repr([data, *sorted(others)]).encode()).hexdigest()
 
 
 def event_handlers(engine: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:
