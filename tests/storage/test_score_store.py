@@ -208,9 +208,9 @@ def test_killed_at_25_moments(cohort: Path) -> None:
         found = {p.name: np.asarray(nib.load(p).dataobj).tobytes() for p in (cohort / name).glob("*.nii.gz")}
         assert found == expected
         assert not list((cohort / name).rglob(".tmp*"))
-        # Every visit to a case is two forwards of one image, and between them one batch that vouches for its scores.
+        # Every visit to a case is three forwards of one image, and one batch that vouches for its scores.
         sizes = (cohort / f"{name}.log").read_text().split()
-        visits = -(-sizes.count("1") // 2)
+        visits = -(-sizes.count("1") // 3)
         lost.append((sizes.count(str(BATCH)) - visits) - 3 * (BATCHES - 1))
         out += 1
     assert sum(lost) <= 2 * kills

@@ -137,7 +137,7 @@ def test_the_table_sorts_and_filters(open_page: Open, folder: Path) -> None:
         return [each.inner_text() for each in page.locator("#cases tbody tr:visible td:nth-child(2)").all()]
 
     assert cases() == ["b", "broken", "c", "ct/one", "ct/one", "photo"]
-    by_score = page.locator("th[data-column=score] button")
+    by_score = page.get_by_role("button", name="Score")
     by_score.click()
     assert cases() == ["photo", "c", "ct/one", "ct/one", "b", "broken"]
     by_score.click()
