@@ -25,8 +25,7 @@ from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, shapley_values
 from monai_saliency.estimators.sobol import SobolScoring
 from monai_saliency.fills.blur import BlurFill
-from monai_saliency.fills.constant import ConstantFill, MeanFill
-from monai_saliency.fills.scan_unit import ScanUnitFill
+from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory

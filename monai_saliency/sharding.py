@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch.distributed as dist
+
 from monai_saliency.utils.arguments import check_option, whole_numbers
 
-__all__ = ["Part", "Unit", "check_rank", "units"]
+__all__ = ["Part", "Unit", "check_rank", "rank_of", "units"]
 
 _SPLITS = ("auto", "cases", "masks")
 
@@ -120,3 +122,13 @@ def check_rank(rank: int, world_size: int) -> None:
     whole_numbers("world_size", world_size, 1)
     if rank not in range(world_size):
         raise ValueError(f"`rank` must be in [0, {world_size}), the number of processes, got {rank}")
+
+
+def rank_of(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
+    """The rank of this process, and the number of ranks. Without a process group: 0 and 1."""
+    if not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError("this process is not in `group`: call this on the group's own ranks only")
+    return rank, dist.get_world_size(group)

@@ -13,7 +13,7 @@ from monai_saliency.bundle.chosen_method import AUTO, MethodChoice
 from monai_saliency.bundle.replay import own_inferer
 from monai_saliency.distributed.base import Engine as SharingEngine
 from monai_saliency.errors import repeat_cause_last
-from monai_saliency.fills.scan_unit import fill_in_unit
+from monai_saliency.fills.constant import fill_in_unit
 from monai_saliency.handlers.trust import Trust
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.runtime import accelerated, check_runtime

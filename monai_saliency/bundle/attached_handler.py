@@ -20,7 +20,7 @@ from monai_saliency.bundle.placement import Placement
 from monai_saliency.bundle.replay import Call, Recorder, Replay, own_inferer
 from monai_saliency.cases import Case, image_spacing
 from monai_saliency.errors import CaseError
-from monai_saliency.fills.scan_unit import fill_in_unit
+from monai_saliency.fills.constant import fill_in_unit
 from monai_saliency.handlers.made_by import warn_of_others
 from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler, predictions_of
 from monai_saliency.handlers.summary import Summary
@@ -31,7 +31,7 @@ from monai_saliency.networks.outputs import rows
 from monai_saliency.storage.failures import Failures
 from monai_saliency.targets.auto import AutoTarget, finds_nothing
 from monai_saliency.transforms.save import error_key
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 from monai_saliency.utils.tensors import plain
 from monai_saliency.visualize.report import try_report
 

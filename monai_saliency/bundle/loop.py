@@ -15,8 +15,8 @@ from monai.utils import CommonKeys
 
 from monai_saliency.bundle.attached_handler import AttachedHandler
 from monai_saliency.bundle.replay import Call, Recorder
+from monai_saliency.utils.arguments import require
 from monai_saliency.utils.monai_private import tree_map
-from monai_saliency.utils.optional_imports import require
 
 __all__ = ["ExplainedStep", "Loop", "LoopExplainer", "is_lightning"]
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monai_saliency.bundle.command import BundleRun, scratch
-from monai_saliency.utils.arguments import whole_numbers
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require, whole_numbers
 
 if TYPE_CHECKING:
     from submitit import Job

@@ -17,7 +17,7 @@ from monai_saliency.metrics.agreement import read_map
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.storage.tables import CaseTable, cell
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

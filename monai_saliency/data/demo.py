@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from monai_saliency.utils.arguments import check_option
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import check_option, require
 
 if TYPE_CHECKING:
     import nibabel

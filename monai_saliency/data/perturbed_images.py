@@ -14,8 +14,7 @@ from monai_saliency.cases import Case, image_file
 from monai_saliency.data.cached_dataset import reads_differ
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.inferer import PerturbationInferer, explaining
-from monai_saliency.sharding import Unit, check_rank, units
-from monai_saliency.utils.ranks import rank_of
+from monai_saliency.sharding import Unit, check_rank, rank_of, units
 
 __all__ = ["PerturbedImages"]
 

@@ -17,7 +17,7 @@ from monai_saliency.distributed.batches import BatchExplainer
 from monai_saliency.distributed.process_group import alone, from_all_ranks, told_to_all, wait_for_all
 from monai_saliency.distributed.ranks import PATIENCE, RankEngine
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 
 __all__ = ["AccelerateEngine", "explain_loader", "local_device"]
 

@@ -25,8 +25,8 @@ from monai_saliency.inferers.case_explainer import Assignment
 from monai_saliency.inferers.inferer import Sharing
 from monai_saliency.sharding import Unit
 from monai_saliency.storage.failures import Failures
+from monai_saliency.utils.arguments import require
 from monai_saliency.utils.monai_private import event_handlers
-from monai_saliency.utils.optional_imports import require
 
 __all__ = ["Cohort", "Engine", "local_device"]
 

@@ -18,7 +18,7 @@ from monai_saliency.distributed.batches import BatchExplainer
 from monai_saliency.distributed.process_group import alone, wait_for_all
 from monai_saliency.distributed.ranks import PATIENCE, RankEngine
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 
 __all__ = ["LightningEngine", "SaliencyModule", "local_device"]
 

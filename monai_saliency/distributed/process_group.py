@@ -22,10 +22,9 @@ from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
 from monai_saliency.inferers.row_check import RowsDepend
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
-from monai_saliency.sharding import Part
+from monai_saliency.sharding import Part, rank_of
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.utils.monai_private import single_process
-from monai_saliency.utils.ranks import rank_of
 
 __all__ = [
     "MasksOverRanks",

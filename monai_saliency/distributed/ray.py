@@ -21,8 +21,7 @@ from monai_saliency.distributed.ray_actor import Actor, Attempts, Reply
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.sharding import Part, Unit, units
-from monai_saliency.utils.arguments import positive_numbers, whole_numbers
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import positive_numbers, require, whole_numbers
 
 __all__ = ["RayEngine", "Scorer", "score"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from monai_saliency.distributed.base import Cohort
 from monai_saliency.errors import root_cause
 from monai_saliency.sharding import Unit
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 
 __all__ = ["Actor", "Attempts", "Reply"]
 

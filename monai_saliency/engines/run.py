@@ -15,7 +15,7 @@ from monai_saliency.engines.signals import stoppable
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import remove_stale
-from monai_saliency.utils.profiling import trace
+from monai_saliency.utils.timing import trace
 from monai_saliency.visualize.report import try_report
 
 __all__ = ["run"]
@@ -41,7 +41,7 @@ def run(
         failures: the list of failed cases, which the evaluator and its handler add to.
         tracker: a context to run it in, such as :class:`monai_saliency.handlers.mlflow.Tracker`.
         start: runs the evaluator; its own ``run`` by default.
-        profile: a folder for a trace of the run, see :func:`monai_saliency.utils.profiling.trace`; none where empty.
+        profile: a folder for a trace of the run, see :func:`monai_saliency.utils.timing.trace`; none where empty.
         handler: explains; only needed with an engine, or with a store whose folder is not below that of ``failures``.
         engine: shares the cohort with other processes; all is done here by default.
         recipe: makes the cohort in another process, see :class:`monai_saliency.distributed.base.Cohort`.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from monai.engines import Evaluator
 
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 
 if TYPE_CHECKING:
     from monai_saliency.handlers.saliency_handler import SaliencyHandler

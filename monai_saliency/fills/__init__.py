@@ -6,7 +6,6 @@ same shape. It is called once per case. A fill that also needs the case's file o
 
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.blur import BlurFill
-from monai_saliency.fills.constant import ConstantFill, MeanFill
-from monai_saliency.fills.scan_unit import ScanUnitFill, fill_in_unit
+from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill, fill_in_unit
 
 __all__ = ["BlurFill", "CaseFill", "ConstantFill", "MeanFill", "ScanUnitFill", "fill_in_unit"]

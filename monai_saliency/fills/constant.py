@@ -1,14 +1,38 @@
-"""Constant fills: a given value, or each channel's mean."""
+"""Constant fills: a given value in the network's unit or in the scan's, or each channel's mean."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
+import monai.transforms as mt
+import numpy as np
 import torch
+from monai.transforms.utils_pytorch_numpy_unification import percentile
 
-from monai_saliency.utils.arguments import finite_numbers
+from monai_saliency.cases import Case
+from monai_saliency.errors import AdviceError, root_cause
+from monai_saliency.fills.base import CaseFill
+from monai_saliency.utils.arguments import check_option, finite_numbers
+from monai_saliency.utils.tensors import plain
 
-__all__ = ["ConstantFill", "MeanFill"]
+__all__ = ["ConstantFill", "MeanFill", "ScanUnitFill", "fill_in_unit"]
+
+_INSTEAD = "give the fill in the network's input space (ConstantFill)"
+
+#: these move voxels, or interpolate with weights of sum 1, or store the same numbers in another form
+_KEEP_THE_VALUE: tuple[type, ...] = (
+    *(mt.Affined, mt.BorderPadd, mt.CopyItemsd, mt.CenterScaleCropd, mt.CenterSpatialCropd, mt.CropForegroundd),
+    *(mt.DivisiblePadd, mt.EnsureChannelFirstd, mt.Flipd, mt.Orientationd, mt.ResampleToMatchd, mt.Resized),
+    *(mt.ResizeWithPadOrCropd, mt.Rotate90d, mt.Rotated, mt.Spacingd, mt.SpatialCropd, mt.SpatialPadd),
+    *(mt.SpatialResampled, mt.SqueezeDimd, mt.Zoomd, mt.CastToTyped, mt.EnsureTyped, mt.ToDeviced),
+    *(mt.ToNumpyd, mt.ToTensord),
+)
+#: these treat each voxel alone, and are run on the value
+_RUN_ON_THE_VALUE: tuple[type, ...] = (
+    *(mt.RepeatChanneld, mt.ScaleIntensityRanged, mt.ShiftIntensityd, mt.ThresholdIntensityd),
+)
 
 
 class ConstantFill:
@@ -58,3 +82,216 @@ class MeanFill:
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         return images.mean(dim=tuple(range(2, images.ndim)), keepdim=True).expand_as(images)
+
+
+class ScanUnitFill(CaseFill):
+    """One value in the scan's own unit (such as air at -1000 HU), converted to the network's input space.
+
+    The fill is the value that the preprocessing gives a voxel of this value, with the statistics of the unperturbed
+    scan (mean, minimum, percentiles). For each case the preprocessing runs once more on the case's file, and the value
+    is followed through its steps. These may be
+
+    - MONAI's spatial steps: orientation, spacing, resampling, cropping, padding, flips and rotations;
+    - ``ScaleIntensityRanged``, ``ShiftIntensityd``, ``ThresholdIntensityd``, ``RepeatChanneld``;
+    - ``NormalizeIntensityd``, ``ScaleIntensityd``, ``ScaleIntensityRangePercentilesd``, ``ClipIntensityPercentilesd``
+      (without its soft clip);
+    - conversions of the type and the device.
+
+    An error names any other step that changes the image. Then give the fill in the network's input space
+    (:class:`~monai_saliency.ConstantFill`).
+
+    Args:
+        value: one number for all channels, or one per channel, in the unit of the file (after its slope and
+            intercept).
+        transform: the preprocessing: a dictionary pipeline that begins with ``LoadImaged``.
+        key: the pipeline's key of the image.
+
+    Raises:
+        ValueError: from :meth:`bind`, when the file is unknown or cannot be preprocessed again, when ``transform`` does
+            not give the explained image, or when the value cannot be followed through a step.
+
+    Example::
+
+        >>> import tempfile, nibabel, numpy, torch
+        >>> from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, ScaleIntensityRanged
+        >>> from monai_saliency import ClassScore, ScanUnitFill, sliding_window
+        >>> load = [LoadImaged("image"), EnsureChannelFirstd("image")]
+        >>> preprocessing = Compose([*load, ScaleIntensityRanged("image", -1000, 1000, 0, 1)])
+        >>> explain = sliding_window(2, target=ClassScore([0], "none"), fill=ScanUnitFill(-500, preprocessing))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     nibabel.save(nibabel.Nifti1Image(numpy.zeros((4, 4, 4)), numpy.eye(4)), f"{folder}/ct.nii")
+        ...     image = preprocessing({"image": f"{folder}/ct.nii"})["image"]
+        ...     maps = explain(image[None], lambda x: x.flatten(1).sum(1, keepdim=True))
+        >>> float(maps[0, 0, 1, 1, 1])  # eight voxels of 0 HU (0.5) become -500 HU (0.25)
+        2.0
+    """
+
+    def __init__(
+        self, value: float | Sequence[float], transform: Callable[[Any], Any], key: Hashable = "image"
+    ) -> None:
+        finite_numbers("value", value)
+        self.value = value
+        self.pipeline = transform if isinstance(transform, mt.Compose) else mt.Compose(transform)
+        self.key = key
+
+    def bind(self, case: Case) -> ConstantFill:
+        if case.file is None:
+            raise ValueError(
+                "a fill in the scan's own units needs the scan's file, which is unknown: explain a MetaTensor from "
+                f"LoadImaged, give `sources`, or {_INSTEAD}"
+            )
+        image: Any = case.file
+        values = torch.as_tensor(self.value, dtype=torch.float64).reshape(-1)
+        for step in self.pipeline.flatten().transforms:
+            if self.key in getattr(step, "keys", [self.key]) and not getattr(step, "only_checks", False):
+                before, image = image, self._run(step, image)
+                values = self._after(step, before, image, values)
+        if not _is_array(image) or not _same(torch.as_tensor(image).to(case.image), case.image, 1e-3):
+            raise ValueError(
+                f"`transform` does not give the image that is explained under {self.key!r}: give the preprocessing "
+                "that made it, a dictionary pipeline with LoadImaged"
+            )
+        _check_count(values, len(case.image))
+        return ConstantFill(values.expand(len(case.image)).tolist())
+
+    def _run(self, step: Any, image: Any) -> Any:
+        """The image after a step, which gets a copy: it may change it in place."""
+        step = copy.copy(step)
+        step.allow_missing_keys = True  # of other keys than the image's
+        try:
+            return step({self.key: copy.deepcopy(image)})[self.key]
+        except Exception as error:
+            cause = root_cause(error)
+            raise AdviceError(
+                "the scan could not be preprocessed again from its file alone, as a fill in the scan's own units "
+                f"needs: {type(step).__name__} failed ({type(cause).__name__}: {cause}); {_INSTEAD}"
+            ) from error
+
+    def _refused(self, step: Any, reason: str) -> AdviceError:
+        return AdviceError(
+            f"the value of {self.value} cannot be followed through {type(step).__name__}, which {reason}; {_INSTEAD}"
+        )
+
+    def _after(self, step: Any, before: Any, after: Any, values: torch.Tensor) -> torch.Tensor:
+        """The values ``(1,)`` or ``(C,)`` after a step on the image."""
+        kind = type(step)
+        known = (*_KEEP_THE_VALUE, *_RUN_ON_THE_VALUE, *_WITH_STATISTICS) if _is_array(before) else (mt.LoadImaged,)
+        if kind not in known or not _is_array(after):
+            raise self._refused(step, "is not one of the steps that ScanUnitFill knows")
+        new = plain(torch.as_tensor(after))
+        if kind in _RUN_ON_THE_VALUE or kind in _WITH_STATISTICS:
+            old = plain(torch.as_tensor(before))
+            _check_count(values, len(old))
+            given = values.expand(len(old)).to(old)[:, None]
+            if kind in _RUN_ON_THE_VALUE:
+                made = plain(torch.as_tensor(step({self.key: given})[self.key]))
+            else:
+                made = self._with_statistics(step, old, new, given)
+            values = made.double().flatten().cpu()
+            return values[:1] if len(values.unique()) == 1 else values
+        if not new.is_floating_point() and not torch.equal(values.to(new.dtype).double(), values):
+            raise self._refused(step, f"gives {new.dtype}: this type cannot hold it")
+        if isinstance(step, mt.Resized) and any(step.anti_aliasing):
+            raise self._refused(step, "blurs the border (anti_aliasing)")
+        return values
+
+    def _with_statistics(self, step: Any, old: torch.Tensor, new: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Voxels ``(C, 1)`` after a step that made ``new`` of ``old``, with its statistics of ``old``."""
+        name, freeze = _WITH_STATISTICS[type(step)]
+        transform = getattr(step, name)
+        parts = list(old) if transform.channel_wise else [old]
+        frozen = [freeze(transform, part, channel) for channel, part in enumerate(parts)] * (len(old) // len(parts))
+
+        def run(image: torch.Tensor) -> torch.Tensor:
+            return torch.stack([plain(torch.as_tensor(f(c.clone()))) for f, c in zip(frozen, image, strict=True)])
+
+        if not _same(run(old), new, 1e-5):
+            raise self._refused(step, "has settings that ScanUnitFill does not know")
+        return run(given)
+
+
+def _scale(scale: Any, voxels: torch.Tensor, channel: int) -> Any:
+    return mt.ScaleIntensityRange(float(voxels.min()), float(voxels.max()), scale.minv, scale.maxv, dtype=scale.dtype)
+
+
+def _percentiles(scale: Any, voxels: torch.Tensor, channel: int) -> Any:
+    low, high = float(percentile(voxels, scale.lower)), float(percentile(voxels, scale.upper))
+    return mt.ScaleIntensityRange(low, high, scale.b_min, scale.b_max, scale.clip, scale.dtype)
+
+
+def _normalize(normalize: Any, voxels: torch.Tensor, channel: int) -> Any:
+    used = (voxels[voxels != 0] if normalize.nonzero else voxels).float()
+    found = (used.mean(), used.std(unbiased=False))
+    given = (normalize.subtrahend, normalize.divisor)
+    mean, deviation = (
+        float(own) if each is None else float(np.ravel(each)[channel]) for own, each in zip(found, given, strict=True)
+    )
+    kind: Any = mt.NormalizeIntensity  # its types know arrays alone
+    return kind(mean, deviation, normalize.nonzero, dtype=normalize.dtype)
+
+
+def _clip(clip: Any, voxels: torch.Tensor, channel: int) -> Any:
+    low, high = percentile(voxels, clip.lower or 0), percentile(voxels, 100 if clip.upper is None else clip.upper)
+    return lambda values: values.clamp(low, high)
+
+
+#: the step's own transform of arrays, and what gives it the statistics of one scan
+_WITH_STATISTICS: dict[type, tuple[str, Callable[[Any, torch.Tensor, int], Any]]] = {
+    mt.ScaleIntensityd: ("scaler", _scale),
+    mt.NormalizeIntensityd: ("normalizer", _normalize),
+    mt.ScaleIntensityRangePercentilesd: ("scaler", _percentiles),
+    mt.ClipIntensityPercentilesd: ("scaler", _clip),
+}
+
+
+def _is_array(image: Any) -> bool:
+    return isinstance(image, (torch.Tensor, np.ndarray))
+
+
+def _check_count(values: torch.Tensor, channels: int) -> None:
+    if len(values) not in (1, channels):
+        raise ValueError(f"`value` must be one number or one per channel, got {len(values)} for {channels} channels")
+
+
+def _same(image: torch.Tensor, explained: torch.Tensor, tolerance: float) -> bool:
+    """Whether two images are the same, but for rounding."""
+    one, other = plain(image).double(), plain(explained).double()
+    atol = tolerance * float(other.abs().nanmean())
+    return one.shape == other.shape and torch.allclose(one, other, tolerance, atol, equal_nan=True)
+
+
+def fill_in_unit(
+    fill: Any,
+    unit: str = "network",
+    transform: Callable[[Any], Any] | None = None,
+    key: Hashable = "image",
+    id: str = "fill",
+) -> Any:
+    """A fill as a config gives it: a number with its unit, or a fill.
+
+    Args:
+        fill: a number, or one per channel; a fill is taken as it is.
+        unit: ``"network"`` for the network's input space, ``"scan"`` for the file's own units (such as HU).
+        transform: the preprocessing, needed for ``"scan"``.
+        key: where the items of ``transform`` hold the image.
+        id: the name of the fill in errors; the unit is ``<id>_unit``.
+
+    Raises:
+        ValueError: when the unit is another one, or does not suit the fill.
+
+    Example::
+
+        >>> import torch
+        >>> fill_in_unit(0.5)(torch.ones(1, 1, 1, 2)).tolist()
+        [[[[0.5, 0.5]]]]
+    """
+    check_option(f"{id}_unit", unit, ["network", "scan"])
+    if isinstance(fill, CaseFill) or callable(fill):
+        if unit == "scan":
+            raise ValueError(f"`{id}_unit` scan needs a `{id}` that is a number, got a {type(fill).__name__}")
+        return fill
+    if unit == "network":
+        return ConstantFill(fill)
+    if transform is None:
+        raise ValueError(f"`{id}_unit` scan needs the bundle's preprocessing, which its loader hides")
+    return ScanUnitFill(fill, transform, key)

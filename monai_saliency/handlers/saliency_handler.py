@@ -31,11 +31,9 @@ from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
 from monai_saliency.storage.tables import TRUST_COLUMNS
 from monai_saliency.targets.base import label_name
-from monai_saliency.utils.arguments import instance
-from monai_saliency.utils.optional_imports import require
-from monai_saliency.utils.profiling import stage
+from monai_saliency.utils.arguments import instance, require
 from monai_saliency.utils.tensors import plain, to_host
-from monai_saliency.utils.timing import Timestamp
+from monai_saliency.utils.timing import Timestamp, stage
 
 if TYPE_CHECKING:
     from ignite.engine import Engine

@@ -38,8 +38,8 @@ from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.tables import LONGEST_CELL, TRUST_COLUMNS
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import flag, whole_number
-from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.timing import stage
 
 __all__ = ["Trust", "Trusted", "label_on_grid"]
 

@@ -23,8 +23,8 @@ from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
-from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import finite_between, plain
+from monai_saliency.utils.timing import stage
 
 __all__ = ["CaseState", "merged"]
 

@@ -12,7 +12,7 @@ import torch
 from monai_saliency.estimators.base import Estimator, of_each_score
 from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.targets.base import BoundTarget
-from monai_saliency.utils.profiling import stage
+from monai_saliency.utils.timing import stage
 
 __all__ = ["Explanation", "of_members"]
 

@@ -32,8 +32,8 @@ from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import instance
 from monai_saliency.utils.monai_private import tree_map
 from monai_saliency.utils.precision import accumulation_dtype
-from monai_saliency.utils.profiling import stage
 from monai_saliency.utils.tensors import plain
+from monai_saliency.utils.timing import stage
 
 __all__ = ["GradientInferer"]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from monai.inferers import SlidingWindowInferer
 
+from monai_saliency.utils.arguments import require
 from monai_saliency.utils.boxes import everywhere
-from monai_saliency.utils.optional_imports import require
-from monai_saliency.utils.patch_grid import OwnSteps, PatchGrid
+from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.tensors import plain
 
 __all__ = ["NNUNetInferer"]
@@ -19,7 +20,7 @@ __all__ = ["NNUNetInferer"]
 _PEAK = 10
 
 
-class NNUNetInferer(OwnSteps):
+class NNUNetInferer(SlidingWindowInferer):
     """Predicts as nnU-Net's ``nnUNetPredictor`` does, to the bit: its patches, its Gaussian, its sums in float16.
 
     A network with ``members`` (:class:`~monai_saliency.networks.nnunet.NNUNetNetwork`) predicts the whole image member

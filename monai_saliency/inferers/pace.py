@@ -12,7 +12,7 @@ from typing import Any
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.rounds import Plan
 from monai_saliency.masks.base import Masks
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 
 __all__ = ["Pace"]
 

@@ -45,7 +45,7 @@ from monai_saliency.networks.outputs import OutputPath, read
 from monai_saliency.utils.boxes import everywhere
 from monai_saliency.utils.monai_private import holds_compiled
 from monai_saliency.utils.patch_grid import PatchGrid
-from monai_saliency.utils.profiling import stage
+from monai_saliency.utils.timing import stage
 
 __all__ = ["RememberedPatches", "remember"]
 

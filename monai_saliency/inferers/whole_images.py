@@ -14,7 +14,7 @@ from monai_saliency.inferers.rounds import Plan, Scoring
 from monai_saliency.inferers.row_check import RowCheck, Rows, RowsDepend
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read
-from monai_saliency.utils.profiling import stage
+from monai_saliency.utils.timing import stage
 
 __all__ = ["WholeImages"]
 

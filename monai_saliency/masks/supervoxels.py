@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from monai_saliency.utils.arguments import number, positive_numbers, whole_number
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import number, positive_numbers, require, whole_number
 
 __all__ = ["OrganSupervoxels", "Supervoxels", "whole_image"]
 

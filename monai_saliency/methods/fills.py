@@ -9,7 +9,7 @@ import torch
 
 from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.mc_rise import MCRISEScoring
-from monai_saliency.fills.scan_unit import fill_in_unit
+from monai_saliency.fills.constant import fill_in_unit
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.targets import Target

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from monai_saliency.errors import AdviceError
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 
 __all__ = ["MirroredNetwork", "NNUNetModel", "NNUNetNetwork", "network_of"]
 

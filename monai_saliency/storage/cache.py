@@ -30,7 +30,6 @@ import torch
 from monai.data import MetaTensor
 
 from monai_saliency.storage.files import remove_stale, temporary_path
-from monai_saliency.utils.monai_private import cuda_is_lost
 
 __all__ = ["Backend", "DiskBackend", "EntryError", "LMDBBackend", "MemoryBackend", "decode", "encode"]
 
@@ -81,8 +80,8 @@ def _checksum(data: bytes | memoryview, key: str) -> bytes:
 
 
 def _place(storage: Any, location: str) -> Any:
-    is_usable = location.startswith("cuda") and torch.cuda.is_available() and not cuda_is_lost()
-    return storage.cuda() if is_usable else storage
+    # Not in a process that was forked from one that had used CUDA, where CUDA cannot be used.
+    return storage.cuda() if location.startswith("cuda") and torch.cuda.is_initialized() else storage
 
 
 def _compact(value: Any) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 from monai.data import MetaTensor, PydicomReader
 
 from monai_saliency.errors import AdviceError
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 
 __all__ = ["find_series", "group_series", "holds_series", "is_dicom", "order_problem", "read_series", "series_files"]
 __all__ += ["series_id", "series_uid", "sorted_series", "volume_of"]

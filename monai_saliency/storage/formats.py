@@ -23,7 +23,7 @@ from monai.utils import MetaKeys, OptionalImportError, SpaceKeys, ensure_tuple
 from monai_saliency.errors import AdviceError
 from monai_saliency.storage.dicom import holds_series, read_series, series_files
 from monai_saliency.storage.files import load_scan
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 
 __all__ = ["ScanReader", "check_readers", "format_of", "load_image", "load_label", "scan_loader", "scan_stem"]
 

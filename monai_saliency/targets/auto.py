@@ -112,9 +112,7 @@ class AutoTarget(Target):
         if isinstance(classes, str) and classes not in ("predicted", "all"):
             raise ValueError(f"`classes` must be a list of indices, 'predicted' or 'all', got {classes!r}")
         self.readings = dict(readings or {})
-        self.classes = (
-            classes if isinstance(classes, str) else indices("classes", classes, "class", "'predicted' or 'all'")
-        )
+        self.classes = classes if isinstance(classes, str) else indices("classes", classes, "'predicted' or 'all'")
         self.activation = (
             activation if activation is None else check_option("activation", activation, list(ACTIVATIONS))
         )

@@ -69,7 +69,7 @@ class ClassScore(Target):
                     f"`classes` must be a list of indices, 'predicted', 'positive' or 'all', got {classes!r}"
                 )
         else:
-            classes = indices("classes", classes, "class", "'predicted', 'positive' or 'all'")
+            classes = indices("classes", classes, "'predicted', 'positive' or 'all'")
         self.classes: list[int] | str = classes
         self.activation = activation
 

@@ -54,7 +54,7 @@ class RegressionScore(Target):
     def __init__(self, values: Sequence[int] | int | str = 0, names: Sequence[str] | None = None) -> None:
         if isinstance(values, str) and values != "all":
             raise ValueError(f"`values` must be a list of indices or 'all', got {values!r}")
-        self.values = values if isinstance(values, str) else indices("values", values, "value", "'all'")
+        self.values = values if isinstance(values, str) else indices("values", values, "'all'")
         self.names = None if names is None else [str(name) for name in np.atleast_1d(names)]
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:

@@ -73,7 +73,7 @@ class _SegmentationTarget(Target):
         check_region(region, self.regions)
         if isinstance(channel, str) and channel != "predicted":
             raise ValueError(f"`channel` must be an index, several, or 'predicted', got {channel!r}")
-        self.channels = channel if isinstance(channel, str) else indices("channel", channel, "channel", "'predicted'")
+        self.channels = channel if isinstance(channel, str) else indices("channel", channel, "'predicted'")
         self.activation = activation
         self.region = region
         self.label_values = None
@@ -82,8 +82,7 @@ class _SegmentationTarget(Target):
             if not several or isinstance(self.channels, str) or len(label_values) != len(self.channels):
                 raise ValueError(f"`label_values` must have one entry for each channel, got {label_values!r}")
             self.label_values = {
-                c: indices("label_values", values, "value")
-                for c, values in zip(self.channels, label_values, strict=True)
+                c: indices("label_values", values) for c, values in zip(self.channels, label_values, strict=True)
             }
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:

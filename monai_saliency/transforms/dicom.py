@@ -15,7 +15,7 @@ from monai.data import MetaTensor
 from monai_saliency.errors import AdviceError
 from monai_saliency.storage.dicom import sorted_series, volume_of
 from monai_saliency.storage.files import atomic_path
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 from monai_saliency.version import __version__
 
 __all__ = ["OnSeries", "fix_dates", "save_parametric_map"]

@@ -14,8 +14,8 @@ from monai.data import MetaTensor
 from monai.transforms import InvertibleTransform, MapTransform
 from monai.utils import TraceKeys
 
+from monai_saliency.utils.arguments import require
 from monai_saliency.utils.boxes import everywhere
-from monai_saliency.utils.optional_imports import require
 from monai_saliency.utils.tensors import plain
 
 __all__ = ["NNUNetPreprocessD", "NNUNetPreprocessDict", "NNUNetPreprocessd"]

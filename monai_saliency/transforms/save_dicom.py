@@ -21,8 +21,7 @@ from monai_saliency.targets.base import label_name
 from monai_saliency.transforms.dicom import save_parametric_map
 from monai_saliency.transforms.save import error_key
 from monai_saliency.transforms.secondary_capture import save_secondary_capture
-from monai_saliency.utils.arguments import a_path, flag, positive_or_none
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import a_path, flag, positive_or_none, require
 from monai_saliency.visualize.legend import legends_of
 
 __all__ = ["SaveDicomD", "SaveDicomDict", "SaveDicomd"]

@@ -11,7 +11,7 @@ from monai.data import MetaTensor
 
 from monai_saliency.storage.files import atomic_path
 from monai_saliency.transforms.dicom import OnSeries, fix_dates
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 from monai_saliency.visualize.colours import blended, coloured_voxels, gray_window
 from monai_saliency.visualize.legend import Legend, default_legends
 

@@ -1,16 +1,18 @@
-"""Checks of arguments. Each error names the argument."""
+"""Checks of arguments, and imports of optional packages. Each error names the argument, or the package."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
-from collections.abc import Collection, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from monai.utils import look_up_option
+from monai.utils import OptionalImportError
 
 __all__ = [
     "a_path",
@@ -25,6 +27,7 @@ __all__ = [
     "positive_numbers",
     "positive_or_none",
     "probability",
+    "require",
     "torch_device",
     "voxels_of_mm",
     "whole_number",
@@ -32,13 +35,20 @@ __all__ = [
 ]
 
 
-def check_option(name: str, value: Any, options: Collection[str]) -> Any:
-    """Look up a choice among named options."""
+def require(module: str, extra: str) -> ModuleType:
+    """Import a module of an optional package."""
     try:
-        return look_up_option(value, options)
-    except (ValueError, TypeError):
-        # MONAI's own error does not name the parameter, and must not be the one that a user is shown as the cause.
-        raise ValueError(f"`{name}` must be one of {sorted(options)}, got {value!r}") from None
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise OptionalImportError(f'{name} is not installed: pip install "monai-saliency[{extra}]"') from error
+
+
+def check_option(name: str, value: Any, options: Collection[str]) -> Any:
+    """One of the named options, or what a dictionary of options holds under it."""
+    if not isinstance(value, str) or value not in options:
+        raise ValueError(f"`{name}` must be one of {sorted(options)}, got {value!r}")
+    return options[value] if isinstance(options, Mapping) else value
 
 
 def whole_numbers(name: str, value: Any, least: int) -> np.ndarray:
@@ -51,16 +61,15 @@ def whole_numbers(name: str, value: Any, least: int) -> np.ndarray:
 
 def whole_number(name: str, value: Any, least: int) -> int:
     """One whole number of at least ``least``, as an ``int``."""
-    numbers = whole_numbers(name, value, least)
-    if isinstance(value, (list, tuple, range)) or len(numbers) != 1:
+    if len(found := whole_numbers(name, value, least)) != 1 or isinstance(value, Sequence):
         raise ValueError(f"`{name}` must be one whole number of at least {least}, got {value!r}")
-    return int(numbers[0])
+    return int(found[0])
 
 
 def positive_numbers(name: str, value: Any) -> None:
     """Check that a value is one or several finite numbers above 0."""
     numbers = _numbers(value)
-    if numbers is None or not bool((numbers > 0).all()):
+    if numbers is None or numbers.min() <= 0:
         raise ValueError(f"`{name}` must be a number above 0, got {value!r}")
 
 
@@ -80,7 +89,7 @@ def finite_numbers(name: str, value: Any) -> None:
 def number(name: str, value: Any, least: float | None = None) -> float:
     """One finite number, as a ``float``."""
     numbers = _numbers(value)
-    if isinstance(value, (list, tuple)) or numbers is None or numbers.size != 1:
+    if isinstance(value, Sequence) or numbers is None or numbers.size != 1:
         raise ValueError(f"`{name}` must be a finite number, got {value!r}")
     if least is not None and numbers[0] < least:
         raise ValueError(f"`{name}` must be at least {least:g}, got {value}")
@@ -90,21 +99,17 @@ def number(name: str, value: Any, least: float | None = None) -> float:
 def probability(name: str, value: Any) -> None:
     """Check that a number is in [0, 1]."""
     numbers = _numbers(value)
-    if isinstance(value, (list, tuple)) or numbers is None or numbers.size != 1 or not 0 <= numbers[0] <= 1:
-        raise ValueError(f"`{name}` must be in [0, 1], got {value if isinstance(value, (int, float)) else repr(value)}")
+    if isinstance(value, Sequence) or numbers is None or numbers.size != 1 or not 0 <= numbers[0] <= 1:
+        raise ValueError(f"`{name}` must be in [0, 1], got {value!r}")
 
 
-def indices(name: str, value: Any, what: str, words: str = "") -> list[int]:
+def indices(name: str, value: Any, words: str = "") -> list[int]:
     """One or several indices, as a list of ``int``. Whether they are in range is not checked."""
     found = _numbers(value)
     if found is None or found.dtype.kind not in "iu":
-        empty = isinstance(value, Sized) and not isinstance(value, str) and not len(value)
-        wrong = (
-            f"name at least one {what}, got an empty list"
-            if empty
-            else f"be an index or a list of indices, got {value!r}"
+        raise ValueError(
+            f"`{name}` must be an index or a list of indices, got {value!r}{words and f'; or write {words}'}"
         )
-        raise ValueError(f"`{name}` must {wrong}" + (f"; or write {words}" if words else ""))
     return [int(each) for each in found]
 
 
@@ -112,18 +117,14 @@ def _numbers(value: Any) -> np.ndarray | None:
     """Finite numbers ``(n,)``, n at least 1; None for anything else: words, truth values, nested lists, None."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
+    if isinstance(value, (list, tuple)) and any(isinstance(each, bool) for each in value):
+        return None  # NumPy would make numbers of them
     try:
         found = np.atleast_1d(np.asarray(value))
     except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors that numpy cannot take
         return None
-    if found.dtype.kind not in "iuf" or found.ndim != 1 or not found.size or _holds_truth(value):
-        return None
-    return found if bool(np.isfinite(found).all()) else None
-
-
-def _holds_truth(value: Any) -> bool:
-    """Whether a list mixes truth values with numbers, which NumPy would make numbers of."""
-    return isinstance(value, (list, tuple)) and any(isinstance(each, (bool, np.bool_)) for each in value)
+    is_list = found.dtype.kind in "iuf" and found.ndim == 1 and found.size > 0
+    return found if is_list and bool(np.isfinite(found).all()) else None
 
 
 def flag(name: str, value: Any) -> bool:
@@ -161,25 +162,17 @@ def callable_network(network: Any) -> Any:
 
 def torch_device(name: str, value: Any) -> torch.device | None:
     """A device, or None."""
-    if value is None:
-        return None
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        return torch.device(value)
+        return None if value is None else torch.device(value)
     except (RuntimeError, TypeError):
         raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {value!r}") from None
-
-
-#: what a command line makes text of where its user means nothing; a folder of that name is ./null
-_NO_PATHS = {"null", "none", "true", "false"}
 
 
 def a_path(name: str, value: Any) -> Path:
     """A path."""
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         raise ValueError(f"`{name}` must be a path, got {value!r}")
-    if str(value).lower() in _NO_PATHS:
+    if str(value).lower() in {"null", "none", "true", "false"}:  # as a command line makes them; a folder is ./null
         raise ValueError(f"`{name}` must be a path, got {str(value)!r}: where none is meant, give an empty text ''")
     return Path(value)
 
@@ -187,14 +180,12 @@ def a_path(name: str, value: Any) -> Path:
 def per_axis(name: str, value: Any, spatial_shape: Sequence[int]) -> tuple[Any, ...]:
     """One size for each spatial axis."""
     sizes = np.atleast_1d(np.asarray(value)).tolist()
-    if len(sizes) == 1:
-        sizes = sizes * len(spatial_shape)
-    if len(sizes) != len(spatial_shape):
+    if len(sizes) not in (1, len(spatial_shape)):
         raise ValueError(
             f"`{name}` must be one number or one per spatial axis, got {value} for an image of spatial shape "
             f"{tuple(spatial_shape)}"
         )
-    return tuple(sizes)
+    return tuple(sizes if len(sizes) > 1 else sizes * len(spatial_shape))
 
 
 def voxels_of_mm(sizes: Sequence[float], spacing: Sequence[float] | None) -> tuple[int, ...]:

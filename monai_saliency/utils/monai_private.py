@@ -24,19 +24,16 @@ from torch.profiler import _ExperimentalConfig
 # torch has no public functions for tensors in nested containers.
 from torch.utils._pytree import tree_leaves, tree_map
 
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 
 __all__ = [
     "BatchMetric",
     "ItemDataset",
     "IterationEvaluator",
-    "cpu_has_float16",
-    "cuda_is_lost",
     "event_handlers",
     "postprocessing_of",
     "holds_compiled",
     "is_compiled",
-    "is_profiled",
     "profile_all_threads",
     "scan_interval",
     "set_experiment",
@@ -100,22 +97,6 @@ def holds_compiled(network: Any) -> bool:
     if not isinstance(network, torch.nn.Module):
         return False
     return any(is_compiled(part) or getattr(part, "compiles", False) is True for part in network.modules())
-
-
-def cpu_has_float16() -> bool:
-    """Whether this CPU computes convolutions in float16. Without it torch fails, or takes minutes."""
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
-    return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
-
-
-def cuda_is_lost() -> bool:
-    """Whether this process was forked from one that had used CUDA, after which CUDA cannot be used in it."""
-    return bool(torch.cuda._is_in_bad_fork())
-
-
-def is_profiled() -> bool:
-    """Whether a profiler of torch runs, ours or the user's own; true where torch does not say so."""
-    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", True))
 
 
 def event_handlers(engine: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:

@@ -13,19 +13,13 @@ from monai.utils import ensure_tuple_rep, fall_back_tuple
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.monai_private import scan_interval
 
-__all__ = ["OwnSteps", "PatchGrid"]
-
-
-class OwnSteps(SlidingWindowInferer):
-    """A ``SlidingWindowInferer`` that has its own rule of where patches begin."""
-
-    def starts(self, shape: Sequence[int]) -> list[list[int]]:
-        """Where patches begin."""
-        raise NotImplementedError
+__all__ = ["PatchGrid"]
 
 
 class PatchGrid:
-    """Where a sliding-window inferer cuts its patches, for one spatial shape."""
+    """Where a sliding-window inferer cuts its patches, for one spatial shape. An inferer with a rule of its own has a
+    method ``starts(shape)``: where they begin along each axis.
+    """
 
     def __init__(self, inferer: SlidingWindowInferer, spatial_shape: Sequence[int]) -> None:
         dims = len(spatial_shape)
@@ -46,7 +40,7 @@ class PatchGrid:
         self.pad: list[int] = []
         for size, own, half in reversed(list(zip(padded, spatial_shape, before, strict=True))):
             self.pad += [half, size - own - half]
-        if isinstance(inferer, OwnSteps):
+        if hasattr(inferer, "starts"):
             starts = inferer.starts(padded)
             self.step = tuple(
                 max((after - before for before, after in pairwise(axis)), default=size)
@@ -62,14 +56,15 @@ class PatchGrid:
         self.cuts: list[Box] = list(patches)
         self.inside: Box = tuple(slice(half, half + own) for half, own in zip(before, spatial_shape, strict=True))
         # Along a padded axis there is one patch, which holds the whole image.
+        is_padded = [own < roi for own, roi in zip(spatial_shape, self.roi_size, strict=True)]
         self.crop = tuple(
-            slice(half, half + own) if size > own else slice(0, roi)
-            for size, own, half, roi in zip(padded, spatial_shape, before, self.roi_size, strict=True)
+            inner if pads else slice(0, roi)
+            for inner, pads, roi in zip(self.inside, is_padded, self.roi_size, strict=True)
         )
         self.boxes: list[Box] = [
             tuple(
-                slice(0, own) if size > own else slice(int(side.start), int(side.stop))
-                for side, size, own in zip(patch, padded, spatial_shape, strict=True)
+                slice(0, own) if pads else slice(int(side.start), int(side.stop))
+                for side, pads, own in zip(patch, is_padded, spatial_shape, strict=True)
             )
             for patch in self.cuts
         ]

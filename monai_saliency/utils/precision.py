@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from threading import Condition
 from typing import Any
 
@@ -23,19 +23,13 @@ __all__ = [
 # float32 differs by 1e-6 to 1e-5 then. Each bound leaves a factor of ten for networks that amplify it. Rows that depend
 # on each other differ by far more: a softmax over a batch of two by a half.
 _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-_TF32 = 2e-2  # has the mantissa of float16
 _COARSEST = 1e-1  # any narrower type
 
 
-def exact_arithmetic(device: torch.device) -> AbstractContextManager[Any]:
-    """Switch autocast and TF32 off for the arithmetic inside. Never nest this with :func:`network_arithmetic`."""
-    # Made for each batch of masks: nothing is switched where nothing is on.
-    is_cast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-    return _exact_arithmetic(device, is_cast) if is_cast or device.type == "cuda" else nullcontext()
-
-
 @contextmanager
-def _exact_arithmetic(device: torch.device, is_cast: bool) -> Iterator[None]:
+def exact_arithmetic(device: torch.device) -> Iterator[None]:
+    """Switch autocast and TF32 off for the arithmetic inside. Never nest this with :func:`network_arithmetic`."""
+    is_cast = torch.amp.is_autocast_available(device.type)
     with (
         torch.autocast(device.type, enabled=False) if is_cast else nullcontext(),
         _no_tf32 if device.type == "cuda" else nullcontext(),
@@ -65,10 +59,6 @@ class _NoTF32:
         self._kept_out = 0
         self._before: list[Any] = []
 
-    def _restore(self) -> None:
-        for (owner, name, _), before in zip(self.switches(), self._before, strict=True):
-            setattr(owner, name, before)
-
     @contextmanager
     def kept_out(self) -> Iterator[None]:
         """Keep all threads from being inside."""
@@ -95,12 +85,14 @@ class _NoTF32:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                self._restore()
+                for (owner, name, _), before in zip(self.switches(), self._before, strict=True):
+                    setattr(owner, name, before)
                 self._lock.notify_all()
 
     def chosen(self) -> list[str]:
         """The user's own settings, also while a thread is inside."""
-        values = self._before if self._inside else [getattr(owner, name) for owner, name, _ in self.switches()]
+        with self._lock:
+            values = self._before if self._inside else [getattr(owner, name) for owner, name, _ in self.switches()]
         return [str(value) for value in values]
 
     @staticmethod
@@ -124,35 +116,27 @@ def rounding_of(
     network: Any, device: torch.device, autocast: torch.dtype | None = None, image: torch.dtype | None = None
 ) -> Callable[[torch.dtype], float]:
     """How far two runs of a network on the same image may differ by rounding alone, by the type of its output."""
-    inside = [_ROUNDING.get(dtype, _COARSEST) for dtype in _types_in(network, autocast, image)]
+    inside = _types_in(network, autocast, image)
+    # TF32 has the mantissa of float16.
+    is_rounded = device.type == "cuda" and any(each not in ("ieee", "none", "False") for each in _no_tf32.chosen())
 
     def rounding(output: torch.dtype) -> float:
-        found = max([_ROUNDING.get(output, _COARSEST), *inside])
-        return max(found, _TF32) if found >= _ROUNDING[torch.float32] and _float32_is_rounded(device) else found
+        found = max(_ROUNDING.get(dtype, _COARSEST) for dtype in (output, *inside))
+        return max(found, _ROUNDING[torch.float16]) if is_rounded and found >= _ROUNDING[torch.float32] else found
 
     return rounding
 
 
 def score_precision(network: Any, *dtypes: torch.dtype | None) -> float:
     """How far a score may be off by the precision in which a network computes, relative to the largest score."""
-    sizes = {torch.float16: 0.5, torch.bfloat16: 0.5}
-    return max((sizes.get(each, 8) * torch.finfo(each).eps for each in _types_in(network, *dtypes)), default=0.0)
+    half = (torch.float16, torch.bfloat16)
+    return max(
+        ((0.5 if each in half else 8) * torch.finfo(each).eps for each in _types_in(network, *dtypes)), default=0.0
+    )
 
 
 def _types_in(network: Any, *dtypes: torch.dtype | None) -> set[torch.dtype]:
     """The floating-point types of a module's parameters, the one it is cast to, and others."""
     parameters = network.parameters() if isinstance(network, torch.nn.Module) else ()
-    own = getattr(network, "computes_in", None)
-    chosen = {own} if isinstance(own, torch.dtype) else set()
-    found = {each.dtype for each in parameters} | {each for each in dtypes if each is not None} | chosen
-    return {each for each in found if each.is_floating_point}
-
-
-def _float32_is_rounded(device: torch.device) -> bool:
-    """Whether the user allows products of float32 in TF32 or bfloat16."""
-    if device.type == "cuda":
-        # Another thread may have switched it off for its own arithmetic just now.
-        with _no_tf32.kept_out():
-            return any(getattr(owner, name) not in (off, "none") for owner, name, off in _no_tf32.switches())
-    mkldnn = getattr(torch.backends.mkldnn, "matmul", None)
-    return getattr(mkldnn, "fp32_precision", "ieee") not in ("ieee", "none")
+    found = {*dtypes, *(each.dtype for each in parameters), getattr(network, "computes_in", None)}
+    return {each for each in found if isinstance(each, torch.dtype) and each.is_floating_point}

@@ -1,17 +1,22 @@
-"""Timestamps of a device, and the share of a run's time in which its network ran."""
+"""Timestamps of a device, the share of a run's time in which its network ran, and traces of torch's profiler."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from monai.inferers import Inferer
+from torch.profiler import ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
 
-__all__ = ["BusyMeter", "Timestamp", "WatchedInferer"]
+from monai_saliency.utils.arguments import a_path
+from monai_saliency.utils.monai_private import profile_all_threads
+
+__all__ = ["BusyMeter", "Timestamp", "WatchedInferer", "stage", "trace"]
 
 
 class Timestamp:
@@ -65,19 +70,15 @@ class BusyMeter:
         """Time the block as one call of the network."""
         start = Timestamp(batch.device)
         yield
-        self.add(start, Timestamp(batch.device), len(batch))
+        self._last = Timestamp(batch.device)
+        self._first = self._first or start
+        self.images += len(batch)
+        self._pending.append((start, self._last))
+        self._fold(wait=False)
 
     def watch(self, inferer: Inferer) -> WatchedInferer:
         """An inferer with the same results, whose calls are timed."""
         return WatchedInferer(inferer, self)
-
-    def add(self, start: Timestamp, end: Timestamp, images: int) -> None:
-        """Add one call. Calls must be added in the order of their times."""
-        self.images += images
-        self._first = self._first or start
-        self._last = end
-        self._pending.append((start, end))
-        self._fold(wait=False)
 
     @property
     def busy_seconds(self) -> float:
@@ -117,3 +118,48 @@ class WatchedInferer(Inferer):
         batch = batch if isinstance(batch, torch.Tensor) else batch[0][None].expand(len(batch), *batch[0].shape)
         with self.meter.call(batch):
             return self.inferer(inputs, network, *args, **kwargs)
+
+
+_FORWARDS = 50  # the trace has this many network batches
+
+_profiler: profile | None = None
+
+
+def stage(name: str) -> AbstractContextManager[Any]:
+    """Name the work inside the block in a trace. A ``"forward"`` is one step of the trace."""
+    profiler = _profiler
+    if name == "forward" and profiler is not None:
+        profiler.step()
+    return record_function(f"saliency: {name}")
+
+
+@contextmanager
+def trace(folder: str | Path) -> Iterator[None]:
+    """Trace the first 50 network batches of explaining, in all threads, for TensorBoard's profiler or Perfetto.
+
+    A trace of more would be too large to open. If a case has fewer masks than these batches hold, its map and the
+    writing of its map are in the trace as well.
+
+    Example::
+
+        with trace("out/trace"):
+            maps = inferer(images, network)
+
+    Args:
+        folder: the folder of the trace file.
+
+    Raises:
+        ValueError: when the folder is no path.
+    """
+    global _profiler
+    path = a_path("profile", folder)
+    with profile(
+        activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()],
+        schedule=schedule(wait=0, warmup=1, active=_FORWARDS, repeat=1),
+        on_trace_ready=tensorboard_trace_handler(str(path), use_gzip=True),
+        experimental_config=profile_all_threads(),
+    ) as _profiler:
+        try:
+            yield
+        finally:
+            _profiler = None

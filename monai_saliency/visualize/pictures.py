@@ -13,8 +13,7 @@ import nibabel as nib
 import numpy as np
 
 from monai_saliency.metrics.peak import peak_voxel
-from monai_saliency.utils.arguments import check_option
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import check_option, require
 from monai_saliency.visualize.colours import COLD, OPACITY, WARM, coloured_voxels, focus_voxel, gray_window
 from monai_saliency.visualize.legend import Legend, default_legends, verdicts
 

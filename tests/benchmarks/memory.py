@@ -13,6 +13,8 @@ what an allocator keeps of it depends on when its threads run, and comes on top 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import platform
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -98,12 +100,9 @@ def _give_back_at_once() -> None:
     Left alone, it raises that size to what was freed last, up to 32 MiB, and keeps what is smaller for each thread.
     Other C libraries are left as they are.
     """
-    from monai_saliency.utils.allocator import glibc
-
-    library = glibc()
-    if library is not None:
+    if platform.libc_ver()[0] == "glibc":
         m_mmap_threshold = -3  # of <malloc.h>
-        library.mallopt(m_mmap_threshold, 2**16)
+        ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**16)
 
 
 def _network() -> Any:

@@ -26,7 +26,7 @@ from monai_saliency.distributed.process_group import (
     merge_over_ranks,
 )
 from monai_saliency.errors import CaseError
-from monai_saliency.utils.ranks import rank_of
+from monai_saliency.sharding import rank_of
 
 MASKS, BATCH = 37, 4
 TARGET = ms.ClassScore("all", "softmax")

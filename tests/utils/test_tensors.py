@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import json
+import platform
+import subprocess
+import sys
+
+import pytest
 import torch
 from monai.data import MetaTensor
 
-from monai_saliency.utils.tensors import blend, finite_between, plain
+from monai_saliency.utils.tensors import blend, finite_between, keep_freed_memory, plain
 
 
 class TestPlain:
@@ -42,3 +48,40 @@ class TestBlend:
         fill, image = torch.tensor([[-3e38]]), torch.tensor([[3e38]])
         share = torch.tensor([0.0, 1.0])[:, None, None]
         assert blend(fill, image, share, finite_between(fill, image)).flatten().tolist() == [*fill[0], *image[0]]
+
+
+class TestKeepFreedMemory:
+    #: new pages of a network's later calls in parts of its output, which is larger than all that glibc keeps
+    SCRIPT = """
+import json, resource, sys, torch
+from monai_saliency.utils.tensors import keep_freed_memory
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+network = torch.nn.Sequential(torch.nn.Conv3d(1, 8, 1), torch.nn.ReLU(), torch.nn.Conv3d(8, 8, 1)).eval()
+image = torch.rand(1, 1, 110, 110, 110)
+kept = keep_freed_memory(sys.argv[1])
+with torch.no_grad():
+    for count in (10, 30):  # the first ones take the blocks
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(count):
+            output = network(image)
+pages = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / count
+print(json.dumps([kept, pages * resource.getpagesize() / output.nbytes, float(output.double().sum())]))
+"""
+
+    @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+    @pytest.mark.slow
+    def test_few_new_pages_for_later_forwards(self) -> None:
+        def calls(device: str) -> list[float]:
+            done = subprocess.run([sys.executable, "-c", self.SCRIPT, device], check=True, stdout=subprocess.PIPE)
+            return json.loads(done.stdout)
+
+        (left, plain, expected), (kept, new, output) = calls("cuda"), calls("cpu")
+        assert (left, kept, output) == (False, True, expected)
+        assert plain > 1.9  # each of two convolutions has an output of its own
+        assert new < plain / 4  # now and then a block does not fit where one was
+
+    def test_another_c_library_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+        assert keep_freed_memory() is False

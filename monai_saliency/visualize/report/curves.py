@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 from monai_saliency.visualize.pictures import save_picture
 from monai_saliency.visualize.report.cases import Row, class_words, number
 

@@ -12,7 +12,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from monai_saliency.utils.optional_imports import require
+from monai_saliency.utils.arguments import require
 from monai_saliency.visualize.colours import COLD, WARM, blended, coloured_voxels, focus_voxel, gray_window
 from monai_saliency.visualize.legend import Legend, rounded_up
 from monai_saliency.visualize.report.cases import CaseFiles, class_words
