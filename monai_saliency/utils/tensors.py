@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import platform
 from collections.abc import Sequence
 from copy import deepcopy
@@ -54,11 +53,14 @@ def check_labels(labels: torch.Tensor) -> None:
     """Refuse a label map whose values a whole number cannot stand for."""
     if labels.is_complex():
         raise ValueError(f"the label map holds complex numbers ({labels.dtype}): number its regions 1, 2, 3, ...")
-    limit = 2 / torch.finfo(labels.dtype).eps if labels.is_floating_point() else math.inf
-    if labels.numel() and not float(labels.abs().max()) <= limit:  # also where there is a NaN
+    if not labels.is_floating_point() or not labels.numel():
+        return
+    limit = 2 / torch.finfo(labels.dtype).eps
+    if not float(labels.abs().max()) <= limit:  # also where there is a NaN
         raise ValueError(
-            f"the label map has NaN, infinity or values above {limit:.0f}, up to which {labels.dtype} tells whole "
-            "numbers apart: load it as float64 or as whole numbers, and give 0 to what has no label"
+            "the label map has values that are not whole numbers, NaN or infinity, or too large for its type: "
+            f"{str(labels.dtype).removeprefix('torch.')} tells whole numbers apart up to {limit:.0f}. Load it as "
+            "float64 or as whole numbers, and give 0 to what has no label"
         )
 
 

@@ -48,9 +48,9 @@ class TestRegionMasks:
             (torch.tensor([[[0.0, 1, 2], [3, 4, float("inf")]]]), "not whole numbers, NaN or infinity"),
             (
                 torch.tensor([[[0.0, 1, 2], [3, 4, 1e20]]]),
-                r"up to 1.0+2e.20, and float32 tells whole numbers apart up to",
+                "float32 tells whole numbers apart up to",
             ),
-            (torch.tensor([[[0, 1, 2], [3, 4, 614454277.0]]]), "values up to 614454272, and float32 .* 16777216"),
+            (torch.tensor([[[0, 1, 2], [3, 4, 614454277.0]]]), "float32 .* 16777216"),
             (torch.tensor([[[0, 1, 2], [3, 4, 4096.0]]]).half(), "float16 tells whole numbers apart up to 2048"),
             (torch.ones(1, 3, 2), r"shape \(1, 3, 2\), the image needs one of \(1, 2, 3\)"),
         ],
