@@ -7,31 +7,35 @@ network, the loader and the output folder of the plain run; the engine only deci
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from itertools import groupby, islice
 from typing import Any
 
 import torch
 from monai.engines import Evaluator
 from monai.handlers import ClassificationSaver, MetricsSaver
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from monai_saliency.data.loader import CohortLoader
-from monai_saliency.distributed.loaders import in_order, take
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.inferers.case_explainer import Assignment
 from monai_saliency.inferers.inferer import Sharing
-from monai_saliency.sharding import Unit
-from monai_saliency.storage.failures import Failures
+from monai_saliency.sharding import Unit, check_rank, units
 from monai_saliency.utils.arguments import require
-from monai_saliency.utils.monai_private import event_handlers
+from monai_saliency.utils.monai_private import event_handlers, single_process
 
-__all__ = ["Cohort", "Engine", "local_device"]
+__all__ = ["Cohort", "Engine", "RankEngine", "in_order", "local_device", "take"]
 
 Metric = require("ignite.metrics", extra="bundle").Metric
 logger = logging.getLogger(__name__)
+# One process may be done long before another, and must wait for a share that takes days.
+PATIENCE = timedelta(days=30)
 
 
 class Engine(ABC):
@@ -57,6 +61,47 @@ class Engine(ABC):
         """Explain this process's units, and wait for other processes if the engine does so."""
 
 
+class RankEngine(Engine):
+    """Process ``rank`` of ``world_size`` explains every ``world_size``-th unit, and waits for nobody.
+
+    Args:
+        rank: the number of this process, from 0.
+        world_size: how many processes share the cohort.
+        split: what the processes share: ``"auto"``, ``"cases"`` or ``"masks"`` (:func:`monai_saliency.sharding.units`).
+
+    Example::
+
+        >>> from monai_saliency.sharding import units
+        >>> engine = RankEngine(rank=1, world_size=3)
+        >>> [unit.index for unit in units(5)[engine.rank :: engine.world_size]]
+        [1, 4]
+    """
+
+    waits = False
+
+    def __init__(self, rank: int, world_size: int, split: str = "auto") -> None:
+        check_rank(rank, world_size)
+        self.rank = rank
+        self.world_size = world_size
+        self.split = split
+
+    def run(self, cohort: Cohort) -> None:
+        if self.waits:
+            cohort.expect()
+        # What a bundle gathers over a process group would wait for other processes in the middle of their work.
+        with single_process():
+            cohort.explain(units(len(cohort), self.world_size, self.split)[self.rank :: self.world_size])
+        try:
+            self.wait()
+        except RuntimeError:
+            raise RuntimeError(
+                "another process has ended before its share was done: its own message says why"
+            ) from None
+
+    def wait(self) -> None:
+        """Wait until all processes are done, where ``waits``."""
+
+
 class Cohort:
     """A cohort that is ready to be explained, unit by unit.
 
@@ -66,10 +111,12 @@ class Cohort:
     Args:
         evaluator: predicts, with its loader.
         handler: explains, attached to the evaluator.
-        failures: the cases without a map.
         start: runs the evaluator.
         recipe: makes the same cohort in another process. It must survive cloudpickle. Only needed by engines that start
             processes which do not run the user's command.
+
+    Attributes:
+        explainer: explains the cases; it knows which have a map, and which wait for another process.
 
     Example::
 
@@ -80,24 +127,21 @@ class Cohort:
         >>> evaluator = SupervisedEvaluator(torch.device("cpu"), data, network)
         >>> explain = ms.sliding_window(1, target=ms.ClassScore([0], "none"))
         >>> handler = ms.handlers.SaliencyHandler(explain, network, lambda item: item)
-        >>> cohort = Cohort(evaluator, handler, None, evaluator.run)
-        >>> cohort.evaluator is evaluator
-        True
+        >>> len(Cohort(evaluator, handler, evaluator.run))
+        1
     """
 
     def __init__(
         self,
         evaluator: Evaluator,
         handler: SaliencyHandler,
-        failures: Failures | None,
         start: Callable[[], Any],
         recipe: Callable[[], Cohort] | None = None,
     ) -> None:
         self.evaluator = evaluator
         self.handler = handler
-        self.failures = failures
+        self.explainer = handler.explainer
         self.recipe = recipe
-        self._explainer = handler.explainer
         self._start = start
         self._loader: Any = in_order(evaluator.data_loader)
         _drop_what_is_of_all(evaluator)
@@ -110,13 +154,9 @@ class Cohort:
             return len(self._loader.names if isinstance(self._loader, CohortLoader) else self._loader)
         except TypeError:
             kind = type(self._loader).__name__
-            raise ValueError(
-                f"a cohort can be shared where its loader has a length, and {kind} has none: run it without an engine"
-            ) from None
+            raise ValueError(f"{kind} has no length, so it cannot be shared: run it without an engine") from None
 
-    def explain(
-        self, units: Sequence[Unit], sharing: Sharing | None = None, quiet: bool = False
-    ) -> list[dict[str, str]]:
+    def explain(self, units: Sequence[Unit], sharing: Sharing | None = None, quiet: bool = False) -> None:
         """Explain some units, in their order.
 
         Args:
@@ -124,60 +164,73 @@ class Cohort:
             sharing: how devices share the masks of each case; as the inferer does by default.
             quiet: show no progress bar.
 
-        Returns:
-            a row for each case that ended here: ``case``, and ``error`` in one line, empty if it has a map now. A case
-            of which a part was explained has a row if that was the last of its parts.
-
         Raises:
             ValueError: when a unit is a part of a case, and no scores are kept.
             CaseError, OutputError: what stops the plain run.
         """
-        if self._explainer.store is None and any(unit.part.count > 1 for unit in units):
-            raise ValueError(
-                "no scores are kept, so the parts of a case cannot come together: keep them (--store_dir, "
-                "--saliency_store_dir), or let workers share cases (--saliency_split cases)"
-            )
-        written, failed = len(self.explained), [*self._failed]
         try:
             for part, group in groupby(units, key=lambda unit: unit.part):
-                indices = [unit.index for unit in group]
                 # A bundle's own loader is gone through in its own order.
-                self._explainer.assign(Assignment(part, sorted(indices), sharing, quiet))
-                self._run_over(take(self._loader, indices))
+                indices = sorted(unit.index for unit in group)
+                self.explainer.assign(Assignment(part, indices, sharing, quiet))
+                loader = self.evaluator.data_loader = take(self._loader, indices)
+                # ignite keeps the length of an earlier run, and finds one out itself where the loader does not know it.
+                self.evaluator.state.epoch_length = None if isinstance(loader, CohortLoader) else len(loader)
+                self._start()
         finally:
-            self._explainer.assign(Assignment())
-        rows = [{"case": case, "error": ""} for case in self.explained[written:]]
-        new = [row for row in self._failed if all(row is not earlier for earlier in failed)]
-        return rows + [{"case": row["case"], "error": row["error"]} for row in new]
-
-    def _run_over(self, loader: Any) -> None:
-        self.evaluator.data_loader = loader
-        # ignite keeps the length of an earlier run, and finds one out itself where the loader does not know it.
-        self.evaluator.state.epoch_length = None if isinstance(loader, CohortLoader) else len(loader)
-        self._start()
+            self.explainer.assign(Assignment())
 
     def expect(self) -> None:
         """Note that every case must have a map or a failure once all processes are done."""
         # Only the summary knows what other processes have done.
         if isinstance(self._loader, CohortLoader) and self.handler.summary is not None:
-            self._explainer.expect(self._loader.names)
+            self.explainer.expect(self._loader.names)
 
-    @property
-    def explained(self) -> list[str]:
-        """The cases whose maps are written, by this process or by those whose reports :meth:`take_over` got."""
-        return self._explainer.explained
 
-    def take_over(self, explained: Iterable[str], waiting: Iterable[str]) -> None:
-        """Note what another process has done."""
-        self._explainer.take_over(explained, waiting)
+def in_order(loader: Any) -> Any:
+    """A loader that makes the same batches in every process: the same one, or a copy without its random sampler."""
+    sampler = getattr(loader, "sampler", None)
+    if not isinstance(sampler, (RandomSampler, DistributedSampler)):
+        return loader
+    logger.warning(
+        "the loader's %s gives each process other cases or another order: the cases are taken in the dataset's",
+        type(sampler).__name__,
+    )
+    order = SequentialSampler(loader.dataset)
+    return _copy_with(loader, sampler=order, batch_sampler=BatchSampler(order, loader.batch_size, loader.drop_last))
 
-    def take_waiting(self) -> list[str]:
-        """The cases explained here since the last call that another process has to finish."""
-        return self._explainer.take_waiting()
 
-    @property
-    def _failed(self) -> list[dict[str, str]]:
-        return [] if self.failures is None else self.failures.rows
+def take(loader: Any, indices: Sequence[int]) -> Any:
+    """A loader of some of another one's batches, in its order; of our own loader's cases."""
+    if isinstance(loader, CohortLoader):
+        return loader.take(indices)
+    if isinstance(loader, DataLoader) and loader.batch_sampler is not None:
+        return _copy_with(loader, batch_sampler=_Chosen(loader.batch_sampler, indices))
+    return _Chosen(loader, indices)
+
+
+def _copy_with(loader: DataLoader, **samplers: Any) -> DataLoader:
+    """A copy of a loader, which refuses to have its samplers set, with other ones."""
+    taken = copy.copy(loader)
+    vars(taken).update(samplers)
+    return taken
+
+
+class _Chosen:
+    """Some of the values of an iterable, by their sorted places."""
+
+    def __init__(self, values: Any, indices: Sequence[int]) -> None:
+        self.dataset = getattr(values, "dataset", None)
+        self._values = values
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        stop = self._indices[-1] + 1 if self._indices else 0
+        chosen = set(self._indices)
+        return (value for place, value in enumerate(islice(self._values, stop)) if place in chosen)
 
 
 def _drop_what_is_of_all(evaluator: Evaluator) -> None:

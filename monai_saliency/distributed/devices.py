@@ -7,11 +7,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from threading import Barrier, BrokenBarrierError, Event, Lock
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from monai_saliency.distributed.base import Cohort, Engine
 from monai_saliency.errors import AdviceError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Cancelled, evaluating
-from monai_saliency.inferers.inferer import Meet, PerturbationInferer, Sharing
+from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import Part, units
 from monai_saliency.storage.score_store import CaseScores
@@ -39,7 +37,7 @@ class DevicesEngine(Engine):
         devices: the devices; all CUDA devices that this process sees by default.
 
     Raises:
-        ValueError: when there are none, or not those that are named; or, run, when the network lies elsewhere.
+        ValueError: when there are none, or not those that are named.
 
     Example::
 
@@ -58,12 +56,6 @@ class DevicesEngine(Engine):
         self.devices = _existing(devices)
 
     def run(self, cohort: Cohort) -> None:
-        (home,) = _existing([cohort.evaluator.state.device])
-        if home not in self.devices:
-            raise ValueError(
-                f"the network is on {home}, which is none of `saliency_devices` ({', '.join(map(str, self.devices))}): "
-                f"add it, or give --device \"$torch.device('{self.devices[0]}')\""
-            )
         cohort.explain(units(len(cohort)), sharing=MasksOverDevices(self.devices))
 
 
@@ -118,7 +110,7 @@ class MasksOverDevices(Sharing):
         if here not in self.devices:
             raise ValueError(
                 f"the inputs lie on {here}, which is none of `devices` ({', '.join(map(str, self.devices))}): add it, "
-                "or move them to one"
+                f"or move them to one (--device \"$torch.device('{self.devices[0]}')\")"
             )
         first, threads = self.devices.index(here), _Threads(count)
         with evaluating(network), ThreadPoolExecutor(count, "monai_saliency-device") as pool:
@@ -126,51 +118,45 @@ class MasksOverDevices(Sharing):
             futures: list[Future[list[CaseState]]] = []
             try:
                 for number, device in enumerate(self.devices):
-                    own, more, named = (_moved(each, device) for each in (inputs, args, kwargs))
-                    job = partial(
-                        inferer.replace(
-                            inferer=_on_device(inferer.inferer, device),
-                            progress=inferer.progress and number == first,
-                            meter=inferer.meter if number == first else None,
-                        ).score_here,
-                        own,
-                        networks[number],
-                        more,
-                        named,
-                        cases=cases and [replace(case, labels=_moved(case.labels, device)) for case in cases],
-                        stored=stored and [_SharedScores(each.folder, threads.lock) for each in stored],
-                        part=Part(part.index * count + number, part.count * count),
-                        meet=threads.meeting(number),
-                        guard=threads.guard,
+                    own = inferer.replace(
+                        inferer=_on_device(inferer.inferer, device),
+                        progress=inferer.progress and number == first,
+                        meter=inferer.meter if number == first else None,
                     )
-                    futures.append(pool.submit(_as_here(device, job)))
+                    settings: dict[str, Any] = {
+                        "cases": cases and [replace(case, labels=_moved(case.labels, device)) for case in cases],
+                        "stored": stored and [CaseScores(each.folder) for each in stored],
+                        "part": Part(part.index * count + number, part.count * count),
+                        "meet": threads.meeting(number),
+                        "guard": threads.guard,
+                    }
+                    given, more, named = (_moved(each, device) for each in (inputs, args, kwargs))
+                    futures.append(pool.submit(own.score_here, given, networks[number], more, named, **settings))
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
                 # After an error, or Ctrl-C, the rest of the others' shares is of no use.
-                threads.stop()
+                threads.barrier.abort()
         errors = [error for future in futures if (error := future.exception()) is not None]
-        for error in sorted(errors, key=lambda error: isinstance(error, (_Stopped, BrokenBarrierError))):
+        for error in sorted(errors, key=lambda error: isinstance(error, (Cancelled, BrokenBarrierError))):
             raise error
         return futures[first].result()
 
 
 class _Threads:
-    """What the threads of one call share: where they meet, and whether they are to stop."""
+    """The place where the threads of one call meet. Once it is broken, they stop."""
 
     def __init__(self, count: int) -> None:
-        self.lock = Lock()
-        self._stopped = Event()
-        self._barrier = Barrier(count)
+        self.barrier = Barrier(count)
         self._scores: list[list[WorkerScores]] = [[] for _ in range(count)]
 
-    def meeting(self, number: int) -> Meet:
+    def meeting(self, number: int) -> Callable[[Sequence[CaseState]], None]:
         """The meeting at the end of each round, for thread ``number``."""
 
         def meet(states: Sequence[CaseState]) -> None:
             self._scores[number] = [WorkerScores.of(state) for state in states]
-            self._barrier.wait()
+            self.barrier.wait()
             everyones = list(self._scores)
-            self._barrier.wait()  # none may replace its scores before all have read them
+            self.barrier.wait()  # none may replace its scores before all have read them
             take_scores(states, everyones, number)
 
         return meet
@@ -178,79 +164,37 @@ class _Threads:
     @contextmanager
     def guard(self, device: torch.device) -> Iterator[None]:
         """Around each call of the network: no call begins once its result is of no use."""
-        if self._stopped.is_set():
-            raise _Stopped
-        with network_arithmetic(device):
+        if self.barrier.broken:
+            raise Cancelled
+        with network_arithmetic(device), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             yield
-
-    def stop(self) -> None:
-        """Let no further call begin, and nobody wait for the others."""
-        self._stopped.set()
-        self._barrier.abort()
-
-
-class _Stopped(Cancelled):
-    """A share that was given up, since another failed."""
-
-
-class _SharedScores(CaseScores):
-    """A case's scores on disk. One thread at a time finds out whether they belong to this network, so that none removes
-    what another one has just begun.
-    """
-
-    def __init__(self, folder: Path, lock: Lock) -> None:
-        super().__init__(folder)
-        self._lock = lock
-
-    def resume(self, *args: Any, **kwargs: Any) -> None:
-        with self._lock:
-            super().resume(*args, **kwargs)
 
 
 def _existing(devices: Sequence[str | torch.device]) -> list[torch.device]:
-    """Devices with their numbers."""
+    """Devices with the numbers that tensors on them have."""
     if isinstance(devices, str) or not devices:
         raise ValueError(
             f"`devices` must be a list of at least one device, such as ['cuda:0', 'cuda:1'], got {devices!r}"
         )
-    found = []
-    for device in map(torch.device, devices):
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"there is no device {device}: this process sees {torch.cuda.device_count()} CUDA devices")
-        # With the number that tensors on it have.
-        found.append(torch.empty(0, device=device).device)
-    return found
+    return [torch.empty(0, device=device).device for device in devices]
 
 
 def _copies(network: Callable[..., Any], devices: Sequence[torch.device]) -> list[Callable[..., Any]]:
     """The network for each device: itself for the first one that it lies on, else a copy."""
     if len(devices) == 1:
         return [network]
-    if not isinstance(network, torch.nn.Module):
-        kind = getattr(network, "__name__", type(network).__name__)
-        raise AdviceError(
-            f"the network ({kind}) is no torch module, so {len(devices)} devices cannot have copies of it: "
-            "give a module, or let processes share the cohort, each of which makes its own (the overlay `torchrun`)"
-        )
-    homes = _homes(network)
-    if len(homes) > 1:
-        raise ValueError(
-            f"the network lies on several devices ({', '.join(sorted(map(str, homes)))}), so it cannot be copied "
-            "to one: move it to one, or run without sharing its masks between devices"
-        )
-    home = next(iter(homes), devices[0])
-    own = devices.index(home) if home in devices else None
     try:
+        if not isinstance(network, torch.nn.Module):
+            raise TypeError("it is not a torch module")
+        homes = [tensor.device for tensor in (*network.parameters(), *network.buffers())]
+        own = devices.index(homes[0]) if homes and homes[0] in devices else None
         return [network if i == own else copy.deepcopy(network).to(device) for i, device in enumerate(devices)]
     except Exception as error:
-        raise ValueError(
-            f"the network ({type(network).__name__}) cannot be copied to {devices[-1]} ({error}): let processes share "
-            "the cohort, each of which makes its own (the overlay `torchrun`)"
+        kind = getattr(network, "__name__", type(network).__name__)
+        raise AdviceError(
+            f"the network ({kind}) cannot be copied to {len(devices)} devices ({error}): let processes share the "
+            "cohort, each of which makes its own (the overlay `torchrun`)"
         ) from error
-
-
-def _homes(network: torch.nn.Module) -> set[torch.device]:
-    return {tensor.device for tensor in (*network.parameters(), *network.buffers())}
 
 
 def _moved(values: Any, device: torch.device) -> Any:
@@ -262,26 +206,8 @@ def _on_device(inferer: Inferer, device: torch.device) -> Inferer:
     """A copy of an inner inferer that runs patches on a device, with the tensors that it holds."""
     taken = copy.copy(inferer)
     for name, value in vars(inferer).items():
-        if isinstance(value, torch.nn.Module):
-            if _homes(value) - {device}:
-                raise ValueError(
-                    f"{type(inferer).__name__} holds a network of its own ({name}), which {device} does not have: let "
-                    "processes share the cohort, each of which makes its own (the overlay `torchrun`)"
-                )
-        elif isinstance(value, Inferer):
+        if isinstance(value, Inferer):
             setattr(taken, name, _on_device(value, device))
-        else:
+        elif not isinstance(value, torch.nn.Module):
             setattr(taken, name, value and device if name == "sw_device" else _moved(value, device))
     return taken
-
-
-def _as_here(device: torch.device, job: Callable[[], list[CaseState]]) -> Callable[[], list[CaseState]]:
-    """A job for a thread, which works on a device as the thread that calls this one does."""
-    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-    enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
-
-    def run() -> list[CaseState]:
-        with torch.cuda.stream(stream), torch.autocast(device.type, dtype, enabled=enabled):
-            return job()
-
-    return run

@@ -2,18 +2,19 @@
 
 Start the processes as you do (``torchrun``, MPI, a scheduler), and make the group with
 ``torch.distributed.init_process_group``; with NCCL, set each process's GPU (``torch.cuda.set_device``) before. Other
-engines stand on this: :mod:`~monai_saliency.distributed.lightning`, :mod:`~monai_saliency.distributed.accelerate`.
+engines use this: :mod:`~monai_saliency.distributed.lightning`, :mod:`~monai_saliency.distributed.accelerate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 import torch.nn.functional as F
+from monai.data import MetaTensor, decollate_batch
+from monai.utils import CommonKeys
 from torch.nn.parallel import DistributedDataParallel
 
 from monai_saliency.cases import Case
@@ -24,50 +25,31 @@ from monai_saliency.inferers.row_check import RowsDepend
 from monai_saliency.inferers.sharing import WorkerScores, take_scores
 from monai_saliency.sharding import Part, rank_of
 from monai_saliency.storage.score_store import CaseScores
-from monai_saliency.utils.monai_private import single_process
+from monai_saliency.utils.arguments import check_option
+from monai_saliency.utils.tensors import with_meta_of
 
-__all__ = [
-    "MasksOverRanks",
-    "alone",
-    "from_all_ranks",
-    "merge_over_ranks",
-    "told_to_all",
-    "unwrapped",
-    "wait_for_all",
-]
+__all__ = ["BatchExplainer", "MasksOverRanks", "from_all_ranks", "merge_over_ranks"]
 
 
 def from_all_ranks(mine: Any, error: Exception | None = None, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What each rank has, on every rank, in their order. Where one has failed all raise, and none waits for ever."""
+    """What each rank has, on every rank, in their order. If one has failed all raise, and none waits for ever."""
     _, count = rank_of(group)
-    everything: list[Any] = [(mine, None)]
+    everything: list[Any] = [(mine, None)] * count
     if count > 1:
-        everything = [None] * count
+        # In words: not every error can be pickled.
         dist.all_gather_object(everything, (mine, None if error is None else _told(error)), group=group)
     if error is not None:
         raise error
     for rank, (_, told) in enumerate(everything):
         if told is not None:
-            case, problem = told
-            raise CaseError(case, problem) if case is not None else RuntimeError(f"rank {rank} has failed: {problem}")
+            raise CaseError(*told) if told[0] else RuntimeError(f"rank {rank} has failed: {told[1]}")
     return [theirs for theirs, _ in everything]
 
 
-@contextmanager
-def told_to_all(group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Tell all ranks what goes wrong here on this one alone: they raise where they next call :func:`from_all_ranks`,
-    which nothing in here may do.
-    """
-    try:
-        yield
-    except Exception as error:
-        from_all_ranks(None, error, group)
-
-
-def _told(error: Exception) -> tuple[str | None, str]:
-    """An error in words, for it need not be one that can be pickled: the case, where it names one, and the problem."""
+def _told(error: Exception) -> tuple[str, str]:
+    """The case, if the error names one, and the problem."""
     cause = root_cause(error)
-    return (cause.case, cause.problem) if isinstance(cause, CaseError) else (None, f"{type(cause).__name__}: {cause}")
+    return (cause.case, cause.problem) if isinstance(cause, CaseError) else ("", f"{type(cause).__name__}: {cause}")
 
 
 def merge_over_ranks(states: Sequence[CaseState], group: dist.ProcessGroup | None = None) -> None:
@@ -91,27 +73,18 @@ def _thumbnail(state: CaseState) -> np.ndarray:
 def _check_same(ranks: Sequence[Sequence[tuple[np.ndarray, WorkerScores]]]) -> None:
     """Refuse ranks that hold different images, or have other settings."""
     for rank, theirs in enumerate(ranks):
-        for (ours, our_scores), (other, scores) in zip(ranks[0], theirs, strict=False):
-            if not _same(ours, other):
-                raise ValueError(
-                    f"ranks share the masks of an image, so each must be given the same images in the same order: rank "
-                    f"0 has {our_scores.name}, rank {rank} another {scores.name}. Leave out the sampler that shares "
-                    "images (DistributedSampler; in Lightning, Trainer(use_distributed_sampler=False))"
-                )
-        if any(ours.one_by_one != each.one_by_one for (_, ours), (_, each) in zip(ranks[0], theirs, strict=False)):
-            continue  # maybe in another round: some begin anew, see `take_scores`
-        known = [[(len(case.seen), *case.scores.shape) for _, case in cases] for cases in (ranks[0], theirs)]
-        if known[0] != known[1]:
+        found = [] if len(theirs) == len(ranks[0]) else [f"the number of images ({len(ranks[0])} and {len(theirs)})"]
+        for (image, ours), (other, scores) in zip(ranks[0], theirs, strict=False):
+            if not _same(image, other):
+                found.append(f"the image ({ours.name} and another {scores.name})")
+            if ours.one_by_one == scores.one_by_one:  # else some begin anew, see `take_scores`
+                found += ours.differences(scores)
+        if found:
             raise ValueError(
-                f"ranks share the masks of an image, so each must have the same settings: rank 0 has (masks, scores) "
-                f"{known[0]}, rank {rank} has {known[1]}"
+                "ranks share the masks of an image, so each must be given the same images in the same order, and have "
+                f"the same settings and network: rank 0 and rank {rank} differ in {' and '.join(found)}. Leave out a "
+                "sampler that shares images (DistributedSampler; in Lightning, Trainer(use_distributed_sampler=False))"
             )
-        for (_, our_scores), (_, scores) in zip(ranks[0], theirs, strict=True):
-            if found := our_scores.differences(scores):
-                raise ValueError(
-                    "ranks share the masks of an image, so each must have the same settings and the same network: case "
-                    f"{our_scores.name}: rank 0 and rank {rank} differ in {' and '.join(found)}"
-                )
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -157,7 +130,7 @@ class MasksOverRanks(Sharing):
         part: Part | None,
     ) -> list[CaseState]:
         """Score a batch of images; see :meth:`Sharing.score <monai_saliency.inferers.inferer.Sharing.score>`."""
-        network = unwrapped(network)
+        network = _unwrapped(network)
         rank, count = rank_of(self.group)
         if part is not None or count == 1:
             return inferer.score_here(inputs, network, args, kwargs, cases=cases, stored=stored, part=part)
@@ -182,22 +155,58 @@ class MasksOverRanks(Sharing):
             raise
 
 
-def unwrapped(network: Callable[..., Any]) -> Callable[..., Any]:
+def _unwrapped(network: Callable[..., Any]) -> Callable[..., Any]:
     """The module inside of a ``DistributedDataParallel`` network, whose forwards meet those of other ranks; or it."""
     module: Callable[..., Any] = network.module if isinstance(network, DistributedDataParallel) else network
     return module
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    """Let what a bundle gathers over a process group take this process for the only one."""
-    with single_process():
-        yield
+class BatchExplainer:
+    """Explains the batches of a pipeline of one's own.
 
+    Args:
+        network: any callable on batches ``(B, C, *spatial)``.
+        inferer: explains images, as made by :func:`monai_saliency.rise` and the other methods.
+        split: what processes share: ``"cases"``, each explains its own batches; or ``"masks"``, each is given every
+            batch and scores its share of the masks of every image.
+        image_key: the key of the images, in batches that are dictionaries.
+        case_key: the key of the cases' names; where a batch lacks it, the names of the cases' files are used.
+        label_key: the key of label maps ``(B, 1, *spatial)``, for masks and targets that are made of regions.
+        held_keys: the keys of the network's other inputs, which the inferer's ``inputs`` passes on under these names.
+    """
 
-def wait_for_all(barrier: Callable[[], Any] = dist.barrier) -> None:
-    """Wait until all processes are done."""
-    try:
-        barrier()
-    except RuntimeError:
-        raise RuntimeError("another process has ended before its share was done: its own message says why") from None
+    def __init__(
+        self,
+        network: Callable[..., Any],
+        inferer: PerturbationInferer,
+        split: str = "cases",
+        image_key: str = CommonKeys.IMAGE,
+        case_key: str = "case",
+        label_key: str | None = None,
+        held_keys: Sequence[str] = (),
+    ) -> None:
+        split = check_option("split", split, ("cases", "masks"))
+        self.network = _unwrapped(network)
+        self.inferer = inferer.replace(sharing=MasksOverRanks()) if split == "masks" else inferer
+        self.image_key = image_key
+        self.case_key = case_key
+        self.label_key = label_key
+        self.held_keys = tuple(held_keys)
+
+    def __call__(self, batch: Any) -> list[dict[str, Any]]:
+        """For each image of a batch its ``case``, its map ``saliency``, and what is ``explained``."""
+        values: Mapping[str, Any] = batch if isinstance(batch, Mapping) else {self.image_key: batch}
+        images = values[self.image_key]
+        inputs = self.inferer.inputs.join(images, {key: values[key] for key in self.held_keys})
+        given: list[dict[str, Any]] = [{} for _ in images]
+        for known, name in zip(given, values.get(self.case_key, ()), strict=False):
+            known["name"] = str(name)
+        for known, labels in zip(given, () if self.label_key is None else values[self.label_key], strict=False):
+            known["labels"] = labels
+        cases = [Case.of(images, index, **known) for index, known in enumerate(given)]
+        explanations = self.inferer.explain(inputs, self.network, cases=cases)
+        scans = decollate_batch(images) if isinstance(images, MetaTensor) and images.is_batch else list(images)
+        return [
+            {"case": each.name, "saliency": with_meta_of(scan, each.saliency), "explained": each.explained}
+            for scan, each in zip(scans, explanations, strict=True)
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from monai_saliency.distributed.ranks import RankEngine
+from monai_saliency.distributed.base import RankEngine
 
 __all__ = ["SlurmEngine"]
 
@@ -17,7 +17,7 @@ class SlurmEngine(RankEngine):
     do not wait for each other, and may run at any time on any node. Outside of SLURM it is the plain run.
 
     Args:
-        split: what the processes share, see :class:`~monai_saliency.distributed.ranks.RankEngine`.
+        split: what the processes share, see :class:`~monai_saliency.distributed.RankEngine`.
         environment: SLURM's variables; the environment of this process by default.
 
     Raises:

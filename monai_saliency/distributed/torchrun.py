@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 
 import torch.distributed as dist
 
-from monai_saliency.distributed.base import Cohort
-from monai_saliency.distributed.process_group import alone, wait_for_all
-from monai_saliency.distributed.ranks import PATIENCE, RankEngine
+from monai_saliency.distributed.base import PATIENCE, Cohort, RankEngine
 
 __all__ = ["TorchrunEngine"]
 
@@ -21,7 +18,7 @@ class TorchrunEngine(RankEngine):
     in the store. So a process that ends early can be started again by ``--max-restarts``.
 
     Args:
-        split: what the processes share, see :class:`~monai_saliency.distributed.ranks.RankEngine`.
+        split: what the processes share, see :class:`~monai_saliency.distributed.RankEngine`.
 
     Example::
 
@@ -37,14 +34,14 @@ class TorchrunEngine(RankEngine):
 
     def run(self, cohort: Cohort) -> None:
         # A bundle for several GPUs may have made a group, whose timeout suits training.
-        standing = dist.is_initialized()
-        group = dist.new_group(backend="gloo", timeout=PATIENCE) if standing else None
-        with alone():
-            super().run(cohort)
-        if self.world_size > 1:
-            if not standing:
-                # Only now: while there is a group, handlers of a bundle that gather values wait for all processes.
-                dist.init_process_group("gloo", timeout=PATIENCE)
-            wait_for_all(partial(dist.barrier, group))
-            if not standing:
-                dist.destroy_process_group()
+        self._group = dist.new_group(backend="gloo", timeout=PATIENCE) if dist.is_initialized() else None
+        super().run(cohort)
+
+    def wait(self) -> None:
+        if self._group is not None:
+            dist.barrier(self._group)
+        elif self.world_size > 1:
+            # Only now: while there is a group, handlers of a bundle that gather values wait for all processes.
+            dist.init_process_group("gloo", timeout=PATIENCE)
+            dist.barrier()
+            dist.destroy_process_group()

@@ -68,7 +68,7 @@ def run(
         elif handler is None:
             raise ValueError("an engine needs the `handler` that explains")
         else:
-            engine.run(Cohort(evaluator, handler, failures, start, recipe))
+            engine.run(Cohort(evaluator, handler, start, recipe))
             evaluator.state.metrics.update(handler.figures())
             handler.write_trust()
     # A process that does not speak ends well: whoever started it would stop the others, who may still be writing.

@@ -60,16 +60,14 @@ def test_units_in_any_order_make_the_maps_of_the_plain_run(cohort: Path, capfd: 
     worker = driver.recipe()
     assert capfd.readouterr().out == ""
     assert forwards(cohort, "out") == 0
-    assert worker.explain([Unit(2), Unit(1, Part(1, 3))]) == [{"case": "s2", "error": ""}]
-    assert worker.explain([]) == []
-    assert worker.take_waiting() == ["s1"]
-    assert worker.take_waiting() == []
+    worker.explain([Unit(2), Unit(1, Part(1, 3))])
+    assert worker.explainer.explained == ["s2"]
+    assert worker.explainer.take_waiting() == ["s1"]
+    assert worker.explainer.take_waiting() == []
     # Another process, which finds in the store what the first one did of s1.
     other = driver.recipe()
-    assert other.explain([Unit(1, Part(0, 3)), Unit(0), Unit(1, Part(2, 3))]) == [
-        {"case": "s0", "error": ""},
-        {"case": "s1", "error": ""},
-    ]
+    other.explain([Unit(1, Part(0, 3)), Unit(0), Unit(1, Part(2, 3))])
+    assert other.explainer.explained == ["s0", "s1"]
     assert voxels(cohort / "out") == voxels(cohort / "plain")
     # The batch with the unperturbed image is in each of the three parts.
     assert forwards(cohort, "out") == 3 * BATCHES + 2
@@ -92,9 +90,8 @@ def test_somebody_elses_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     worker = driver.recipe()
     # Both images are one batch, of which a part may complete one of them, and the next part finds it complete.
-    rows = worker.explain(units(driver.count, 2, "masks"))
-    assert {row["case"] for row in rows} == set(bundle.scans)
-    assert not any(row["error"] for row in rows)
+    worker.explain(units(driver.count, 2, "masks"))
+    assert set(worker.explainer.explained) == set(bundle.scans)
     for case in bundle.scans:
         assert voxels((tmp_path / "out" / case).parent) == voxels((tmp_path / "plain" / case).parent)
 

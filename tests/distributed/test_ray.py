@@ -13,22 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import monai.bundle
-import numpy as np
 import pytest
-import torch
 from helpers.files import rows_of, voxels
 from helpers.own_bundle import BATCH, BATCHES, forwards, launch, settings
 from helpers.scans import LPS, write_scan
 from monai.utils import OptionalImportError
 
-import monai_saliency as ms
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed import RayEngine
-from monai_saliency.distributed import ray as engine
-from monai_saliency.errors import CaseError, root_cause
-from monai_saliency.inferers.case_state import merged
-from monai_saliency.networks.adapters import OnImageGrid
-from monai_saliency.sharding import Part, units
+from monai_saliency.errors import root_cause
+from monai_saliency.sharding import units
 
 ray = pytest.importorskip("ray", reason='needs pip install "monai-saliency[ray]"')
 OVERLAY = str(overlay_path("ray"))
@@ -77,8 +71,6 @@ def test_maps_of_the_plain_run(
     assert [path.exists() for path in failed] == [bad, bad]
     if bad:
         assert rows_of(failed[0]) == rows_of(failed[1])
-        assert "case broken: " in said[1].err  # with its traceback, from the actor
-        assert "ImageFileError" in said[1].err
     # The cohort's figures, told once; the driver's own network has met nothing.
     (figures,) = [line for line in said[1].out.splitlines() if line.startswith("cohort: ")]
     assert figures.startswith(f"cohort: cases {count}, failures {int(bad)}, forwards ")
@@ -127,25 +119,11 @@ def test_an_actor_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     assert sizes.count(str(BATCH)) - visits <= 5 * (BATCHES - 1) + 2
 
 
-def of_session(session: int) -> list[str]:
-    """Processes of a session that are more than an entry in the table: Ray's have groups of their own."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, number = path.read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(number) == session and state != "Z":
-            found.append((path.parent / "cmdline").read_text().replace("\0", " "))
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.timing
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
-@pytest.mark.parametrize("sign", [None, "SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("sign", [None, "SIGTERM"])
 def test_a_ray_of_its_own_ends_with_the_run(sign: str | None, tmp_path: Path) -> None:
-    """However that ends, and with the plain run's exit code and last line; the screen stays readable."""
+    """Also when it is stopped, with the plain run's exit code and last line."""
     scans(tmp_path, 4)
     slow = 0.5 if sign else 0.0  # seconds a batch: two cases take four seconds, and so do the other two
     process = launch(
@@ -157,43 +135,27 @@ def test_a_ray_of_its_own_ends_with_the_run(sign: str | None, tmp_path: Path) ->
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.01)
         time.sleep(2)  # the driver hears of it
-        start = time.monotonic()
         process.send_signal(getattr(signal, sign))
     errors = process.communicate(timeout=300)[1]
-    assert process.returncode == {None: 0, "SIGINT": -signal.SIGINT, "SIGTERM": 143}[sign], errors
-    deadline = time.monotonic() + 60
-    while of_session(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not of_session(process.pid)
-    lines = [line for line in re.split("[\r\n]", errors) if line.strip() and "workers: " not in line]
-    if sign:
-        assert time.monotonic() - start < 30
-        name = "Ctrl-C" if sign == "SIGINT" else "SIGTERM"
-        assert re.match(rf"stopped by {name} after [123] of 4 cases\. What was written is whole", lines[-1])
-    assert "Traceback" not in errors
-    assert "Warning: " not in errors.replace("UserWarning: parsing config_file", "")
-    # What Ray's core says of the log level that keeps it quiet.
-    assert sum("ray" in line.lower() for line in lines if "config_file" not in line) <= 1, errors
+    assert process.returncode == (143 if sign else 0), errors
+    assert not sign or re.search(r"stopped by SIGTERM after [123] of 4 cases\. What was written is whole", errors)
 
 
 @pytest.mark.usefixtures("cluster")
-def test_an_error_in_an_actor_reaches_the_driver(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """As it was, with its traceback before it; here one that the driver itself does not meet."""
+def test_an_error_in_an_actor_reaches_the_driver(tmp_path: Path) -> None:
+    """Here one that the driver itself does not meet."""
     scans(tmp_path, 3)
     only_there = "$'nowhere.pt' if @saliency_engine.speaks is False else ''"
     with pytest.raises(RuntimeError) as caught:
         monai.bundle.run(**shared(tmp_path, "out", saliency_max_workers=1, checkpoint=only_there))
-    assert isinstance(root_cause(caught.value), FileNotFoundError)
-    assert "checkpoint nowhere.pt does not exist" in str(root_cause(caught.value))
-    assert "in load_checkpoint" in capfd.readouterr().err
+    assert "an actor has failed: FileNotFoundError: checkpoint nowhere.pt does not" in str(root_cause(caught.value))
     assert voxels(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"min_workers": 0}, "`min_workers` must be a whole number of at least 1, got 0"),
-        ({"min_workers": 3, "max_workers": 2}, "`min_workers` must be at most `max_workers`, 2, got 3"),
+        ({"max_workers": 0}, "`max_workers` must be a whole number of at least 1, got 0"),
         ({"num_cpus": 0}, "`num_cpus` must be a number above 0, got 0"),
         ({"split": "scans"}, "`split` must be one of ['auto', 'cases', 'masks'], got 'scans'"),
     ],
@@ -204,26 +166,19 @@ def test_settings_out_of_range(settings: dict[str, Any], match: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "resources", "pool", "warning"),
+    ("settings", "resources", "pool"),
     [
-        ({"num_cpus": 2}, {"CPU": 9.0}, (4, 0.0), ""),
-        ({}, {"CPU": 64.0, "GPU": 4.0}, (4, 1.0), ""),
-        ({"num_gpus": 0.5}, {"CPU": 64.0, "GPU": 4.0}, (8, 0.5), ""),
-        ({"max_workers": 3, "min_workers": 1}, {"CPU": 2.0}, (3, 0.0), ""),
-        ({"max_workers": 3}, {"CPU": 2.0}, (3, 0.0), "room for 2 of the 3 actors"),
-        ({"num_gpus": 1}, {"CPU": 2.0}, (1, 1.0), "room for 0 of the 1 actors now, 2 CPUs and 0 GPUs"),
+        ({"num_cpus": 2}, {"CPU": 9.0}, (4, 0.0)),
+        ({}, {"CPU": 64.0, "GPU": 4.0}, (4, 1.0)),
+        ({"num_gpus": 0.5}, {"CPU": 64.0, "GPU": 4.0}, (8, 0.5)),
+        ({"max_workers": 3}, {"CPU": 2.0}, (3, 0.0)),
+        ({"num_gpus": 1}, {"CPU": 2.0}, (1, 1.0)),
     ],
 )
 def test_as_many_actors_as_there_is_room_for(
-    settings: dict[str, Any],
-    resources: dict[str, float],
-    pool: tuple[int, float],
-    warning: str,
-    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any], resources: dict[str, float], pool: tuple[int, float]
 ) -> None:
     assert RayEngine(**settings)._pool(resources) == pool
-    assert warning in caplog.text
-    assert bool(caplog.text) == bool(warning)
 
 
 def test_without_ray_there_is_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,55 +195,3 @@ def test_without_ray_there_is_the_pip_command(tmp_path: Path, monkeypatch: pytes
     cause = root_cause(caught.value)
     assert isinstance(cause, OptionalImportError)
     assert 'ray is not installed: pip install "monai-saliency[ray]"' in str(cause)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Networks and bundles of others, and tasks and actors of one's own.
-
-SEGFORMER: dict[str, Any] = {
-    "num_labels": 3,
-    "hidden_sizes": [8, 8, 16, 16],
-    "depths": [1, 1, 1, 1],
-    "num_attention_heads": [1, 1, 2, 2],
-    "decoder_hidden_size": 16,
-}
-
-
-def segformer() -> OnImageGrid:
-    """Random weights, the same each time, whose answer depends on what it sees."""
-    transformers = pytest.importorskip("transformers", reason='needs pip install "monai-saliency[test]"')
-    torch.manual_seed(0)
-    network = transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(**SEGFORMER)).eval()
-    for parameter in network.parameters():
-        parameter.data.mul_(4)
-    return OnImageGrid(network, output="logits")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_a_segformer_in_tasks_and_actors_of_ones_own() -> None:
-    """Another library's network: in parts, on Ray, to the bit what it is in one process."""
-    images = torch.rand(2, 3, 50, 38, generator=torch.Generator().manual_seed(1))
-    inferer = ms.rise(
-        40, 4, p1=0.5, seed=3, target=ms.RegionScore("predicted", activation="softmax"), mask_batch_size=8
-    )
-    network = segformer()
-    plain = inferer.explain(images, network)
-    assert np.ptp(plain[0].saliency.numpy()) > 1e-3
-
-    task = ray.remote(num_cpus=1)(engine.score)
-    held = [ray.put(thing) for thing in (inferer, segformer, images)]
-    parts = ray.get([task.remote(*held, Part(i, 3)) for i in range(3)])
-    assert sum(len(run.case.image) for runs in parts for run in runs) == 0  # scores travel, and no images
-
-    actor = ray.remote(num_cpus=1)(engine.Scorer)
-    pool = ray.util.ActorPool([actor.remote(*held[:2]) for _ in range(2)])
-    pooled = list(pool.map(lambda actor, part: actor.score.remote(held[2], part), [Part(i, 5) for i in range(5)]))
-    with pytest.raises(CaseError, match="another part is still to be done"):
-        merged(pooled[1:])
-
-    for found in (merged(parts), merged(pooled), merged([inferer.score(images, network)])):
-        for one, other in zip(found, plain, strict=True):
-            assert torch.equal(one.saliency, other.saliency)
-            assert torch.equal(one.scores, other.scores)
-            assert one.explained == other.explained

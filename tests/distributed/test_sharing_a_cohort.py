@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -18,9 +19,12 @@ from helpers.layouts import Bundle
 from helpers.own_bundle import BATCHES, forwards, rank, settings
 from helpers.paths import TESTS
 from helpers.scans import LPS, write_scan
+from monai.data import DataLoader, Dataset, ThreadDataLoader
+from torch.utils.data import DistributedSampler
 
 from monai_saliency.bundle.configs import overlay_path
 from monai_saliency.distributed import RankEngine, SlurmEngine, local_device
+from monai_saliency.distributed.base import in_order, take
 from monai_saliency.errors import root_cause
 from monai_saliency.storage.score_store import ScoreStore
 
@@ -84,7 +88,7 @@ def test_parts_that_do_not_fit_are_no_success(cohort: Path, capsys: pytest.Captu
 def test_parts_need_a_store(cohort: Path) -> None:
     with pytest.raises(RuntimeError) as caught:
         monai.bundle.run(**settings(cohort, "nowhere", store_dir="", **rank(0, 2, "masks")))
-    assert "no scores are kept, so the parts of a case cannot come together" in str(root_cause(caught.value))
+    assert "its scores cannot be kept, so parts cannot come together" in str(root_cause(caught.value))
 
 
 def torchrun(count: int, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -215,3 +219,36 @@ def test_device_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         assert local_device() == current[-1] == torch.device("cuda", index)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, ThreadDataLoader])
+def test_batches_of_a_loader(kind: type[DataLoader]) -> None:
+    loader = kind(Dataset([{"image": torch.tensor([float(i)])} for i in range(7)]), batch_size=2)
+    whole = [batch["image"].flatten().tolist() for batch in loader]
+    for indices in ([0, 2], [], [1, 2, 3]):
+        taken = take(loader, indices)
+        assert type(taken) is kind
+        assert len(taken) == len(indices)
+        for _ in range(2):
+            assert [batch["image"].flatten().tolist() for batch in taken] == [whole[i] for i in indices]
+        plain = take(copy.copy(whole), indices)
+        assert list(plain) == [whole[i] for i in indices]
+    assert [batch["image"].flatten().tolist() for batch in loader] == whole
+
+
+@pytest.mark.parametrize("kind", [DataLoader, ThreadDataLoader])
+@pytest.mark.parametrize("sampler", ["shuffle", "distributed"])
+def test_every_process_has_the_same_batches(
+    kind: type[DataLoader], sampler: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a loader made of them for itself: otherwise cases are lost, and others explained twice."""
+    dataset = Dataset([{"image": torch.tensor([float(i)])} for i in range(7)])
+    plain = kind(dataset, batch_size=2, num_workers=0)
+    own = {"shuffle": True} if sampler == "shuffle" else {"sampler": DistributedSampler(dataset, 2, 1)}
+    loader = kind(dataset, batch_size=2, num_workers=0, **own)
+    taken = [take(in_order(loader), indices) for indices in ([0, 2], [1, 3])]
+    found = [[batch["image"].flatten().tolist() for batch in each] for each in taken]
+    whole = [batch["image"].flatten().tolist() for batch in plain]
+    assert found == [[whole[0], whole[2]], [whole[1], whole[3]]]
+    assert "gives each process other cases or another order: the cases are taken in the dataset's" in caplog.text
+    assert in_order(plain) is plain
