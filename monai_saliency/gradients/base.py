@@ -27,7 +27,6 @@ class GradientMethod(ABC):
 
     Attributes:
         meaning: what the values of the map are.
-        complete: whether the map sums to the difference of the scores of the image and of its fill.
 
     Example::
 
@@ -40,7 +39,6 @@ class GradientMethod(ABC):
     """
 
     meaning: Meaning
-    complete: bool = False
 
     @abstractmethod
     def __len__(self) -> int:

@@ -37,7 +37,6 @@ class IntegratedGradients(GradientMethod):
     """
 
     meaning = Meaning("integrated gradients: the voxel's share of the change of the score", 0.0, in_score_unit=False)
-    complete = True
 
     def __init__(self, steps: int = 50) -> None:
         self.steps = whole_number("steps", steps, 1)

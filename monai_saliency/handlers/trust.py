@@ -97,7 +97,7 @@ class Trust:
             if network is None:
                 return ""
             inferer = case.inferer
-            settings = [*inferer.deciding, inferer.estimator]
+            settings = [*inferer.deciding.values(), inferer.estimator]
             label = None if case.label is None else plain(case.label()).cpu()
             image = replace(case.case, image=case.image)
             key = scores_key(network, settings, image, isinstance(inferer.fill, CaseFill))

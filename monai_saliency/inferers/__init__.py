@@ -1,8 +1,8 @@
 """The loop that every explanation runs: make masks, perturb, run the network, read scores, make the map."""
 
-from monai_saliency.inferers.case_state import merged
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
+from monai_saliency.inferers.sharing import merged
 
 __all__ = ["Explanation", "PatchMemory", "PerturbationInferer", "merged"]

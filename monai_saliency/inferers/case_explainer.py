@@ -231,7 +231,7 @@ class CaseExplainer:
             network = network_key(self.network, self.network_id)
             reads_file = isinstance(inferer.fill, CaseFill)
             each = [replace(case, image=image) for case, image in zip(cases, images, strict=True)]
-            keys = [scores_key(network, inferer.deciding, case, reads_file) for case in each]
+            keys = [scores_key(network, list(inferer.deciding.values()), case, reads_file) for case in each]
         except Unfingerprintable as error:
             warnings.warn(f"scores are not kept: {error}", stacklevel=2)
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -13,20 +13,18 @@ import torch
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator, ScoreState, first_round
-from monai_saliency.inferers.agreement import Origin, differences
 from monai_saliency.inferers.explanation import Explanation, of_members
 from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.networks.outputs import rows
-from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.precision import score_precision
-from monai_saliency.utils.tensors import finite_between, plain
+from monai_saliency.utils.tensors import finite_between
 from monai_saliency.utils.timing import stage
 
-__all__ = ["CaseState", "merged"]
+__all__ = ["CaseState"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ class CaseState:
         self.held = held
         self.stored = stored
         self.one_by_one = False
-        self.origin: Origin | None = None
+        self.made_by: Mapping[str, str | None] = {}
         self.rounding = 0.0
         self.forwards_here = 0
         self.forwards_elsewhere = 0
@@ -61,7 +59,6 @@ class CaseState:
         self._target = target
         self._estimator = estimator
         self._first_round = first_round(masks)
-        self._image_mark: str | None = None
         self._ended = False
         self._round_ends = [len(self._first_round) + 1]
 
@@ -204,43 +201,8 @@ class CaseState:
         """Whether every mask of every round has its scores."""
         return self._ended
 
-    def merge(self, other: CaseState) -> None:
-        """Take the scores of another part of the same case, and its costs."""
-        if self.case.name != other.case.name:
-            raise ValueError(f"only parts of one case merge: case {self.case.name} met case {other.case.name}")
-        if self.state.masks.key == other.state.masks.key:  # other masks are refused below
-            self._check_image(other)
-            references = self.state.reference_scores, other.state.reference_scores
-            if found := differences(self.origin, other.origin, references):
-                raise ValueError(
-                    f"case {self.case.name}: its parts differ in {' and '.join(found)}, so their scores do not belong "
-                    "together: score all parts with the same settings and the same weights"
-                )
-        self.state.merge(other.state)
-        self.forwards_elsewhere += other.num_forwards
-        self.begin_round()
-
-    def note_image(self) -> None:
-        """Note which voxels are explained, for :meth:`merge`, before whoever holds their memory writes there."""
-        if self.case.image.numel():
-            labels = None if self.case.labels is None else plain(self.case.labels).cpu()
-            held = [plain(self.case.image).cpu(), plain(self.held).cpu(), labels, self.case.spacing]
-            self._image_mark = fingerprint(held)
-
-    def _check_image(self, other: CaseState) -> None:
-        for state in (self, other):
-            if state._image_mark is None:
-                state.note_image()
-        if self._image_mark != other._image_mark:
-            raise ValueError(
-                f"case {self.case.name}: its parts are of different images, label maps, voxel sizes or held inputs, so "
-                "their scores do not belong together: score all parts of the same image"
-            )
-
     def forget_images(self) -> None:
         """Drop all that only the network needs, so that what goes to another process is small."""
-        if self._image_mark is None:
-            self.note_image()
         self.case = replace(self.case, image=self.case.image.new_empty(0), labels=None, prediction=None)
         self.fill = self.held = self.case.image
 
@@ -288,33 +250,3 @@ class CaseState:
                 stopped=stopped,
             )
             return of_members(explanation, self.rounding)
-
-
-@torch.no_grad()
-def merged(parts: Iterable[Sequence[CaseState]]) -> list[Explanation]:
-    """The explanations of cases whose parts were scored apart, equal to the bit to cases scored in one go.
-
-    Args:
-        parts: what :meth:`~monai_saliency.PerturbationInferer.score` gave for each part of the same cases.
-
-    Raises:
-        ValueError: when the parts belong to different cases, images, settings or networks.
-        CaseError: when a part or a round is missing, or scores are NaN or infinite.
-
-    Example::
-
-        >>> import torch
-        >>> import monai_saliency as ms
-        >>> from monai_saliency.sharding import Part
-        >>> explain = ms.rise(16, target=ms.ClassScore([0], "none"), mask_batch_size=4)
-        >>> images, network = torch.rand(1, 1, 8, 8), torch.nn.Flatten()
-        >>> parts = [explain.score(images, network, part=Part(i, 2)) for i in range(2)]
-        >>> bool((merged(parts)[0].saliency == explain(images, network)[0]).all())
-        True
-    """
-    explanations = []
-    for state, *others in zip(*parts, strict=True):
-        for other in others:
-            state.merge(other)
-        explanations.append(state.explanation())
-    return explanations

@@ -1,63 +1,72 @@
 """The one seam around every call of the network, for whole images and for patches alike.
 
-Autocast, cancellation, halving a batch for which the memory is too small, and the busy meter belong here alone.
+Autocast, cancellation, the busy meter, and halving a batch for which the memory is too small belong here alone.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from monai.inferers import Inferer, SliceInferer
 
-from monai_saliency.inferers.fitting import Fitting
+from monai_saliency.errors import CaseError
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs
+from monai_saliency.networks.outputs import OutputPath, check_rows, joined, read, rows
+from monai_saliency.utils.monai_private import tensor_version, tree_map
 from monai_saliency.utils.timing import BusyMeter
 
-__all__ = ["Cancelled", "Forward", "Guard", "evaluating"]
+__all__ = ["Cancelled", "Forward", "Guard", "evaluating", "has_no_mode", "known_of"]
+
+logger = logging.getLogger(__name__)
 
 #: entered around each call of the network, given the device of the batch; raises to cancel the run
 Guard = Callable[[torch.device], AbstractContextManager[Any]]
+Call = Callable[[torch.Tensor, Mapping[Any, torch.Tensor]], Any]
+
+#: words in the errors of libraries that do not raise ``torch.OutOfMemoryError``
+_NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+
+_known: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
 class Cancelled(Exception):
     """Raised by a guard to cancel the run: no fault of the network, so nothing else is tried."""
 
 
+def known_of(network: Any) -> dict[Any, Any]:
+    """What was found out about a network, kept as long as it lives."""
+    try:
+        return _known.setdefault(network, {})
+    except TypeError:  # it cannot be referred to weakly
+        return {}
+
+
+@dataclass(frozen=True)
 class Forward:
     """Calls the network, on whole images by the inner inferer, or on patches."""
 
-    def __init__(
-        self,
-        inferer: Inferer,
-        inputs: InputAdapter,
-        network: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        meter: BusyMeter | None = None,
-        autocast: Mapping[str, Any] | None = None,
-        guard: Guard | None = None,
-    ) -> None:
-        self.inferer = inferer
-        self.inputs = inputs
-        self.network = network
-        self.args = tuple(args)
-        self.kwargs = dict(kwargs or {})
-        self.meter = meter
-        self.autocast = autocast
-        self.guard = guard
-        self._fitting = Fitting(network)
+    inferer: Inferer
+    inputs: InputAdapter
+    network: Callable[..., Any]
+    output: OutputPath | None = None
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    meter: BusyMeter | None = None
+    autocast: Mapping[str, Any] | None = None
+    guard: Guard | None = None
 
-    def of(self, inferer: Inferer, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Forward:
-        """The same seam around another inner inferer, with other further arguments."""
-        own = self.meter, self.autocast, self.guard
-        return Forward(inferer, self.inputs, self.network, args, kwargs, *own)
+    def images(self, batch: torch.Tensor, split: SplitInputs, counts: Sequence[tuple[int, int]], case: str) -> Any:
+        """The part of the network's output of whole images that is explained, as the inner inferer gives it.
 
-    def images(self, batch: torch.Tensor, split: SplitInputs, values: Mapping[Any, torch.Tensor]) -> Any:
-        """The network's output of whole images, as the inner inferer gives it."""
+        ``counts`` are pairs of a case's place and the number of its rows, from the first row on.
+        """
 
         def infer(batch: Any, network: Callable[..., Any]) -> Any:
             return self.inferer(batch, network, *self.args, **self.kwargs)
@@ -66,7 +75,13 @@ class Forward:
             with self._around(part):
                 return self.inputs.run(infer, self.network, part, partial(split.take_apart, values=values))
 
-        return self._fitting.run(batch, call, values)
+        output = self._run(batch, split.values_of(counts, len(batch)), call)
+        try:
+            output = read(output, self.output)
+            check_rows(output, len(batch))
+        except ValueError as error:
+            raise CaseError(case, str(error)) from error
+        return output
 
     def patches(self, batch: torch.Tensor) -> Any:
         """The network's output of patches ``(n, C, *roi_size)``, as a ``SlidingWindowInferer`` runs them."""
@@ -77,13 +92,37 @@ class Forward:
                     return self.inferer.network_wrapper(self.network, part)
                 return self.network(part, *self.args, **self.kwargs)
 
-        return self._fitting.run(batch, call)
+        return self._run(batch, {}, call)
 
     def autocast_dtype(self, image: torch.Tensor) -> torch.dtype | None:
         """The type of ``torch.autocast`` around the network for images like this one; None where nothing is cast."""
         if self.autocast is None or not image.is_cuda:
             return None
         return self.autocast.get("dtype") or torch.float16
+
+    def _run(self, batch: torch.Tensor, values: Mapping[Any, torch.Tensor], call: Call) -> Any:
+        """Call the network, in halves where the memory is too small. What fits is remembered."""
+        fits, kind = known_of(self.network), (*batch.shape[1:], str(batch.device))
+        size, version = min(len(batch), fits.get(kind, len(batch))), tensor_version(batch)
+        while True:
+            try:
+                return _in_parts(batch, values, size, call)
+            except Exception as error:
+                # What the network has changed in place cannot be run again.
+                if size == 1 or not _is_out_of_memory(error) or tensor_version(batch) != version:
+                    raise
+            # Here the error is gone, and with it the tensors that its traceback held.
+            if batch.is_cuda:
+                torch.cuda.empty_cache()
+            fits[kind] = half = -(-size // 2)
+            logger.warning(
+                "no memory for %d images of %s in the network at once: it goes on with %d. A smaller mask_batch_size "
+                "(or sw_batch_size) saves the attempt",
+                size,
+                tuple(batch.shape[1:]),
+                half,
+            )
+            size = half
 
     @contextmanager
     def _around(self, batch: torch.Tensor) -> Iterator[None]:
@@ -95,6 +134,26 @@ class Forward:
             if self.meter is not None:
                 stack.enter_context(self.meter.call(batch))
             yield
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+def _in_parts(batch: torch.Tensor, values: Mapping[Any, torch.Tensor], size: int, call: Call) -> Any:
+    """All parts have one shape, as compiled networks need it: the last one repeats the last image."""
+    count = len(batch)
+    if size == count:
+        return call(batch, values)
+    outputs, counts = [], [min(size, count - start) for start in range(0, count, size)]
+    for number, kept in enumerate(counts):
+        places = [min(place, count - 1) for place in range(number * size, (number + 1) * size)]
+        output = rows(call(batch[places], {name: each[places] for name, each in values.items()}), 0, kept, size)
+        # The next call may overwrite it.
+        outputs.append(tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, output))
+    return joined(outputs, counts)
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 This needs a network whose scores can be differentiated: a module, TorchScript, or any callable of torch's operations. A
 remote call, an exported engine, a network under ``no_grad`` and a target that counts voxels give no derivative. Such a
-case fails, unless the score is the same for four images as different as the image, its fill, their mean and the image
-turned round: then the map is zero. Under any inferer but ``SimpleInferer`` the network's calls are made again when the
-derivative of their outputs is known (:class:`~monai_saliency.gradients.call.NetworkCalls`).
+case fails, unless the score is the same for the image and its fill: then the map is zero. Under any inferer but
+``SimpleInferer`` the network's calls are made again when the derivative of their outputs is known
+(:class:`~monai_saliency.gradients.call.NetworkCalls`).
 
 captum and MONAI have the same methods for one image of a classifier; tests hold that the maps are equal.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,10 +24,10 @@ from monai_saliency.gradients.base import GradientMethod
 from monai_saliency.gradients.call import NetworkCalls
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Cancelled, Forward
-from monai_saliency.inferers.row_check import RowCheck, RowsDepend, say_once
-from monai_saliency.inferers.whole_method import WholeMethodInferer, finish
+from monai_saliency.inferers.row_check import RowsDepend, say_once
+from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer, most_unlike
 from monai_saliency.networks.inputs import SplitInputs
-from monai_saliency.networks.outputs import check_rows, read, rows
+from monai_saliency.networks.outputs import rows
 from monai_saliency.networks.runtime import plain_network, runtime_settings
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import instance
@@ -36,9 +37,6 @@ from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import stage
 
 __all__ = ["GradientInferer"]
-
-#: how far a map that must sum to a difference of scores may be off, relative to it
-_OFF = 0.01
 
 
 class GradientInferer(WholeMethodInferer):
@@ -61,11 +59,11 @@ class GradientInferer(WholeMethodInferer):
                 return
             except RowsDepend as error:
                 found = str(error)
-            say_once(forward.network, f"{found}. Its images go through the network one at a time, which takes longer")
+            say_once(forward.network, "images go through the network one at a time, which takes longer", found)
             _Run(self, forward, states, split, index, 1).explain()
 
 
-class _Run:
+class _Run(OneCase):
     """One case, explained by a white-box method."""
 
     def __init__(
@@ -77,35 +75,32 @@ class _Run:
         index: int,
         size: int,
     ) -> None:
-        self.method, self.target, self.output, self.size = inferer.method, inferer.target, inferer.output, size
-        self.forward, self.split, self.index, self.state = forward, split, index, states[index]
-        self.rows = RowCheck(forward, states, split, inferer.output, 1)
-        self.is_checked = False
+        super().__init__(forward, states, split, index)
+        self.method, self.target, self.size, self.is_checked = inferer.method, inferer.target, size, False
         # Its layers are watched by their own names, uncompiled.
         self.calls = NetworkCalls(
             self.method, plain_network(forward.network), type(inferer.inferer) is not SimpleInferer
         )
         if runtime_settings(forward.network).get("amp") == "fp16":
             raise self.refused("float16 rounds small derivatives to zero, so switch `amp` off or use bf16")
-        self.tracing = forward.of(_Traced(inferer.inferer, self.calls), forward.args, forward.kwargs)
+        self.tracing = replace(forward, inferer=_Traced(inferer.inferer, self.calls))
 
     def explain(self) -> None:
         """Differentiate, and put the map and the scores into the case's state."""
-        state, method = self.state, self.method
-        image, fill = (each.detach().clone() for each in (state.case.image, state.fill))
-        output = tree_map(_copied, self.run(self.forward, image[None]))
-        bound = state.bound_to(output)
+        image, fill = (each.detach().clone() for each in (self.state.case.image, self.state.fill))
+        output = tree_map(_copied, self.run(image[None]))
+        bound = self.state.bound_to(output)
         self.rows.check_unperturbed(self.index, output, bound)
-        filled = bound(self.run(self.forward, fill[None])).clone()
+        filled = bound(self.run(fill[None])).clone()
         sums, scores = self.mean(image, fill, bound)
         if self.calls.broken:
-            self.refuse_unless_blind(image, fill, bound)
+            # A score that does not depend on the image has no derivative, and a map of zeros.
+            if not self.same(bound(output), filled):
+                raise self.refused(self.calls.broken)
             sums = torch.zeros_like(sums)
-        maps = torch.stack([method.map(each, image, fill) for each in sums])
-        finish(state, output, maps, torch.cat([scores, filled]), type(method).__name__)
-        state.forwards_here += len(scores) + 2
-        if method.complete and not self.calls.broken:
-            self.check_sum(maps, (state.state.reference_scores - filled[0]).to(maps))
+        maps = torch.stack([self.method.map(each, image, fill) for each in sums])
+        self.finish(output, maps, torch.cat([scores, filled]))
+        self.state.forwards_here += len(scores) + 2
 
     def mean(self, image: torch.Tensor, fill: torch.Tensor, bound: BoundTarget) -> tuple[torch.Tensor, torch.Tensor]:
         """The weighted mean of what is read at each image, ``(K, C, *spatial)``, and the scores ``(N, K)``."""
@@ -126,7 +121,7 @@ class _Run:
         try:
             with torch.enable_grad(), stage("derivative"):
                 leaf = images.detach().clone().requires_grad_()
-                scores = bound(rows(self.run(self.tracing, leaf), 0, count, count))
+                scores = bound(rows(self.run(leaf, self.tracing), 0, count, count))
                 each = []
                 for k in range(scores.shape[1]):
                     found = self.derivative(scores[:, k].sum(), leaf, k + 1 < scores.shape[1])
@@ -152,63 +147,25 @@ class _Run:
 
     def check_rows(self, images: torch.Tensor, scores: torch.Tensor, bound: BoundTarget, last: torch.Tensor) -> None:
         """Compare the image of a batch that scores most unlike the others with itself alone: score and derivative."""
-        tolerance = self.rows.tolerance(scores.dtype)
-        row = int((scores - scores.mean(dim=0)).abs().sum(dim=1).argmax())
+        row = most_unlike(scores)
         with torch.enable_grad():
             leaf = images.detach()[row : row + 1].clone().requires_grad_()
-            alone = bound(self.run(self.tracing, leaf))
+            alone = bound(self.run(leaf, self.tracing))
             found = self.derivative(alone[:, -1].sum(), leaf, False)[0]
         alone, here = alone.detach()[0], scores[row]
-        same = torch.allclose(alone, here, rtol=0, atol=tolerance * max(1e-6, float(here.abs().max())))
-        if not same or not torch.allclose(found, last[row], rtol=0, atol=10 * tolerance * float(found.abs().max())):
+        if not self.same(here, alone) or not self.same(found, last[row], least=0.0, times=10):
             words = f"an image scores {here.tolist()} in a batch of {len(images)} and {alone.tolist()} alone"
-            raise RowsDepend(self.state.case.name, f"{words}, or has another derivative")
-
-    def run(self, forward: Forward, batch: torch.Tensor) -> Any:
-        """The part of the network's output of images ``(n, C, *spatial)`` that is explained."""
-        count = len(batch)
-        held = self.state.held[None].expand(count, *self.state.held.shape)
-        values = self.split.values_of([(self.index, count)], count)
-        output = forward.images(torch.cat([batch, held], dim=1), self.split, values)
-        try:
-            output = read(output, self.output)
-            check_rows(output, count)
-        except ValueError as error:
-            raise CaseError(self.state.case.name, str(error)) from error
-        return output
-
-    def refuse_unless_blind(self, image: torch.Tensor, fill: torch.Tensor, bound: BoundTarget) -> None:
-        """Refuse a score without a derivative, unless it is the same for every image."""
-        others = [image, fill, (image + fill) / 2, image.flip(list(range(1, image.ndim)))]
-        scores = torch.cat([bound(self.run(self.forward, each[None])).clone() for each in others])
-        tolerance = self.rows.tolerance(scores.dtype)
-        if not torch.allclose(scores, scores[:1], rtol=0, atol=tolerance * max(1e-6, float(scores.abs().max()))):
-            raise self.refused(self.calls.broken)
+            raise RowsDepend(self.name, f"{words}, or has another derivative")
 
     def refused(self, why: str) -> CaseError:
         """The error of a case whose score has no derivative."""
         kind = type(self.forward.network).__name__
         return CaseError(
-            self.state.case.name,
+            self.name,
             f"{type(self.method).__name__} needs the derivative of the score, and with the network {kind} and the "
             f"target {type(self.target).__name__} there is none: {why}. Explain by perturbation, which "
             "needs none (method focused_rise or sliding_window), or give a module and a target of probabilities",
         )
-
-    def check_sum(self, maps: torch.Tensor, changes: torch.Tensor) -> None:
-        """Say where a map does not sum to what the image and its fill differ by."""
-        rounding = self.rows.tolerance(self.state.case.image.dtype)
-        sums = maps.flatten(1).sum(dim=1)
-        off = (sums - changes).abs()
-        wrong = off > _OFF * changes.abs() + rounding * self.state.state.reference_scores.abs().to(off)
-        if bool(wrong.any()):
-            k = int((off * wrong).argmax())
-            say_once(
-                self.forward.network,
-                f"case {self.state.case.name}: the map sums to {float(sums[k]):.4g}, and the scores of the image and "
-                f"its fill differ by {float(changes[k]):.4g}: give more `steps`, or a part of the network hides its "
-                "derivative",
-            )
 
 
 def _copied(value: Any) -> Any:

@@ -10,26 +10,27 @@ from typing import Any
 
 import torch
 from monai.data import MetaTensor
-from monai.inferers import Inferer, SimpleInferer
+from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 from monai.utils import convert_to_dst_type
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.mc_rise import MCRISEScoring
+from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
-from monai_saliency.inferers.agreement import Origin
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.inferers.forward import Cancelled, Forward, Guard, evaluating
-from monai_saliency.inferers.pace import Pace
+from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.inferers.patches import remember
-from monai_saliency.inferers.rounds import Scoring, batch_size, cut, of_part, rows_in_batch
+from monai_saliency.inferers.rounds import Scoring, batch_size, cut, of_part, progress, rows_in_batch
 from monai_saliency.inferers.row_check import RowsDepend, say_once
-from monai_saliency.inferers.settings import check_cases, check_settings
+from monai_saliency.inferers.sharing import note_origin
 from monai_saliency.inferers.whole_images import WholeImages
 from monai_saliency.masks.base import Masks
+from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath
@@ -103,7 +104,7 @@ class PerturbationInferer(Inferer):
         sharing: Sharing | None = None,
     ) -> None:
         super().__init__()
-        check_settings(locals())
+        _check_settings(locals())
         self.mask_batch_size = batch_size(mask_batch_size)
         self.sharing = instance("sharing", sharing, Sharing, "MasksOverRanks() or another Sharing", none=True)
         self.masks = masks
@@ -115,7 +116,7 @@ class PerturbationInferer(Inferer):
         self.output = output
         self.inputs = inputs if inputs is not None else TensorInput()
         self.meter = meter
-        self.patch_memory = PatchMemory() if patch_memory is True else patch_memory or None
+        self.patch_memory = patch_memory
         self.autocast = autocast
         self._made = True
 
@@ -130,13 +131,8 @@ class PerturbationInferer(Inferer):
         return {name: value for name, value in vars(self).items() if name != "_made"}
 
     @property
-    def deciding(self) -> tuple[Any, ...]:
-        """The settings that decide the scores of a mask. Others only decide how fast they are computed."""
-        return tuple(self.deciding_by_name.values())
-
-    @property
-    def deciding_by_name(self) -> dict[str, Any]:
-        """The settings that decide the scores of a mask, by their names."""
+    def deciding(self) -> dict[str, Any]:
+        """The settings that decide the scores of a mask, by name. Others only decide how fast they are computed."""
         names = ("masks", "target", "fill", "inferer", "inputs", "output")
         deciding = {name: getattr(self, name) for name in names}
         return deciding if self.autocast is None else {**deciding, "autocast": dict(self.autocast)}
@@ -240,58 +236,68 @@ class PerturbationInferer(Inferer):
         guard: Guard | None = None,
     ) -> list[CaseState]:
         """Score in this thread; what a :class:`Sharing` calls for its workers."""
-        forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
-        shared = meet is not None or (part is not None and part.count > 1)
-        begin = partial(self._begin, forward, shared, shared and meet is None, inputs, cases)
-        finish = partial(self._score_rounds, Pace(self.masks, self.progress), part or Part(), meet)
+        run = partial(self._score, self.forward(network, args, kwargs, guard), inputs, cases, part or Part(), meet)
         with torch.no_grad(), evaluating(network):
-            states, split = begin(stored)
-            size = rows_in_batch(self.mask_batch_size, states)
             try:
-                scoring: Scoring | None = remember(forward, states, self.output, self.patch_memory)
-                if scoring is None:
-                    scoring = WholeImages(forward, states, split, self.output, size)
-                finish(scoring, states, size)
-                return states
+                return run(stored)
             except RowsDepend as error:
-                found, scoring = error.with_traceback(None), None  # its frames and this one hold a batch
-            say_once(network, f"{found}. Its images go through the network one at a time, which takes longer")
+                found = str(error)
             # Scores of batches must not be taken for scores of single images.
-            states, split = begin(stored and [each.one_by_one() for each in stored], one_by_one=True)
-            try:
-                finish(WholeImages(forward, states, split, self.output, 1, found), states, 1)
-            except (Cancelled, CaseError):
-                raise
-            except Exception as error:
-                problem = f"the network's rows depend on each other ({found.problem}), and images cannot go through one"
-                raise CaseError(found.case, f"{problem} at a time either: {type(error).__name__}: {error}") from error
-        return states
+            say_once(network, "images go through the network one at a time, which takes longer", found)
+            return run(stored and [each.one_by_one() for each in stored], one_by_one=True)
 
-    def _begin(
+    def forward(
+        self,
+        network: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        guard: Guard | None = None,
+    ) -> Forward:
+        """The seam around the calls of a network."""
+        given = self.output, tuple(args), dict(kwargs or {}), self.meter, self.autocast, guard
+        return Forward(self.inferer, self.inputs, network, *given)
+
+    def _score(
         self,
         forward: Forward,
-        shared: bool,
-        is_part: bool,
         inputs: Any,
         cases: Sequence[Case] | None,
+        part: Part,
+        meet: Meet | None,
         stored: Sequence[CaseScores] | None,
         one_by_one: bool = False,
-    ) -> tuple[list[CaseState], SplitInputs]:
-        """What :meth:`start` gives, with what is known of the network that scores."""
+    ) -> list[CaseState]:
+        """Score round after round of masks, until no case has another."""
         states, split = self.start(inputs, cases, stored)
-        deciding = {**self.deciding_by_name, "estimator": self.estimator}
-        if any(further := [forward.args, forward.kwargs, split.held_values]):
-            deciding["further inputs"] = further
-        origin = Origin(deciding, forward.network) if shared else None
         for state in states:
-            if is_part:
-                state.note_image()
-            state.origin = origin
-            state.rounding = score_precision(
-                forward.network, forward.autocast_dtype(state.case.image), state.case.image.dtype
-            )
             state.one_by_one = one_by_one
-        return states, split
+            dtypes = forward.autocast_dtype(state.case.image), state.case.image.dtype
+            state.rounding = score_precision(forward.network, *dtypes)
+        if meet is not None or part.count > 1:
+            further = [forward.args, forward.kwargs, split.held_values]
+            deciding = {**self.deciding, "estimator": self.estimator, "further inputs": further}
+            note_origin(states, deciding, forward.network, with_images=meet is None)
+        size = 1 if one_by_one else rows_in_batch(self.mask_batch_size, states)
+        scoring: Scoring | None = None
+        if self.patch_memory and not one_by_one and _cuts_patches(self.inferer):
+            scoring = remember(forward, states, PatchMemory() if self.patch_memory is True else self.patch_memory)
+        scoring = scoring or WholeImages(forward, states, split, size)
+        for number in count():
+            spans = [state.rows_of_round(number) for state in states]
+            if all(start == stop for start, stop in spans):
+                return states
+            batches = of_part(list(cut(spans, size)), part)
+            with progress(scoring.plan(spans, batches), states, self.masks.shorter, self.progress) as advance:
+                scoring.score(batches, advance)
+            for state in states:
+                state.end_round(look_for_others=meet is None and part.count > 1)
+            if meet is not None:
+                _meet_all(meet, states)
+            else:
+                part = Part()  # later rounds are done by whoever has all scores of the first
+            for state in states:
+                state.begin_round()
+        raise AssertionError  # the rounds end
 
     def start(
         self, inputs: Any, cases: Sequence[Case] | None = None, stored: Sequence[CaseScores] | None = None
@@ -300,7 +306,7 @@ class PerturbationInferer(Inferer):
         split = self.inputs.split(inputs)
         self.inputs.check_inferer(split, self.inferer)
         count = len(split.images)
-        check_cases(cases, stored, count)
+        _check_cases(cases, stored, count)
         given = [Case.of(split.meta, index) for index in range(count)] if cases is None else cases
         scores = [None] * count if stored is None else stored
         each = zip(given, split.images, split.held_images, scores, strict=True)
@@ -320,26 +326,6 @@ class PerturbationInferer(Inferer):
             gave = f"shape {tuple(fill.shape[1:])}" if isinstance(fill, torch.Tensor) else f"a {type(fill).__name__}"
             raise CaseError(case.name, f"`fill` gave {gave} for an image of {tuple(case.image.shape)}")
         return CaseState(case, masks, fill[0].to(case.image), held, self.target, self.estimator, stored)
-
-    def _score_rounds(
-        self, pace: Pace, part: Part, meet: Meet | None, scoring: Scoring, states: Sequence[CaseState], size: int
-    ) -> None:
-        """Score round after round of masks, until no case has another."""
-        for number in count():
-            spans = [state.rows_of_round(number) for state in states]
-            if all(start == stop for start, stop in spans):
-                return
-            batches = of_part(list(cut(spans, size)), part)
-            with pace.round(scoring.plan(spans, batches), states) as advance:
-                scoring.score(batches, advance)
-            for state in states:
-                state.end_round(look_for_others=meet is None and part.count > 1)
-            if meet is not None:
-                _meet_all(meet, states)
-            else:
-                part = Part()  # later rounds are done by whoever has all scores of the first
-            for state in states:
-                state.begin_round()
 
 
 class Sharing(ABC):
@@ -376,3 +362,63 @@ def _meet_all(meet: Meet, states: Sequence[CaseState]) -> None:
         except RowsDepend:
             if not states[0].one_by_one:
                 raise
+
+
+def _cuts_patches(inferer: Any) -> bool:
+    """Whether an inferer, or one inside of it, cuts patches."""
+    return any(isinstance(each, SlidingWindowInferer) for each in (inferer, *getattr(inferer, "__dict__", {}).values()))
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that are not what they are taken for."""
+    instance("masks", settings["masks"], Masks, "masks such as RISEMasks(1000)")
+    words = "a target such as ClassScore([1], 'softmax') (FunctionScore(function) makes one of a function)"
+    instance("target", settings["target"], Target, words)
+    instance("estimator", settings["estimator"], Estimator, "an estimator such as OcclusionScoring()")
+    words = "a fill such as ConstantFill(0.0), or a function of images (B, C, *spatial)"
+    instance("fill", settings["fill"], CaseFill, words, function=True, none=True)
+    words = "a MONAI inferer such as SimpleInferer()"
+    instance("inferer", settings["inferer"], Inferer, words, function=True, none=True)
+    instance("inputs", settings["inputs"], InputAdapter, "an adapter such as DictInput('image')", none=True)
+    instance("meter", settings["meter"], BusyMeter, "a BusyMeter()", none=True)
+    words = "True, False or PatchMemory(device_bytes=..., host_bytes=...)"
+    instance("patch_memory", settings["patch_memory"], (bool, PatchMemory), words, none=True)
+    words = "the arguments of torch.autocast, such as {'dtype': torch.float16}"
+    instance("autocast", settings["autocast"], Mapping, words, none=True)
+    words = "a key, an index, several such as ('pred', 0), or a function of the network's output"
+    output = settings["output"]
+    for step in output if isinstance(output, (list, tuple)) and output else [output]:
+        instance("output", step, (str, int), words, function=True, none=True)
+    _check_pair(settings["masks"], settings["estimator"])
+
+
+def _check_pair(masks: Any, estimator: Any) -> None:
+    """The estimator must know the masks' `p1`, and how many fills they have: else a map would hold their coverage."""
+    while hasattr(masks, "masks"):  # masks of channels, or in rounds, are made of others
+        masks = masks.masks
+    name, several = type(estimator).__name__, isinstance(masks, MCRISEMasks)
+    if isinstance(estimator, MCRISEScoring) and not several:
+        raise ValueError(
+            f"`estimator` is {name}, which compares several fills, and {type(masks).__name__} have one: use "
+            "mc_rise(...) or MCRISEMasks(...)"
+        )
+    if several and isinstance(estimator, RISEScoring):
+        raise ValueError(
+            f"`estimator` is {name}, which knows one fill, and MCRISEMasks have several: use "
+            f"MCRISEScoring({masks.p1}), or OcclusionScoring() for the drop while a fill replaces the voxel"
+        )
+    drawn, taken = getattr(masks, "p1", None), getattr(estimator, "p1", None)
+    reads = getattr(estimator, "form", None) != "plain" and getattr(masks, "num_masks", None) is not None
+    if reads and drawn is not None and taken and taken != drawn:
+        raise ValueError(
+            f"`estimator` is {name}(p1={taken}), but the masks keep a cell with `p1` {drawn}: write {name}({drawn})"
+        )
+
+
+def _check_cases(cases: Any, stored: Any, count: int) -> None:
+    """Refuse `cases` and `stored` that do not say something of each image."""
+    for name, given in (("cases", cases), ("stored", stored)):
+        if given is not None and (not isinstance(given, (list, tuple)) or len(given) != count):
+            raise ValueError(f"`{name}` must be a list with one entry for each of {count} images, got {given!r}")
+    for case in cases or ():
+        instance("cases", case, Case, "a list of cases such as Case('patient_7', labels=organs)")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.patch_plan import find_touches, find_trims
+from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.utils.boxes import Box, everywhere, within
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["PatchCase", "Swap", "cancels"]
+__all__ = ["PatchCase", "Swap", "cancels", "find_touches", "find_trims"]
 
 #: rounding of an output's largest value that an ordinary value may be off by, relative to the latter, or to 1
 _LOST = 0.01
@@ -139,3 +139,36 @@ def around(boxes: Iterable[Box]) -> Box:
     return tuple(
         slice(min(side.start for side in sides), max(side.stop for side in sides)) for sides in zip(*boxes, strict=True)
     )
+
+
+def find_trims(grid: PatchGrid, reach: torch.Tensor | None) -> dict[int, Box]:
+    """For each patch with voxels that the target reads, the smallest box around these."""
+    if reach is None:
+        return dict(enumerate(grid.boxes))
+    voxels = reach.numpy(force=True)
+    trims = {}
+    for patch, box in enumerate(grid.boxes):
+        inside = voxels[box]
+        sides = []
+        for axis, side in enumerate(box):
+            found = inside.any(axis=tuple(a for a in range(inside.ndim) if a != axis)).nonzero()[0]
+            if not len(found):
+                break
+            sides.append(slice(side.start + int(found[0]), side.start + int(found[-1]) + 1))
+        else:
+            trims[patch] = tuple(sides)
+    return trims
+
+
+def find_touches(masks: BoundMasks, grid: PatchGrid, patches: Iterable[int], ids: Sequence[Id]) -> np.ndarray:
+    """Which masks change which patches."""
+    rows = [np.empty((0, 3), dtype=int)]
+    for patch in patches:
+        restricted = masks.restrict(ids, grid.boxes[patch])
+        assert restricted is not None
+        changed = restricted[0].nonzero()[0]
+        if len(changed):
+            _, first, same = np.unique(restricted[1][changed], axis=0, return_index=True, return_inverse=True)
+            rows.append(np.stack([changed, np.full_like(changed, patch), changed[first][same.ravel()]], axis=1))
+    touches = np.concatenate(rows)
+    return touches[np.lexsort((touches[:, 1], touches[:, 0]))]

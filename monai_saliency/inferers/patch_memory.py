@@ -1,20 +1,16 @@
-"""The memory of patch outputs: on the device, then on the host, least recently used outputs dropped first.
-
-Each output has a number, its *slot*. :mod:`monai_saliency.inferers.patches` runs the patches.
-"""
+"""The memory of patch outputs: on the device, then on the host, least recently used outputs dropped first."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from monai_saliency.utils.arguments import number
 
-__all__ = ["OutputMemory", "Outputs", "PatchMemory"]
+__all__ = ["OutputMemory", "PatchMemory"]
 
 
 @dataclass(frozen=True)
@@ -48,94 +44,44 @@ class PatchMemory:
         number("host_bytes", self.host_bytes, 0)
 
 
-class Outputs:
-    """The outputs of slots: remembered, or computed with the rest of their batch."""
-
-    def __init__(
-        self,
-        uses: np.ndarray,
-        batch_size: int,
-        compute: Callable[[int], Iterator[tuple[int, torch.Tensor]]],
-        memory: OutputMemory,
-    ) -> None:
-        self.uses = uses
-        self.batch_size = batch_size
-        self.compute = compute
-        self.memory = memory
-
-    def take(self, slot: int) -> torch.Tensor:
-        """The output of a slot, computed if it is not remembered."""
-        output = self.memory.get(slot)
-        self.uses[slot] -= 1
-        if output is None:
-            for other, computed in self.compute(slot // self.batch_size):
-                if other == slot:
-                    output = computed
-                if self.uses[other] and other not in self.memory:
-                    self.memory.put(other, computed)
-        elif not self.uses[slot]:
-            self.memory.pop(slot)
-        assert output is not None
-        return output
-
-
 class OutputMemory:
-    """Outputs by slot, on the device, then on the host, then forgotten, least recently used first."""
+    """Outputs by number (their *slot*): on the device while it has room, then on the host."""
 
     def __init__(self, device: torch.device, limits: PatchMemory) -> None:
-        self.tiers = [_Tier(torch.device("cpu"), limits.host_bytes)]
-        if device.type != "cpu":
-            self.tiers.insert(0, _Tier(device, limits.device_bytes))
+        host = torch.device("cpu")
+        self.limits = {device: limits.device_bytes} if device != host else {}
+        self.limits[host] = limits.host_bytes
+        self.used = dict.fromkeys(self.limits, 0)
+        self._outputs: OrderedDict[int, tuple[torch.device, torch.Tensor]] = OrderedDict()
 
     def __contains__(self, slot: int) -> bool:
-        return any(slot in tier.outputs for tier in self.tiers)
+        return slot in self._outputs
+
+    def __iter__(self) -> Iterator[int]:
+        """The slots, least recently used first."""
+        return iter(list(self._outputs))
 
     def put(self, slot: int, output: torch.Tensor) -> None:
         """Keep an output, which must not share its memory with others."""
-        fallen = [(slot, output)]
-        for tier in self.tiers:
-            fallen = [lower for upper in fallen for lower in tier.put(*upper)]
+        for device, limit in self.limits.items():
+            if self.used[device] + output.nbytes <= limit:
+                break
+        if output.nbytes > limit:
+            return
+        while self.used[device] + output.nbytes > limit:  # the host is full
+            self.pop(next(each for each, (place, _) in self._outputs.items() if place == device))
+        self._outputs[slot] = device, output.to(device)
+        self.used[device] += output.nbytes
 
     def get(self, slot: int) -> torch.Tensor | None:
-        """An output, which moves to the first tier, None where it is not remembered."""
-        output = self.pop(slot)
-        if output is not None:
-            self.put(slot, output)
-        return output
-
-    def pop(self, slot: int) -> torch.Tensor | None:
-        """Take an output out, None where it is not remembered."""
-        return next((tier.pop(slot) for tier in self.tiers if slot in tier.outputs), None)
-
-    def empty(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Take everything out, least recently used first."""
-        for tier in reversed(self.tiers):
-            for slot in list(tier.outputs):
-                yield slot, tier.pop(slot)
-
-
-class _Tier:
-    """The part of a memory that lies on one device."""
-
-    def __init__(self, device: torch.device, limit: int) -> None:
-        self.device = device
-        self.limit = limit
-        self.used = 0
-        self.outputs: OrderedDict[int, torch.Tensor] = OrderedDict()
-
-    def put(self, slot: int, output: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        """Keep an output; returns the outputs that there is no more room for."""
-        if output.nbytes > self.limit:
-            return [(slot, output)]
-        fallen = []
-        while self.used + output.nbytes > self.limit:
-            oldest = next(iter(self.outputs))
-            fallen.append((oldest, self.pop(oldest)))
-        self.outputs[slot] = output.to(self.device)
-        self.used += output.nbytes
-        return fallen
+        """An output, None where it is not remembered."""
+        if slot not in self._outputs:
+            return None
+        self._outputs.move_to_end(slot)
+        return self._outputs[slot][1]
 
     def pop(self, slot: int) -> torch.Tensor:
-        output = self.outputs.pop(slot)
-        self.used -= output.nbytes
+        """Take an output out."""
+        device, output = self._outputs.pop(slot)
+        self.used[device] -= output.nbytes
         return output

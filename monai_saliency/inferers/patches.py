@@ -13,86 +13,121 @@ the target, not on what is remembered or stored: a forgotten output is computed 
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from monai.data.utils import compute_importance_map
-from monai.inferers import SlidingWindowInferer
+from monai.inferers import SliceInferer, SlidingWindowInferer, SlidingWindowInfererAdapt
 from monai.utils import PytorchPadMode, look_up_option
 
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.forward import Cancelled, Forward
-from monai_saliency.inferers.patch_case import PatchCase, Swap, cancels
-from monai_saliency.inferers.patch_memory import OutputMemory, Outputs, PatchMemory
-from monai_saliency.inferers.patch_plan import refusal
-from monai_saliency.inferers.rounds import Plan, Scoring
+from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.nnunet import NNUNetInferer
+from monai_saliency.inferers.patch_case import PatchCase, cancels
+from monai_saliency.inferers.patch_memory import OutputMemory, PatchMemory
+from monai_saliency.inferers.rounds import Plan, Rows, Scoring
 from monai_saliency.inferers.row_check import (
-    Rows,
     RowsDepend,
     Seen,
     difference,
     predicted,
     refuse_changed,
+    run_alone,
+    say_once,
     tolerance_of,
     unlike,
 )
-from monai_saliency.networks.outputs import OutputPath, read
+from monai_saliency.masks.base import BoundMasks
+from monai_saliency.networks.inputs import TensorInput
+from monai_saliency.networks.outputs import read
 from monai_saliency.utils.boxes import everywhere
-from monai_saliency.utils.monai_private import holds_compiled
+from monai_saliency.utils.monai_private import tree_leaves
 from monai_saliency.utils.patch_grid import PatchGrid
 from monai_saliency.utils.timing import stage
 
 __all__ = ["RememberedPatches", "remember"]
 
-logger = logging.getLogger(__name__)
+_EXACT = (SlidingWindowInferer, SlidingWindowInfererAdapt, SliceInferer, NNUNetInferer)
+_EXACT_CALLS = tuple(kind.__call__ for kind in _EXACT)
 
 
-def remember(
-    forward: Forward, states: Sequence[CaseState], output: OutputPath | None, memory: PatchMemory | None
-) -> RememberedPatches | None:
+def remember(forward: Forward, states: Sequence[CaseState], limits: PatchMemory) -> RememberedPatches | None:
     """Begin to explain by remembered patches: run the unperturbed images and bind their targets."""
-    inferer, image = forward.inferer, states[0].case.image
-    inside = isinstance(inferer, SlidingWindowInferer) or any(
-        isinstance(each, SlidingWindowInferer) for each in getattr(inferer, "__dict__", {}).values()
-    )
-    if memory is None or not inside:
-        return None
-    reason = next(filter(None, (refusal(forward, state.masks, image, output) for state in states)), None)
-    if reason is None:
-        try:
-            return RememberedPatches(forward, states, output, memory)
-        except _NotExact as error:
-            reason = str(error)
-            for state in states:
-                state.forwards_here = 0
-    _say_once(f"no patches are remembered, every mask runs whole images: {reason}")
+    try:
+        for state in states:
+            _check_exact(forward, state.masks, state.case.image)
+        return RememberedPatches(forward, states, limits)
+    except _NotExact as error:
+        say_once(forward.network, "no patches are remembered, every mask runs whole images", str(error))
+    for state in states:
+        state.forwards_here = 0
     return None
 
 
 class _NotExact(ValueError):
-    """Patches of this network's output cannot be exchanged."""
+    """Remembered patches might not give the scores of whole images."""
 
 
-@functools.cache
-def _say_once(message: str) -> None:
-    logger.warning(message)
+def _check_exact(forward: Forward, masks: BoundMasks, image: torch.Tensor) -> None:
+    inferer, kind = forward.inferer, type(forward.inferer)
+    if not isinstance(inferer, SlidingWindowInferer):
+        raise _NotExact(f"{kind.__name__} is not a SlidingWindowInferer (if it only calls one, give that one)")
+    _check_inferer(inferer, image)
+    _check_call(forward, inferer.sw_batch_size)
+    if image.dtype not in (torch.float32, torch.float64):
+        raise _NotExact(f"images of {image.dtype} are blended too coarsely")
+    try:
+        grid = PatchGrid(inferer, image.shape[1:])
+    except ValueError as error:
+        raise _NotExact(str(error)) from error
+    weights = inferer.roi_weight_map
+    if weights is not None and weights.shape not in (grid.roi_size, (1, 1, *grid.roi_size)):
+        raise _NotExact(f"`roi_weight_map` has shape {tuple(weights.shape)}, patches have {grid.roi_size}")
+    if masks.restrict(masks.first_round()[:1], grid.boxes[0]) is None:
+        raise _NotExact(
+            f"{masks.key[0].removeprefix('_Bound')} do not tell what they hide inside a patch (masks such as RISE's "
+            "change every patch); windows and regions do"
+        )
+
+
+def _check_inferer(inferer: SlidingWindowInferer, image: torch.Tensor) -> None:
+    kind = type(inferer)
+    if kind.__call__ not in _EXACT_CALLS or (
+        isinstance(inferer, SliceInferer) and kind.network_wrapper is not SliceInferer.network_wrapper
+    ):
+        raise _NotExact(f"{kind.__name__} runs the network in a way of its own")
+    adapts = isinstance(inferer, SlidingWindowInfererAdapt) and image.is_cuda and inferer.cpu_thresh is not None
+    if inferer.buffer_steps or (adapts and math.prod(image.shape[1:]) > inferer.cpu_thresh):
+        raise _NotExact("the inferer stitches through buffers (`buffer_steps`)")
+    if inferer.with_coord:
+        raise _NotExact("the network reads where a patch lies (`with_coord`)")
+
+
+def _check_call(forward: Forward, sw_batch_size: int) -> None:
+    if type(forward.inputs) is not TensorInput:
+        raise _NotExact(f"the network takes several inputs ({type(forward.inputs).__name__})")
+    if callable(forward.output) or isinstance(forward.output, (list, tuple)):
+        raise _NotExact(f"the target reads {forward.output} of the network's output")
+    if known := {"device", "buffer_steps", "buffer_dim", "condition"} & set(forward.kwargs):
+        raise _NotExact(f"the inferer is called with {sorted(known)}")
+    rows = [leaf.shape[0] for leaf in tree_leaves((forward.args, forward.kwargs)) if getattr(leaf, "ndim", 0)]
+    # One row, or more rows than a batch has patches, cannot be one for each patch.
+    if any(1 < count <= sw_batch_size for count in rows):
+        raise _NotExact("an argument of the network is an array, which may hold something for each patch of a batch")
 
 
 class RememberedPatches(Scoring):
     """The cases of one call on their way through patches of the network."""
 
-    def __init__(
-        self, forward: Forward, states: Sequence[CaseState], output: OutputPath | None, limits: PatchMemory
-    ) -> None:
+    def __init__(self, forward: Forward, states: Sequence[CaseState], limits: PatchMemory) -> None:
         inferer: Any = forward.inferer
         image = states[0].case.image
-        self.forward, self.states, self.output = forward, states, output
-        self.tolerance = tolerance_of(forward, states[0])
+        self.forward, self.states = forward, states
+        self.tolerance = tolerance_of(forward, image)
         self.grid = PatchGrid(inferer, image.shape[1:])
         self.padding = {"mode": look_up_option(inferer.padding_mode, PytorchPadMode).value, "value": inferer.cval}
         self.network_device = torch.device(inferer.sw_device or image.device)
@@ -108,60 +143,61 @@ class RememberedPatches(Scoring):
         self.batch = image.new_zeros(self.batch_size, len(image), *self.grid.roi_size)
         self.done = 0
         self._advance: Callable[[int], None] = lambda count: None
-        # The first patches of the batches that hold the middle of each image, where its content is, are checked.
-        middles = [case * self.num_patches + self.grid.middle for case in range(len(states))]
-        self._checked = {middle // self.batch_size * self.batch_size for middle in middles}
-        self._first = middles[0]
-        self._seen: Seen | None = None
-        self._compared: set[int] = set()  # cases of which a perturbed patch was checked
+        self._seen: Seen | None = None  # what a patch of the first image gave at first
+        self._checked: set[tuple[int, bool]] = set()  # cases of which an unperturbed or a perturbed patch was checked
         # Rows of slots: a case, a row of its state (0 for the unperturbed image), and a patch.
         self.slots = np.array([(case, 0, patch) for case in range(len(states)) for patch in range(self.num_patches)])
         self.num_unperturbed = len(self.slots)
-        # Whole outputs of the unperturbed images, until the masks show which are needed.
-        self.whole = OutputMemory(self.device, limits)
+        self.uses = np.zeros(self.num_unperturbed, dtype=int)  # how often masks still need the output of a slot
         self.memory = OutputMemory(self.device, limits)
-        self.cases = self._start()
-        self.outputs = Outputs(np.zeros(0, dtype=int), self.batch_size, self._run_batch, self.memory)
+        self.cases = self._start(OutputMemory(self.device, limits))
 
     def plan(self, spans: Sequence[tuple[int, int]], batches: Sequence[Sequence[Rows]]) -> Plan:
         """Give slots to the contents of patches that the masks of a round bring."""
         self._number_slots(spans)
-        todo = self._todo(batches)
-        swaps = [each for case, start, stop in todo for row in range(start, stop) for each in self._swaps(case, row)]
-        uses = np.bincount([slot for swap in swaps for slot in swap[1:]], minlength=len(self.slots))
+        swaps = [
+            swap
+            for case, start, stop in self._todo(batches)
+            for row in range(start, stop)
+            for swap in self.cases[case].swaps(row)
+        ]
+        self.uses = np.bincount([slot for swap in swaps for slot in swap[1:]], minlength=len(self.slots))
         if any(state.masks.in_rounds for state in self.states):  # later rounds need unperturbed patches again
-            uses[: self.num_unperturbed] += [patch in self.cases[case].trims for case, _, patch in self._unperturbed]
-        for slot, output in self.whole.empty():
-            if uses[slot]:
-                case, _, patch = self.slots[slot].tolist()
-                self.memory.put(slot, self.cases[case].trim(patch, output))
-        self.outputs = Outputs(uses, self.batch_size, self._run_batch, self.memory)
+            self.uses[: self.num_unperturbed] += 1
+        for slot in self.memory:
+            if not self.uses[slot]:
+                self.memory.pop(slot)
         # Batches that will give some slots, if nothing is forgotten: each once.
         needed = {slot // self.batch_size for swap in swaps for slot in swap[1:] if slot not in self.memory}
         total = self.done + sum(len(self._slots_of(number)) for number in needed)
-        plain = self.num_patches * (len(self.states) + sum(stop - start for _, start, stop in todo))
-        note = f"at least {total} patch forwards, {self.done} of them "
-        if any(start for start, _ in spans):
-            note += "done"
-        else:
-            note += f"for unperturbed images; whole images would need {plain}, {plain / total:.1f} times as many"
-        return Plan(total, self.done, self.num_patches, note)
-
-    @property
-    def _unperturbed(self) -> list[list[int]]:
-        return self.slots[: self.num_unperturbed].tolist()
-
-    def _swaps(self, case: int, row: int) -> list[Swap]:
-        return self.cases[case].swaps(row)
+        return Plan(total, self.done, self.num_patches, f"at least {{}} patch forwards, {self.done} of them done")
 
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
         self._advance = advance
         todo = self._todo(batches)
         for index, start, stop in todo:
-            scores = [self.cases[index].score(row, self.outputs.take) for row in range(start, stop)]
+            scores = [self.cases[index].score(row, self._take) for row in range(start, stop)]
             self.states[index].add(start, stop, torch.stack(scores))
-        if todo:
-            self._look_again()
+        if todo and self._seen is not None:
+            now = self._alone(self.grid.middle // self.batch_size * self.batch_size)
+            if gap := difference(self._seen, now, self.tolerance):
+                what = "a patch of the unperturbed image gives something else after other patches than before them"
+                refuse_changed(self.states, f"{what} ({gap})")
+
+    def _take(self, slot: int) -> torch.Tensor:
+        """The output of a slot, computed with the rest of its batch if it is not remembered."""
+        output = self.memory.get(slot)
+        self.uses[slot] -= 1
+        if output is None:
+            for other, computed in self._run_batch(slot // self.batch_size):
+                if other == slot:
+                    output = computed
+                if self.uses[other] and other not in self.memory:
+                    self.memory.put(other, computed)
+        elif not self.uses[slot]:
+            self.memory.pop(slot)
+        assert output is not None
+        return output
 
     def _todo(self, batches: Sequence[Sequence[Rows]]) -> list[Rows]:
         """The rows of masks that have no scores yet."""
@@ -170,7 +206,7 @@ class RememberedPatches(Scoring):
             (case, start, stop) for case, start, stop in rows if start < stop and not self.states[case].has(start, stop)
         ]
 
-    def _start(self) -> list[PatchCase]:
+    def _start(self, whole: OutputMemory) -> list[PatchCase]:
         """Run the unperturbed images, remember their patches, and bind the targets."""
         image = self.states[0].case.image
         shape = image.shape[1:]
@@ -183,7 +219,7 @@ class RememberedPatches(Scoring):
             for output, slot in zip(outputs, self._slots_of(number), strict=True):
                 case, _, patch = self.slots[slot]
                 sums[case][everywhere(self.grid.boxes[patch])] += output.to(self.device)
-                self.whole.put(slot, output.clone())
+                whole.put(slot, output.clone())
         weights = self.weights[self.grid.crop].to(self.device)
         weight_sum = torch.zeros(shape, dtype=image.dtype, device=self.device)
         for box in self.grid.boxes:
@@ -201,51 +237,65 @@ class RememberedPatches(Scoring):
             self._check_volume(state, volume)
             state.per_prediction = self.num_patches
             cases.append(PatchCase(state, output, weight_sum, volume, self.grid, index * self.num_patches))
+        for slot in whole:
+            case, patch = divmod(slot, self.num_patches)
+            output = whole.pop(slot)
+            if patch in cases[case].trims:
+                self.memory.put(slot, cases[case].trim(patch, output))
         return cases
 
     def _check_volume(self, state: CaseState, volume: torch.Tensor) -> None:
         """Compare a stitched output with what an evaluator predicted."""
         here = Seen.of(volume, f"in patch batches of {self.batch_size}", state.target)
-        other = predicted(state, self.output, here, state.target)
+        other = predicted(state, self.forward.output, here, state.target)
         state.forget_prediction()
         if other is not None and (both := unlike(state, here, other, self.tolerance, times=100)):
             raise RowsDepend(state.case.name, f"the unperturbed image gives {both}")
 
-    def _check_patch(self, slot: int, output: torch.Tensor) -> None:
-        """Compare the output ``(1, C, *roi_size)`` of a patch next to others with what the patch gives alone."""
-        case, row, _ = self.slots[slot].tolist()
-        here, alone = Seen.of(output, f"in a batch of {self.batch_size} patches"), self._alone(slot)
-        if gap := difference(alone, here, self.tolerance, self._seen):
-            what = "a perturbed patch" if row else "a patch of the unperturbed image"
-            both = f"{here.figures()} and {alone.figures()} ({gap})"
-            raise RowsDepend(self.states[case].case.name, f"{what} gives {both}")
-
-    def _look_again(self) -> None:
-        """Compare a patch of the unperturbed image with what it gave at first."""
-        assert self._seen is not None
-        if gap := difference(self._seen, self._alone(self._first), self.tolerance):
-            what = "a patch of the unperturbed image gives something else after other patches than before them"
-            refuse_changed(self.states, f"{what} ({gap})")
+    def _check(self, slots: Sequence[int], output: torch.Tensor) -> None:
+        """Compare two patches of each case with the same alone: the first in the batch that holds the unperturbed
+        middle, where the image's content is, and the one that changed most in the case's first perturbed batch.
+        """
+        found: dict[tuple[int, bool], tuple[float, int]] = {}
+        for place, slot in enumerate(slots):
+            case, row, patch = self.slots[slot].tolist()
+            key = case, row > 0
+            if key not in self._checked and (row or patch == self.grid.middle):
+                unperturbed = self.states[case].case.image[everywhere(self.grid.boxes[patch])]
+                gap = self.batch[place][everywhere(self.grid.crop)] - unperturbed
+                found[key] = max(found.get(key, (-1.0, 0)), (float(gap.abs().sum()), place if row else 0))
+        self._checked |= found.keys()
+        # All are copied first: the next forward may overwrite them.
+        words = f"in a batch of {self.batch_size} patches"
+        seen = {place: Seen.of(output[place : place + 1], words) for _, place in found.values()}
+        if (0, False) in found:
+            self._seen = seen[found[0, False][1]]
+        for place, here in seen.items() if self.batch_size > 1 else ():
+            case, row, _ = self.slots[slots[place]].tolist()
+            alone = self._alone(slots[place])
+            if gap := difference(alone, here, self.tolerance, self._seen):
+                what = "a perturbed patch" if row else "a patch of the unperturbed image"
+                both = f"{here.figures()} and {alone.figures()} ({gap})"
+                raise RowsDepend(self.states[case].case.name, f"{what} gives {both}")
 
     def _alone(self, slot: int) -> Seen:
-        """What a patch gives alone; in a batch of its copies where the network takes no batch of one patch."""
+        """What a patch gives alone."""
         patch = self.batch.new_zeros(1, *self.batch.shape[1:])
         self._perturb([slot], patch)
-        if self.batch_size == 1 or not holds_compiled(self.forward.network):
-            try:
-                return Seen.of(self._run(patch), "alone")
-            except Cancelled:
-                raise
-            except Exception:
-                if self.batch_size == 1:
-                    raise
-                logger.debug("the network takes no batch of one patch", exc_info=True)
-        copies = patch.expand(self.batch_size, *patch.shape[1:]).contiguous()
-        return Seen.of(self._run(copies)[:1], f"in a batch of {self.batch_size} copies of it")
+        return Seen.of(*run_alone(self.forward.network, patch, self.batch_size, self._run))
 
     def _run(self, patches: torch.Tensor) -> torch.Tensor:
-        """The network's output of patches."""
-        return self._explained(self.forward.patches(patches.to(self.network_device)), len(patches))
+        """The part of the network's output of patches that is explained, one tensor ``(n, C, *roi_size)``."""
+        output = self.forward.patches(patches.to(self.network_device))
+        try:
+            output = read(output, self.forward.output)
+        except ValueError as error:
+            raise _NotExact(str(error)) from error
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            raise _NotExact(f"the network gives a {type(output).__name__} for a patch, not one tensor of numbers")
+        if output.ndim != patches.ndim or (len(output), *output.shape[2:]) != (len(patches), *self.grid.roi_size):
+            raise _NotExact(f"the network gives {tuple(output.shape)} for patches {tuple(patches.shape)}")
+        return output
 
     def _number_slots(self, spans: Sequence[tuple[int, int]]) -> None:
         """Give a slot to each content of a patch that the masks of some rows bring."""
@@ -283,35 +333,10 @@ class RememberedPatches(Scoring):
             self.states[self.slots[slot, 0]].forwards_here += 1
         self.done += len(slots)
         self._advance(len(slots))
-        # Weighted in the output's own precision, as MONAI does it.
+        # Weighted in the output's own precision, as MONAI does it; before the next forward may overwrite it.
         weighted = (output[: len(slots)] * self.weights).to(output.dtype)[everywhere(everywhere(self.grid.crop))]
         self._check(slots, output)
         return weighted
-
-    def _check(self, slots: Sequence[int], output: torch.Tensor) -> None:
-        """Check a patch of each unperturbed image, and of each case the first perturbed one that changed most."""
-        places = {slot: place for place, slot in enumerate(slots)}
-        if self._seen is None and self._first in places:
-            place = places[self._first]
-            self._seen = Seen.of(output[place : place + 1], "before them")
-        chosen = [slot for slot in slots if slot in self._checked] + self._most_hidden(slots)
-        if self.batch_size > 1:
-            self._checked -= set(chosen)
-            # All are copied first: the next forward may overwrite them.
-            for slot, copied in [(slot, output[places[slot]][None].clone()) for slot in chosen]:
-                self._check_patch(slot, copied)
-
-    def _most_hidden(self, slots: Sequence[int]) -> list[int]:
-        """Of each case of which no perturbed patch was checked, the patch in a batch whose voxels changed most."""
-        changes: dict[int, dict[int, float]] = {}
-        for place, slot in enumerate(slots):
-            case, row, patch = self.slots[slot].tolist()
-            if row and case not in self._compared:
-                box = everywhere(self.grid.boxes[patch])
-                gap = self.batch[place][everywhere(self.grid.crop)] - self.states[case].case.image[box]
-                changes.setdefault(case, {})[slot] = float(gap.abs().sum())
-        self._compared |= changes.keys()
-        return [max(each, key=each.__getitem__) for each in changes.values()]
 
     def _perturb(self, slots: Sequence[int], out: torch.Tensor) -> None:
         """Write the patches of some slots ``(n, C, *roi_size)``."""
@@ -319,30 +344,7 @@ class RememberedPatches(Scoring):
         for part, (case, row, patch) in zip(parts.split(1), self.slots[list(slots)].tolist(), strict=True):
             self.states[case].perturb(row, row + 1, part, self.grid.boxes[patch])
         if any(self.grid.pad):
-            out[:] = self._padded(parts)
-
-    def _padded(self, parts: torch.Tensor) -> torch.Tensor:
-        """What lies inside the image of patches ``(n, C, *box)``, padded to patches ``(n, C, *roi_size)``."""
-        return F.pad(parts, self.grid.pad, **self.padding) if any(self.grid.pad) else parts
-
-    def _explained(self, output: Any, count: int) -> torch.Tensor:
-        """The part of the network's output that is explained, one tensor ``(n, C, *roi_size)``."""
-        if self.output is not None:
-            # Of a tuple with one entry MONAI makes a tensor, which has no parts.
-            if not isinstance(output, Mapping) and (isinstance(output, torch.Tensor) or len(output) == 1):
-                raise _NotExact("the network gives one output, of which the target reads a part")
-            try:
-                output = read(output, self.output)
-            except ValueError as error:
-                raise _NotExact(str(error)) from error
-        if not isinstance(output, torch.Tensor):
-            raise _NotExact(f"the network gives a {type(output).__name__} for a patch, not one tensor")
-        if output.ndim != self.batch.ndim or (len(output), *output.shape[2:]) != (count, *self.grid.roi_size):
-            given = (count, *self.batch.shape[1:])
-            raise _NotExact(f"the network gives {tuple(output.shape)} for patches {given}")
-        if not output.is_floating_point():
-            raise _NotExact(f"the network gives {output.dtype}, which cannot be blended")
-        return output
+            out[:] = F.pad(parts, self.grid.pad, **self.padding)
 
 
 def _stitching_device(inferer: SlidingWindowInferer, image: torch.Tensor) -> torch.device:

@@ -1,21 +1,33 @@
-"""How the rows of a round are cut into batches: full ones of one fixed shape, at fixed places (law 7)."""
+"""A round of masks: cut into full batches of one shape at fixed places (law 7), and how far it is."""
 
 from __future__ import annotations
 
+import logging
+import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeAlias
 
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.row_check import Rows
 from monai_saliency.sharding import Part
-from monai_saliency.utils.arguments import whole_number
+from monai_saliency.utils.arguments import require, whole_number
 
-__all__ = ["AutoSize", "Plan", "Scoring", "batch_size", "cut", "of_part", "rows_in_batch"]
+__all__ = ["AutoSize", "Plan", "Rows", "Scoring", "batch_size", "cut", "of_part", "progress", "rows_in_batch"]
+
+logger = logging.getLogger(__name__)
+
+#: a case's place, its first row, and its last row + 1
+Rows: TypeAlias = tuple[int, int, int]
 
 #: values in a batch of perturbed images where its size is found by itself, 64 MB in float32, and the most images
 _VALUES, _MOST, _MOST_ON_GPU = 2**24, 16, 64
+#: batches are timed for this many seconds, or for this share of all forwards, before their time is reported
+_SECONDS, _SHARE = 2.0, 0.1
+#: seconds after which a map takes long enough for a word on how to make it shorter
+_LONG = 300
 
 
 class AutoSize(int):
@@ -63,14 +75,13 @@ def of_part(batches: Sequence[list[Rows]], part: Part) -> list[list[Rows]]:
     return [rows for number, rows in enumerate(batches) if number not in others]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the forwards of a round come to."""
+class Plan(NamedTuple):
+    """The forwards of a round, and how many of them are one prediction."""
 
     total: int
     done: int = 0
     per_prediction: int = 1
-    note: str = ""
+    words: str = "{} forwards"
 
 
 class Scoring(ABC):
@@ -83,3 +94,46 @@ class Scoring(ABC):
     @abstractmethod
     def score(self, batches: Sequence[Sequence[Rows]], advance: Callable[[int], None]) -> None:
         """Score the rows of a round that have no scores yet."""
+
+
+@contextmanager
+def progress(plan: Plan, states: Sequence[CaseState], shorter: str, on_screen: bool) -> Iterator[Callable[[int], None]]:
+    """Report a round: its forwards before it begins, its time once batches are timed, and a bar on the screen."""
+    names, left = ", ".join(state.case.name for state in states), plan.total - plan.done
+    if left > 0:
+        predictions = f"{plan.total / plan.per_prediction:.{0 if plan.per_prediction == 1 else 1}f} predictions"
+        further = sum(state.masks.at_most + 1 - state.num_rows for state in states if state.masks.in_rounds)
+        more = f"; further rounds, if needed, bring up to {further} more perturbed images" if further > 0 else ""
+        _say(f"{names}: {plan.words.format(plan.total)}; that is {predictions}{more}", on_screen)
+    begun, first, done, is_told = time.monotonic(), 0.0, 0, False
+    with _bar(names, plan) if on_screen else nullcontext() as shown:
+
+        def advance(forwards: int) -> None:
+            nonlocal first, done, is_told
+            if shown is not None:
+                shown.update(forwards)
+            now = time.monotonic()
+            if not first:  # the first batch warms up, and its rows are checked
+                first = now
+                return
+            done += forwards
+            if not is_told and (now - first >= _SECONDS or done >= _SHARE * left):
+                is_told = True
+                seconds = now - begun + max(0, left - done) * (now - first) / max(1, done)
+                advice = f"; shorter with {shorter}" if seconds > _LONG and shorter else ""
+                _say(f"{names}: it takes about {timedelta(seconds=max(1, round(seconds)))}{advice}", on_screen)
+
+        yield advance
+
+
+def _bar(names: str, plan: Plan) -> Any:
+    # A log file is not a screen: there a line every half minute is enough.
+    every = 0.5 if sys.stderr.isatty() else 30
+    bar = require("tqdm", extra="bundle").tqdm
+    return bar(desc=names, total=plan.total, initial=plan.done, unit="forward", leave=False, mininterval=every)
+
+
+def _say(line: str, on_screen: bool) -> None:
+    logger.info(line)
+    if on_screen:
+        require("tqdm", extra="bundle").tqdm.write(line, file=sys.stderr)

@@ -7,32 +7,31 @@ such scores is wrong. ``num_forwards`` does not count what is run here.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
-from weakref import WeakSet
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
-from monai_saliency.inferers.forward import Cancelled, Forward
+from monai_saliency.inferers.forward import Cancelled, Forward, known_of
+from monai_saliency.inferers.rounds import Rows
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.networks.outputs import OutputPath, check_rows, read, rows
 from monai_saliency.targets.base import BoundTarget, label_name
-from monai_saliency.utils.monai_private import holds_compiled
+from monai_saliency.utils.monai_private import holds_compiled, tree_leaves
 from monai_saliency.utils.precision import rounding_of
 from monai_saliency.utils.tensors import plain
 
 __all__ = [
     "RowCheck",
-    "Rows",
     "RowsDepend",
     "Seen",
     "difference",
     "predicted",
     "refuse_changed",
+    "run_alone",
     "say_once",
     "tolerance_of",
     "unlike",
@@ -40,8 +39,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-#: a case's place, its first row, and its last row + 1
-Rows: TypeAlias = tuple[int, int, int]
+Tolerance: TypeAlias = Callable[[torch.dtype], float]
 
 #: values of a tensor that are compared at most, and the share of them that may differ, as labels at borders do
 _VALUES, _FEW = 2**20, 1e-3
@@ -51,9 +49,8 @@ _NOT_PREDICTED = (
     "what is explained is not what was predicted: {}. The evaluator's other images of the batch may change its "
     "prediction (let it predict one image at a time), or it predicts with another inferer, network or precision"
 )
+_NOT_FIXED = "the network gives no fixed output: {}"
 _SUPPOSED = "Such a network draws random numbers (a dropout that is left on), or keeps something from call to call"
-
-_noted: WeakSet[Any] = WeakSet()
 
 
 class RowsDepend(CaseError):
@@ -65,62 +62,70 @@ class Seen:
     """What one image gave: copies, since a network may write its next output to the same memory."""
 
     words: str
-    parts: Mapping[tuple[Any, ...], torch.Tensor] = field(default_factory=dict)
+    values: Sequence[torch.Tensor] = ()
     scores: torch.Tensor | None = None
 
     @staticmethod
     def of(output: Any, words: str, target: BoundTarget | None = None) -> Seen:
-        """Copy what is compared of an output ``(1, ...)``."""
-        parts = {path: _values(tensor) for path, tensor in _tensors(output)}
-        return Seen(words, parts, None if target is None else target(output)[0].detach().clone())
+        """Copy what is compared of an output ``(1, ...)``: some values of each tensor, but for lists of boxes."""
+        is_boxes = isinstance(output, (list, tuple)) and any(isinstance(each, Mapping) for each in output)
+        tensors = [each for each in tree_leaves(output) if isinstance(each, torch.Tensor) and not is_boxes]
+        scores = None if target is None else target(output)[0].detach().clone()
+        return Seen(words, [_some(each) for each in tensors], scores)
 
-    @property
-    def largest(self) -> float:
-        """The largest finite magnitude of its values."""
-        return max((_largest(values) for values in self.parts.values()), default=0.0)
-
-    def figures(self, labels: Sequence[int | str] = ()) -> str:
+    def figures(self, target: BoundTarget | None = None) -> str:
         """Its scores, or its first tensor, in words."""
-        if self.scores is not None:
-            named = zip(labels, self.scores.tolist(), strict=True)
+        if self.scores is not None and target is not None:
+            named = zip(target.labels, self.scores.tolist(), strict=True)
             return ", ".join(f"{label_name(label)} {score:.6g}" for label, score in named) + f" {self.words}"
-        values = next(iter(self.parts.values()), torch.zeros(0))
-        return f"an output with mean {values.double().mean().item():.6g} {self.words}"
+        mean = self.values[0].double().mean().item() if self.values else 0.0
+        return f"an output with mean {mean:.6g} {self.words}"
 
 
-def difference(
-    one: Seen, other: Seen, tolerance: Callable[[torch.dtype], float], unperturbed: Seen | None = None
-) -> str:
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    """At most 2^20 values of a tensor, evenly spread, as a copy."""
+    values = plain(tensor).detach().flatten()
+    step = max(1, -(-len(values) // _VALUES))
+    return values[:: step + (step > 1 and step % 2 == 0)].clone()  # of an even step all may come from some columns
+
+
+def _largest(seen: Sequence[torch.Tensor]) -> float:
+    finite = [each[torch.isfinite(each)].double().abs() for each in seen]
+    return max((float(each.max()) for each in finite if len(each)), default=0.0)
+
+
+def tolerance_of(forward: Forward, image: torch.Tensor) -> Tolerance:
+    """What is rounding for a network and an image, by the type of an output."""
+    # nnU-Net adds its patches up in float16.
+    coarse = forward.autocast_dtype(image) or getattr(forward.inferer, "blended_in", None)
+    return rounding_of(forward.network, image.device, coarse, image.dtype)
+
+
+def difference(one: Seen, other: Seen, tolerance: Tolerance, unperturbed: Seen | None = None) -> str:
     """How two outputs differ by more than rounding, in words; empty where they do not."""
-    if one.parts.keys() != other.parts.keys():
-        return "the outputs have other parts"
-    for path, values in one.parts.items():
-        others = other.parts[path].to(values.device)
-        if values.shape != others.shape:
-            return "the outputs have other shapes"
-        allowed, scale = 0.0, 1.0
-        if values.is_floating_point() and others.is_floating_point():
-            allowed = max(map(tolerance, (values.dtype, others.dtype)))
-            third = unperturbed.parts.get(path) if unperturbed else None
-            scale = max(_largest(each) for each in (values, others, third) if each is not None)
-        same = (values == others) | ((values != values) & (others != others))  # NaN is equal to itself
-        gaps = torch.where(same, 0, (values.double() - others.double()).abs()).nan_to_num(nan=math.inf)
-        if bool((gaps > allowed * scale).double().mean() > _FEW):
-            found = float(gaps.max()) / scale if scale else math.inf
-            return f"outputs differ by {found:.2g} of their largest value, rounding explains {allowed:.0e}"
+    if [each.shape for each in one.values] != [each.shape for each in other.values]:
+        return "the outputs have other shapes"
+    for place, (values, others) in enumerate(zip(one.values, other.values, strict=True)):
+        largest = allowed = 0.0
+        if values.is_floating_point():
+            third = [unperturbed.values[place]] if unperturbed else []
+            largest = _largest([values, others, *third])
+            allowed = max(tolerance(values.dtype), tolerance(others.dtype))
+        others = others.to(values.device).double()
+        same = values.double().isclose(others, rtol=0, atol=allowed * largest, equal_nan=True)
+        if bool((~same).double().mean() > _FEW):
+            return f"outputs differ by more than {allowed:.0e} of their largest value, which rounding explains"
     return ""
 
 
-def scores_differ(
-    state: CaseState, one: Seen, other: Seen, tolerance: Callable[[torch.dtype], float], times: float = 1
-) -> bool:
+def scores_differ(state: CaseState, one: Seen, other: Seen, tolerance: Tolerance, times: float = 1) -> bool:
     """Whether the scores of one image differ by more than rounding, and by enough to show in a map."""
     if one.scores is None or other.scores is None:
         return False
     first, second = one.scores, other.scores.to(one.scores)
     gaps, sizes = (first - second).abs(), torch.maximum(first.abs(), second.abs())
     if not isinstance(state.target, BoundTarget) or state.target.quantity().unit != "probability":
-        sizes = sizes.clamp(min=min(1.0, max(one.largest, other.largest)))
+        sizes = sizes.clamp(min=min(1.0, _largest([*one.values, *other.values])))
     return bool(((gaps > times * tolerance(gaps.dtype) * sizes) & (gaps > _SHOWN * state.spread())).any())
 
 
@@ -128,7 +133,7 @@ def unlike(
     state: CaseState,
     here: Seen,
     other: Seen,
-    tolerance: Callable[[torch.dtype], float],
+    tolerance: Tolerance,
     unperturbed: Seen | None = None,
     times: float = 1,
 ) -> str:
@@ -136,98 +141,75 @@ def unlike(
     gap = difference(other, here, tolerance, unperturbed)
     if not gap and not scores_differ(state, other, here, tolerance, times):
         return ""
-    both = f"{here.figures(state.target.labels)} and {other.figures(state.target.labels)}"
-    return f"{both} ({gap})" if gap else both
+    return f"{here.figures(state.target)} and {other.figures(state.target)}" + (f" ({gap})" if gap else "")
 
 
 class RowCheck:
     """Compares rows of each case's first batch with their images alone, and the unperturbed image at the end."""
 
-    def __init__(
-        self,
-        forward: Forward,
-        states: Sequence[CaseState],
-        split: SplitInputs,
-        output: OutputPath | None,
-        size: int,
-        found: RowsDepend | None = None,
-    ) -> None:
-        self.forward, self.states, self.split, self.output = forward, states, split, output
-        self.size, self.found = size, found
-        self.tolerance = tolerance_of(forward, states[0])
+    def __init__(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, size: int) -> None:
+        self.forward, self.states, self.split, self.size = forward, states, split, size
+        self.tolerance = tolerance_of(forward, states[0].case.image)
 
     def check(self, batch: Sequence[Rows], output: Any) -> None:
         """Check the cases that begin in a batch, whose rows have their scores."""
-        here = f"in a batch of {self.size}" if self.size > 1 else "explained alone"
-        seen = []
-        for index, row, offset in _looked_at(self.states, batch):
-            part = rows(output, offset, offset + 1, self.size)
-            seen.append((index, row, Seen.of(part, here, self.states[index].target)))
+        words, seen, offset = f"in a batch of {self.size}" if self.size > 1 else "explained alone", [], 0
+        for index, start, stop in batch:
+            changed = self.states[index].most_changed(stop) if start == 0 else None
+            for row in [0] * (start == 0) + [changed] * (changed is not None):
+                part = rows(output, offset + row, offset + row + 1, self.size)
+                seen.append((index, row, Seen.of(part, words, self.states[index].target)))
+            offset += stop - start
         # All are copied first: the next forward may overwrite them.
-        for index, row, found in seen:
-            self._compare(index, row, found, next(each for i, _, each in seen if i == index))
-        for index, start, _ in batch:
-            if start == 0:
-                self.states[index].forget_prediction()
+        for index, row, here in seen:
+            self._compare(index, row, here, next(each for i, _, each in seen if i == index))
+            self.states[index].forget_prediction()
 
     def check_unperturbed(self, index: int, output: Any, target: BoundTarget) -> None:
         """Compare the output ``(1, ...)`` of an unperturbed image that went through alone with what was predicted."""
         here = Seen.of(output, "explained alone", target)
-        other = predicted(self.states[index], self.output, here, target)
-        if other is not None and (gap := difference(other, here, self.tolerance)):
-            both = f"{here.figures(target.labels)} and {other.figures(target.labels)} ({gap})"
-            problem = _NOT_PREDICTED.format(f"the unperturbed image gives {both}")
-            raise CaseError(self.states[index].case.name, f"{problem}. {_SUPPOSED}")
+        other = predicted(self.states[index], self.forward.output, here, target)
+        if other is not None and difference(other, here, self.tolerance):
+            self._refuse(index, f"the unperturbed image gives {here.figures(target)} and {other.figures(target)}", True)
 
     def _compare(self, index: int, row: int, here: Seen, unperturbed: Seen) -> None:
         state = self.states[index]
-        other = predicted(state, self.output, here, state.target) if row == 0 else None
-        is_predicted = other is not None
-        if other is None and self.size == 1 and (row or self.found is None):
+        prediction = predicted(state, self.forward.output, here, state.target) if row == 0 else None
+        if self.size == 1 and prediction is None and (row or not state.one_by_one):
             return
-        other = other or self.alone(index, row)
+        other = prediction or self.alone(index, row)
         # Where images go through alone no way is left, and nothing tells yet how much masks change: be sure.
-        times = 100 if self.size == 1 and is_predicted else 1
+        times = 100 if self.size == 1 and prediction else 1
         if both := unlike(state, here, other, self.tolerance, unperturbed, times):
             words = f"{f'a perturbed image (row {row})' if row else 'the unperturbed image'} gives {both}"
             if self.size > 1:
                 raise RowsDepend(state.case.name, words)
-            problem = _NOT_PREDICTED.format(words) if is_predicted else f"the network gives no fixed output: {words}"
-            raise CaseError(state.case.name, f"{problem}. {_SUPPOSED}")
+            self._refuse(index, words, prediction is not None)
+
+    def _refuse(self, index: int, words: str, is_predicted: bool) -> NoReturn:
+        problem = (_NOT_PREDICTED if is_predicted else _NOT_FIXED).format(words)
+        raise CaseError(self.states[index].case.name, f"{problem}. {_SUPPOSED}")
 
     def look_again(self, index: int) -> None:
         """Run the unperturbed image of a case once more, alone, and compare its scores with the first ones."""
         state = self.states[index]
-        now, before = self.alone(index, 0), Seen("before them", {}, state.state.reference_scores)
+        now, before = self.alone(index, 0), Seen("before them", (), state.state.reference_scores)
         if scores_differ(state, now, before, self.tolerance):
-            labels = state.target.labels
-            after = Seen("after other images", now.parts, now.scores).figures(labels)
-            refuse_changed(self.states, f"the unperturbed image gives {after} and {before.figures(labels)}", index)
+            after = Seen("after other images", now.values, now.scores).figures(state.target)
+            refuse_changed(
+                self.states, f"the unperturbed image gives {after} and {before.figures(state.target)}", index
+            )
 
     def alone(self, index: int, row: int) -> Seen:
-        """What a case's row gives alone; in a batch of its copies where the network takes no batch of one image."""
+        """What a case's row gives alone."""
         state = self.states[index]
         image = torch.cat([state.case.image, state.held])[None]
         state.perturb(row, row + 1, out=image)
-        # Compiling again for another batch size takes minutes, and may change the bits of all other batches.
-        if self.size == 1 or not holds_compiled(self.forward.network):
-            try:
-                return self._run(index, image, "alone")
-            except Cancelled:
-                raise
-            except Exception:
-                if self.size == 1:
-                    raise
-                logger.debug("the network takes no batch of one image", exc_info=True)
-        copies = image.expand(self.size, *image.shape[1:]).contiguous()
-        return self._run(index, copies, f"in a batch of {self.size} copies of it")
 
-    def _run(self, index: int, batch: torch.Tensor, words: str) -> Seen:
-        count = len(batch)
-        output = self.forward.images(batch, self.split, self.split.values_of([(index, count)], count))
-        output = read(output, self.output)
-        check_rows(output, count)
-        return Seen.of(rows(output, 0, 1, count), words, self.states[index].target)
+        def run(batch: torch.Tensor) -> Any:
+            return self.forward.images(batch, self.split, [(index, len(batch))], state.case.name)
+
+        return Seen.of(*run_alone(self.forward.network, image, self.size, run), state.target)
 
 
 def predicted(state: CaseState, output: OutputPath | None, here: Seen, target: BoundTarget) -> Seen | None:
@@ -237,69 +219,37 @@ def predicted(state: CaseState, output: OutputPath | None, here: Seen, target: B
     try:
         part = read(state.case.prediction, output)
         check_rows(part, 1)
-    except ValueError:  # the evaluator gives something else than the network
+        found = Seen.of(part, "as the evaluator predicted it", target)
+    except Exception:  # the evaluator gives something else than the network
         return None
-    words = "as the evaluator predicted it"
-    shapes = [{path: values.shape for path, values in each.parts.items()} for each in (Seen.of(part, words), here)]
-    return Seen.of(part, words, target) if shapes[0] == shapes[1] else None
+    return found if [each.shape for each in found.values] == [each.shape for each in here.values] else None
 
 
-def _looked_at(states: Sequence[CaseState], batch: Sequence[Rows]) -> Iterator[tuple[int, int, int]]:
-    """A case, a row of it and its place in the batch: unperturbed images, and the perturbed ones that changed most."""
-    offset = 0
-    for index, start, stop in batch:
-        if start == 0:
-            changed = states[index].most_changed(stop)
-            yield from ((index, row, offset + row) for row in (0, changed) if row is not None)
-        offset += stop - start
+def run_alone(network: Any, image: torch.Tensor, size: int, run: Callable[[torch.Tensor], Any]) -> tuple[Any, str]:
+    """What an image ``(1, ...)`` gives alone, or in a batch of its copies where the network takes no batch of one."""
+    # Compiling again for another batch size takes minutes, and may change the bits of all other batches.
+    if size == 1 or not holds_compiled(network):
+        try:
+            return run(image), "alone"
+        except Cancelled:
+            raise
+        except Exception:
+            if size == 1:
+                raise
+    copies = image.expand(size, *image.shape[1:]).contiguous()
+    return rows(run(copies), 0, 1, size), f"in a batch of {size} copies of it"
 
 
-def refuse_changed(states: Sequence[CaseState], words: str, index: int = 0) -> None:
+def refuse_changed(states: Sequence[CaseState], words: str, index: int = 0) -> NoReturn:
     """Raise the error of a network that has changed while cases were explained, nobody knows when."""
     for state in states:
         if state.stored is not None:
             state.stored.discard()
-    raise CaseError(states[index].case.name, f"the network gives no fixed output: {words}. {_SUPPOSED}")
+    raise CaseError(states[index].case.name, f"{_NOT_FIXED.format(words)}. {_SUPPOSED}")
 
 
-def tolerance_of(forward: Forward, state: CaseState) -> Callable[[torch.dtype], float]:
-    """What is rounding for a network and a case, by the type of an output."""
-    image = state.case.image
-    # nnU-Net adds its patches up in float16.
-    coarse = forward.autocast_dtype(image) or getattr(forward.inferer, "blended_in", None)
-    return rounding_of(forward.network, image.device, coarse, image.dtype)
-
-
-def say_once(network: Any, message: str) -> None:
-    """Warn of a network once, and note further cases as information."""
-    try:
-        first = network not in _noted
-        _noted.add(network)
-    except TypeError:  # it cannot be referred to weakly
-        first = True
-    logger.log(logging.WARNING if first else logging.INFO, message)
-
-
-def _tensors(output: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
-    """Each tensor of an output with its path; none of a list of dictionaries, as a detector gives it."""
-    if isinstance(output, torch.Tensor):
-        yield path, plain(output)
-    elif isinstance(output, (Mapping, tuple, list)):
-        if not isinstance(output, Mapping) and any(isinstance(part, Mapping) for part in output):
-            return
-        for key, part in output.items() if isinstance(output, Mapping) else enumerate(output):
-            yield from _tensors(part, (*path, key))
-
-
-def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """At most 2^20 values of a tensor, evenly spread, as a copy."""
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    step = max(1, -(-tensor.numel() // _VALUES))
-    while step > 1 and math.gcd(step, tensor.shape[-1]) > 1:  # or all values come from some columns
-        step += 1
-    return tensor.detach().reshape(-1)[::step].clone()
-
-
-def _largest(values: torch.Tensor) -> float:
-    finite = values[torch.isfinite(values)].double().abs()
-    return float(finite.max()) if len(finite) else 0.0
+def say_once(network: Any, what: str, why: str) -> None:
+    """Warn of something once a network, and note further cases as information."""
+    said = known_of(network)
+    logger.log(logging.INFO if what in said else logging.WARNING, f"{what}: {why}")
+    said[what] = True

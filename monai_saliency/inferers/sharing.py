@@ -1,17 +1,46 @@
-"""What workers that share the masks of an image exchange at the end of each round: their scores."""
+"""Scores of one case from several workers, such as ranks, devices or parts that were scored apart."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from monai_saliency.inferers.agreement import Origin, differences
 from monai_saliency.inferers.case_state import CaseState
+from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.row_check import RowsDepend
+from monai_saliency.networks.runtime import runtime_settings
+from monai_saliency.storage.key import Unfingerprintable, fingerprint, network_tensors
+from monai_saliency.utils.precision import chosen_arithmetic
+from monai_saliency.utils.tensors import plain
 
-__all__ = ["WorkerScores", "take_scores"]
+__all__ = ["WorkerScores", "merged", "note_origin", "take_scores"]
+
+# Scores of one image and network on two machines differ by less, relative to the largest of them, or by less than some
+# roundings of a network in half precision.
+_TOLERANCE, _ROUNDINGS = 1e-3, 20
+
+
+def note_origin(states: Sequence[CaseState], deciding: Mapping[str, Any], network: Any, with_images: bool) -> None:
+    """Note hashes of what decides the scores: settings, weights and images, but where two machines preprocess these."""
+    given = {**deciding, "autocast or TF32": [*chosen_arithmetic(), runtime_settings(network)]}
+    if isinstance(network, torch.nn.Module):
+        given["the network"] = network_tensors(network)
+    shared = {name: _hash(value) for name, value in given.items()}
+    for state in states:
+        case = state.case
+        labels = None if case.labels is None else plain(case.labels).cpu()
+        image = [plain(case.image).cpu(), plain(state.held).cpu(), labels, case.spacing] if with_images else None
+        state.made_by = {**shared, "the image, label map, voxel sizes or held inputs": _hash(image)}
+
+
+def _hash(value: Any) -> str | None:
+    try:
+        return fingerprint(value)
+    except Unfingerprintable:
+        return None
 
 
 @dataclass(frozen=True)
@@ -24,33 +53,31 @@ class WorkerScores:
     reference_scores: torch.Tensor
     num_forwards: int
     one_by_one: bool = False
-    masks: str = ""
-    origin: Origin | None = None
+    rounding: float = 0.0
+    made_by: Mapping[str, str | None] = field(default_factory=dict)
 
     @staticmethod
     def of(state: CaseState) -> WorkerScores:
         """What this worker has."""
         scores = state.state
-        seen, values, reference = (
-            # Copies: this worker goes on while others read.
-            value.detach().cpu().clone()
-            for value in (scores.seen, scores.scores, scores.reference_scores)
-        )
-        return WorkerScores(
-            state.case.name,
-            seen,
-            values,
-            reference,
-            state.forwards_here,
-            state.one_by_one,
-            repr(state.masks.key),
-            state.origin,
-        )
+        # Copies: this worker goes on while others read.
+        each = (value.detach().cpu().clone() for value in (scores.seen, scores.scores, scores.reference_scores))
+        key = {**state.made_by, "masks": repr(state.masks.key)}
+        return WorkerScores(state.case.name, *each, state.forwards_here, state.one_by_one, state.rounding, key)
 
     def differences(self, other: WorkerScores) -> list[str]:
         """What differs from another worker's, in words; empty if the scores belong together."""
-        found = [] if self.masks == other.masks else [f"the masks ({self.masks} and {other.masks})"]
-        return found + differences(self.origin, other.origin, (self.reference_scores, other.reference_scores))
+        ours, theirs = self.made_by, other.made_by
+        known = [name for name in ours if None not in (ours[name], theirs.get(name))]
+        found = [name for name in known if ours[name] != theirs[name]]
+        first, second = self.reference_scores.double(), other.reference_scores.double()
+        if first.shape != second.shape:
+            return [*found, f"the number of scores ({len(first)} and {len(second)})"]
+        largest = first.nan_to_num(0, 0, 0).abs().max() if len(first) else 0.0
+        allowed = max(_TOLERANCE, _ROUNDINGS * self.rounding) * float(largest)
+        if not torch.allclose(first, second, rtol=0, atol=allowed, equal_nan=True):
+            found.append(f"the score of the unperturbed image ({first.tolist()[:3]} and {second.tolist()[:3]})")
+        return found
 
 
 def take_scores(states: Sequence[CaseState], workers: Sequence[Sequence[WorkerScores]], me: int) -> None:
@@ -70,3 +97,43 @@ def take_scores(states: Sequence[CaseState], workers: Sequence[Sequence[WorkerSc
             rows = worker.seen.nonzero().flatten().tolist()
             state.state.update(rows, worker.scores[rows])
         state.forwards_elsewhere = sum(worker.num_forwards for place, worker in enumerate(each) if place != me)
+
+
+@torch.no_grad()
+def merged(parts: Iterable[Sequence[CaseState]]) -> list[Explanation]:
+    """The explanations of cases whose parts were scored apart, equal to the bit to cases scored in one go.
+
+    Args:
+        parts: what :meth:`~monai_saliency.PerturbationInferer.score` gave for each part of the same cases.
+
+    Raises:
+        ValueError: when the parts belong to different cases, images, settings or networks.
+        CaseError: when a part or a round is missing, or scores are NaN or infinite.
+
+    Example::
+
+        >>> import torch
+        >>> import monai_saliency as ms
+        >>> from monai_saliency.sharding import Part
+        >>> explain = ms.rise(16, target=ms.ClassScore([0], "none"), mask_batch_size=4)
+        >>> images, network = torch.rand(1, 1, 8, 8), torch.nn.Flatten()
+        >>> parts = [explain.score(images, network, part=Part(i, 2)) for i in range(2)]
+        >>> bool((merged(parts)[0].saliency == explain(images, network)[0]).all())
+        True
+    """
+    explanations = []
+    for states in zip(*parts, strict=True):
+        workers = [WorkerScores.of(state) for state in states]
+        for other in workers:
+            if other.name != workers[0].name:
+                raise ValueError(f"only parts of one case merge: case {workers[0].name} met case {other.name}")
+            if found := workers[0].differences(other):
+                raise ValueError(
+                    f"case {other.name}: its parts differ in {' and '.join(found)}, so their scores do not belong "
+                    "together: score all parts of the same image with the same settings and the same weights"
+                )
+        whole = states[0]
+        take_scores([whole], [[worker] for worker in workers], 0)
+        whole.forwards_elsewhere = sum(state.num_forwards for state in states) - whole.forwards_here
+        explanations.append(whole.explanation())
+    return explanations

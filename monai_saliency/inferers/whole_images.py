@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Cancelled, Forward, has_no_mode
-from monai_saliency.inferers.rounds import Plan, Scoring
-from monai_saliency.inferers.row_check import RowCheck, Rows, RowsDepend
+from monai_saliency.inferers.rounds import Plan, Rows, Scoring
+from monai_saliency.inferers.row_check import RowCheck, RowsDepend
 from monai_saliency.networks.inputs import SplitInputs
-from monai_saliency.networks.outputs import OutputPath, check_rows, read
 from monai_saliency.utils.timing import stage
 
 __all__ = ["WholeImages"]
@@ -22,17 +19,9 @@ __all__ = ["WholeImages"]
 class WholeImages(Scoring):
     """Runs the inner inferer on batches of whole perturbed images."""
 
-    def __init__(
-        self,
-        forward: Forward,
-        states: Sequence[CaseState],
-        split: SplitInputs,
-        output: OutputPath | None,
-        batch_size: int,
-        found: RowsDepend | None = None,
-    ) -> None:
-        self.forward, self.states, self.split, self.output = forward, states, split, output
-        self.check = RowCheck(forward, states, split, output, batch_size, found)
+    def __init__(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, batch_size: int) -> None:
+        self.forward, self.states, self.split = forward, states, split
+        self.check = RowCheck(forward, states, split, batch_size)
         self._ran: int | None = None  # the last case of which a batch was run behind its first one
         # One buffer serves all batches, so memory does not grow with the masks. Rows past the end of the last batch
         # hold what they held before, and nothing reads their outputs.
@@ -68,26 +57,18 @@ class WholeImages(Scoring):
             offset += stop - start
 
     def _forward(self, batch: Sequence[Rows]) -> Any:
-        count, first = len(self.batch), self.states[batch[0][0]].case.name
-        values: Mapping[Any, torch.Tensor] = self.split.values_of(
-            [(index, stop - start) for index, start, stop in batch], count
-        )
+        first, start, _ = batch[0]
+        name, counts = self.states[first].case.name, [(index, stop - start) for index, start, stop in batch]
         try:
-            output = self.forward.images(self.batch, self.split, values)
-        except Cancelled:
+            return self.forward.images(self.batch, self.split, counts, name)
+        except (Cancelled, CaseError):
             raise
         except Exception as error:
             # A program of `torch.export` may take single images only.
-            if count > 1 and batch[0][1] == 0 and has_no_mode(self.forward.network):
-                problem = f"the network takes no batch of {count} images ({type(error).__name__}: {error})"
-                raise RowsDepend(first, problem) from error
+            if len(self.batch) > 1 and start == 0 and has_no_mode(self.forward.network):
+                problem = f"the network takes no batch of {len(self.batch)} images ({type(error).__name__}: {error})"
+                raise RowsDepend(name, problem) from error
             raise
-        try:
-            output = read(output, self.output)
-            check_rows(output, count)
-        except ValueError as error:
-            raise CaseError(first, str(error)) from error
-        return output
 
     def _read(self, batch: Sequence[Rows], output: Any) -> None:
         offset = 0

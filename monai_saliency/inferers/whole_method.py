@@ -16,13 +16,14 @@ from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward, Guard, evaluating
 from monai_saliency.inferers.inferer import Meet, PerturbationInferer
+from monai_saliency.inferers.row_check import RowCheck
 from monai_saliency.masks.base import BoundMasks, Id, Masks
 from monai_saliency.networks.inputs import SplitInputs
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
 from monai_saliency.targets.base import Target
 
-__all__ = ["WholeMethodInferer", "finish"]
+__all__ = ["OneCase", "WholeMethodInferer", "most_unlike"]
 
 
 class WholeMethodInferer(PerturbationInferer):
@@ -51,8 +52,8 @@ class WholeMethodInferer(PerturbationInferer):
         super().__init__(masks or _MethodMasks(name), target, estimator or own, fill, **settings)
 
     @property
-    def deciding_by_name(self) -> dict[str, Any]:
-        return {**super().deciding_by_name, "method": self.method}
+    def deciding(self) -> dict[str, Any]:
+        return {**super().deciding, "method": self.method}
 
     def replace(self, **changes: Any) -> PerturbationInferer:
         changed = self.settings | changes
@@ -79,7 +80,7 @@ class WholeMethodInferer(PerturbationInferer):
                 f"the {self.samples} of {type(self.method).__name__} cannot be shared between workers: let these share "
                 "cases (--saliency_split cases)"
             )
-        forward = Forward(self.inferer, self.inputs, network, args, kwargs, self.meter, self.autocast, guard)
+        forward = self.forward(network, args, kwargs, guard)
         with torch.no_grad(), evaluating(network):
             states, split = self.start(inputs, cases)
             for index in range(len(states)):
@@ -88,18 +89,42 @@ class WholeMethodInferer(PerturbationInferer):
 
     @abstractmethod
     def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
-        """Make the map of one case, and put it into its state by :func:`finish`."""
+        """Make the map of one case, and put it into its state by :meth:`OneCase.finish`."""
 
 
-def finish(state: CaseState, output: Any, maps: torch.Tensor, scores: torch.Tensor, name: str) -> None:
-    """Put the maps of a method into a case's state."""
-    if not bool(torch.isfinite(maps).all()):
-        raise CaseError(state.case.name, f"{name} made a map with NaN or infinite values")
-    masks: Any = state.masks
-    masks.hold(maps, len(scores))
-    state.bind(output)
-    state.add(1, len(scores) + 1, scores.to(state.state.scores))
-    state.begin_round()
+class OneCase:
+    """One case on its way through a method that makes its own map."""
+
+    def __init__(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
+        self.forward, self.split, self.index, self.state = forward, split, index, states[index]
+        self.name = self.state.case.name
+        self.rows = RowCheck(forward, states, split, 1)
+
+    def run(self, batch: torch.Tensor, forward: Forward | None = None) -> Any:
+        """The part of the network's output of images ``(n, C, *spatial)`` that is explained."""
+        held = self.state.held[None].expand(len(batch), *self.state.held.shape)
+        counts = [(self.index, len(batch))]
+        return (forward or self.forward).images(torch.cat([batch, held], dim=1), self.split, counts, self.name)
+
+    def same(self, one: torch.Tensor, other: torch.Tensor, least: float = 1e-6, times: float = 1) -> bool:
+        """Whether two tensors are equal up to rounding."""
+        tolerance = times * self.rows.tolerance(one.dtype)
+        return torch.allclose(one, other, rtol=0, atol=tolerance * max(least, float(one.abs().max())))
+
+    def finish(self, output: Any, maps: torch.Tensor, scores: torch.Tensor) -> None:
+        """Put the maps of a method into the case's state, made of changed images that have these scores."""
+        if not bool(torch.isfinite(maps).all()):
+            raise CaseError(self.name, "the method made a map with NaN or infinite values")
+        masks: Any = self.state.masks
+        masks.hold(maps, len(scores))
+        self.state.bind(output)
+        self.state.add(1, len(scores) + 1, scores.to(self.state.state.scores))
+        self.state.begin_round()
+
+
+def most_unlike(scores: torch.Tensor) -> int:
+    """The row of scores ``(n, K)`` that differs most from the others."""
+    return int((scores - scores.mean(dim=0)).abs().sum(dim=1).argmax())
 
 
 class _MethodMasks(Masks):
@@ -156,5 +181,5 @@ class _MethodMap(Estimator):
             return self.words
         largest = float(maps.abs().max()) or 1.0
         power = 10.0 ** math.floor(math.log10(largest))
-        rounded = next(step * power for step in (1, 2, 5, 10) if step * power >= largest * (1 - 1e-6))
+        rounded = math.ceil(largest / power - 1e-6) * power
         return self.words._replace(largest=rounded, words=f"{self.words.words}, on this scan's own scale")

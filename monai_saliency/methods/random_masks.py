@@ -9,7 +9,6 @@ from monai_saliency.estimators.base import Estimator
 from monai_saliency.estimators.regression import RegressionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.patch_plan import sliding_inferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import IndependentChannelMasks
 from monai_saliency.masks.focused import FocusedMasks
@@ -18,6 +17,7 @@ from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods.checks import check_unit, most_masks
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag
+from monai_saliency.utils.patch_grid import sliding_inferer
 
 __all__ = ["rise", "random_grid", "focused_rise"]
 

@@ -12,7 +12,6 @@ from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.patch_plan import sliding_inferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.coalition import CoalitionMasks
@@ -22,6 +21,7 @@ from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods.checks import most_masks
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag, whole_number
+from monai_saliency.utils.patch_grid import sliding_inferer
 
 __all__ = ["region_occlusion", "channel_occlusion", "shapley"]
 

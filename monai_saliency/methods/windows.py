@@ -17,7 +17,6 @@ from monai_saliency.estimators.occlusion import (
     SquaredDifferenceScoring,
 )
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.patch_plan import sliding_inferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
@@ -29,6 +28,7 @@ from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWi
 from monai_saliency.methods.checks import check_unit
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag
+from monai_saliency.utils.patch_grid import sliding_inferer
 
 __all__ = [
     "sliding_window",

@@ -17,13 +17,11 @@ from xaitk_saliency import GenerateImageClassifierBlackboxSaliency, GenerateObje
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
-from monai_saliency.inferers.row_check import RowCheck
-from monai_saliency.inferers.whole_method import WholeMethodInferer, finish
+from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer, most_unlike
 from monai_saliency.networks.inputs import SplitInputs
-from monai_saliency.networks.outputs import check_rows, read, rows
+from monai_saliency.networks.outputs import rows
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import instance
-from monai_saliency.utils.precision import rounding_of
 from monai_saliency.xaitk.arrays import as_detections, image_of, rows_of, tensor_of
 
 __all__ = ["WHOLE_METHODS", "BlackBoxInferer"]
@@ -68,7 +66,7 @@ class BlackBoxInferer(WholeMethodInferer):
         _Run(self, forward, states, split, index).explain()
 
 
-class _Run:
+class _Run(OneCase):
     """One case, explained by a whole method."""
 
     def __init__(
@@ -79,9 +77,8 @@ class _Run:
         split: SplitInputs,
         index: int,
     ) -> None:
-        self.inferer, self.forward, self.split, self.index = inferer, forward, split, index
-        self.state = states[index]
-        self.rows = RowCheck(forward, states, split, inferer.output, 1)
+        super().__init__(forward, states, split, index)
+        self.inferer = inferer
         self.scores: list[torch.Tensor] = []
 
     def explain(self) -> None:
@@ -100,7 +97,7 @@ class _Run:
         if maps.shape != expected:
             raise CaseError(state.case.name, f"{name} must make maps {expected} (scores, H, W), got {maps.shape}")
         scores = torch.stack(self.scores or [bound(output)[0]])
-        finish(state, output, torch.from_numpy(maps.astype(np.float64)), scores, name)
+        self.finish(output, torch.from_numpy(maps.astype(np.float64)), scores)
         state.forwards_here += len(self.scores) + 1
 
     def maps(self, image: np.ndarray, bound: BoundTarget) -> np.ndarray:
@@ -131,28 +128,14 @@ class _Run:
 
     def check_alone(self, batch: torch.Tensor, scores: torch.Tensor, bound: BoundTarget) -> None:
         """Refuse a network whose rows depend on each other: compare one row of the first batch with its image alone."""
-        row = int((scores - scores.mean(dim=0)).abs().sum(dim=1).argmax())
+        row = most_unlike(scores)
         alone = bound(self.run(batch[row : row + 1]))[0]
-        tolerance = rounding_of(self.forward.network, batch.device, image=batch.dtype)(scores.dtype)
-        if not torch.allclose(alone, scores[row], rtol=0, atol=tolerance * max(1e-6, float(scores.abs().max()))):
+        if not self.same(scores[row], alone):
             raise CaseError(
-                self.state.case.name,
+                self.name,
                 f"a perturbed image scores {scores[row].tolist()} beside others and {alone.tolist()} alone: the rows "
                 "of a batch depend on each other, so run images one at a time (mask_batch_size=1)",
             )
-
-    def run(self, batch: torch.Tensor) -> Any:
-        """The part of the network's output of images ``(n, C, H, W)`` that is explained."""
-        count = len(batch)
-        held = self.state.held[None].expand(count, *self.state.held.shape)
-        values = self.split.values_of([(self.index, count)], count)
-        output = self.forward.images(torch.cat([batch, held], dim=1), self.split, values)
-        try:
-            output = read(output, self.inferer.output)
-            check_rows(output, count)
-        except ValueError as error:
-            raise CaseError(self.state.case.name, str(error)) from error
-        return output
 
 
 class _Answers:

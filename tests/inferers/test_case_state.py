@@ -14,8 +14,7 @@ from monai.inferers import Inferer, SlidingWindowInferer
 import monai_saliency as ms
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.inferers import agreement
-from monai_saliency.inferers.case_state import merged
+from monai_saliency.inferers.sharing import merged
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
 
@@ -95,7 +94,7 @@ def test_parts_that_do_not_belong_together(image: torch.Tensor) -> None:
         merged([one])
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         merged([one, []])
-    with pytest.raises(ValueError, match="only states of one case merge"):
+    with pytest.raises(ValueError, match="its parts differ in masks"):
         merged([other, ms.rise(MASKS, 4, target=ms.FunctionScore(mean_of_channels)).score(image, Network())])
 
 
@@ -109,7 +108,7 @@ def classifier(weight: float, size: int) -> torch.nn.Module:
 #: what makes another part's scores the scores of something else
 OTHER_PARTS: dict[str, tuple[dict[str, Any], int]] = {
     "masks": ({"seed": 1}, 0),
-    "p1": ({"p1": 0.3}, 0),
+    "estimator": ({"p1": 0.3}, 0),
     "fill": ({"fill": ms.ConstantFill(1.0)}, 0),
     "target": ({"target": ms.ClassScore([1], "none")}, 0),
     "network": ({}, 1),
@@ -129,37 +128,8 @@ def test_parts_of_other_settings_are_refused(image: torch.Tensor, name: str) -> 
     same, other = part(1, {}, 0), part(1, changes, number)
     assert len(merged(pickle.loads(pickle.dumps([part(0, {}, 0), same])))) == 1
     for each in ([part(0, {}, 0), other], pickle.loads(pickle.dumps([part(0, {}, 0), other]))):
-        with pytest.raises(ValueError, match=f"parts differ in .*{name}|only states of one case merge"):
+        with pytest.raises(ValueError, match=f"parts differ in .*{name}"):
             merged(each)
-
-
-class Floored(torch.nn.Module):
-    """A network of no weights whose attributes decide its scores, and which may count its calls."""
-
-    def __init__(self, floor: float, **attributes: Any) -> None:
-        super().__init__()
-        self.floor = floor
-        vars(self).update(attributes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if hasattr(self, "calls"):
-            self.calls += 1
-        return x.clamp(min=self.floor).flatten(1).mean(1, keepdim=True)
-
-
-@pytest.mark.parametrize("sent", [False, True])
-def test_parts_of_networks_with_other_attributes_are_refused(image: torch.Tensor, sent: bool) -> None:
-    """Their reference scores are equal, so nothing else shows it. What a network changes as it runs is left out."""
-
-    def part(index: int, network: torch.nn.Module) -> Any:
-        how = ms.rise(MASKS, 3, target=ms.ClassScore([0], "none"), mask_batch_size=5 - index)
-        found = how.score(image + 1, network, part=Part(index, 2))
-        return pickle.loads(pickle.dumps(found)) if sent else found
-
-    assert len(merged([part(0, Floored(0.0, calls=0)), part(1, Floored(0.0, calls=7))])) == 1
-    for other in (Floored(0.5), Floored(0.0, flag=True)):
-        with pytest.raises(ValueError, match=r"its parts differ in the network, so"):
-            merged([part(0, Floored(0.0)), part(1, other)])
 
 
 def moments(x: torch.Tensor) -> torch.Tensor:
@@ -167,32 +137,29 @@ def moments(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([x.mean((1, 2, 3)), (x**2).mean((1, 2, 3))], 1)
 
 
-@pytest.mark.parametrize("name", ["different images", "met case b", "further inputs"])
+@pytest.mark.parametrize("name", ["the image", "met case b", "further inputs"])
 def test_parts_of_another_thing_with_equal_scores_are_refused(name: str, image: torch.Tensor) -> None:
     """The unperturbed image scores the same."""
 
     def part(index: int, changed: str) -> Any:
-        given = image.flip(-1) if changed == "different images" else image
+        given = image.flip(-1) if changed == "the image" else image
         case = Case("b" if changed == "met case b" else "a")
         further = torch.full((1,), float(changed == "further inputs"))
         how = ms.rise(MASKS, 3, target=ms.ClassScore([0], "none"), mask_batch_size=5)
         return how.score(given + 1, lambda x, further: moments(x), further, cases=[case], part=Part(index, 2))
 
     merged([part(0, ""), part(1, "")])
-    with pytest.raises(ValueError, match=f"of {name}|differ in {name}|{name}$"):
+    with pytest.raises(ValueError, match=f"differ in {name}|{name}$"):
         merged([part(0, ""), part(1, name)])
 
 
-@pytest.mark.parametrize("sent", [False, True])
-def test_a_network_that_cannot_be_identified_is_not_compared_with_one_warning(
-    sent: bool, image: torch.Tensor, caplog: pytest.LogCaptureFixture
-) -> None:
-    agreement._warn_unknown.cache_clear()
+def test_functions_and_networks_that_count_their_calls_merge(image: torch.Tensor) -> None:
+    """They are recognised by the score of the unperturbed image."""
+    counting = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(image[0].numel(), 2))
+    counting.register_forward_hook(lambda *_: setattr(counting, "calls", getattr(counting, "calls", 0) + 1))
     how = ms.rise(MASKS, 3, target=ms.ClassScore([0], "none"), mask_batch_size=5)
-    for _ in range(2):
-        parts = [how.score(image, lambda x: moments(x), part=Part(index, 2)) for index in range(2)]
-        merged(pickle.loads(pickle.dumps(parts)) if sent else parts)
-    assert caplog.text.count("not compared in the network") == 1
+    for network in (counting, lambda x: moments(x)):
+        assert len(merged([how.score(image, network, part=Part(index, 2)) for index in range(2)])) == 1
 
 
 def test_parts_meet_in_the_store(image: torch.Tensor, tmp_path: Path) -> None:

@@ -25,11 +25,10 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def watched(memory: Any, slot: int, output: Any) -> None:
         put(memory, slot, output)
-        held = [o for tier in memory.tiers for o in tier.outputs.values()]
-        if all(isinstance(output, torch.Tensor) for output in held):
-            # What is really held: a view would keep the tensor that it is a part of.
-            assert sum(o.untyped_storage().nbytes() for o in held) == sum(tier.used for tier in memory.tiers)
-            seen.append(sum(tier.used for tier in memory.tiers))
+        held = [memory.get(each) for each in memory]
+        # What is really held: a view would keep the tensor that it is a part of.
+        assert sum(o.untyped_storage().nbytes() for o in held) == sum(memory.used.values())
+        seen.append(sum(memory.used.values()))
 
     monkeypatch.setattr(OutputMemory, "put", watched)
     return seen
@@ -91,20 +90,20 @@ class TestBounded:
         assert used[15] == whole  # the unperturbed pass, before the target knows its region
         assert max(used[16:]) <= 2 * 4 * 4 * 4
 
-    def test_tiers(self) -> None:
-        """The device first, then the host, then nothing; the least recently put goes first."""
-        memory = OutputMemory(torch.device("cuda"), PatchMemory(device_bytes=20, host_bytes=30))
-        for slot in range(6):
+    def test_the_device_first_and_then_the_host(self) -> None:
+        """Where both are full, the least recently used of the host goes."""
+        device, host = torch.device("cuda"), torch.device("cpu")
+        memory = OutputMemory(device, PatchMemory(device_bytes=20, host_bytes=30))
+        for slot in range(5):
             memory.put(slot, Sized(10))
-        assert [list(tier.outputs) for tier in memory.tiers] == [[4, 5], [1, 2, 3]]
-        assert 0 not in memory
-        assert memory.pop(0) is None
+        assert (list(memory), memory.used) == ([0, 1, 2, 3, 4], {device: 20, host: 30})
         assert memory.get(2) is not None
-        assert [list(tier.outputs) for tier in memory.tiers] == [[5, 2], [1, 3, 4]]
-        memory.put(9, Sized(25))
-        assert [tier.used for tier in memory.tiers] == [20, 25]
-        assert [list(tier.outputs) for tier in memory.tiers] == [[5, 2], [9]]
+        memory.put(5, Sized(10))
+        assert 3 not in memory
+        assert memory.get(3) is None
+        memory.pop(0)
+        memory.put(6, Sized(10))
+        assert (list(memory), memory.used) == ([1, 4, 2, 5, 6], {device: 20, host: 30})
+        memory.put(7, Sized(25))
         memory.put(8, Sized(40))
-        assert 8 not in memory
-        assert [slot for slot, _ in memory.empty()] == [9, 5, 2]
-        assert [tier.used for tier in memory.tiers] == [0, 0]
+        assert (list(memory), memory.used) == ([1, 6, 7], {device: 20, host: 25})

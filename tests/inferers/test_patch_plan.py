@@ -5,18 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.patches import WHOLE, Network, blocks, images, patch_boxes
-from monai.inferers import SimpleInferer, SlidingWindowInferer
+from helpers.patches import WHOLE, Network, blocks, images, patch_boxes, planned
+from monai.inferers import SlidingWindowInferer
 
 from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.inferers.patch_plan import plan
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
-from monai_saliency.methods import rise, sliding_window
+from monai_saliency.methods import sliding_window
 from monai_saliency.targets import RegionScore
 
 
@@ -53,14 +52,11 @@ class TestCounted:
         expected = closed_form(masks.bind(image[0], labels=labels), inferer, region)
         # In batches of one, an unperturbed patch is looked at again at the end.
         assert network.rows - 1 == explanation.num_forwards == expected
-        counts = plan(explain.masks, explain.inferer, image[0], labels, reach=region != 0)
-        assert counts.forwards == expected
-        assert counts.plain == counts.patches * (len(explanation.scores) + 1)
 
     def test_a_clinical_ct(self) -> None:
         """512 x 512 x 300, 96^3 patches, overlap 0.25, windows and strides of 32: at least 45 times fewer."""
         explain = sliding_window(32, 32, target=WHOLE, inferer=SlidingWindowInferer((96, 96, 96)))
-        counts = plan(explain.masks, explain.inferer, torch.empty(1, 512, 512, 300, device="meta"))
+        counts = planned(explain.masks, explain.inferer, torch.empty(1, 512, 512, 300, device="meta"))
         # Windows and patches are products of intervals, so that what they touch is counted axis by axis.
         touched, patches_along, masks_along = 1, 1, 1
         for size in (512, 512, 300):
@@ -93,7 +89,7 @@ class TestCounted:
             4, 4, target=WHOLE, inferer=SlidingWindowInferer((8, 8), sw_batch_size=7, overlap=0.5), mask_batch_size=4
         )
         explanations = explain.explain(inputs, network)
-        each = plan(explain.masks, explain.inferer, inputs[0])
+        each = planned(explain.masks, explain.inferer, inputs[0])
         assert [e.num_forwards for e in explanations] == [each.forwards] * 3
         reference, rest = 3 * each.patches, 3 * (each.forwards - each.patches)
         # Alone: of each image an unperturbed and a perturbed patch, and an unperturbed one at the end.
@@ -102,13 +98,13 @@ class TestCounted:
     def test_windows_on_the_patch_grid_touch_the_fewest(self) -> None:
         inferer = SlidingWindowInferer((48, 48, 48), overlap=0.5)
         image = torch.empty(1, 128, 128, 128, device="meta")
-        elsewhere = plan(SlidingWindowMasks(24, 24), inferer, image)
-        aligned = plan(PatchWindowMasks(inferer, 1), inferer, image)
+        elsewhere = planned(SlidingWindowMasks(24, 24), inferer, image)
+        aligned = planned(PatchWindowMasks(inferer, 1), inferer, image)
         assert elsewhere.gain > 7
         assert aligned.gain > 2 * elsewhere.gain
-        finer = plan(PatchWindowMasks(inferer, 2), inferer, image)
+        finer = planned(PatchWindowMasks(inferer, 2), inferer, image)
         assert finer.plain > 6 * aligned.plain
-        assert finer.gain > 1.2 * plan(SlidingWindowMasks(12, 12), inferer, image).gain
+        assert finer.gain > 1.2 * planned(SlidingWindowMasks(12, 12), inferer, image).gain
 
     @pytest.mark.parametrize("shape", [(20, 13), (5, 20, 13)])
     def test_windows_on_the_patch_grid_tile_the_image(self, shape: tuple[int, ...]) -> None:
@@ -118,11 +114,3 @@ class TestCounted:
         assert bool((hidden.sum(dim=0) == 1).all())
         assert [len(along.unique()) for along in (hidden.flatten(1).nonzero()[:, :1],)] == [len(bound)]
         assert all(set(starts[1:] % 4) <= {0} for starts in bound.starts)
-
-
-def test_a_plan_says_why_there_is_none() -> None:
-    explain = rise(5, 3, target=WHOLE, inferer=SlidingWindowInferer((8, 8)))
-    with pytest.raises(ValueError, match="no patches are remembered: RISEMasks do not tell"):
-        plan(explain.masks, explain.inferer, images(1, 12, 12))
-    with pytest.raises(ValueError, match="SimpleInferer is not a SlidingWindowInferer"):
-        plan(SlidingWindowMasks(4), SimpleInferer(), images(1, 12, 12))

@@ -18,11 +18,9 @@ from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill
-from monai_saliency.inferers import patches
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.patch_memory import PatchMemory
-from monai_saliency.inferers.patch_plan import plan
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
@@ -297,7 +295,7 @@ class TestResume:
         (first,) = explain.explain(image, network, stored=[store.open("a", "key")])
         (again,) = explain.explain(image, network, stored=[store.open("a", "key")])
         assert torch.equal(again.scores, first.scores)
-        assert again.num_forwards == plan(explain.masks, explain.inferer, image[0]).patches
+        assert again.num_forwards == again.per_prediction
 
 
 class Own(SlidingWindowInferer):
@@ -339,10 +337,6 @@ PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 class TestFallback:
-    @pytest.fixture(autouse=True)
-    def _fresh(self) -> None:
-        patches._say_once.cache_clear()
-
     @pytest.mark.parametrize("reason", PLAIN)
     def test_whole_images_where_exactness_cannot_be_told(self, reason: str, caplog: Any) -> None:
         inferer, more = PLAIN[reason]
@@ -395,7 +389,6 @@ def test_voxels_that_are_masked_by_a_large_value(value: float, refused: bool, ca
     def network(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, torch.where(x < 0.3, value, x.square())], 1)
 
-    patches._say_once.cache_clear()
     image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     inferer = SlidingWindowInferer((8, 8), sw_batch_size=3, overlap=0.5, mode="gaussian")
     explain = sliding_window(4, 4, target=WHOLE, inferer=inferer, fill=ConstantFill(0.5))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from monai_saliency.data import PerturbedImages
 from monai_saliency.distributed import MasksOverDevices
 from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
-from monai_saliency.inferers import merged
-from monai_saliency.inferers.patch_plan import plan
+from monai_saliency.inferers import merged, rounds
+from monai_saliency.inferers.rounds import batch_size, rows_in_batch
 from monai_saliency.masks import ChannelMasks
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import ScoreStore
@@ -100,8 +102,6 @@ def test_remembered_patches() -> None:
         torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-9, atol=1e-12)
         assert torch.equal(forgetful.scores, remembered.scores)
         assert 25 < remembered.num_forwards < 9 * 25
-    with pytest.raises(ValueError, match="TwoRounds choose later masks by earlier scores"):
-        plan(TwoRounds(6), inner, images()[0])
 
 
 @pytest.mark.parametrize("stop", [0, 1, 2, 3, 4])
@@ -214,3 +214,32 @@ def test_a_round_that_asks_for_nothing_new_is_the_end(asked: list[int], monkeypa
         state.next_round()
     state.update(range(4), torch.zeros(4, 1))
     assert not state.next_round()
+
+
+# How rows are cut into batches, and what a round is reported to cost. --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "size", "expected"), [(4, 8, 4), (100, 8, 65), ("auto", 8, 16), ("auto", 2048, 4), (1, 2048, 1)]
+)
+def test_rows_in_a_batch(setting: int | str, size: int, expected: int) -> None:
+    """As many as the setting allows, at most all; by itself 16, or as many as hold 2^24 values."""
+    states, _ = ms.rise(64, 2, target=TARGET).start(torch.zeros(1, 1, size, size))
+    assert rows_in_batch(batch_size(setting), states) == expected
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "most", None, True])
+def test_a_wrong_batch_size(wrong: object) -> None:
+    with pytest.raises(ValueError, match="mask_batch_size"):
+        batch_size(wrong)
+
+
+def test_a_round_is_reported(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it runs, and once its batches are timed; a long one with what makes it shorter."""
+    monkeypatch.setattr(rounds, "_SHARE", 0.0)
+    monkeypatch.setattr(rounds, "_LONG", -1)
+    with caplog.at_level(logging.INFO):
+        ms.rise(64, 2, target=TARGET).explain(images(), Spots(), cases=[ms.Case("ct_7")])
+    first, second = caplog.messages
+    assert first == "ct_7: 65 forwards; that is 65 predictions"
+    assert re.fullmatch(rf"ct_7: it takes about 0:00:\d\d; shorter with {ms.RISEMasks(64).shorter}", second)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from helpers.patches import planned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from monai.inferers import SlidingWindowInferer
 
-from monai_saliency.inferers.patch_plan import find_touches, find_trims, plan
+from monai_saliency.inferers.patch_case import find_touches, find_trims
 from monai_saliency.masks.base import Id
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks, HierarchicalMasks
 from monai_saliency.masks.patch_window import PatchWindowMasks
@@ -24,7 +25,7 @@ def empty(*shape: int) -> torch.Tensor:
 def test_a_ct_under_the_patches_of_a_spleen_model() -> None:
     """Counted, not estimated: patches of 96^3 with half overlap on 270 x 270 x 225 voxels."""
     inferer = SlidingWindowInferer((96, 96, 96), overlap=0.5)
-    counts = plan(PatchWindowMasks(inferer), inferer, empty(270, 270, 225))
+    counts = planned(PatchWindowMasks(inferer), inferer, empty(270, 270, 225))
     assert counts.patches == 100
     assert 5 < counts.forwards / counts.patches <= 50
     assert counts.plain / counts.patches > 150  # predictions without remembered patches
@@ -36,11 +37,11 @@ def test_a_ct_under_the_patches_of_a_spleen_model() -> None:
     st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.6, 0.75]),
 )
 def test_never_more_than_50_predictions(axes: list[tuple[int, int]], overlap: float) -> None:
-    """By the patches that each window touches, which :func:`plan` counts one by one."""
+    """By the patches that each window touches, which are counted one by one."""
     shape, roi = zip(*axes, strict=True)
     inferer = SlidingWindowInferer(roi, overlap=overlap)
     masks = PatchWindowMasks(inferer)
-    counts = plan(masks, inferer, empty(*shape))
+    counts = planned(masks, inferer, empty(*shape))
     assert counts.forwards <= 50 * counts.patches
     assert len(masks.bind(empty(*shape))) > 1
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from monai.inferers import SlidingWindowInferer
+from monai.inferers import SimpleInferer, SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.inferers.fitting import Fitting
+from monai_saliency.inferers.forward import Forward
+from monai_saliency.networks.inputs import TensorInput
 from monai_saliency.networks.outputs import joined
 from monai_saliency.storage.score_store import ScoreStore
 
@@ -118,43 +119,58 @@ def test_an_image_that_does_not_fit_alone_is_an_error() -> None:
         explain(Small(0, 0))
 
 
-def test_a_batch_that_was_changed_in_place_is_not_run_again() -> None:
-    batch = torch.rand(4, 2)
+def run(network: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+    return Forward(SimpleInferer(), TensorInput(), network).patches(batch)
 
-    def call(part: torch.Tensor, values: Any) -> torch.Tensor:
+
+def test_a_batch_that_was_changed_in_place_is_not_run_again() -> None:
+    def network(part: torch.Tensor) -> torch.Tensor:
         part.add_(1)
         raise torch.OutOfMemoryError
 
     with pytest.raises(torch.OutOfMemoryError):
-        Fitting(call).run(batch, call)
+        run(network, torch.rand(4, 2))
 
 
 def test_other_errors_are_raised_at_once() -> None:
     calls = []
 
-    def call(part: torch.Tensor, values: Any) -> torch.Tensor:
+    def network(part: torch.Tensor) -> torch.Tensor:
         calls.append(len(part))
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        Fitting(call).run(torch.rand(4, 2), call)
+        run(network, torch.rand(4, 2))
     assert calls == [4]
 
 
 @pytest.mark.parametrize("words", ["CUDA out of memory", "DefaultCPUAllocator: can't allocate memory"])
-def test_rows_and_their_values_stay_together(words: str) -> None:
+def test_rows_stay_in_their_order(words: str) -> None:
     seen = []
 
-    def call(part: torch.Tensor, values: Any) -> torch.Tensor:
+    def network(part: torch.Tensor) -> torch.Tensor:
         seen.append(len(part))
         if len(part) > 3:
             raise RuntimeError(words)
-        return part * 10 + values["number"]
+        return part * 10
 
     batch = torch.arange(10.0)[:, None]
-    found = Fitting(call).run(batch, call, {"number": batch / 10})
-    torch.testing.assert_close(found, batch * 10 + batch / 10)
+    torch.testing.assert_close(run(network, batch), batch * 10)
     assert seen == [10, 5, 3, 3, 3, 3]
+
+
+def test_held_inputs_stay_with_their_images() -> None:
+    class Scaled(Small):
+        def forward(self, given: dict[str, torch.Tensor]) -> Any:
+            return super().forward(given["image"]) * given["age"]
+
+    given = {"image": torch.cat([IMAGE, IMAGE.flip(2)]), "age": torch.tensor([[1.0], [3.0]])}
+    target = ms.ClassScore("all", "none")
+    maps = [
+        ms.rise(40, 3, target=target, mask_batch_size=7, inputs=ms.DictInput("image"))(given, Scaled(2, fits))
+        for fits in (99, 3)
+    ]
+    torch.testing.assert_close(*maps, rtol=1e-5, atol=1e-6)
 
 
 def test_joined_is_the_opposite_of_rows() -> None:
