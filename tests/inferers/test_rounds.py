@@ -216,7 +216,7 @@ def test_a_round_that_asks_for_nothing_new_is_the_end(asked: list[int], monkeypa
     assert not state.next_round()
 
 
-# How rows are cut into batches, and what a round is reported to cost. --------------------------------------------------
+# How rows are cut into batches, and what a round is reported to cost. ------------------------------------------------
 
 
 @pytest.mark.parametrize(
