@@ -12,7 +12,7 @@ from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.row_check import RowsDepend
 from monai_saliency.networks.runtime import runtime_settings
-from monai_saliency.storage.key import Unfingerprintable, fingerprint, network_tensors
+from monai_saliency.storage.key import Unfingerprintable, fingerprint
 from monai_saliency.utils.precision import chosen_arithmetic
 from monai_saliency.utils.tensors import plain
 
@@ -27,7 +27,7 @@ def note_origin(states: Sequence[CaseState], deciding: Mapping[str, Any], networ
     """Note hashes of what decides the scores: settings, weights and images, but where two machines preprocess these."""
     given = {**deciding, "autocast or TF32": [*chosen_arithmetic(), runtime_settings(network)]}
     if isinstance(network, torch.nn.Module):
-        given["the network"] = network_tensors(network)
+        given["the network"] = [*network.parameters(), *network.buffers()]
     shared = {name: _hash(value) for name, value in given.items()}
     for state in states:
         case = state.case
