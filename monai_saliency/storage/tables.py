@@ -33,7 +33,7 @@ TRUST_COLUMNS = (
     *(f"trust_{name}{beside}" for name in ("insertion", "deletion") for beside in ("", *(f"_{map}" for map in _MAPS))),
     *("trust_randomised", "trust_problem", "trust_curves"),
 )
-#: the columns of ``regions.csv``, see :func:`monai_saliency.transforms.label_maps.region_rows`
+#: the columns of ``regions.csv``, see :func:`monai_saliency.transforms.writers.region_rows`
 REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
 
 #: characters; a spreadsheet takes 32,767, and Python's reader 131,072

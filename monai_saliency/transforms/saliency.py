@@ -16,7 +16,7 @@ from monai_saliency.inferers.inferer import PerturbationInferer, explaining
 from monai_saliency.utils.arguments import callable_network, torch_device
 from monai_saliency.utils.tensors import with_meta_of
 
-__all__ = ["Saliency", "SaliencyD", "SaliencyDict", "Saliencyd"]
+__all__ = ["Saliency", "Saliencyd"]
 
 
 class Saliency(Transform):
@@ -159,6 +159,3 @@ class Saliencyd(MapTransform):
             if error is not None:
                 d[error_name] = error
         return d
-
-
-SaliencyD = SaliencyDict = Saliencyd

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -20,7 +21,7 @@ from monai.utils import MetaKeys
 from scipy import ndimage
 
 from monai_saliency.cases import case_name
-from monai_saliency.errors import CaseError, OutputError
+from monai_saliency.errors import CaseError
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.storage.files import atomic_path, load_scan
 from monai_saliency.storage.formats import load_image, load_label
@@ -29,10 +30,7 @@ from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture
 from monai_saliency.visualize.report.kept_scan import KeptScan, kept_path
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["GRID_KEY", "SaveSaliencyD", "SaveSaliencyDict", "SaveSaliencyd", "error_key", "lies_on_scan"]
+__all__ = ["GRID_KEY", "SaveSaliencyd", "error_key", "lies_on_scan"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +52,12 @@ class _Grid:
     drawn: np.ndarray | None = None
 
     def holds(self, saliency: torch.Tensor) -> bool:
-        """Whether a map ``(K, *spatial)`` lies on this grid."""
+        """Whether a map ``(K, *spatial)`` lies on this grid, to a thousandth of a voxel or the rounding of files."""
         shape, affine = tuple(saliency.shape[1:]), _affine(saliency)
         # A slice of its own, where MONAI keeps the affine of two axes.
         own = to_affine_nd(len(affine) - 1, self.affine)
-        # In thousandths of a voxel, which may be a thousandth of a mm; but affines are float32 in files.
         voxel = float(np.linalg.norm(self.affine[:3, :3], axis=0).min())
-        near = min(1e-3, max(1e-3 * voxel, 1e-6 * float(np.abs(self.affine).max())))
+        near = max(1e-3 * min(voxel, 1), 1e-6 * float(np.abs(self.affine).max()))
         return shape == self.shape[: len(shape)] and np.allclose(affine, own, rtol=0, atol=near)
 
 
@@ -132,8 +129,7 @@ class SaveSaliencyd(MapTransform):
     such as FSLeyes, show at first: give it a diverging colour map there. Each file is written completely or not at all.
     The item gets the key ``<key>_path`` with the path of the NIfTI file.
 
-    Where keys may be missing, the files that an earlier run has written of a missing key are removed: they belong to
-    another map.
+    What an earlier run has written of the case under these keys, and is not written now, is removed.
 
     Place it after ``Invertd``: a map that does not lie on the scan's grid is refused. Only shape and affine can be
     checked. A step that moves voxels without recording it (such as slicing in a ``Lambdad``) is not noticed if the
@@ -145,12 +141,9 @@ class SaveSaliencyd(MapTransform):
     **Pictures** of a cohort have one scale, so that they can be compared at a glance. It is the score's own range where
     the item has its ``"explanation"`` and the target knows the range (1 for a probability), and ``scale`` where that is
     given. Scores without a known range, such as logits, are drawn on the scale of the case, which the picture says:
-    give ``scale`` to compare such cases. The largest map of the cohort would be a scale too, but it is known only when
-    all cases are done: processes that share a cohort, or go on after a kill, would have to draw every picture once
-    more, and a cohort whose drawing was stopped would have two scales. What a range as wide as 1 costs, a map with a
-    peak of 0.05 wins back by colours that grow with the square root (:func:`~monai_saliency.visualize.plot_saliency`).
-    A picture uses the standard error that an item has beside the map (``"standard_error"`` for ``"saliency"``,
-    ``"<key>_standard_error"`` for another key) if it lies on the same grid, and otherwise the explanation's noise.
+    give ``scale`` to compare such cases. A picture uses the standard error that an item has beside the map
+    (``"standard_error"`` for ``"saliency"``, ``"<key>_standard_error"`` for another key) if it lies on the same grid,
+    and otherwise the explanation's noise.
 
     Args:
         keys: the keys of the maps ``(K, *spatial)``, in the score's unit.
@@ -164,8 +157,7 @@ class SaveSaliencyd(MapTransform):
         label_key: the key of a label map's file, on any grid, which the picture outlines where there is one.
         report: whether to keep, in ``views/`` below the output folder, what a report shows under the maps
             (:class:`~monai_saliency.visualize.report.KeptScan`).
-        picture_format: of the pictures, ``"png"`` or ``"svg"``; one that an earlier run has drawn in the other format
-            is removed.
+        picture_format: of the pictures, ``"png"`` or ``"svg"``.
 
     Raises:
         ValueError: when ``scale`` is not a number above 0, or ``picture_format`` is another one.
@@ -211,98 +203,78 @@ class SaveSaliencyd(MapTransform):
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
-        for key in self.keys if self.allow_missing_keys else ():
-            if key not in d:
-                self._remove(str(d[self.case_key]), key)
+        case, written = str(d[self.case_key]), []
         for key in self.key_iterator(d):
-            case = str(d[self.case_key])
-            saliency: torch.Tensor = d[key]
             grid = self._grid(d, key)
-            if not grid.holds(saliency):
+            if not grid.holds(d[key]):
                 raise CaseError(
                     case,
-                    f"the map of shape {tuple(saliency.shape[1:])}, affine {_affine(saliency).round(3).tolist()}, does "
-                    f"not lie on {grid.name} {grid.shape[: saliency.ndim - 1]}, {grid.affine.round(3).tolist()}, so it "
+                    f"the map of shape {tuple(d[key].shape[1:])}, affine {_affine(d[key]).round(3).tolist()}, does "
+                    f"not lie on {grid.name} {grid.shape[: d[key].ndim - 1]}, {grid.affine.round(3).tolist()}, so it "
                     "is not saved: invert it with Invertd(transform=<the preprocessing>, orig_keys=<the image>, "
                     "nearest_interp=False) first",
                 )
-            maps = saliency.detach().cpu().numpy().astype(np.float32)
-            path, *pictures = self._files(case, key)
+            maps = d[key].detach().cpu().numpy().astype(np.float32)
+            legends = legends_of(d.get("explanation"), maps, self.scale)
+            path, picture = (self._path(case, key, ending) for ending in ("nii.gz", self.picture_format))
+            written += [path, picture] if self.picture else [path]
             with atomic_path(path) as temporary:
-                nib.save(_on_grid(grid, maps, str(key), legends_of(d.get("explanation"), maps, self.scale)), temporary)
-            for picture in pictures:
-                if self.picture and picture.suffix == f".{self.picture_format}":
-                    with atomic_path(picture) as temporary:
-                        save_picture(self._figure(d, key, maps, grid), temporary, self.picture_format)
-                else:
-                    picture.unlink(missing_ok=True)  # an earlier map's
-            if self.report:
-                self._keep(d, key, maps, grid)
+                nib.save(_on_grid(grid, maps, str(key), legends), temporary)
+            if self.picture or self.report:
+                self._show(d, key, maps, grid, legends)
             d[f"{key}_path"] = str(path)
+        self._remove(case, written)
         return d
 
-    def _figure(self, data: Mapping[Hashable, Any], key: Hashable, maps: np.ndarray, grid: _Grid) -> Figure:
-        """The picture of a case's maps ``(K, *spatial)``, which lie on the grid."""
-        case, explanation = str(data[self.case_key]), data.get("explanation")
-        error = data.get(error_key(str(key)))
-        if not isinstance(error, torch.Tensor) or tuple(error.shape) != maps.shape or not grid.holds(error):
-            error = None
-        return plot_saliency(
-            _gray(grid.voxels(), maps.ndim - 1, grid.header is None),
-            maps,
-            grid.affine if grid.drawn is None else grid.drawn,
-            title=str(data.get("title", case)),
-            labels=_labels(explanation),
-            standard_error=None if error is None else error.numpy(force=True),
-            label=self._label(data, grid, maps),
-            legends=legends_of(explanation, maps, self.scale),
-        )
-
-    def _keep(self, data: Mapping[Hashable, Any], key: Hashable, maps: np.ndarray, grid: _Grid) -> None:
-        """Keep what a report shows under a case's maps ``(K, *spatial)``. A map must not be lost for it."""
-        case = str(data[self.case_key])
-        try:
-            voxels, dims = grid.voxels(), maps.ndim - 1
-            is_colour = grid.header is None and dims == 2 and voxels.shape[2:] == (3,)
+    def _show(
+        self, data: Mapping[Hashable, Any], key: Hashable, maps: np.ndarray, grid: _Grid, legends: list[Legend]
+    ) -> None:
+        """Draw a case's maps ``(K, *spatial)``, which lie on the grid, and keep what a report shows under them."""
+        case, dims, scan = str(data[self.case_key]), maps.ndim - 1, grid.voxels()
+        gray, error = _gray(scan, dims, grid.header is None), data.get(error_key(str(key)))
+        drawn = grid.affine if grid.drawn is None else grid.drawn
+        # A map that is not on its scan may have been moved in a way that no affine says.
+        label = None if self.grid_key in data else _label(case, data.get(self.label_key), grid, dims)
+        if self.picture:
+            is_here = isinstance(error, torch.Tensor) and tuple(error.shape) == maps.shape and grid.holds(error)
+            figure = plot_saliency(
+                gray,
+                maps,
+                drawn,
+                title=str(data.get("title", case)),
+                labels=_labels(data.get("explanation")),
+                standard_error=error.numpy(force=True) if is_here else None,
+                label=label,
+                legends=legends,
+            )
+            with atomic_path(self._path(case, key, self.picture_format)) as temporary:
+                save_picture(figure, temporary, self.picture_format)
+        if self.report:
+            is_colour = grid.header is None and dims == 2 and scan.shape[2:] == (3,)
             KeptScan.of(
                 case,
-                voxels if is_colour else _gray(voxels, dims, grid.header is None),
+                scan if is_colour else gray,
                 maps,
                 grid.affine,
-                legends_of(data.get("explanation"), maps, self.scale),
-                self._label(data, grid, maps),
+                legends,
+                label,
                 key=str(key),
-                layers=len(maps) * (2 if error_key(str(key)) in data else 1),
-                rows_down=bool(dims == 2 and (grid.affine if grid.drawn is None else grid.drawn)[1, 1] < 0),
+                layers=len(maps) * (1 if error is None else 2),
+                rows_down=bool(dims == 2 and drawn[1, 1] < 0),
             ).save(self.output_dir)
-        except OutputError:  # every other case would fail in the same way
-            raise
-        except Exception as error:
-            logger.warning("case %s: what its report shows of the scan cannot be kept: %s", case, error)
-
-    def _label(self, data: Mapping[Hashable, Any], grid: _Grid, maps: np.ndarray) -> np.ndarray | None:
-        """A case's label on the grid of its maps ``(K, *spatial)``; None where there is none."""
-        if self.grid_key in data:  # a map that is not on its scan may have been moved in a way that no affine says
-            return None
-        return _label(str(data[self.case_key]), data.get(self.label_key), grid, maps.ndim - 1)
 
     def withdraw(self, case: str) -> None:
         """Remove a case's maps and pictures, which an earlier run may have written."""
-        for key in self.keys:
-            self._remove(case, key)
+        self._remove(case, ())
         kept_path(self.output_dir, case).unlink(missing_ok=True)
 
-    def _remove(self, case: str, key: Hashable) -> None:
-        for path in self._files(case, key):
-            try:
+    def _remove(self, case: str, written: Collection[Path]) -> None:
+        for key, ending in product(self.keys, ("nii.gz", *PICTURE_FORMATS)):
+            if (path := self._path(case, key, ending)) not in written:
                 path.unlink(missing_ok=True)
-            except OSError as error:
-                logger.warning("case %s: %s is of an earlier run and cannot be removed: %s", case, path, error)
 
-    def _files(self, case: str, key: Hashable) -> list[Path]:
-        """The map, and the picture in each format."""
-        path = self.output_dir / f"{case}_{key}.nii.gz"
-        return [path, *(path.with_name(f"{Path(case).name}_{key}.{each}") for each in PICTURE_FORMATS)]
+    def _path(self, case: str, key: Hashable, ending: str) -> Path:
+        return self.output_dir / f"{case}_{key}.{ending}"
 
     def _grid(self, data: Mapping[Hashable, Any], key: Hashable) -> _Grid:
         """The grid that a case's map must lie on."""
@@ -369,19 +341,11 @@ def _on_grid(grid: _Grid, maps: np.ndarray, key: str, legends: Sequence[Legend])
     header.set_slope_inter(1, 0)
     if grid.header is None:
         header.set_xyzt_units("mm")
-    finite = np.isfinite(maps)
-    largest = float(np.max(np.abs(maps), where=finite, initial=0))
-    header["cal_max"] = largest
-    header["cal_min"] = -largest if np.min(maps, where=finite, initial=0) < 0 else 0
+    finite = np.nan_to_num(maps, posinf=0, neginf=0)
+    header["cal_max"] = np.abs(finite).max()
+    header["cal_min"] = -header["cal_max"] if finite.min() < 0 else 0
     header.set_intent("estimate", name=key.encode("ascii", "replace").decode()[:_INTENT_NAME])
-    words = " / ".join(dict.fromkeys(legend.words for legend in legends)) if _is_map(key) else key.replace("_", " ")
+    is_map = not key.endswith("standard_error")
+    words = " / ".join(dict.fromkeys(legend.words for legend in legends)) if is_map else key.replace("_", " ")
     header["descrip"] = words.encode("ascii", "replace")[:_DESCRIPTION]
     return image
-
-
-def _is_map(key: str) -> bool:
-    """Whether the values are a map's, not its standard errors."""
-    return not key.endswith("standard_error")
-
-
-SaveSaliencyD = SaveSaliencyDict = SaveSaliencyd

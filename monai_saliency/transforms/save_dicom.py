@@ -1,14 +1,19 @@
-"""Writing the maps of DICOM series as DICOM, beside their NIfTI files."""
+"""The maps of DICOM series as DICOM: Parametric Maps, and colour pictures for archives that show nothing else."""
 
 from __future__ import annotations
 
 import glob
-import logging
+import os
 import shutil
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
+import numpy as np
 import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
@@ -16,19 +21,20 @@ from monai.transforms import MapTransform
 
 from monai_saliency.cases import case_name
 from monai_saliency.errors import AdviceError, CaseError
-from monai_saliency.storage.dicom import holds_series, series_files
+from monai_saliency.storage.dicom import holds_series, series_files, sorted_series, volume_of
+from monai_saliency.storage.files import atomic_path
 from monai_saliency.targets.base import label_name
-from monai_saliency.transforms.dicom import save_parametric_map
 from monai_saliency.transforms.save import error_key
-from monai_saliency.transforms.secondary_capture import save_secondary_capture
-from monai_saliency.utils.arguments import a_path, flag, positive_or_none, require
-from monai_saliency.visualize.legend import legends_of
+from monai_saliency.utils.arguments import a_path, positive_or_none, require
+from monai_saliency.version import __version__
+from monai_saliency.visualize.colours import blended, coloured_voxels, gray_window
+from monai_saliency.visualize.legend import Legend, default_legends, legends_of
 
-__all__ = ["SaveDicomD", "SaveDicomDict", "SaveDicomd"]
+__all__ = ["SaveDicomd", "save_parametric_map", "save_secondary_capture"]
 
-logger = logging.getLogger(__name__)
-
-_LONGEST_LABEL = 64
+_NAME = "monai-saliency"
+_MAPS, _CAPTURES = 9100, 9200  # series numbers
+_TOWARDS = (("L", "R"), ("P", "A"), ("H", "F"))  # of DICOM's axes, up and down
 
 
 class SaveDicomd(MapTransform):
@@ -41,13 +47,12 @@ class SaveDicomd(MapTransform):
 
     These files belong to the scan's study, so they name its patient, which nothing else in the output folder does.
 
-    Place it after ``Invertd``: a map must lie on the series' own grid. What an earlier run has written of a case and is
-    not written now is removed.
+    Place it after ``Invertd``: a map must lie on the series' own grid. What an earlier run has written of a case is
+    removed.
 
     Args:
         keys: the keys of the maps ``(K, *spatial)``.
         output_dir: the output folder.
-        dicom: whether to write; otherwise what an earlier run has written is removed.
         case_key: the key of the case's name.
         scale: the value with the last colour, in the map's unit; as for
             :class:`~monai_saliency.transforms.SaveSaliencyd` by default.
@@ -76,7 +81,6 @@ class SaveDicomd(MapTransform):
         self,
         keys: KeysCollection,
         output_dir: str | Path,
-        dicom: bool = True,
         case_key: str = "case",
         scale: float | None = None,
         allow_missing_keys: bool = False,
@@ -85,71 +89,218 @@ class SaveDicomd(MapTransform):
         super().__init__(keys, allow_missing_keys)
         self.grid_key = grid_key
         self.output_dir = a_path("output_dir", output_dir)
-        self.dicom = flag("dicom", dicom)
-        for module in ("pydicom", "highdicom") if self.dicom else ():
+        for module in ("pydicom", "highdicom"):
             require(module, "dicom")
         self.scale = positive_or_none("scale", scale)
         self.case_key = case_key
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         d = dict(data)
-        for key in self.keys:
-            written: set[Path] = set()
-            if self.dicom and key in d and self.grid_key not in d and holds_series(case_name(d[key])):
+        self.withdraw(str(d[self.case_key]))
+        for key in self.key_iterator(d):
+            if self.grid_key not in d and holds_series(case_name(d[key])):
                 try:
-                    written = self._save(d, key)
+                    self._save(d, key)
                 except AdviceError as error:
                     raise CaseError(str(d[self.case_key]), str(error)) from error
-            self._remove(str(d[self.case_key]), key, written)
-        for _ in self.key_iterator(d):  # raises where a key is missing that must not be
-            pass
         return d
 
-    def _save(self, data: Mapping[Hashable, Any], key: Hashable) -> set[Path]:
-        """Write a case's maps; the files and folders."""
-        saliency: Any = data[key]
-        if not isinstance(saliency, MetaTensor):
-            raise AdviceError(f"the map {key!r} must be a MetaTensor, got a {type(saliency).__name__}")
-        files = series_files(case_name(saliency))
-        maps = saliency.detach().cpu().numpy()
+    def _save(self, data: Mapping[Hashable, Any], key: Hashable) -> None:
+        """Write a case's maps."""
+        saliency: MetaTensor = data[key]
+        files, maps = series_files(case_name(saliency)), saliency.detach().cpu().numpy()
         explanation, error = data.get("explanation"), data.get(error_key(str(key)))
-        if not isinstance(error, torch.Tensor) or tuple(error.shape) != maps.shape:
-            error = None
         labels = [] if explanation is None else [label_name(label) for label, *_ in explanation.explained]
-        written = set()
         for i, legend in enumerate(legends_of(explanation, maps, self.scale)):
-            label = _words(f"saliency for {labels[i]}" if len(labels) == len(maps) else "saliency")
+            text = f"saliency for {labels[i]}" if len(labels) == len(maps) else "saliency"
+            # 64 characters that every archive knows, without the backslash that parts values.
+            label = text.encode("ascii", "replace").decode().replace("\\", "/")[:64]
             base = self.output_dir / f"{data[self.case_key]}_{key}{f'_{i + 1}' * (len(maps) > 1)}"
-            path, folder = base.with_name(f"{base.name}.dcm"), base.with_name(f"{base.name}_colour")
             one = MetaTensor(torch.from_numpy(maps[i : i + 1]), affine=saliency.affine)
-            save_parametric_map(path, one, files, label=label)
+            save_parametric_map(base.with_name(f"{base.name}.dcm"), one, files, label=label)
             errors = None if error is None else error[i : i + 1].numpy(force=True)
-            save_secondary_capture(folder, one, files, label, legend, errors)
-            written |= {path, folder}
-        return written
+            save_secondary_capture(base.with_name(f"{base.name}_colour"), one, files, label, legend, errors)
 
     def withdraw(self, case: str) -> None:
         """Remove what an earlier run may have written of a case."""
-        for key in self.keys:
-            self._remove(case, key, set())
-
-    def _remove(self, case: str, key: Hashable, written: set[Path]) -> None:
-        """Remove what there is of a case and was not written now."""
-        base = self.output_dir / f"{case}_{key}"
-        for number in ("", "_[0-9]*"):
-            for ending in (".dcm", "_colour"):
-                for path in map(Path, glob.glob(f"{glob.escape(str(base))}{number}{ending}")):
-                    if path in written:
-                        continue
-                    try:
-                        shutil.rmtree(path) if path.is_dir() else path.unlink()
-                    except OSError as error:
-                        logger.warning("case %s: %s is of an earlier run and cannot be removed: %s", case, path, error)
+        for key, number, ending in product(self.keys, ("", "_[0-9]*"), (".dcm", "_colour")):
+            for path in glob.glob(glob.escape(str(self.output_dir / f"{case}_{key}")) + number + ending):
+                shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
-def _words(text: str) -> str:
-    """Text as a header holds it: 64 characters that every archive knows, without the backslash that parts values."""
-    return text.encode("ascii", "replace").decode().replace("\\", "/")[:_LONGEST_LABEL]
+def save_parametric_map(
+    path: str | Path, saliency: MetaTensor, files: Sequence[str | Path], unit: str = "1", label: str = "saliency map"
+) -> None:
+    """Write one map as a DICOM Parametric Map, whole or not at all.
+
+    It refers to the series' slices and has its frame of reference, and so its patient too. The same map and series
+    give the same UIDs. Of several classes each has its own file.
+
+    Args:
+        path: the file to write, ``*.dcm``.
+        saliency: the map ``(1, columns, rows, slices)`` on the series' own grid, in float32 or float64, which stays.
+        files: the series that was explained.
+        unit: the map's unit as a UCUM code: ``"1"``, or the score's unit.
+        label: what the map shows, at most 64 characters.
+
+    Raises:
+        AdviceError: when the series is refused, as by :func:`monai_saliency.storage.dicom.sorted_series`, when the map
+            does not lie on its grid to 1e-3 mm, or has NaN or infinite values.
+        OutputError: when the file cannot be written.
+        OptionalImportError: when highdicom is not installed. It gives the pip command.
+
+    Example::
+
+        save_parametric_map("map.dcm", saliency, sorted(folder.glob("*.dcm")), label="tumour")
+    """
+    hd, codes = (require(name, "dicom") for name in ("highdicom", "pydicom.sr.coding"))
+    found = _OnSeries.of(saliency, files)
+    slices, frames = found.slices, found.frames
+    series, uid = (found.uid(what, label, unit) for what in ("series", "object"))
+
+    code = codes.Code(unit, "UCUM", "no units" if unit == "1" else unit)
+    low, high = float(frames.min()), float(frames.max())
+    mapping = hd.pm.RealWorldValueMapping(label[:16], label, code, (low, high), slope=1.0, intercept=0.0)
+    window = hd.VOILUTTransformation(window_center=(low + high) / 2, window_width=max(high - low, 1e-6))
+    made = hd.pm.ParametricMap(
+        *(slices, frames, series, _MAPS, uid, 1, _NAME, _NAME, __version__, "0", False),
+        real_world_value_mappings=[mapping],
+        content_label="SALIENCY",
+        content_description=label,
+        voi_lut_transformations=[window],
+    )
+    with atomic_path(path) as temporary:
+        made.save_as(temporary)
 
 
-SaveDicomD = SaveDicomDict = SaveDicomd
+def save_secondary_capture(
+    folder: str | Path,
+    saliency: MetaTensor,
+    files: Sequence[str | Path],
+    label: str = "saliency map",
+    legend: Legend | None = None,
+    standard_error: np.ndarray | None = None,
+) -> list[Path]:
+    """Write the scan with one map over it as a series of colour Secondary Captures, one a slice.
+
+    Colours are chosen as by :func:`~monai_saliency.visualize.plot_saliency`. The scan is gray in
+    the window that its headers give, else in that of the pictures. The same map and series give the same UIDs.
+
+    Args:
+        folder: the folder to write: ``0001.dcm`` and so on, each whole or not at all. Other ``*.dcm`` files in it are
+            removed.
+        saliency: the map ``(1, columns, rows, slices)`` on the series' own grid.
+        files: the series that was explained.
+        label: what the map shows, at most 64 characters.
+        legend: what the colours mean; by default the largest absolute value is the last colour.
+        standard_error: of the map, of its shape; None where there is none.
+
+    Returns:
+        the files, in the order of the slices.
+
+    Raises:
+        AdviceError: as for :func:`~monai_saliency.transforms.save_parametric_map`.
+        OutputError: when a file cannot be written.
+        OptionalImportError: when highdicom is not installed. It gives the pip command.
+
+    Example::
+
+        save_secondary_capture("captures", saliency, sorted(folder.glob("*.dcm")), label="tumour")
+    """
+    hd, pydicom = (require(name, "dicom") for name in ("highdicom", "pydicom"))
+    found = _OnSeries.of(saliency, files)
+    legend = legend or default_legends([found.frames])[0]
+    error = None if standard_error is None else found.as_frames(np.asarray(standard_error))
+    coloured = coloured_voxels(found.frames, error, legend)
+    low, high = _window(found)
+    series, place = found.uid("captures", label, repr(legend)), Path(folder)
+    written = []
+    for number, (source, gray, frame, part) in enumerate(
+        zip(found.slices, found.scan, found.frames, coloured, strict=True), 1
+    ):
+        picture = blended(np.clip((gray - low) / (high - low), 0, 1), frame, part, legend.scale)
+        made = hd.sc.SCImage.from_ref_dataset(
+            source,
+            picture,
+            "RGB",
+            8,
+            "PATIENT",
+            series,
+            _CAPTURES,
+            found.uid("capture", label, repr(legend), str(number)),
+            number,
+            _NAME,
+            pixel_spacing=tuple(map(float, source.PixelSpacing)),
+            patient_orientation=_towards(source),
+            transfer_syntax_uid=pydicom.uid.ExplicitVRLittleEndian,
+        )
+        made.SeriesDescription = label
+        path = place / f"{number:04d}.dcm"
+        with atomic_path(path) as temporary:
+            made.save_as(temporary)
+        written.append(path)
+    for other in set(place.glob("*.dcm")) - set(written):
+        other.unlink()
+    return written
+
+
+def _window(found: _OnSeries) -> tuple[float, float]:
+    """The scan's values that are drawn black and white."""
+    middle, width = (found.slices[0].get(word) for word in ("WindowCenter", "WindowWidth"))
+    if middle is None or width is None or found.slices[0].get("Modality") != "CT":
+        return gray_window(found.scan)
+    # Several windows are listed in the order of their use.
+    middle, width = (float(np.atleast_1d(np.asarray(each, float))[0]) for each in (middle, width))
+    return (middle - width / 2, middle + width / 2) if width > 0 else gray_window(found.scan)
+
+
+def _towards(source: Any) -> tuple[str, str]:
+    """Where a slice's rows and columns lead, in DICOM's letters."""
+    along = np.array(source.ImageOrientationPatient, float).reshape(2, 3)
+    axes = np.abs(along).argmax(axis=1)
+    first, second = (_TOWARDS[axis][int(each[axis] < 0)] for each, axis in zip(along, axes, strict=True))
+    return first, second
+
+
+@dataclass(frozen=True)
+class _OnSeries:
+    """A map on the grid of the series that was explained: pydicom's slices, and arrays ``(slices, rows, columns)``."""
+
+    slices: Sequence[Any]
+    scan: np.ndarray
+    frames: np.ndarray
+    turn: np.ndarray
+
+    @staticmethod
+    def of(saliency: MetaTensor, files: Sequence[str | Path]) -> _OnSeries:
+        """The map ``(1, columns, rows, slices)`` on the series of these files."""
+        slices = sorted_series(files)
+        volume = volume_of(slices)
+        values = saliency.detach().cpu().numpy()
+        values = values if values.dtype == np.float64 else values.astype(np.float32)
+        affine = saliency.affine.cpu().numpy()
+        turn = nib.io_orientation(np.linalg.inv(volume.affine.numpy()) @ affine)  # another reader may have turned axes
+        affine = affine @ nib.orientations.inv_ornt_aff(turn, values.shape[1:])
+        values = nib.apply_orientation(values[0], turn)[None]
+        if values.shape != (1, *volume.shape):
+            raise AdviceError(f"the map must have the series' shape {(1, *volume.shape)}, got {values.shape}")
+        corners = np.array([*product(*([0, size - 1] for size in volume.shape), [1])])
+        apart = np.abs(corners @ (affine - volume.affine.cpu().numpy()).T).max()
+        if not apart <= 1e-3:
+            raise AdviceError(
+                f"the map lies up to {apart:.4g} mm off the series' grid, 1e-3 is allowed: invert it first"
+            )
+        if not np.isfinite(values).all():
+            raise AdviceError("the map has NaN or infinite values, which a Parametric Map cannot show")
+        scan, frames = (np.ascontiguousarray(each.transpose(2, 1, 0)) for each in (volume.numpy(), values[0]))
+        return _OnSeries(slices, scan, frames, turn)
+
+    def as_frames(self, values: np.ndarray) -> np.ndarray:
+        """An array on the map's grid ``(1, *spatial)``, such as its standard error, turned to the frames."""
+        return np.ascontiguousarray(nib.apply_orientation(values[0], self.turn).transpose(2, 1, 0))
+
+    def uid(self, *made_of: str) -> str:
+        """A UID that is the same for the same map, series and words."""
+        pydicom = require("pydicom", "dicom")
+        of = [*made_of, __version__, sha256(self.frames.tobytes()).hexdigest()]
+        return str(pydicom.uid.generate_uid(entropy_srcs=[*of, *(str(each.SOPInstanceUID) for each in self.slices)]))

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from monai.transforms import Compose
+import numpy as np
+from monai.config import KeysCollection
+from monai.transforms import Compose, MapTransform
 from monai.utils import CommonKeys
 
-from monai_saliency.transforms.label_maps import SaveRegionsd
+from monai_saliency.cases import image_spacing
+from monai_saliency.inferers.explanation import Explanation
+from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable
 from monai_saliency.transforms.save import GRID_KEY, SaveSaliencyd, error_key
 from monai_saliency.transforms.save_dicom import SaveDicomd
-from monai_saliency.utils.arguments import a_path, check_option, positive_or_none
+from monai_saliency.utils.arguments import a_path, check_option, flag, positive_or_none
 from monai_saliency.visualize.pictures import PICTURE_FORMATS
 
-__all__ = ["case_writers", "writer_settings"]
+__all__ = ["SaveRegionsd", "case_writers", "region_rows", "writer_settings"]
 
 
 def case_writers(
@@ -58,7 +62,7 @@ def case_writers(
     Example::
 
         >>> [type(step).__name__ for step in case_writers("maps").transforms]
-        ['SaveSaliencyd', 'SaveDicomd', 'SaveSaliencyd', 'SaveRegionsd']
+        ['SaveSaliencyd', 'SaveSaliencyd', 'SaveRegionsd']
     """
     drawn: dict[str, Any] = {"picture": picture, "scale": positive_or_none(f"{prefix}picture_scale", picture_scale)}
     drawn["picture_format"] = check_option(f"{prefix}picture_format", picture_format, PICTURE_FORMATS)
@@ -67,7 +71,7 @@ def case_writers(
     return Compose(
         [
             SaveSaliencyd(key, **on_grid, **drawn, report=report),
-            SaveDicomd(key, **on_grid, dicom=dicom, scale=picture_scale),
+            *([SaveDicomd(key, **on_grid, scale=picture_scale)] if flag(f"{prefix}dicom", dicom) else []),
             SaveSaliencyd([error_key(key), "disagreement"], **on_grid, picture=False, allow_missing_keys=True),
             SaveRegionsd(
                 folder / "regions.csv", names=region_names, image_key=image_key, cases=cases, allow_missing_keys=True
@@ -80,3 +84,89 @@ def writer_settings() -> list[str]:
     """The names of the settings of :func:`case_writers`, which are ids of configs."""
     parameters = inspect.signature(case_writers).parameters.values()
     return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+
+
+class SaveRegionsd(MapTransform):
+    """Adds a case's regions to a CSV table: the map's value and the volume of each region.
+
+    The columns are described in :func:`region_rows`. Cases whose masks are not made of regions are left alone.
+
+    Args:
+        path: the table's file, such as ``regions.csv``.
+        keys: the keys of the :class:`~monai_saliency.Explanation` objects.
+        names: the regions' names, by label; None for no names.
+        image_key: the key of the explained image, for its voxel sizes.
+        cases: the names of the cohort's cases. Rows of other cases are removed from the table. None keeps all rows.
+        allow_missing_keys: whether items may lack a key.
+
+    Example::
+
+        SaveRegionsd("regions.csv")({"explanation": explanation, "image": image, "case": "a"})
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        keys: KeysCollection = "explanation",
+        names: Mapping[Any, str] | None = None,
+        image_key: str = CommonKeys.IMAGE,
+        cases: Sequence[str] | None = None,
+        allow_missing_keys: bool = False,
+    ) -> None:
+        super().__init__(keys, allow_missing_keys)
+        self.table = CaseTable(path, cases, REGION_COLUMNS)
+        self.names = names
+        self.image_key = image_key
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
+        for key in self.key_iterator(dict(data)):
+            if data[key].masks.regions is None:
+                continue
+            self.table.add(region_rows(data[key], image_spacing(data[self.image_key][None]), self.names))
+        return data
+
+    def withdraw(self, case: str) -> None:
+        """Remove the rows of a case, which an earlier run may have written."""
+        if self.table.path.exists():
+            self.table.replace({case})
+
+
+def region_rows(
+    explanation: Explanation, spacing: Sequence[float] | None = None, names: Mapping[Any, str] | None = None
+) -> list[dict[str, Any]]:
+    """The values of the regions in the maps of a case, as rows of a table.
+
+    Args:
+        explanation: the result of the inferer, with masks made of regions.
+        spacing: the voxel sizes of the explained image in mm, for the volumes. None leaves the volumes empty.
+        names: the name of each region, by label.
+
+    Returns:
+        one dictionary for each map and region, with the keys of :data:`REGION_COLUMNS`. The value is in the unit of the
+        score, the volume in ml on the grid that the network sees.
+    """
+    regions = explanation.masks.regions
+    if regions is None:
+        raise ValueError("the masks are not made of regions, so no region has a value: use RegionMasks")
+    named = {int(label): name for label, name in (names or {}).items()}
+    index = regions.index.flatten().cpu()
+    counts = index.bincount(minlength=len(regions.values) + 1)
+    # A region of a 2D image has no volume.
+    voxel = float(np.prod(spacing)) / 1000 if spacing is not None and len(spacing) == 3 else None
+    rows = []
+    for (label, channel, _), saliency in zip(explanation.explained, explanation.saliency, strict=True):
+        # The map is constant inside a region, so the mean is its value there.
+        values = index.bincount(saliency.flatten().cpu().double(), minlength=len(counts)) / counts
+        for place, region in enumerate(regions.values, start=1):
+            rows.append(
+                {
+                    "case": explanation.name,
+                    "class": label,
+                    "channel": "" if channel is None else channel,
+                    "region": region,
+                    "name": named.get(int(region), ""),
+                    "saliency": float(values[place]),
+                    "volume_ml": "" if voxel is None else round(int(counts[place]) * voxel, 6),
+                }
+            )
+    return rows

@@ -90,12 +90,3 @@ def test_maps_go_back_to_their_series_whichever_way_it_was_read(tmp_path: Path) 
         assert 0 <= number < 7
         assert len([*(out / f"{case}_saliency_colour").iterdir()]) == len(VOXELS)
     assert sorted(turned) == [-1, 1]  # MONAI's reader has the slices of one of them the other way round
-
-
-def test_without_the_flag_nothing_is_written_and_the_earlier_is_removed(tmp_path: Path) -> None:
-    write(tmp_path / "in", "1.2.3", in_order(1), VOXELS)
-    (case,) = explained([tmp_path / "in"], tmp_path / "out", dicom=True).explained
-    assert (tmp_path / "out" / f"{case}_saliency.dcm").is_file()
-    explained([tmp_path / "in"], tmp_path / "out")
-    assert (tmp_path / "out" / f"{case}_saliency.nii.gz").is_file()
-    assert not [*tmp_path.glob("out/*.dcm"), *tmp_path.glob("out/*_colour")]

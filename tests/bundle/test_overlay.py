@@ -326,7 +326,8 @@ def test_scans_without_a_place_are_refused_before_they_are_explained(tmp_path: P
     """Their maps would lie nowhere. The others have theirs, and no perturbed image of the refused ones is run."""
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, low=0, high=200) for i in range(4)]
     two_places = nib.load(scans[0])
-    two_places.set_qform(np.diag([-1.0, -1, 1, 1]) @ two_places.affine, int(two_places.header["sform_code"]))
+    two_places.set_qform(two_places.affine, 1)
+    two_places.set_sform(two_places.affine @ np.diag([2.0, 1, 1, 1]), 1)
     complex_voxels = nib.Nifti1Image(nib.load(scans[1]).get_fdata().astype(np.complex64), AFFINES[1])
     flat = nib.Nifti1Image(nib.load(scans[2]).get_fdata(dtype=np.float32), None)
     flat.set_sform(np.diag([1.0, 0, 1, 1]), 2)

