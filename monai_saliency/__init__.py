@@ -10,20 +10,17 @@ from typing import Any
 
 from monai_saliency.cases import Case
 from monai_saliency.data.saliency_dataset import SaliencyDataset
-from monai_saliency.estimators.drise import DRISEScoring
-from monai_saliency.estimators.hsic import HSICScoring
-from monai_saliency.estimators.mc_rise import MCRISEScoring
-from monai_saliency.estimators.minimal import MinimalRegionScoring
+from monai_saliency.estimators.dependence import HSICScoring, SobolScoring
 from monai_saliency.estimators.occlusion import (
     HierarchicalScoring,
+    MinimalRegionScoring,
     OcclusionScoring,
     SimilarityScoring,
     SquaredDifferenceScoring,
 )
 from monai_saliency.estimators.regression import RegressionScoring
-from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.rise import DRISEScoring, MCRISEScoring, RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, shapley_values
-from monai_saliency.estimators.sobol import SobolScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill, MeanFill, ScanUnitFill
 from monai_saliency.inferers.explanation import Explanation
@@ -32,16 +29,13 @@ from monai_saliency.inferers.patch_memory import PatchMemory
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
-from monai_saliency.masks.grid import GridMasks
-from monai_saliency.masks.hierarchical import HierarchicalMasks
-from monai_saliency.masks.mc_rise import MCRISEMasks
+from monai_saliency.masks.grid import GridMasks, SobolMasks
+from monai_saliency.masks.hierarchical import HierarchicalMasks, RegionHierarchyMasks
 from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.region import RegionMasks
-from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
-from monai_saliency.masks.rise import RandomGridMasks, RISEMasks
+from monai_saliency.masks.rise import MCRISEMasks, RandomGridMasks, RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWindowMasks
-from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.masks.supervoxels import OrganSupervoxels, Supervoxels
 from monai_saliency.masks.until import UntilMasks
 from monai_saliency.methods import (

@@ -16,33 +16,28 @@ from monai.inferers import SlidingWindowInferer
 
 from monai_saliency import methods
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.estimators.drise import DRISEScoring
-from monai_saliency.estimators.hsic import HSICScoring
-from monai_saliency.estimators.mc_rise import MCRISEScoring
-from monai_saliency.estimators.minimal import MinimalRegionScoring
+from monai_saliency.estimators.dependence import HSICScoring, SobolScoring
 from monai_saliency.estimators.occlusion import (
     HierarchicalScoring,
+    MinimalRegionScoring,
     OcclusionScoring,
     SimilarityScoring,
     SquaredDifferenceScoring,
 )
 from monai_saliency.estimators.regression import RegressionScoring
-from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.rise import DRISEScoring, MCRISEScoring, RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring
-from monai_saliency.estimators.sobol import SobolScoring
 from monai_saliency.fills.blur import BlurFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
-from monai_saliency.masks.grid import GridMasks
+from monai_saliency.masks.grid import GridMasks, SobolMasks
 from monai_saliency.masks.hierarchical import HierarchicalMasks
-from monai_saliency.masks.mc_rise import MCRISEMasks
 from monai_saliency.masks.minimal import MinimalMasks
-from monai_saliency.masks.rise import RandomGridMasks, RISEMasks
+from monai_saliency.masks.rise import MCRISEMasks, RandomGridMasks, RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWindowMasks
-from monai_saliency.masks.sobol import SobolMasks
 from monai_saliency.targets import RegressionScore, Target
 
 

@@ -4,20 +4,17 @@ An estimator is a pure function of the scores. A :class:`ScoreState` collects th
 """
 
 from monai_saliency.estimators.base import Estimator, ScoreState
-from monai_saliency.estimators.drise import DRISEScoring
-from monai_saliency.estimators.hsic import HSICScoring
-from monai_saliency.estimators.mc_rise import MCRISEScoring
-from monai_saliency.estimators.minimal import MinimalRegionScoring
+from monai_saliency.estimators.dependence import HSICScoring, SobolScoring
 from monai_saliency.estimators.occlusion import (
     HierarchicalScoring,
+    MinimalRegionScoring,
     OcclusionScoring,
     SimilarityScoring,
     SquaredDifferenceScoring,
 )
 from monai_saliency.estimators.regression import RegressionScoring
-from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.rise import DRISEScoring, MCRISEScoring, RISEScoring
 from monai_saliency.estimators.shapley import ShapleyScoring, ShapleyValues, shapley_values
-from monai_saliency.estimators.sobol import SobolScoring
 
 __all__ = [
     "DRISEScoring",

@@ -6,25 +6,35 @@ depend on the image. Scores of different ranges of masks merge in any order to t
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id
+from monai_saliency.masks.base import BoundMasks, Id, Ids
+from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
 __all__ = [
     "Estimator",
     "Meaning",
     "ScoreState",
-    "first_round",
+    "centred",
+    "in_groups",
+    "moments",
     "of_each_score",
+    "ratio_error",
+    "scaled",
     "score_rounding",
     "split_coverage",
     "with_ones",
 ]
+
+# Voxels of maps whose standard errors are made at once: each takes a few sums in double precision.
+_AT_ONCE = 2**23
 
 
 class Meaning(NamedTuple):
@@ -52,9 +62,6 @@ class ScoreState:
         scores: ``(N, K)``, one row per mask, in the precision of ``reference_scores``; 0 where a mask has no score yet.
         seen: bool ``(N,)``, the masks that have a score.
 
-    Raises:
-        ValueError: when the masks have no first round.
-
     Example::
 
         >>> import torch
@@ -66,11 +73,11 @@ class ScoreState:
         [[[0.0, 0.0, 4.0, 4.0, 1.0, 1.0]]]
     """
 
-    def __init__(self, estimator: Estimator, masks: BoundMasks, reference_scores: torch.Tensor) -> None:
+    def __init__(self, estimator: Estimator, masks: BoundMasks, reference_scores: Tensor) -> None:
         self.estimator = estimator
         self.masks = masks
         self.reference_scores = reference_scores
-        self.ids = first_round(masks)
+        self.ids = masks.first_round()
         self.scores = reference_scores.new_zeros(len(self.ids), len(reference_scores))
         self.seen = torch.zeros(len(self.ids), dtype=torch.bool, device="cpu")
 
@@ -81,14 +88,13 @@ class ScoreState:
             False when no round is left.
 
         Raises:
-            ValueError: when a mask of the current round has no score yet, or when the masks ask for a mask again.
+            ValueError: when a mask of the current round has no score yet.
         """
         if not bool(self.seen.all()):
             raise ValueError("a round begins when all masks of the one before are scored")
         found = self._wanted() if self.masks.in_rounds else []
         if not found:
             return False
-        _check_round(self.masks, found, self.ids)
         self.ids = [*self.ids, *found]
         self.scores = torch.cat([self.scores, self.scores.new_zeros(len(found), self.scores.shape[1])])
         self.seen = torch.cat([self.seen, torch.zeros(len(found), dtype=torch.bool, device="cpu")])
@@ -106,16 +112,10 @@ class ScoreState:
         """Why no round follows, in words: of the score that asked for most masks."""
         if not len(self.reference_scores):
             return ""
-        if not self.masks.in_rounds:
-            return self.masks.stopped(self.ids, self.scores.cpu(), self.reference_scores.cpu())
-        texts = []
-        for score, reference in zip(self.scores.cpu().T, self.reference_scores.cpu(), strict=True):
-            rows, _ = self.masks.replayed(self.ids, score[:, None], reference[None])
-            own = [self.ids[row] for row in rows], score[rows, None], reference[None]
-            texts.append((len(rows), self.masks.stopped(*own)))
-        return max(texts, key=lambda each: each[0])[1]
+        each = _own_scores(self.masks, self.ids, self.scores.cpu(), self.reference_scores.cpu())
+        return self.masks.stopped(*max(each, key=lambda own: len(own[0])))
 
-    def update(self, rows: Sequence[int], scores: torch.Tensor) -> None:
+    def update(self, rows: Sequence[int], scores: Tensor) -> None:
         """Add the scores of some rows.
 
         Args:
@@ -148,20 +148,20 @@ class ScoreState:
         rows = other.seen.nonzero().flatten().tolist()
         self.update(rows, other.scores[rows])
 
-    def compute(self) -> torch.Tensor:
+    def compute(self) -> Tensor:
         """The map from the scores so far; a ValueError if no mask has a score."""
         return of_each_score(self.estimator.compute, self.masks, *self._scored(), self.reference_scores)
 
-    def noise(self, rounding: float = 0.0) -> torch.Tensor | None:
+    def noise(self, rounding: float = 0.0) -> Tensor | None:
         """How large a value of the map can be by chance, as :meth:`Estimator.noise` returns it."""
         noise = partial(self.estimator.noise, rounding=rounding)
         return of_each_score(noise, self.masks, *self._scored(), self.reference_scores)
 
-    def standard_error(self) -> torch.Tensor | None:
+    def standard_error(self) -> Tensor | None:
         """The standard error of the map, as :meth:`Estimator.standard_error` returns it."""
         return of_each_score(self.estimator.standard_error, self.masks, *self._scored(), self.reference_scores)
 
-    def _scored(self) -> tuple[Sequence[int], torch.Tensor]:
+    def _scored(self) -> tuple[Sequence[int], Tensor]:
         """The masks that have scores, and these."""
         ids, scores = self.ids, self.scores
         if not bool(self.seen.all()):
@@ -173,32 +173,25 @@ class ScoreState:
 
 
 def of_each_score(
-    made: Callable[..., Any], masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
+    made: Callable[..., Any], masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor
 ) -> Any:
     """What an estimator makes of scores: of each by the masks that it asks for itself, where they come in rounds."""
-    if not masks.in_rounds or not len(reference_scores):
-        return made(masks, ids, scores, reference_scores)
-    found = []
-    for score, reference in zip(scores.split(1, dim=1), reference_scores.split(1), strict=True):
-        rows, _ = masks.replayed(ids, score.cpu(), reference.cpu())
-        rows = rows or list(range(len(ids)))  # of a part of the first round
-        found.append(made(masks, [ids[row] for row in rows], score[rows], reference))
+    found = [made(masks, *own) for own in _own_scores(masks, ids, scores, reference_scores)]
     return None if found[0] is None else torch.cat(found)
 
 
-def first_round(masks: BoundMasks) -> Sequence[Id]:
-    """The ids of the first round of masks."""
-    found = masks.first_round()
-    _check_round(masks, found, ())
+def _own_scores(
+    masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor
+) -> list[tuple[Ids, Tensor, Tensor]]:
+    """The masks and scores that each explained score asks for itself, where masks come in rounds; else all at once."""
+    if not masks.in_rounds or not len(reference_scores):
+        return [(ids, scores, reference_scores)]
+    found: list[tuple[Ids, Tensor, Tensor]] = []
+    for score, reference in zip(scores.split(1, dim=1), reference_scores.split(1), strict=True):
+        rows, _ = masks.replayed(ids, score.cpu(), reference.cpu())
+        rows = rows or list(range(len(ids)))  # of a part of the first round
+        found.append(([ids[row] for row in rows], score[rows], reference))
     return found
-
-
-def _check_round(masks: BoundMasks, found: Sequence[int], before: Sequence[int]) -> None:
-    """Refuse a round that is empty or asks for a mask again."""
-    if not isinstance(found, range) and len({*found, *before}) < len(found) + len(before):
-        raise ValueError(f"{type(masks).__name__} asks for a mask that is scored already")
-    if not len(found):
-        raise ValueError(f"{type(masks).__name__} asks for a round without masks: give None when there is no more")
 
 
 class Estimator(ABC):
@@ -220,14 +213,12 @@ class Estimator(ABC):
         [[[1.0, 2.0, 3.0]]]
     """
 
-    def start(self, masks: BoundMasks, reference_scores: torch.Tensor) -> ScoreState:
+    def start(self, masks: BoundMasks, reference_scores: Tensor) -> ScoreState:
         """An empty state for one case, from its masks and the scores ``(K,)`` of its unperturbed image."""
         return ScoreState(self, masks, reference_scores)
 
     @abstractmethod
-    def compute(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
         """Make the map from scores.
 
         Args:
@@ -250,13 +241,8 @@ class Estimator(ABC):
         return Meaning()
 
     def noise(
-        self,
-        masks: BoundMasks,
-        ids: Sequence[Id],
-        scores: torch.Tensor,
-        reference_scores: torch.Tensor,
-        rounding: float = 0.0,
-    ) -> torch.Tensor | None:
+        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
+    ) -> Tensor | None:
         """How large a value of the map can be by chance: the standard error that sampling leaves, and the rounding of
         the scores. Values of the map that are not several times larger mean nothing. Arguments as for :meth:`compute`;
         ``rounding`` is how far a score may be off by the network's own precision, relative to the largest score: 2^-20
@@ -267,9 +253,7 @@ class Estimator(ABC):
         """
         return None
 
-    def standard_error(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor | None:
+    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
         """How far each voxel of the map may be from the value that endless masks would give. Arguments as for
         :meth:`compute`.
 
@@ -283,7 +267,7 @@ class Estimator(ABC):
         return None
 
 
-def score_rounding(scores: torch.Tensor, reference_scores: torch.Tensor, rounding: float = 0.0) -> torch.Tensor:
+def score_rounding(scores: Tensor, reference_scores: Tensor, rounding: float = 0.0) -> Tensor:
     """How far scores of one image may differ by rounding alone: eight units in the last place of the largest score, one
     millionth of it in float32.
     """
@@ -291,11 +275,72 @@ def score_rounding(scores: torch.Tensor, reference_scores: torch.Tensor, roundin
     return max(8 * torch.finfo(scores.dtype).eps, rounding) * largest
 
 
-def with_ones(weights: torch.Tensor) -> torch.Tensor:
+def with_ones(weights: Tensor) -> Tensor:
     """Weights ``(n, K)`` with a further column of ones, ``(n, K + 1)``; its weighted sum is the sum of the masks."""
     return torch.cat([weights, weights.new_ones(len(weights), 1)], dim=1)
 
 
-def split_coverage(sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def split_coverage(sums: Tensor) -> tuple[Tensor, Tensor]:
     """Split sums ``(K + 1, ...)`` weighted by :func:`with_ones` into the K weighted sums and the sum of the masks."""
     return sums[:-1], sums[-1]
+
+
+def moments(masks: BoundMasks, ids: Ids, first: Tensor, second: Tensor, origin: float) -> tuple[Tensor, Tensor]:
+    """The sums of ``M - origin``, and of its square, each mask M multiplied by its weights; masks are rendered once."""
+    sums = masks.zero_sums(first), masks.zero_sums(second)
+    weights = [each.to(masks.device, masks.dtype) for each in (first, second)]
+    with exact_arithmetic(masks.device):
+        for chunk, rendered in masks.stream(ids):
+            power = rendered.flatten(1).sub_(origin)
+            sums[0].add_((weights[0][chunk].T @ power).reshape(sums[0].shape))
+            power.square_()
+            sums[1].add_((weights[1][chunk].T @ power).reshape(sums[1].shape))
+    return sums
+
+
+def in_groups(masks: BoundMasks, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+    """``function`` of as many columns of scores ``(n, K)`` at a time as memory is spent on, at least one."""
+    size = (masks.channels or 1) * math.prod(masks.spatial_shape)
+    return torch.cat([function(columns) for columns in scores.split(max(1, _AT_ONCE // size), dim=1)])
+
+
+def scaled(deviations: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns ``(n, K)`` divided by their largest absolute value ``(K,)``, and this: their squares neither vanish nor
+    overflow in float32. A column of zeros stays.
+    """
+    largest = deviations.abs().amax(dim=0)
+    return deviations / torch.where(largest > 0, largest, 1.0), largest
+
+
+def centred(scores: Tensor) -> Tensor:
+    """Scores less their mean, in double precision. Equal scores give zeros exactly, however large they are."""
+    shifted = scores.to(accumulation_dtype(scores.device))
+    shifted = shifted - shifted[:1]
+    return shifted - shifted.mean(dim=0)
+
+
+def ratio_error(masks: BoundMasks, ids: Ids, values: Tensor, origin: float, above_mean: bool) -> Tensor:
+    """The standard errors of ratios ``S = sum(d * w) / sum(w)`` of n masks with ``w = M - origin`` and values ``d``,
+    ``(n, K)``; with ``above_mean`` of ``S - mean d``. 0 where no mask has a weight.
+
+    With ``m = mean w`` that is the root mean square of ``(d - S) * w / m``, or of ``(d - S) * w / m - d``, over masks,
+    divided by ``sqrt(n - 1)``.
+    """
+    n = len(ids)
+
+    def error(values: Tensor) -> Tensor:
+        d, scale = scaled(centred(values))
+        k = d.shape[1]
+        weights = with_ones(torch.cat([d.square(), d], dim=1))
+        first, second = moments(masks, ids, weights, weights, origin)
+        square, linear, weight = first.split([k, k, 1])
+        own_square, own_linear, own = second.split([k, k, 1])
+        value = torch.where(weight != 0, linear / weight, 0.0)
+        sums = (own_square - 2 * value * own_linear + value.square() * own).clamp_min(0) * (n / weight).square()
+        shape = (-1, *[1] * (sums.ndim - 1))
+        if above_mean:
+            sums = sums - 2 * (square - value * linear) * (n / weight) + d.square().sum(dim=0).to(sums).reshape(shape)
+        found = (sums.clamp_min(0) / (n * (n - 1))).sqrt() * scale.to(sums).reshape(shape)
+        return torch.where(weight != 0, found, 0.0).flatten(0, 1).to(masks.dtype)
+
+    return in_groups(masks, error, values)

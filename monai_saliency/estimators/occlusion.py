@@ -1,23 +1,25 @@
-"""Occlusion: what a voxel takes from the score while it is hidden, on average or summed over levels."""
+"""Occlusion: what a voxel takes from the score while it is hidden, on average or summed over levels; and the smallest
+set of windows that keeps the score.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from monai_saliency.estimators.base import Estimator, Meaning, score_rounding, split_coverage, with_ones
-from monai_saliency.estimators.moments import in_groups, moments, scaled
-from monai_saliency.masks.base import BoundMasks, Id
+from monai_saliency.estimators.base import Estimator, Meaning, ratio_error, score_rounding, split_coverage, with_ones
+from monai_saliency.masks.base import BoundMasks, Ids
+from monai_saliency.masks.minimal import BoundMinimalMasks
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
 __all__ = [
     "HierarchicalScoring",
+    "MinimalRegionScoring",
     "OcclusionScoring",
     "SimilarityScoring",
     "SquaredDifferenceScoring",
-    "sum_of_hidden",
 ]
 
 
@@ -38,31 +40,22 @@ class OcclusionScoring(Estimator):
         [[[[1.0, 2.0], [3.0, 4.0]]]]
     """
 
-    def _averaged(self, drops: torch.Tensor) -> torch.Tensor:
+    def _averaged(self, drops: Tensor) -> Tensor:
         """The values of masks that are averaged, of the drops ``f0 - f``. A subclass averages others."""
         return drops
 
-    def compute(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
         values = with_ones(self._averaged(reference_scores - scores))
-        total, coverage = split_coverage(sum_of_hidden(masks, ids, values))
+        total, coverage = split_coverage(_sum_of_hidden(masks, ids, values))
         return torch.where(coverage > 0, total / coverage, 0.0).flatten(0, 1).to(masks.dtype)
 
     def noise(
-        self,
-        masks: BoundMasks,
-        ids: Sequence[Id],
-        scores: torch.Tensor,
-        reference_scores: torch.Tensor,
-        rounding: float = 0.0,
-    ) -> torch.Tensor | None:
+        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
+    ) -> Tensor | None:
         """The rounding of the scores, if windows or regions are hidden in turn; None for masks drawn at random."""
         return None if masks.drawn else self._averaged(score_rounding(scores, reference_scores, rounding))
 
-    def standard_error(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor | None:
+    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
         """The standard error of each voxel for masks drawn at random; None for windows or regions that are hidden in
         turn, and for fewer than three masks.
 
@@ -70,25 +63,10 @@ class OcclusionScoring(Estimator):
         the root mean square of ``(f0 - f - S) * (1 - M)`` over masks, divided by ``sqrt(n - 1)`` and by the mean of
         ``1 - M``. Voxels that no mask hides have 0.
         """
-        n = len(ids)
-        if not masks.drawn or n < 3:
+        if not masks.drawn or len(ids) < 3:
             return None
-
-        def error(drops: torch.Tensor) -> torch.Tensor:
-            drops = drops - drops[:1]
-            d, scale = scaled(drops - drops.mean(dim=0))
-            k = d.shape[1]
-            # M - 1 is what is hidden, below zero.
-            first, second = moments(masks, ids, with_ones(-d), with_ones(torch.cat([d.square(), d], 1)), 1.0)
-            drop, coverage = first[:k], -first[k:]
-            squares, mixed, hidden = second.split([k, k, 1])
-            value = torch.where(coverage > 0, drop / coverage, 0.0)
-            sums = (squares - 2 * value * mixed + value.square() * hidden).clamp_min_(0)
-            found = (sums * (n / (n - 1))).sqrt_() * scale.to(sums).reshape(-1, *[1] * (sums.ndim - 1))
-            return torch.where(coverage > 0, found / coverage, 0.0).flatten(0, 1).to(masks.dtype)
-
         drops = reference_scores.to(accumulation_dtype(scores.device)) - scores
-        return in_groups(masks, error, self._averaged(drops))
+        return ratio_error(masks, ids, self._averaged(drops), 1.0, above_mean=False)
 
 
 class SimilarityScoring(OcclusionScoring):
@@ -113,7 +91,7 @@ class SimilarityScoring(OcclusionScoring):
         [[[[1.0, 0.0], [3.0, 4.0]]]]
     """
 
-    def _averaged(self, drops: torch.Tensor) -> torch.Tensor:
+    def _averaged(self, drops: Tensor) -> Tensor:
         return drops.clamp_min(0)
 
     def meaning(self, masks: BoundMasks) -> Meaning:
@@ -141,7 +119,7 @@ class SquaredDifferenceScoring(OcclusionScoring):
         [[[[0.5, 2.0], [4.5, 8.0]]]]
     """
 
-    def _averaged(self, drops: torch.Tensor) -> torch.Tensor:
+    def _averaged(self, drops: Tensor) -> Tensor:
         return 0.5 * drops.square()
 
     def meaning(self, masks: BoundMasks) -> Meaning:
@@ -168,10 +146,8 @@ class HierarchicalScoring(Estimator):
         [[[[11.0, 12.0, 1.0, 1.0], [13.0, 14.0, 1.0, 1.0]]]]
     """
 
-    def compute(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
-        return sum_of_hidden(masks, ids, reference_scores - scores).flatten(0, 1).to(masks.dtype)
+    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+        return _sum_of_hidden(masks, ids, reference_scores - scores).flatten(0, 1).to(masks.dtype)
 
     def meaning(self, masks: BoundMasks) -> Meaning:
         levels = getattr(masks, "num_levels", 1)
@@ -180,30 +156,61 @@ class HierarchicalScoring(Estimator):
         return Meaning(f"sum of the score's changes, one for each of {levels} window sizes", levels)
 
     def noise(
-        self,
-        masks: BoundMasks,
-        ids: Sequence[Id],
-        scores: torch.Tensor,
-        reference_scores: torch.Tensor,
-        rounding: float = 0.0,
-    ) -> torch.Tensor | None:
+        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
+    ) -> Tensor | None:
         """The rounding of the scores, once for each level: nothing is left to chance."""
         return getattr(masks, "num_levels", 1) * score_rounding(scores, reference_scores, rounding)
 
 
-def sum_of_hidden(masks: BoundMasks, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
+class MinimalRegionScoring(Estimator):
+    """1 inside the smallest set of windows that keeps the score, 0 outside; of each explained score its own.
+
+    **Unit**: none, it is a region. ``explanation.masks.found(...)`` gives its number of voxels, and the scores with
+    only the region kept or hidden (:class:`~monai_saliency.masks.minimal.FoundRegion`). The map is zero if the image's
+    score is not above the fill's.
+
+    Raises:
+        ValueError: (from ``compute``) for masks other than :class:`~monai_saliency.MinimalMasks`, or when rounds are
+            missing.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import RegressionScore, minimal_region
+        >>> explain = minimal_region(0.9, window_size=2, levels=2, keep=1, target=RegressionScore())
+        >>> image = torch.ones(1, 1, 4, 4)
+        >>> (found,) = explain.explain(image, lambda x: x[:, :, 1, 1:3].sum(-1))  # the score is the sum of two voxels
+        >>> found.saliency[0].tolist()
+        [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+        >>> (region,) = found.masks.found(found.ids, found.scores, found.reference_scores)
+        >>> region.voxels, region.kept_score, region.hidden_score
+        (2, 2.0, 0.0)
+    """
+
+    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+        if not isinstance(masks, BoundMinimalMasks):
+            raise ValueError(
+                f"a minimal region needs MinimalMasks, got masks of {masks.key[0]}: use minimal_region(...)"
+            )
+        found = masks.found(ids, scores, reference_scores)
+        maps = torch.zeros(len(found), *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
+        for each, region in zip(maps, found, strict=True):
+            for box in region.boxes:
+                each[box] = 1
+        return maps
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        return Meaning("1 in the smallest set that keeps the score", in_score_unit=False, signed=False)
+
+
+def _sum_of_hidden(masks: BoundMasks, ids: Ids, weights: Tensor) -> Tensor:
     """``sum_i weights[i, k] * (1 - M_i)`` as ``(K, channels or 1, *spatial)``."""
     sums = masks.zero_sums(weights)
     weights = weights.to(masks.device, masks.dtype)
-    hidden_boxes = masks.hidden_boxes(ids)
-    boxes = masks.changed_boxes(ids) if hidden_boxes is None else hidden_boxes
-    if boxes is not None:
+    if (boxes := masks.changed_boxes(ids)) is not None:
         for number, box, each in zip(ids, boxes, weights.to(sums), strict=True):
             inside: Any = (..., *box)
-            added = each.reshape(-1, *[1] * (sums.ndim - 1))
-            if hidden_boxes is None:
-                added = added * (1 - masks.render([number], box=box)[0])
-            sums[inside] += added
+            sums[inside] += each.reshape(-1, *[1] * (sums.ndim - 1)) * (1 - masks.render([number], box=box)[0])
         return sums
     with exact_arithmetic(masks.device):
         for chunk, rendered in masks.stream(ids):

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from monai_saliency.estimators.base import Estimator, score_rounding
-from monai_saliency.masks.base import BoundMasks, Id
+from monai_saliency.masks.base import BoundMasks, Id, Ids
 from monai_saliency.utils.arguments import whole_number
 
 __all__ = ["RegressionScoring"]
@@ -69,14 +70,12 @@ class RegressionScoring(Estimator):
     def __init__(self, cells: int = 16) -> None:
         self.cells = whole_number("cells", cells, 1)
 
-    def compute(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
         if masks.channels is not None:
             raise ValueError("a regression needs masks that all channels share: leave out `per_channel`")
         return _each(lambda score: self.effects(masks, ids, score), masks, scores)
 
-    def effects(self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor) -> torch.Tensor:
+    def effects(self, masks: BoundMasks, ids: Ids, scores: Tensor) -> Tensor:
         """The map ``(*spatial)`` of one score ``(n,)`` of n masks, float64 on the CPU; 0 where all scores are equal, or
         with fewer than three masks.
         """
@@ -85,9 +84,7 @@ class RegressionScoring(Estimator):
             return torch.zeros(masks.spatial_shape, dtype=torch.float64)
         return _voxels(torch.stack(heights).mean(dim=0)[None], _basis(masks, self.cells))[0] * _cell(masks, self.cells)
 
-    def standard_error(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor | None:
+    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
         """The standard error of each voxel: the jackknife over masks, for the penalties that were chosen. None with
         fewer than three masks.
         """
@@ -96,27 +93,22 @@ class RegressionScoring(Estimator):
         return _each(lambda score: _error(masks, *_plain(ids, score), self.cells), masks, scores)
 
     def noise(
-        self,
-        masks: BoundMasks,
-        ids: Sequence[Id],
-        scores: torch.Tensor,
-        reference_scores: torch.Tensor,
-        rounding: float = 0.0,
-    ) -> torch.Tensor | None:
+        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
+    ) -> Tensor | None:
         """The root mean square of the standard error over voxels, or the rounding of the scores where it is larger."""
         found = score_rounding(scores, reference_scores, rounding)
         errors = self.standard_error(masks, ids, scores, reference_scores)
         return found if errors is None else torch.maximum(found.to(errors), errors.square().flatten(1).mean(1).sqrt())
 
 
-def _each(make: Callable[[torch.Tensor], torch.Tensor], masks: BoundMasks, scores: torch.Tensor) -> torch.Tensor:
+def _each(make: Callable[[Tensor], Tensor], masks: BoundMasks, scores: Tensor) -> Tensor:
     found = torch.zeros(scores.shape[1], *masks.spatial_shape, dtype=masks.dtype, device=masks.device)
     for values, score in zip(found, scores.T, strict=True):
         values.copy_(make(score))
     return found
 
 
-def _plain(ids: Sequence[Id], scores: torch.Tensor) -> tuple[tuple[Id, ...], tuple[float, ...]]:
+def _plain(ids: Ids, scores: Tensor) -> tuple[tuple[Id, ...], tuple[float, ...]]:
     return tuple(ids), tuple(scores.double().tolist())
 
 
@@ -135,7 +127,7 @@ def _fits(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cel
 
 
 @lru_cache(maxsize=4)
-def _error(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> torch.Tensor:
+def _error(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], cells: int) -> Tensor:
     """The standard error of each voxel, for one score: its size says how large a value is by chance, too."""
     basis, squares = _basis(masks, cells), torch.zeros(masks.spatial_shape, dtype=torch.float64)
     fits, step = _fits(masks, ids, scores, cells), max(1, _AT_ONCE // 16 // math.prod(masks.spatial_shape))
@@ -146,7 +138,7 @@ def _error(masks: BoundMasks, ids: tuple[Id, ...], scores: tuple[float, ...], ce
     return squares.sqrt() / max(1, len(fits)) * _cell(masks, cells)
 
 
-def _basis(masks: BoundMasks, cells: int) -> list[torch.Tensor]:
+def _basis(masks: BoundMasks, cells: int) -> list[Tensor]:
     return [_bumps(n, max(1.0, _SMOOTH * n / cells)) for n in masks.spatial_shape]
 
 
@@ -155,7 +147,7 @@ def _cell(masks: BoundMasks, cells: int) -> float:
     return math.prod(max(1.0, n / cells) for n in masks.spatial_shape)
 
 
-def _bumps(size: int, length: float) -> torch.Tensor:
+def _bumps(size: int, length: float) -> Tensor:
     """Gaussian bumps along an axis, ``(size, bumps)``, one length apart, from one before it to one behind."""
     count = math.ceil((size + 2 * length) / length)
     places = (size - 1) / 2 + (np.arange(count + 1) - count / 2) * length
@@ -163,7 +155,7 @@ def _bumps(size: int, length: float) -> torch.Tensor:
     return torch.from_numpy(np.exp(-(((np.arange(size)[:, None] - places) / length) ** 2)))
 
 
-def _voxels(heights: torch.Tensor, bumps: Sequence[torch.Tensor]) -> torch.Tensor:
+def _voxels(heights: Tensor, bumps: Sequence[Tensor]) -> Tensor:
     """Heights ``(n, bumps)`` as maps ``(n, *spatial)``."""
     found = heights.reshape(-1, *(each.shape[1] for each in bumps))
     for each in bumps:  # the first axis becomes the last
@@ -176,14 +168,14 @@ class _Ridge(NamedTuple):
     without it, and weights ``(n, n)``, the inverse of the products of features with the penalty.
     """
 
-    features: torch.Tensor
-    heights: torch.Tensor
-    explained: torch.Tensor
-    left_out: torch.Tensor
-    weights: torch.Tensor
+    features: Tensor
+    heights: Tensor
+    explained: Tensor
+    left_out: Tensor
+    weights: Tensor
 
     @property
-    def changes(self) -> torch.Tensor:
+    def changes(self) -> Tensor:
         """``(n, bumps)``, how far the heights lie above those without each mask: its leave-one-out error times what it
         weighs.
         """
@@ -197,16 +189,16 @@ class _Fit(NamedTuple):
 
     first: _Ridge
     second: _Ridge
-    root: torch.Tensor
-    slope: torch.Tensor
+    root: Tensor
+    slope: Tensor
 
     @property
-    def heights(self) -> torch.Tensor:
+    def heights(self) -> Tensor:
         """``(bumps,)``."""
         return self.slope * self.root * self.second.heights
 
     @property
-    def changes(self) -> torch.Tensor:
+    def changes(self) -> Tensor:
         """``(n, bumps)``, how far the heights lie above those without each mask, to first order."""
         first, second, root = self.first, self.second, self.root
         # The variances change without a mask, and the heights with them: by themselves, and by the others' response.
@@ -215,7 +207,7 @@ class _Fit(NamedTuple):
         return self.slope * (second.changes * root + moved - response * root)
 
 
-def _fit(features: torch.Tensor, scores: torch.Tensor) -> _Fit | None:
+def _fit(features: Tensor, scores: Tensor) -> _Fit | None:
     """Both fits of scores ``(n,)`` on features ``(n, bumps)``; None where the masks are alike."""
     features, centred = features - features.mean(dim=0), scores - scores.mean()
     spread = centred.square().mean().sqrt()
@@ -231,7 +223,7 @@ def _fit(features: torch.Tensor, scores: torch.Tensor) -> _Fit | None:
     return _Fit(first, second, root, centred @ second.explained / squares)
 
 
-def _ridge(features: torch.Tensor, wanted: torch.Tensor) -> _Ridge:
+def _ridge(features: Tensor, wanted: Tensor) -> _Ridge:
     """The ridge regression with the least leave-one-out error, of centred features and values."""
     values, vectors = torch.linalg.eigh(features @ features.T)
     values, along, squares = values.clamp_min(0), vectors.T @ wanted, vectors.square()

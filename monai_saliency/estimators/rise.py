@@ -1,19 +1,30 @@
-"""RISE: how far keeping a voxel raises the score."""
+"""RISE, D-RISE and MC-RISE: how far keeping a voxel raises the score."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from monai_saliency.estimators.base import Estimator, score_rounding, split_coverage, with_ones
-from monai_saliency.estimators.moments import centred, in_groups, moments, scaled
-from monai_saliency.masks.base import BoundMasks, Id
+from monai_saliency.estimators.base import (
+    Estimator,
+    Meaning,
+    centred,
+    in_groups,
+    moments,
+    ratio_error,
+    scaled,
+    score_rounding,
+    split_coverage,
+    with_ones,
+)
+from monai_saliency.masks.base import BoundMasks, Ids
 from monai_saliency.utils.arguments import check_option, probability
 from monai_saliency.utils.precision import accumulation_dtype
 
-__all__ = ["RISEScoring"]
+__all__ = ["DRISEScoring", "MCRISEScoring", "RISEScoring"]
 
 _FORMS = ["centred", "debiased", "plain"]
 # Masks from which the spread of a voxel is read: 16 grids of 4 x 4 cells are 256 draws.
@@ -65,9 +76,7 @@ class RISEScoring(Estimator):
             )
         self.p1 = 0.0 if form == "plain" else float(p1)  # what does not count is the same in equal settings
 
-    def compute(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
         if self.form == "plain":
             weighted, coverage = split_coverage(masks.weighted_sum(ids, with_ones(scores)))
             kept = coverage.mean(dim=tuple(range(1, coverage.ndim)), keepdim=True)
@@ -88,13 +97,8 @@ class RISEScoring(Estimator):
         return weighted.flatten(0, 1).to(masks.dtype)
 
     def noise(
-        self,
-        masks: BoundMasks,
-        ids: Sequence[Id],
-        scores: torch.Tensor,
-        reference_scores: torch.Tensor,
-        rounding: float = 0.0,
-    ) -> torch.Tensor | None:
+        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
+    ) -> Tensor | None:
         """The standard error of a voxel of the centred and debiased maps; None for the plain one.
 
         If the scores do not depend on a voxel, its value has this standard deviation over other random masks:
@@ -108,9 +112,7 @@ class RISEScoring(Estimator):
         spread = deviations.square().mean(dim=0).sqrt() * self._spread_of_masks(masks, ids[:_SPREAD_MASKS])
         return torch.hypot(spread / (self.p1 * len(ids) ** 0.5), score_rounding(scores, reference_scores).to(spread))
 
-    def standard_error(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor | None:
+    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
         """The standard error of each voxel of the centred and debiased maps; None for the plain one, which is read
         relative to its own mean, and for fewer than three masks.
 
@@ -123,7 +125,7 @@ class RISEScoring(Estimator):
         is_centred = self.form == "centred"
         n, deviations = len(ids), centred(scores) if is_centred else _long(scores)
 
-        def error(d: torch.Tensor) -> torch.Tensor:
+        def error(d: Tensor) -> Tensor:
             d, scale = scaled(d)
             weights = torch.cat([d, d.square(), d.new_ones(n, 1)], dim=1)
             sums, squares = moments(masks, ids, weights, d.square(), self.p1)
@@ -141,7 +143,7 @@ class RISEScoring(Estimator):
 
         return in_groups(masks, error, deviations)
 
-    def _spread_of_masks(self, masks: BoundMasks, ids: Sequence[Id]) -> torch.Tensor:
+    def _spread_of_masks(self, masks: BoundMasks, ids: Ids) -> Tensor:
         """The standard deviation of a voxel over masks, a mean over the voxels that masks hide."""
         hidden = None if masks.regions is None else masks.regions.index > 0
         total = _long(torch.zeros((), device=masks.device))
@@ -152,5 +154,175 @@ class RISEScoring(Estimator):
         return (total / (len(ids) * (masks.channels or 1) * voxels)).sqrt()
 
 
-def _long(scores: torch.Tensor) -> torch.Tensor:
+def _long(scores: Tensor) -> Tensor:
     return scores.to(accumulation_dtype(scores.device))
+
+
+class DRISEScoring(Estimator):
+    """The average score while a voxel is kept (D-RISE: Petsiuk et al., CVPR 2021, arXiv 2006.03204, section 3).
+
+    f is the score of a mask M, of a detector the best match of a reference box among the perturbed image's detections
+    (:class:`~monai_saliency.DetectionScore`).
+
+    - ``"centred"``: ``sum((f - mean f) * M) / sum(M)``, how far the average score while the voxel is kept is above the
+      average score of all masks. A constant in all scores changes nothing.
+    - ``"plain"``: ``sum(f * M) / sum(M)``, the average score itself. Read such a map relative to its own mean.
+
+    The paper's map is ``sum(f * M)``; here each voxel is divided by how often it was kept. Voxels that no mask keeps,
+    and of the centred form those in no region, are 0. Both forms are in the score's unit. Masks of any family will do.
+    xaitk-saliency's ``DRISEScoring`` gives the plain map, scaled to [-1, 1].
+
+    Args:
+        form: ``"centred"`` or ``"plain"``.
+
+    Raises:
+        ValueError: for another form.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import DRISEScoring, RandomGridMasks
+        >>> masks = RandomGridMasks(num_masks=200, cell_size=4).bind(torch.zeros(1, 16, 16))
+        >>> scores = masks.render(range(200))[:, :, 2, 2]  # a network whose score is the voxel (2, 2) of the mask
+        >>> state = DRISEScoring().start(masks, torch.tensor([1.0]))
+        >>> state.update(range(200), scores)
+        >>> divmod(int(state.compute().argmax()), 16)
+        (2, 2)
+    """
+
+    def __init__(self, form: str = "centred") -> None:
+        self.form = check_option("form", form, ["centred", "plain"])
+
+    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+        values = centred(scores) if self.form == "centred" else scores
+        total, coverage = split_coverage(masks.weighted_sum(ids, with_ones(values)))
+        found = torch.where(coverage > 0, total / coverage, 0.0)
+        if self.form == "centred" and masks.regions is not None:
+            found[..., masks.regions.index == 0] = 0  # which all masks keep
+        return found.flatten(0, 1).to(masks.dtype)
+
+    def noise(
+        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
+    ) -> Tensor | None:
+        """The rounding of the scores, if windows or regions are hidden in turn; None for masks drawn at random, and for
+        the plain form.
+        """
+        is_known = self.form == "centred" and not masks.drawn
+        return score_rounding(scores, reference_scores, rounding) if is_known else None
+
+    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
+        """The standard error of each voxel of the centred map for masks drawn at random; otherwise None, and for fewer
+        than three masks.
+
+        A value is a ratio of two means less a mean (:func:`~monai_saliency.estimators.base.ratio_error`).
+        """
+        if self.form == "plain" or not masks.drawn or len(ids) < 3:
+            return None
+        found = ratio_error(masks, ids, scores, 0.0, above_mean=True)
+        return found if masks.regions is None else found * (masks.regions.index > 0)  # as the map
+
+
+class MCRISEScoring(Estimator):
+    """How far the score is higher where the image is kept than where a fill replaces it, one map for each fill
+    (MC-RISE: Hatakeyama et al., ACCV 2020, section 3).
+
+    f is the score of a mask, there are n masks and K fills, ``h_k`` is the share of fill k in a voxel, and
+    ``m_0 = 1 - sum_k h_k`` the share of the image (:class:`~monai_saliency.MCRISEMasks`).
+
+    - ``"centred"``: ``sum((f - mean f) * (m_0 / p1 - K * h_k / (1 - p1))) / (n - 1)``, an estimate of ``E[f | the voxel
+      is kept] - E[f | fill k replaces it]``: positive where the image supports the score against this fill. A constant
+      in all scores changes nothing.
+    - ``"debiased"``, the paper's: ``sum(f * (K * h_k / (1 - p1) - m_0 / p1)) / n``. **Its sign is the other way
+      round**: positive where fill k raises the score. It adds the average score times what chance kept too often.
+    - ``"xaitk"``: ``sum(f * (K * h_k * (1 - p1) - m_0 * p1)) / n``, which xaitk-saliency's ``MCRISEScoring`` scales to
+      [-1, 1]. For p1 = 1/2 it is a quarter of the paper's map; for another p1 it is biased by the average score.
+
+    The first two are in the score's unit. Maps are ordered by explained value, then by fill, the case's own fill first.
+
+    Args:
+        p1: probability with which the masks keep a cell, above 0 and below 1; in [0, 1] for ``"xaitk"``.
+        form: ``"centred"``, ``"debiased"`` or ``"xaitk"``.
+
+    Raises:
+        ValueError: when ``p1`` is out of its range, for another form, and (from ``compute``) for masks other than
+            :class:`~monai_saliency.MCRISEMasks`.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ClassScore, ConstantFill, MCRISEMasks, MCRISEScoring, PerturbationInferer
+        >>> masks = MCRISEMasks(500, [ConstantFill(9.0)], grid_size=2)
+        >>> explain = PerturbationInferer(masks, ClassScore([0], "none"), MCRISEScoring(0.5))
+        >>> maps = explain(torch.full((1, 1, 4, 4), 3.0), lambda x: x[:, :, 0, 0])  # the score is the first voxel
+        >>> (maps[0, :, 0, 0] > 0).tolist()  # 3 is more than fill 0, which is 0, and less than fill 1
+        [True, False]
+    """
+
+    def __init__(self, p1: float = 0.5, form: str = "centred") -> None:
+        probability("p1", p1)
+        self.form = check_option("form", form, ["centred", "debiased", "xaitk"])
+        if form != "xaitk" and not 0 < p1 < 1:
+            raise ValueError(
+                f"`p1` must be above 0 and below 1, got {p1}: a voxel that is always kept, or never, has nothing to be "
+                "compared with"
+            )
+        self.p1 = float(p1)
+
+    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+        return self._as_rise().compute(self._contrasts(masks), ids, scores, reference_scores)
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        if self.form == "centred":
+            return Meaning("change of the score against each fill")
+        return Meaning("change of the score by each fill", in_score_unit=self.form != "xaitk")
+
+    def noise(
+        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
+    ) -> Tensor | None:
+        """As :meth:`~monai_saliency.RISEScoring.noise`, of the differences in place of the masks; None for ``"xaitk"``,
+        which is biased.
+        """
+        if self.form == "xaitk":
+            return None
+        return self._as_rise().noise(self._contrasts(masks), ids, scores, reference_scores, rounding)
+
+    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
+        """As :meth:`~monai_saliency.RISEScoring.standard_error`, of the differences in place of the masks; None for
+        ``"xaitk"``, which is biased, and for fewer than three masks.
+        """
+        if self.form == "xaitk":
+            return None
+        return self._as_rise().standard_error(self._contrasts(masks), ids, scores, reference_scores)
+
+    def _as_rise(self) -> RISEScoring:
+        return RISEScoring(1.0, "centred" if self.form == "centred" else "debiased")
+
+    def _contrasts(self, masks: BoundMasks) -> _Contrasts:
+        if masks.layer != "fill":
+            raise ValueError(
+                f"MC-RISE compares several fills, got masks of {masks.key[0]}, which have one: use MCRISEMasks(...)"
+            )
+        if self.form == "xaitk":
+            return _Contrasts(masks, -self.p1, -(1 - self.p1))
+        sign = 1 if self.form == "centred" else -1
+        return _Contrasts(masks, sign / self.p1, sign / (1 - self.p1))
+
+
+class _Contrasts(BoundMasks):
+    """What stands in the place of a mask in the formulas of RISE: ``1 + a * m_0 - b * K * h_k`` for each fill k."""
+
+    def __init__(self, masks: BoundMasks, kept: float, hidden: float) -> None:
+        self.base, self.kept, self.hidden = masks, kept, hidden
+        self.spatial_shape, self.device, self.dtype = masks.spatial_shape, masks.device, masks.dtype
+        self.channels, self.layer, self.key = masks.channels, masks.layer, masks.key
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
+        return self.base.codes(ids)
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> Tensor:
+        shares = 1 - self.base._render(codes, device)
+        kept = 1 - shares.sum(dim=1, keepdim=True)
+        return shares.mul_(-self.hidden * shares.shape[1]).add_(kept, alpha=self.kept).add_(1)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from monai_saliency.estimators.base import Estimator, score_rounding
-from monai_saliency.estimators.shapley_regression import regression
-from monai_saliency.masks.base import BoundMasks, Id
-from monai_saliency.masks.coalition import BoundCoalitionMasks
-from monai_saliency.masks.patch_cells import Meeting
+from monai_saliency.masks.base import BoundMasks, Ids
+from monai_saliency.masks.coalition import BoundCoalitionMasks, Meeting, inclusion
 from monai_saliency.utils.arguments import flag
 
 __all__ = ["ShapleyScoring", "ShapleyValues", "shapley_values"]
 
-#: how far values may miss their sum, relative to the largest drop of the score, before they are refused
-_MISSED = {torch.float64: 1e-7}
-_MISSED_OTHERWISE = 1e-3
-# Rounding is carried through the sums by so many random signs.
-_PROBES = 16
+# How far exact values may miss their sum before they are refused, relative to the largest drop of the score.
+_MISSED = 1e-3
+# Triples are made of so many players at the most: 4060 of them.
+_PLAYERS = 30
+# Pairs are predicted by the others in so many groups.
+_FOLDS = 5
+# Of so many pairs one interaction is chosen at the most: one of ten coalitions, as in the paper.
+_PAIRS = 5
 
 
 @dataclass(frozen=True)
@@ -50,28 +52,15 @@ class ShapleyValues:
     """
 
     players: list[Any]
-    values: torch.Tensor
-    standard_error: torch.Tensor | None
+    values: Tensor
+    standard_error: Tensor | None
 
     def table(self, k: int = 0) -> dict[Any, float]:
         """The value of each player, by the player, for the k-th score."""
         return dict(zip(self.players, self.values[:, k].tolist(), strict=True))
 
 
-class Scored(Protocol):
-    """What :func:`shapley_values` reads of an :class:`~monai_saliency.Explanation`, which says what each is."""
-
-    @property
-    def masks(self) -> BoundMasks: ...
-    @property
-    def ids(self) -> Sequence[int]: ...
-    @property
-    def scores(self) -> torch.Tensor: ...
-    @property
-    def reference_scores(self) -> torch.Tensor: ...
-
-
-def shapley_values(explanation: Scored) -> ShapleyValues:
+def shapley_values(explanation: Any) -> ShapleyValues:
     """The Shapley values of an explanation's players.
 
     Args:
@@ -110,7 +99,7 @@ class ShapleyScoring(Estimator):
     :func:`shapley_values` gives the players' values.
 
     - If all coalitions were scored, the values are exact: the sum of Harsanyi's dividends, each shared equally among
-      its players, so that players that never meet need no common coalition (:mod:`monai_saliency.masks.patch_cells`).
+      its players, so that players that never meet need no common coalition (:mod:`monai_saliency.masks.coalition`).
     - If coalitions were drawn, the values are those of KernelSHAP's regression (Lundberg and Lee, NeurIPS 2017), on
       pairs of complements drawn without replacement by their leverage (Leverage SHAP: Musco and Witter, arXiv
       2410.01917), weighted by the probability that a pair is drawn. Their sum is exact, and so are games whose players
@@ -142,115 +131,145 @@ class ShapleyScoring(Estimator):
     def __init__(self, interactions: bool = False) -> None:
         self.interactions = flag("interactions", interactions)
 
-    def compute(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
-        coalitions = _checked(masks)
-        return coalitions.paint(self.values(masks, ids, scores, reference_scores).values).flatten(0, 1)
+    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+        found, painted = self.values(masks, ids, scores, reference_scores), cast(BoundCoalitionMasks, masks)
+        return painted.spread(found.values.T)
 
-    def values(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> ShapleyValues:
+    def values(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> ShapleyValues:
         """The values of the players, from the arguments of :meth:`compute`."""
-        coalitions = _checked(masks)
-        drops = _drops(coalitions, ids, scores, reference_scores)
-        values, variance = _solve(coalitions, drops, self.interactions)
-        if coalitions.meetings is not None:
-            largest = torch.cat([scores.cpu(), reference_scores[None].cpu()]).abs().amax(dim=0).double()
-            _check_sum(values, drops, largest, scores.dtype)
-        errors = None if coalitions.pairs is None else variance.sqrt()
-        return ShapleyValues(list(coalitions.players), values, errors)
+        if not isinstance(masks, BoundCoalitionMasks):
+            raise ValueError(f"Shapley values need the scores of coalitions: use CoalitionMasks, got {masks.key[0]}")
+        if len(set(ids)) < len(masks):
+            raise ValueError(f"Shapley values need the scores of all {len(masks)} coalitions, got {len(set(ids))}")
+        # How far the score falls with each mask; 0 in the last row, where none is used.
+        drops = torch.zeros(len(masks) + 1, scores.shape[1], dtype=torch.float64)
+        drops[torch.as_tensor(list(ids))] = reference_scores.cpu().double() - scores.cpu().double()
+        if masks.meetings is None:
+            values, variance = _regression(masks, drops, self.interactions)
+            return ShapleyValues(list(masks.players), values, variance.sqrt())
+        values = drops.new_zeros(len(masks.players), drops.shape[1])
+        for meeting in masks.meetings:
+            _share(meeting, drops, values)
+        allowed = _MISSED * drops.abs().amax(dim=0) + 100 * score_rounding(scores, reference_scores).cpu()
+        if bool(((values.sum(dim=0) - drops[0]).abs() > allowed).any()):
+            raise ValueError(
+                f"the Shapley values sum to {values.sum(dim=0).tolist()} and hiding all players takes "
+                f"{drops[0].tolist()} from the score: it is not a sum over voxels of a sliding-window model's output "
+                "there, so use CoalitionMasks without `inferer`, or give `num_coalitions`"
+            )
+        return ShapleyValues(list(masks.players), values, None)
 
     def noise(
-        self,
-        masks: BoundMasks,
-        ids: Sequence[Id],
-        scores: torch.Tensor,
-        reference_scores: torch.Tensor,
-        rounding: float = 0.0,
-    ) -> torch.Tensor | None:
+        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
+    ) -> Tensor | None:
         """The rounding of the scores where the values are exact; with random coalitions the standard error of a value
         too, the root mean square over the players.
         """
-        coalitions = _checked(masks)
         rounded = score_rounding(scores, reference_scores, rounding).double().cpu()
         errors = self.values(masks, ids, scores, reference_scores).standard_error
-        if errors is not None:
-            return torch.hypot(errors.square().mean(dim=0).sqrt(), rounded).to(scores)
-        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(len(coalitions) + 1, _PROBES))
-        probes, _ = _solve(coalitions, torch.from_numpy(signs))
-        return (rounded * max(1.0, float(probes.square().mean(dim=1).sqrt().max()))).to(scores)
+        if errors is None:  # each value is a sum over the games of players that meet
+            return (rounded * len(cast(BoundCoalitionMasks, masks).meetings or ()) ** 0.5).to(scores)
+        return torch.hypot(errors.square().mean(dim=0).sqrt(), rounded).to(scores)
 
-    def standard_error(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor | None:
+    def standard_error(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor | None:
         """That of the player on all its voxels; None where all values are exact."""
         errors = self.values(masks, ids, scores, reference_scores).standard_error
-        return None if errors is None else _checked(masks).paint(errors).flatten(0, 1)
+        return None if errors is None else cast(BoundCoalitionMasks, masks).spread(errors.T)
 
 
-def _checked(masks: BoundMasks) -> BoundCoalitionMasks:
-    if not isinstance(masks, BoundCoalitionMasks):
-        raise ValueError(f"Shapley values need the scores of coalitions: use CoalitionMasks, got {masks.key[0]}")
-    return masks
-
-
-def _drops(
-    masks: BoundCoalitionMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-) -> torch.Tensor:
-    """How far the score falls with each mask, float64 ``(N + 1, K)`` on the CPU; 0 in the last row, where
-    none is used.
-    """
-    if len(set(ids)) < len(masks):
-        raise ValueError(f"Shapley values need the scores of all {len(masks)} coalitions, got {len(set(ids))}")
-    drops = torch.zeros(len(masks) + 1, scores.shape[1], dtype=torch.float64)
-    drops[torch.as_tensor(list(ids))] = reference_scores.cpu().double() - scores.cpu().double()
-    return drops
-
-
-def _solve(
-    masks: BoundCoalitionMasks, drops: torch.Tensor, interactions: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapley values ``(players, K)``, and their variances."""
-    if masks.meetings is None:
-        assert masks.pairs is not None
-        first, second = masks.pairs.T
-        half = (drops[second] - drops[first]) / 2  # the scores' difference: drops are negative
-        return regression(masks.coalitions[first], half, drops[0], interactions)
-    values = drops.new_zeros(len(masks.players), drops.shape[1])
-    for meeting in masks.meetings:
-        _share(meeting, _dividends(meeting, drops), values)
-    return values, torch.zeros_like(values)
-
-
-def _dividends(meeting: Meeting, drops: torch.Tensor) -> torch.Tensor:
-    """The dividend of each set of a meeting's players, ``(2^k, K)``: what it takes beyond the dividends of its subsets.
-    0 for sets of an earlier meeting; so it is for players that never meet.
+def _share(meeting: Meeting, drops: Tensor, values: Tensor) -> None:
+    """Share the dividend of each set of a meeting's players, which is what it takes beyond the dividends of its
+    subsets, equally among the players: add to ``values``, ``(players, K)``. Sets of an earlier meeting are left out.
     """
     dividends = drops[torch.from_numpy(meeting.rows)]
     for place in range(len(meeting.players)):
         halves = dividends.reshape(-1, 2, 2**place, drops.shape[1])
         halves[:, 1] -= halves[:, 0]
-    return dividends * torch.from_numpy(meeting.new)[:, None]
-
-
-def _share(meeting: Meeting, dividends: torch.Tensor, values: torch.Tensor) -> None:
-    """Share dividends equally among the players of each set: add them to ``values``, ``(players, K)``."""
     bits = np.arange(len(dividends))
     sizes = sum((bits >> place) & 1 for place in range(len(meeting.players)))
-    shares = dividends / torch.from_numpy(np.maximum(sizes, 1))[:, None]
+    shares = dividends * torch.from_numpy(meeting.new / np.maximum(sizes, 1))[:, None]
     for place, player in enumerate(meeting.players):
         values[player] += shares.reshape(-1, 2, 2**place, values.shape[1])[:, 1].sum(dim=(0, 1))
 
 
-def _check_sum(values: torch.Tensor, drops: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype) -> None:
-    """Refuse exact values that do not sum to what all players together take from the score."""
-    missed = (values.sum(dim=0) - drops[0]).abs()
-    allowed = _MISSED.get(dtype, _MISSED_OTHERWISE) * drops.abs().amax(dim=0) + 1e3 * torch.finfo(dtype).eps * largest
-    if bool((missed > allowed).any()):
-        k = int((missed - allowed).argmax())
-        raise ValueError(
-            f"the Shapley values sum to {float(values[:, k].sum()):.6g} and hiding all players takes "
-            f"{float(drops[0, k]):.6g} from the score: it is not a sum over voxels of a sliding-window model's output "
-            "there, so use CoalitionMasks without `inferer`, or give `num_coalitions`"
-        )
+def triples(first: np.ndarray, features: Tensor, weight: Tensor, values: Tensor) -> Tensor:
+    """What the regression misses of the products of three signs, whose Shapley values are 2/3 for each of the three."""
+    players = first.shape[1]
+    looked_at = values.abs().argsort(descending=True, stable=True)[:_PLAYERS].sort().values.tolist()
+    places = torch.tensor(list(itertools.combinations(looked_at, 3)), dtype=torch.long).reshape(-1, 3)
+    signs = torch.from_numpy(first).to(features) * 2 - 1
+    size = (signs.sum(dim=1, keepdim=True) + players) / 2
+    products, known = signs[:, places[:, 0]], features[:, places[:, 0]]
+    for place in places.T[1:]:
+        products, known = products * signs[:, place], known + features[:, place]
+    return weight * (products - 2 / players * (size - players / 2)) - 2 / 3 * known
+
+
+def choose(base: Tensor, columns: Tensor, wanted: Tensor) -> tuple[list[int], Tensor]:
+    """Choose columns that help to predict pairs, beside those of a regression, and what is missed of each pair."""
+    count, inner = len(wanted), len(wanted) * (_FOLDS - 1) // _FOLDS
+    most = max(0, min(count // _PAIRS, (inner - base.shape[1]) // 2, columns.shape[1]))
+    group = torch.arange(count) % _FOLDS
+    missed = torch.zeros(count, most + 1, dtype=wanted.dtype)
+    for each in range(_FOLDS):
+        _, left = _path(base, columns, wanted, group != each, most)
+        missed[group == each] = left[group == each]
+    best = int(missed.square().sum(dim=0).argmin())
+    places, _ = _path(base, columns, wanted, group >= 0, best)
+    return places, missed[:, best]
+
+
+def _path(base: Tensor, columns: Tensor, wanted: Tensor, train: Tensor, steps: int) -> tuple[list[int], Tensor]:
+    """Choose one column after another by the pairs ``train``, bool ``(m,)``."""
+    solve = torch.linalg.pinv(base[train])
+    left = wanted - base @ (solve @ wanted[train])
+    rest = columns - base @ (solve @ columns[train])
+    scale = columns[train].square().sum(dim=0)
+    places: list[int] = []
+    missed = [left]
+    for _ in range(steps):
+        norm = rest[train].square().sum(dim=0)
+        gain = (left[train] @ rest[train]).square() / norm
+        gain = torch.where(norm > 1e-6 * scale, gain, -1.0)
+        best = int(gain.argmax())
+        if gain[best] > 1e-20 * wanted.square().sum():
+            places.append(best)
+            along = rest[:, best] / norm[best].sqrt()
+            left = left - along * (along[train] @ left[train])
+            rest = rest - along[:, None] * (along[train] @ rest[train])
+        missed.append(left)
+    return places, torch.stack(missed, dim=1)
+
+
+def _regression(masks: BoundCoalitionMasks, drops: Tensor, interactions: bool) -> tuple[Tensor, Tensor]:
+    """Shapley values ``(players, K)`` of KernelSHAP's regression on pairs of complements, and their variances.
+
+    A Shapley value depends on the odd part of a game alone, in which pairs of complements differ. In the Fourier basis
+    it is a sum of products of an odd number of signs. The regression has the products of one; OddSHAP adds products of
+    three.
+    """
+    pairs = np.asarray(masks.pairs)
+    first, half = masks.coalitions[pairs[:, 0]], (drops[pairs[:, 1]] - drops[pairs[:, 0]]) / 2  # drops are negative
+    count, players = first.shape
+    sizes = first.sum(axis=1)
+    size = torch.from_numpy(sizes).double()[:, None]
+    chance, weights = (torch.from_numpy(each[sizes])[:, None] for each in inclusion(players, count))
+    weight = weights.sqrt()
+    features = weight * (torch.from_numpy(first).double() - size / players)
+    share = drops[0] / players
+    wanted = weight * (half - share * (size - players / 2))
+    values, variance = [], []
+    for target in wanted.T:
+        beside, least = features, torch.zeros_like(target)
+        if interactions:
+            columns = triples(first, features, weight, torch.linalg.pinv(features) @ target)
+            places, missed = choose(features, columns, target)
+            beside, least = torch.cat([features, columns[:, places]], dim=1), missed.abs() * bool(places)
+        solve = torch.linalg.pinv(beside)
+        rests = solve @ target
+        # As if each pair in turn were predicted by the others, for pairs that need not have been drawn.
+        leverage = (beside * solve.T).sum(dim=1)
+        left = ((target - beside @ rests) / (1 - leverage).clamp_min(1e-3)).hypot(least)
+        values.append(rests[:players])
+        variance.append((solve.square() @ (left.square() * (1 - chance[:, 0])))[:players])
+    return share + torch.stack(values, dim=1), torch.stack(variance, dim=1)

@@ -12,7 +12,7 @@ import torch
 
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
-from monai_saliency.estimators.base import Estimator, ScoreState, first_round
+from monai_saliency.estimators.base import Estimator, ScoreState
 from monai_saliency.inferers.explanation import Explanation, of_members
 from monai_saliency.masks.base import BoundMasks, Id
 from monai_saliency.networks.outputs import rows
@@ -58,7 +58,7 @@ class CaseState:
         self.per_prediction = 1
         self._target = target
         self._estimator = estimator
-        self._first_round = first_round(masks)
+        self._first_round = masks.first_round()
         self._ended = False
         self._round_ends = [len(self._first_round) + 1]
 

@@ -16,7 +16,7 @@ from monai.utils import convert_to_dst_type
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.estimators.mc_rise import MCRISEScoring
+from monai_saliency.estimators.rise import MCRISEScoring
 from monai_saliency.estimators.rise import RISEScoring
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
@@ -30,7 +30,7 @@ from monai_saliency.inferers.row_check import RowsDepend, say_once
 from monai_saliency.inferers.sharing import note_origin
 from monai_saliency.inferers.whole_images import WholeImages
 from monai_saliency.masks.base import Masks
-from monai_saliency.masks.mc_rise import MCRISEMasks
+from monai_saliency.masks.rise import MCRISEMasks
 from monai_saliency.networks.ensemble import Ensemble
 from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInput
 from monai_saliency.networks.outputs import OutputPath
@@ -287,7 +287,7 @@ class PerturbationInferer(Inferer):
             if all(start == stop for start, stop in spans):
                 return states
             batches = of_part(list(cut(spans, size)), part)
-            with progress(scoring.plan(spans, batches), states, self.masks.shorter, self.progress) as advance:
+            with progress(scoring.plan(spans, batches), states, self.progress) as advance:
                 scoring.score(batches, advance)
             for state in states:
                 state.end_round(look_for_others=meet is None and part.count > 1)

@@ -26,8 +26,6 @@ Rows: TypeAlias = tuple[int, int, int]
 _VALUES, _MOST, _MOST_ON_GPU = 2**24, 16, 64
 #: batches are timed for this many seconds, or for this share of all forwards, before their time is reported
 _SECONDS, _SHARE = 2.0, 0.1
-#: seconds after which a map takes long enough for a word on how to make it shorter
-_LONG = 300
 
 
 class AutoSize(int):
@@ -97,7 +95,7 @@ class Scoring(ABC):
 
 
 @contextmanager
-def progress(plan: Plan, states: Sequence[CaseState], shorter: str, on_screen: bool) -> Iterator[Callable[[int], None]]:
+def progress(plan: Plan, states: Sequence[CaseState], on_screen: bool) -> Iterator[Callable[[int], None]]:
     """Report a round: its forwards before it begins, its time once batches are timed, and a bar on the screen."""
     names, left = ", ".join(state.case.name for state in states), plan.total - plan.done
     if left > 0:
@@ -120,8 +118,7 @@ def progress(plan: Plan, states: Sequence[CaseState], shorter: str, on_screen: b
             if not is_told and (now - first >= _SECONDS or done >= _SHARE * left):
                 is_told = True
                 seconds = now - begun + max(0, left - done) * (now - first) / max(1, done)
-                advice = f"; shorter with {shorter}" if seconds > _LONG and shorter else ""
-                _say(f"{names}: it takes about {timedelta(seconds=max(1, round(seconds)))}{advice}", on_screen)
+                _say(f"{names}: it takes about {timedelta(seconds=max(1, round(seconds)))}", on_screen)
 
         yield advance
 

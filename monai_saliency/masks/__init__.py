@@ -8,18 +8,14 @@ from monai_saliency.masks.base import BoundMasks, Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.coalition import CoalitionMasks
 from monai_saliency.masks.focused import FocusedMasks
-from monai_saliency.masks.grid import GridMasks, SubsetMasks
-from monai_saliency.masks.hierarchical import HierarchicalMasks
-from monai_saliency.masks.mc_rise import MCRISEMasks
+from monai_saliency.masks.grid import GridMasks, SobolMasks, SubsetMasks
+from monai_saliency.masks.hierarchical import HierarchicalMasks, RegionHierarchyMasks
 from monai_saliency.masks.minimal import MinimalMasks
 from monai_saliency.masks.order import OrderMasks
-from monai_saliency.masks.patch_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
-from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
-from monai_saliency.masks.rise import RandomGridMasks, RISEMasks
+from monai_saliency.masks.rise import MCRISEMasks, RandomGridMasks, RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
-from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWindowMasks
-from monai_saliency.masks.sobol import SobolMasks
+from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, PatchWindowMasks, SlidingWindowMasks
 from monai_saliency.masks.supervoxels import OrganSupervoxels, Supervoxels, whole_image
 from monai_saliency.masks.until import UntilMasks
 

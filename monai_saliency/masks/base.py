@@ -9,21 +9,32 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from monai_saliency.utils.boxes import Box
+from monai_saliency.masks.smooth import averaged, grown
+from monai_saliency.utils.arguments import check_option, per_axis, positive_numbers, voxels_of_mm, whole_numbers
+from monai_saliency.utils.boxes import Box, everywhere
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 from monai_saliency.utils.tensors import blend
 
-__all__ = ["BoundMasks", "Id", "Masks"]
+__all__ = ["BoundMasks", "Id", "Ids", "MakesRegions", "Masks", "Spacing"]
 
 #: the name of a mask, opaque to all but its family: a number in families of one round, a tuple of integers in rounds
 Id: TypeAlias = Any
+Ids: TypeAlias = Sequence[Id]
+#: voxel sizes in mm, one per spatial axis
+Spacing: TypeAlias = Sequence[float] | None
+#: makes a label map ``(1, *spatial)`` of an image ``(C, *spatial)`` and its voxel sizes, such as Supervoxels(200)
+MakesRegions: TypeAlias = Callable[[Tensor, Spacing], Tensor]
+
+# Voxels of masks that are held at a time; one mask at least.
+_MOST_VOXELS = 2**23
 
 
 class Masks(ABC):
@@ -34,7 +45,6 @@ class Masks(ABC):
     Attributes:
         by_region: whether masks hide whole regions, so that a map is flat in each region.
         needs_labels: whether these are the regions of the case's label map, which :meth:`bind` needs then.
-        shorter: in words, which setting makes an explanation shorter; empty where there is none.
 
     Example::
 
@@ -48,12 +58,9 @@ class Masks(ABC):
 
     by_region: bool = False
     needs_labels: bool = False
-    shorter: str = ""
 
     @abstractmethod
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         """Fit the masks to one image.
 
         Args:
@@ -82,7 +89,7 @@ class Regions:
     """
 
     values: list[int]
-    index: torch.Tensor
+    index: Tensor
 
 
 class BoundMasks(ABC):
@@ -97,6 +104,7 @@ class BoundMasks(ABC):
         channels: the number of channels, where each channel has its own mask; None where one mask serves all channels.
             Where :attr:`layer` is ``"fill"``, the number of fills.
         layer: what has its own mask where not all channels have one: ``"channel"`` or ``"fill"``, a word for tables.
+        smooth: the width in voxels over which an edge rises, one per spatial axis; empty for the masks as rendered.
 
     Example::
 
@@ -112,8 +120,9 @@ class BoundMasks(ABC):
     key: tuple
     channels: int | None = None
     layer: str = "channel"
+    smooth: tuple[float, ...] = ()
 
-    def __init__(self, image: torch.Tensor) -> None:
+    def __init__(self, image: Tensor) -> None:
         self.spatial_shape = tuple(image.shape[1:])
         self.device = image.device
         self.dtype = torch.float64 if image.dtype == torch.float64 else torch.float32
@@ -132,13 +141,11 @@ class BoundMasks(ABC):
         """The largest number of masks that may be scored."""
         return len(self)
 
-    def first_round(self) -> Sequence[Id]:
+    def first_round(self) -> Ids:
         """The ids of the first masks to score: by default all masks of the family, which has one round."""
         return range(len(self))
 
-    def next_round(
-        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[Id] | None:
+    def next_round(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | None:
         """The masks to score next, now that all masks of the earlier rounds are scored.
 
         Override this for masks that depend on earlier scores, such as windows that are refined where the score fell.
@@ -154,9 +161,7 @@ class BoundMasks(ABC):
         """
         return None
 
-    def replayed(
-        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> tuple[list[int], Sequence[Id]]:
+    def replayed(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> tuple[list[int], Ids]:
         """The rounds that one score asks for by itself, whatever is explained beside it.
 
         Args:
@@ -173,7 +178,7 @@ class BoundMasks(ABC):
             wanted = self.next_round([ids[row] for row in own], scores[own], reference_scores) or ()
         return own, wanted
 
-    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
         """Why no round follows, in words; empty, the default, for masks of one round. Arguments as for
         :meth:`next_round`.
         """
@@ -190,19 +195,26 @@ class BoundMasks(ABC):
         return type(self).next_round is not BoundMasks.next_round
 
     @abstractmethod
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """The codes of some masks: small arrays by name, with one row per mask, from which masks are rendered."""
 
-    @abstractmethod
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        """Render masks ``(n, channels or 1, *spatial)`` in [0, 1] from n codes."""
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> Tensor:
+        """Render masks ``(n, channels or 1, *spatial)`` in [0, 1] from n codes. A subclass has this or the next one."""
+        return self._render_box(codes, self._whole, device)
 
-    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
         """The part of masks inside a box. Override this where a part can be rendered alone."""
-        everywhere = (slice(None), slice(None), *box)
-        return self._render(codes, device)[everywhere]
+        return self._render(codes, device)[(slice(None), *everywhere(box))]
 
-    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray] | None:
+    @property
+    def _whole(self) -> Box:
+        return tuple(slice(0, size) for size in self.spatial_shape)
+
+    def _around(self, box: Box) -> Box:
+        """A box, and the voxels around it that change a mask with smooth edges inside it."""
+        return grown(box, self.smooth, self.spatial_shape) if self.smooth else box
+
+    def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray] | None:
         """Tell which masks agree inside a box, so that work on this part of the image is done once for all of them.
 
         Args:
@@ -216,23 +228,14 @@ class BoundMasks(ABC):
         """
         return None
 
-    def hidden_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
-        """The box that each mask hides, one slice with start and stop for each spatial axis.
-
-        None, the default, for masks that do anything but hide one box completely and keep the rest.
-        """
-        return None
-
-    def changed_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
+    def changed_boxes(self, ids: Ids) -> list[Box] | None:
         """The box outside of which each mask keeps everything, one slice with start and stop for each spatial axis.
 
         None, the default, for masks that may change any voxel.
         """
-        return self.hidden_boxes(ids)
+        return None
 
-    def render(
-        self, ids: Sequence[Id], device: torch.device | str | None = None, box: Box | None = None
-    ) -> torch.Tensor:
+    def render(self, ids: Ids, device: torch.device | str | None = None, box: Box | None = None) -> Tensor:
         """Render full-size masks, or the part of them inside a box.
 
         Args:
@@ -252,21 +255,18 @@ class BoundMasks(ABC):
                 if not 0 <= number < len(self):
                     raise IndexError(f"mask ids must be in [0, {len(self)}), got {number}")
         device = torch.device(device) if device is not None else self.device
+        box = self._whole if box is None else box
         if not len(ids):
-            shape = self.spatial_shape if box is None else [side.stop - side.start for side in box]
+            shape = [side.stop - side.start for side in box]
             return torch.zeros(0, self.channels or 1, *shape, dtype=self.dtype, device=device)
-        codes = self.codes(ids)
         with exact_arithmetic(device):
-            return self._render(codes, device) if box is None else self._render_box(codes, box, device)
+            if not self.smooth:
+                return self._render_box(self.codes(ids), box, device)
+            hidden = 1 - self._render_box(self.codes(ids), self._around(box), device)
+            return 1 - averaged(hidden, box, self.smooth, self.spatial_shape)
 
     def perturb(
-        self,
-        image: torch.Tensor,
-        fill: torch.Tensor,
-        rendered: torch.Tensor,
-        is_finite: bool,
-        out: torch.Tensor,
-        box: Box | None = None,
+        self, image: Tensor, fill: Tensor, rendered: Tensor, is_finite: bool, out: Tensor, box: Box | None = None
     ) -> None:
         """Write perturbed images to ``out``, ``(n, C, *spatial)``. Override this for masks of several fills.
 
@@ -280,25 +280,18 @@ class BoundMasks(ABC):
         """
         blend(fill, image, rendered, is_finite, out=out)
 
-    def stream(self, ids: Sequence[Id], max_elements: int = 2**23) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Render many masks, a few at a time.
+    def stream(self, ids: Ids) -> Iterator[tuple[slice, Tensor]]:
+        """Render many masks, a few at a time: a slice of ``ids``, and the masks with these ids from :meth:`render`.
 
         The chunks depend only on the number of ids and the spatial shape, so that sums over them repeat to the bit.
-
-        Args:
-            ids: the ids of the masks.
-            max_elements: the most mask voxels held at a time, though never less than one mask.
-
-        Yields:
-            a slice of ``ids``, and the masks with these ids from :meth:`render`.
         """
         size = max(1, (self.channels or 1) * int(np.prod(self.spatial_shape)))
-        step = int(min(64, max(1, max_elements // size)))
+        step = int(min(64, max(1, _MOST_VOXELS // size)))
         for start in range(0, len(ids), step):
             chunk = slice(start, min(start + step, len(ids)))
             yield chunk, self.render(ids[chunk])
 
-    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
+    def weighted_sum(self, ids: Ids, weights: Tensor) -> Tensor:
         """Sum of masks, each multiplied by its weight, computed a few masks at a time.
 
         The sum within a chunk has the masks' precision; the sum over chunks is in float64.
@@ -318,7 +311,7 @@ class BoundMasks(ABC):
                 sums += (weights[chunk].T @ masks.flatten(1)).reshape(sums.shape)
         return sums
 
-    def along_axes(self, ids: Sequence[Id], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    def along_axes(self, ids: Ids, matrices: Sequence[Tensor]) -> Tensor:
         """Masks multiplied along each axis by a matrix. Override this for masks that need not be rendered for it.
 
         Args:
@@ -338,12 +331,34 @@ class BoundMasks(ABC):
                 found.append(masks)
         return torch.cat(found)
 
-    def zero_sums(self, weights: torch.Tensor) -> torch.Tensor:
+    def zero_sums(self, weights: Tensor) -> Tensor:
         """Zeros to add weighted masks to: ``(K, channels or 1, *spatial)`` for weights ``(n, K)``, on :attr:`device`,
         float64 (float32 on devices without float64).
         """
         shape = (weights.shape[1], self.channels or 1, *self.spatial_shape)
         return torch.zeros(shape, dtype=accumulation_dtype(self.device), device=self.device)
+
+
+def check_unit(unit: str, name: str, size: Any) -> str:
+    """Check a unit, and that a size whose default is in voxels is given in mm."""
+    if check_option("unit", unit, ("voxel", "mm")) == "mm" and size is None:
+        raise ValueError(f"`unit` 'mm' needs a `{name}`: the default is in voxels")
+    return unit
+
+
+def check_sizes(unit: str, **sizes: Any) -> None:
+    """Check sizes in voxels, which are whole numbers, or mm; None is the default."""
+    for name, value in sizes.items():
+        if value is not None and unit == "mm":
+            positive_numbers(name, value)
+        elif value is not None:
+            whole_numbers(name, value, 1)
+
+
+def in_voxels(name: str, sizes: Any, unit: str, spatial_shape: Sequence[int], spacing: Spacing) -> tuple[int, ...]:
+    """Sizes along each axis, in voxels."""
+    found = per_axis(name, sizes, spatial_shape)
+    return voxels_of_mm(found, spacing) if unit == "mm" else found
 
 
 def random_rows(seed: int, numbers: Sequence[Any], width: int) -> np.ndarray:

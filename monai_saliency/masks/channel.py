@@ -6,14 +6,15 @@ If a network needs two modalities at once, hiding either lowers the score, and b
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Masks, Regions
+from monai_saliency.masks.base import BoundMasks, Ids, Masks, Regions, Spacing
 from monai_saliency.utils.arguments import instance
+from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.tensors import to_device
 
 __all__ = ["ChannelMasks", "IndependentChannelMasks"]
@@ -42,11 +43,9 @@ class ChannelMasks(Masks):
 
     def __init__(self, masks: Masks) -> None:
         self.masks = instance("masks", masks, Masks, "masks such as SlidingWindowMasks(8)")
-        self.by_region, self.needs_labels, self.shorter = masks.by_region, masks.needs_labels, masks.shorter
+        self.by_region, self.needs_labels = masks.by_region, masks.needs_labels
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         return _BoundChannelMasks(self.masks.bind(image, labels, spacing), image)
 
 
@@ -72,18 +71,15 @@ class IndependentChannelMasks(Masks):
     """
 
     def __init__(self, masks: Any) -> None:
-        instance("masks", masks, Masks, "masks such as RISEMasks(1000)")
+        self.masks = instance("masks", masks, Masks, "masks such as RISEMasks(1000)")
         if getattr(masks, "num_masks", None) is None:
             raise ValueError(
                 f"channels have independent masks only where masks are drawn at random, and {type(masks).__name__} has "
                 "no `num_masks`: use ChannelMasks"
             )
-        self.masks = masks
-        self.by_region, self.needs_labels, self.shorter = masks.by_region, masks.needs_labels, masks.shorter
+        self.by_region, self.needs_labels = masks.by_region, masks.needs_labels
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         enough = copy.copy(self.masks)
         enough.num_masks = self.masks.num_masks * len(image)
         return _BoundIndependentChannelMasks(enough.bind(image, labels, spacing), image)
@@ -92,17 +88,14 @@ class IndependentChannelMasks(Masks):
 class _BoundMasksOfChannels(BoundMasks):
     """Masks ``(C, *spatial)`` made from masks ``(1, *spatial)`` of another family."""
 
-    def __init__(self, base: BoundMasks, image: torch.Tensor) -> None:
+    def __init__(self, base: BoundMasks, image: Tensor) -> None:
         super().__init__(image)
-        if base.layer == "fill":
+        if base.channels is not None or base.in_rounds:
             raise ValueError(
-                "each of several fills has its own masks, which hide all channels: leave out `per_channel`"
+                f"{base.key[0]} cannot be made channel by channel: they depend on earlier scores, or have masks for "
+                "each channel or fill already: leave out `per_channel`"
             )
-        if base.channels is not None:
-            raise ValueError("the masks hide channels one by one already: give the masks of whole images")
-        if base.in_rounds:
-            raise ValueError("masks that depend on earlier scores cannot be made channel by channel")
-        self.base = base
+        self.base, self.smooth = base, base.smooth
         self.channels: int = len(image)
         self.key = (type(self).__name__, self.channels, *base.key)
 
@@ -119,15 +112,15 @@ class _BoundChannelMasks(_BoundMasksOfChannels):
     def __len__(self) -> int:
         return len(self.base) * self.channels
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """The other family's codes, and ``channel``, int ``(n,)``: the channel that each mask hides a part of."""
         which, channel = np.divmod(np.asarray(ids, dtype=int), self.channels)
         return {**self.base.codes(which.tolist()), "channel": channel}
 
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
         channel = to_device(codes["channel"], device)
-        hidden = self.base._render({name: code for name, code in codes.items() if name != "channel"}, device)
-        masks = hidden.new_ones(len(hidden), self.channels, *self.spatial_shape)
+        hidden = self.base._render_box({name: code for name, code in codes.items() if name != "channel"}, box, device)
+        masks = hidden.new_ones(len(hidden), self.channels, *hidden.shape[2:])
         masks[torch.arange(len(hidden), device=device), channel] = hidden[:, 0]
         return masks
 
@@ -136,12 +129,12 @@ class _BoundIndependentChannelMasks(_BoundMasksOfChannels):
     def __len__(self) -> int:
         return len(self.base) // self.channels
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """The other family's codes, with an axis for the channels: ``(n, C, ...)``."""
         rows = np.asarray(ids, dtype=int)[:, None] * self.channels + np.arange(self.channels)
         codes = self.base.codes(rows.ravel().tolist())
         return {name: code.reshape(-1, self.channels, *code.shape[1:]) for name, code in codes.items()}
 
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
         flat = {name: code.reshape(-1, *code.shape[2:]) for name, code in codes.items()}
-        return self.base._render(flat, device).reshape(-1, self.channels, *self.spatial_shape)
+        return self.base._render_box(flat, box, device).unflatten(0, (-1, self.channels))[:, :, 0]

@@ -1,29 +1,32 @@
-"""Masks that keep coalitions of players, for Shapley values."""
+"""Masks that keep coalitions of players, for Shapley values: all, those that decide a score, or random ones."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
-import torch
 from monai.inferers import SlidingWindowInferer
+from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Masks, Regions
-from monai_saliency.masks.coalition_draw import draw_pairs
-from monai_saliency.masks.patch_cells import Meeting, meetings, players_that_meet
-from monai_saliency.masks.region import find_regions, on_voxels, reads_labels
+from monai_saliency.masks.base import Ids, MakesRegions, Masks, Regions, Spacing, random_rows
+from monai_saliency.masks.region import BoundRegionMasks, check_regions, find_regions
 from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
-from monai_saliency.utils.tensors import to_device
 
-__all__ = ["BoundCoalitionMasks", "CoalitionMasks"]
+__all__ = ["BoundCoalitionMasks", "CoalitionMasks", "Meeting", "draw_pairs", "inclusion", "meetings"]
 
-#: players of whole images of which every coalition is scored: 16383 masks
-_MOST_PLAYERS = 14
+#: coalitions of players of whole images that are scored: all of 14 players
+_MOST_COALITIONS = 2**14 - 1
 #: coalitions that are scored under a sliding-window inferer, most of which touch few patches
-_MOST_COALITIONS = 2**16
+_MOST_ON_PATCHES = 2**16
+# Draws made at a time. It decides nothing but the speed.
+_CHUNK = 1024
 
 
 class CoalitionMasks(Masks):
@@ -34,18 +37,18 @@ class CoalitionMasks(Masks):
     label 0, are a player too, so that the players' values sum to what the whole image adds to the score. Mask 0 keeps
     nobody. The coalition of all players is the unperturbed image, which needs no mask.
 
-    By default every coalition is scored: mask i keeps the players of the set bits of i, the first player (the lowest
-    label) by the lowest bit. With an ``inferer``, and a score that is a sum over voxels of a sliding-window model's
-    output, only the coalitions that decide it are scored (:mod:`monai_saliency.masks.patch_cells`): those without some
-    of the players that meet in the patches over one voxel. So there may be far more players.
+    By default every coalition is scored: mask i > 0 hides the players of the set bits of i, the first player (the
+    lowest label) by the lowest bit. With an ``inferer``, and a score that is a sum over voxels of a sliding-window
+    model's output, only the coalitions that decide it are scored: those without some of the players that meet in the
+    patches over one voxel. So there may be far more players.
 
-    With ``num_coalitions`` random coalitions are scored, in pairs of complements behind mask 0
-    (:mod:`monai_saliency.masks.coalition_draw`). With an ``inferer``, they are drawn only if there are more coalitions
-    that decide the score; without ``num_coalitions`` beyond 2^16, and then ten for each player.
+    With ``num_coalitions`` random coalitions are scored, in pairs of complements behind mask 0. They are drawn without
+    replacement by their leverage ``1 / C(n, s)`` in KernelSHAP's regression, so that each size s matters alike
+    (Leverage SHAP: Musco and Witter, arXiv 2410.01917, section 3). With an ``inferer``, they are drawn only if there
+    are more coalitions that decide the score; without ``num_coalitions`` beyond 2^16, and then ten for each player.
 
     Args:
-        num_coalitions: how many masks; an even number is rounded down. None, or as many as there are coalitions, for
-            all.
+        num_coalitions: how many masks; an even number is rounded down. None, or as many as there are, for all.
         seed: seed of random coalitions. With the same seed, more coalitions begin with the same ones as fewer.
         regions: function that makes the label map ``(1, *spatial)`` from an image ``(C, *spatial)`` and its voxel sizes
             in mm (None if unknown), such as :class:`~monai_saliency.Supervoxels`. By default the case's label map is
@@ -70,18 +73,18 @@ class CoalitionMasks(Masks):
         >>> bound = CoalitionMasks().bind(torch.zeros(1, 2, 3), labels)
         >>> bound.players, len(bound)
         ([0, 2, 5, 9], 15)
-        >>> bound.render([6])[0, 0].tolist()  # keeps labels 2 and 5
-        [[0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
+        >>> bound.render([6])[0, 0].tolist()  # hides labels 2 and 5
+        [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
 
     by_region = True
-    shorter = "fewer players, or num_coalitions for an estimate"
+    num_masks, p1, smooth = None, 0.5, 0
 
     def __init__(
         self,
         num_coalitions: int | None = None,
         seed: int = 0,
-        regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+        regions: MakesRegions | None = None,
         background: bool = True,
         per_channel: bool = False,
         inferer: SlidingWindowInferer | None = None,
@@ -91,78 +94,86 @@ class CoalitionMasks(Masks):
             num_coalitions = whole_number("num_coalitions", num_coalitions, 1)
         self.num_coalitions = num_coalitions
         self.seed = whole_number("seed", seed, 0)
-        words = "a function of an image that makes a label map, such as Supervoxels(200)"
-        self.regions = instance("regions", regions, (), words, function=True, none=True)
-        self.needs_labels = reads_labels(regions)
+        self.regions, self.needs_labels = check_regions(regions)
         self.background = flag("background", background)
         self.per_channel = flag("per_channel", per_channel)
         words = "a SlidingWindowInferer, whose patches decide which coalitions are needed"
         self.inferer = instance("inferer", inferer, SlidingWindowInferer, words, none=True)
         self.linear = flag("linear", linear)
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundCoalitionMasks:
         regions = find_regions(self.regions, image, labels, spacing)
         if self.background and bool((regions.index == 0).any()):
             regions = Regions([0, *regions.values], regions.index + 1)
         return BoundCoalitionMasks(self, image, regions)
 
 
-class BoundCoalitionMasks(BoundMasks):
-    """The coalitions of one image's players."""
+class BoundCoalitionMasks(BoundRegionMasks):
+    """The coalitions of one image's players: regions, with the background of label 0 among them, or their channels."""
 
     players: list[int] | list[tuple[int, int]]
     meetings: list[Meeting] | None = None
     pairs: np.ndarray | None = None
     estimates_unasked = False
 
-    def __init__(self, masks: CoalitionMasks, image: torch.Tensor, regions: Regions) -> None:
-        super().__init__(image)
-        self._regions = regions
-        self.channels = len(image) if masks.per_channel else None
+    def __init__(self, masks: CoalitionMasks, image: Tensor, regions: Regions) -> None:
+        super().__init__(masks, image, regions)
         self.players = list(regions.values)
-        if self.channels is not None:
+        if masks.per_channel:
+            self.channels = len(image)
             self.players = [(label, channel) for label in regions.values for channel in range(self.channels)]
         count, players = masks.num_coalitions, len(self.players)
-        if count is not None and count >= 2**players - 1:
-            count = None
-        if count is not None:
-            _check_count(count, players)
-        exact = masks.inferer is not None and self._that_meet(masks.inferer, masks.linear, count or _MOST_COALITIONS)
-        if not exact and masks.inferer is not None and count is None:
-            self.estimates_unasked, count = True, 10 * players + 1
-        if not exact and count is not None:
-            # Mask 0 keeps nobody; pairs of complements follow.
-            first = draw_pairs(masks.seed, players, (count - 1) // 2)
-            both = np.stack([first, ~first], axis=1).reshape(-1, players)
-            self.coalitions = np.concatenate([np.zeros((1, players), dtype=bool), both])
-            self.pairs = np.arange(1, len(both) + 1).reshape(-1, 2)
-        elif not exact:
-            if players > _MOST_PLAYERS:
-                raise ValueError(
-                    f"all coalitions are scored of at most {_MOST_PLAYERS} players, and there are {players}: give "
-                    f"`num_coalitions` for an estimate, such as {10 * players + 1}, or have fewer players (a smaller "
-                    "`num_supervoxels`, labels that are merged). Under a SlidingWindowInferer and a target that is a "
-                    "mean over voxels, such as RegionScore, more players are exact"
-                )
-            self.coalitions, self.meetings = _all(players)
-        digest = hashlib.sha256(regions.index.cpu().numpy().tobytes() + np.packbits(self.coalitions).tobytes())
-        size = (self.spatial_shape, self.channels, len(self.coalitions), self.meetings is not None)
-        self.key = ("CoalitionMasks", tuple(self.players), digest.hexdigest(), size)
+        cells, most = [list(range(players))], _MOST_COALITIONS
+        if masks.inferer is not None:
+            boxes, most = PatchGrid(masks.inferer, self.spatial_shape).boxes, _MOST_ON_PATCHES
+            cells = self._that_meet(boxes, masks.linear)
+        if found := meetings(cells, players, count or most):
+            self.coalitions, self.meetings = found
+        elif count is None and masks.inferer is None:
+            raise ValueError(
+                f"all coalitions are scored of at most 14 players, and there are {players}: give `num_coalitions` for "
+                f"an estimate, such as {10 * players + 1}, or have fewer players (a smaller `num_supervoxels`, labels "
+                "that are merged). Under a SlidingWindowInferer and a target that is a mean over voxels, such as "
+                "RegionScore, more players are exact"
+            )
+        else:
+            self.estimates_unasked, count = count is None, count or 10 * players + 1
+            self._draw(masks.seed, players, count)
+        digest = hashlib.sha256(np.packbits(self.coalitions).tobytes()).hexdigest()
+        self.key = ("CoalitionMasks", tuple(self.players), digest, self.meetings is not None, *self.key)
 
-    def _that_meet(self, inferer: SlidingWindowInferer, linear: bool, most: int) -> bool:
-        """Take all coalitions that decide the game; False if they are too many."""
-        boxes = PatchGrid(inferer, self.spatial_shape).boxes
+    def _draw(self, seed: int, players: int, count: int) -> None:
+        if count < 3 * players + 1:
+            raise ValueError(
+                f"`num_coalitions` must be at least {3 * players + 1} for {players} players, three times as many and "
+                f"one, got {count}: fewer hardly tell the players apart; {10 * players + 1} are a good start"
+            )
+        first = draw_pairs(seed, players, (count - 1) // 2)
+        both = np.stack([first, ~first], axis=1).reshape(-1, players)
+        self.coalitions = np.concatenate([np.zeros((1, players), dtype=bool), both])
+        self.pairs = np.arange(1, len(both) + 1).reshape(-1, 2)
+
+    def _that_meet(self, boxes: Sequence[Box], linear: bool) -> list[list[int]]:
+        """The players of each cell of a sliding-window model.
+
+        A voxel's output depends on the patches that cover it, and a patch's output on the players inside it. Voxels
+        that the same patches cover form a cell. A score that is a sum over voxels is therefore a sum of games, one for
+        each cell, of the players in its patches; and of games of single patches where it is linear in the output,
+        since patches are blended by fixed weights.
+        """
         present = np.zeros((len(boxes), len(self.players)), dtype=bool)
         for row, box in zip(present, boxes, strict=True):
             row[self._inside(box)] = True
-        found = meetings(players_that_meet(present, boxes, linear), len(self.players), most)
-        if found is not None:
-            self.coalitions, self.meetings = found
-        return found is not None
+        if linear:
+            return _largest(present)
+        starts = np.array([[side.start for side in box] for box in boxes])
+        stops = np.array([[side.stop for side in box] for box in boxes])
+        # The same patches cover all voxels from one patch's border to the next.
+        axes = [np.union1d(start, stop)[:-1] for start, stop in zip(starts.T, stops.T, strict=True)]
+        covered = [((starts <= first) & (stops > first)).all(axis=1) for first in itertools.product(*axes)]
+        return _largest(np.stack([present[patches].any(axis=0) for patches in covered if patches.any()]))
 
-    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
         if self.pairs is None or not self.estimates_unasked:
             return ""
         return (
@@ -170,63 +181,115 @@ class BoundCoalitionMasks(BoundMasks):
             "many players meet in one place to score all"
         )
 
-    @property
-    def regions(self) -> Regions:
-        """The regions, with the background among them where it is a player: ``values`` begins with 0 then."""
-        return self._regions
-
     def __len__(self) -> int:
         return len(self.coalitions)
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """``coalition`` bool ``(n, players)``, True where a player is kept."""
         return {"coalition": self.coalitions[np.asarray(ids, dtype=int)]}
 
-    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        hidden = ~self.codes(ids)["coalition"][:, self._inside(box)]
-        return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
 
-    def _inside(self, box: Box) -> np.ndarray:
-        """The players with a voxel inside a box."""
-        present = self._regions.index[box].unique().cpu().numpy()
-        present = present[present > 0] - 1
-        channels = self.channels or 1
-        return (present[:, None] * channels + np.arange(channels)).ravel()
+@dataclass(frozen=True)
+class Meeting:
+    """Players that meet, and the masks that hide each set of them."""
 
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self._render_box(codes, (slice(None),) * len(self.spatial_shape), device)
-
-    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        return on_voxels(self._kept(codes, device), self._regions.index[box].to(device))
-
-    def _kept(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        """The masks of each region, ``(n, channels or 1, 1 + regions)``."""
-        coalition = to_device(codes["coalition"], device, self.dtype)
-        kept = coalition.unflatten(1, (-1, self.channels or 1)).transpose(1, 2)
-        return torch.cat([kept.new_ones(*kept.shape[:2], 1), kept], dim=2)
-
-    def paint(self, values: torch.Tensor) -> torch.Tensor:
-        """Give each voxel the value of its player; 0 where it has none."""
-        values = values.to(self.device, self.dtype)
-        table = values.reshape(-1, self.channels or 1, values.shape[1]).permute(2, 1, 0)
-        table = torch.cat([table.new_zeros(*table.shape[:2], 1), table], dim=2)
-        return on_voxels(table, self._regions.index)
+    players: Sequence[int]
+    rows: np.ndarray
+    new: np.ndarray
 
 
-def _all(players: int) -> tuple[np.ndarray, list[Meeting]]:
-    """Every coalition but that of all players, by its bits, and the one meeting of all."""
-    everybody = 2**players - 1
-    bits = (np.arange(everybody)[:, None] >> np.arange(players)) & 1
-    rows = everybody - np.arange(2**players)
-    rows[0] = -1
-    new = np.ones(2**players, dtype=bool)
-    new[0] = False
-    return bits.astype(bool), [Meeting(range(players), rows, new)]
+def _largest(cells: np.ndarray) -> list[list[int]]:
+    """The players of each row, bool ``(cells, players)``, without rows whose players all are in another one."""
+    _, places = np.unique(cells, axis=0, return_index=True)
+    cells = cells[np.sort(places)]
+    counts = cells.sum(axis=1)
+    is_part = [bool(((cells >= cell).all(axis=1) & (counts > cell.sum())).any()) for cell in cells]
+    return [cell.nonzero()[0].tolist() for cell, part in zip(cells, is_part, strict=True) if not part]
 
 
-def _check_count(count: int, players: int) -> None:
-    if count < 3 * players + 1:
-        raise ValueError(
-            f"`num_coalitions` must be at least {3 * players + 1} for {players} players, three times as many and one, "
-            f"got {count}: fewer hardly tell the players apart; {10 * players + 1} are a good start"
-        )
+def meetings(cells: Sequence[Sequence[int]], players: int, most: int) -> tuple[np.ndarray, list[Meeting]] | None:
+    """The coalitions whose scores decide a game that is a sum of small ones: of the players of each cell."""
+    everybody = np.ones(players, dtype=bool)
+    sets, numbers = [everybody], {everybody.tobytes(): 0, (~everybody).tobytes(): -1}
+    met, found = {-1}, []
+    for cell in cells:
+        if 2 ** len(cell) - 1 > most:
+            return None
+        hidden = np.zeros((2 ** len(cell), players), dtype=bool)
+        hidden[:, cell] = (np.arange(len(hidden))[:, None] >> np.arange(len(cell))) & 1
+        rows = np.empty(len(hidden), dtype=int)
+        for place, each in enumerate(hidden):
+            rows[place] = numbers.setdefault(each.tobytes(), len(sets))
+            if rows[place] == len(sets):
+                sets.append(each)
+        if len(sets) > most:
+            return None
+        new = np.array([row not in met for row in rows.tolist()])
+        met.update(rows.tolist())
+        found.append(Meeting(list(cell), rows, new))
+    return ~np.stack(sets), found
+
+
+def draw_pairs(seed: int, players: int, count: int) -> np.ndarray:
+    """Draw different pairs of coalitions."""
+    found: list[np.ndarray] = []
+    later: list[np.ndarray] = []
+    seen: set[bytes] = set()
+    # Orthogonal directions that the pairs found so far span. All players together are known beforehand.
+    span = np.full((1, players), players**-0.5)
+    start = 0
+    while len(found) < count:
+        for pair in _drawn(seed, range(start, start + _CHUNK), players):
+            key = (pair ^ pair[0]).tobytes()  # the same for both coalitions of a pair
+            if key in seen:
+                continue
+            seen.add(key)
+            if len(span) == players:
+                found.append(pair)
+                continue
+            rest = pair - (span @ pair) @ span
+            rest -= (span @ rest) @ span
+            if np.linalg.norm(rest) < 1e-6:
+                later.append(pair)
+                continue
+            span = np.concatenate([span, rest[None] / np.linalg.norm(rest)])
+            found.append(pair)
+            if len(span) == players:
+                found += later
+        start += _CHUNK
+    return np.stack(found[:count])
+
+
+def _drawn(seed: int, rows: range, players: int) -> np.ndarray:
+    """Draws with replacement, bool ``(len(rows), players)``: a size in [1, players), then a set of this size."""
+    numbers = random_rows(seed, rows, players + 1)
+    sizes = 1 + np.minimum((numbers[:, 0] * (players - 1)).astype(int), players - 2)
+    ranks = numbers[:, 1:].argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+    return np.asarray(ranks < sizes[:, None])
+
+
+@cache
+def inclusion(players: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """How likely a pair of coalitions is among those drawn, and what it weighs in the regression."""
+    sizes = np.arange(1, players)
+    logs = np.array([math.lgamma(players + 1) - math.lgamma(s + 1) - math.lgamma(players - s + 1) for s in sizes])
+
+    def drawn(time: float) -> tuple[np.ndarray, np.ndarray]:
+        """By the size of a coalition: how likely it is drawn, and that per mean number of draws."""
+        mean = np.maximum(np.exp(math.log(2 * time / (players - 1)) - logs), 1e-300)
+        return -np.expm1(-mean), -np.expm1(-mean) / mean
+
+    def expected(time: float) -> float:
+        return float(time / (players - 1) * drawn(time)[1].sum())
+
+    low, high = 1e-9, 1.0
+    while expected(high) < count and high < 1e300:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected(middle) < count else (low, middle)
+    likely, ratio = drawn(high)
+    chance, weight = np.zeros(players + 1), np.zeros(players + 1)
+    chance[1:-1] = likely
+    weight[1:-1] = 1 / (sizes * (players - sizes) * ratio)
+    return chance, weight

@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
 from scipy import ndimage
+from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d, adaptive_max_pool3d, avg_pool2d, avg_pool3d, max_pool2d, max_pool3d
 
-from monai_saliency.masks.base import BoundMasks, Id, Masks, random_rows
-from monai_saliency.masks.patch_window import PatchWindowMasks
+from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Spacing, random_rows
+from monai_saliency.masks.sliding_window import PatchWindowMasks
 from monai_saliency.masks.until import ended, wanted_agreement
-from monai_saliency.utils.arguments import instance, probability, whole_number
+from monai_saliency.utils.arguments import instance, number, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
@@ -42,8 +43,8 @@ _EVERYWHERE = 0.25
 _LEFT = 0.25
 # Places with evidence that is there more than once: each takes a round.
 _MOST_PLACES = 4
-# So many findings are remembered, as of two rounds of a case with as many scores as organs; masks rendered at once.
-_REMEMBERED, _AT_ONCE = 256, 64
+# Masks that are read on their lattice at once.
+_AT_ONCE = 64
 # The number of the mask that hides what is hidden, and nothing at random.
 _ALONE = -1
 
@@ -91,8 +92,6 @@ class FocusedMasks(Masks):
         0.0
     """
 
-    shorter = "a smaller num_masks, whose map has more noise"
-
     def __init__(
         self,
         regression: Any,
@@ -103,30 +102,25 @@ class FocusedMasks(Masks):
         until: float | None = None,
         budget: int = 4000,
     ) -> None:
-        if not callable(getattr(regression, "effects", None)):
-            raise ValueError(f"`regression` must be an estimator such as RegressionScoring(), got {regression!r}")
         self.regression = regression
         self.num_masks = whole_number("num_masks", num_masks, 4)
-        probability("p1", p1)
-        if not 0 < p1 < 1:
+        self.p1 = number("p1", p1)
+        if not 0 < self.p1 < 1:
             raise ValueError(f"`p1` must be above 0 and below 1, got {p1}: else nothing is hidden, or everything")
-        self.p1 = float(p1)
         self.seed = whole_number("seed", seed, 0)
         self.until = None if until is None else wanted_agreement(until)
         self.budget = max(self.num_masks, whole_number("budget", budget, 1))
         words = "a SlidingWindowInferer, whose patches are spared"
         self.inferer = instance("inferer", inferer, SlidingWindowInferer, words, none=True)
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundFocusedMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundFocusedMasks:
         return BoundFocusedMasks(self, image)
 
 
 class BoundFocusedMasks(BoundMasks):
     """The masks of one image. Each is made on a small grid of points, its lattice, and stretched linearly."""
 
-    def __init__(self, masks: FocusedMasks, image: torch.Tensor) -> None:
+    def __init__(self, masks: FocusedMasks, image: Tensor) -> None:
         super().__init__(image)
         self.regression, self.num_masks, self.p1, self.seed = masks.regression, masks.num_masks, masks.p1, masks.seed
         self.until, self.budget = masks.until, masks.budget if masks.until else masks.num_masks
@@ -134,15 +128,13 @@ class BoundFocusedMasks(BoundMasks):
         self._lattice = [min(2 * _FINE, n) for n in self.spatial_shape]
         starts = [np.arange(points) * n // points for points, n in zip(self._lattice, self.spatial_shape, strict=True)]
         if masks.inferer is not None:
-            windows: Any = PatchWindowMasks(masks.inferer).bind(image)
-            starts = windows.starts
+            starts = PatchWindowMasks(masks.inferer).bind(image).starts
         self.bounds = [np.append(each, n) for each, n in zip(starts, self.spatial_shape, strict=True)]
-        self._grid = tuple(map(len, starts))
-        self._all = (1 << int(np.prod(self._grid))) - 1
+        self.grid = tuple(map(len, starts))
+        self._all = (1 << int(np.prod(self.grid))) - 1
         self._stretching = [
             _linear(torch.arange(n), points, n) for n, points in zip(self.spatial_shape, self._lattice, strict=True)
         ]
-        self._known: dict[tuple, Any] = {}
         regression = type(masks.regression).__name__, *sorted(vars(masks.regression).items())
         cells = tuple(tuple(each.tolist()) for each in self.bounds)
         self.key = ("FocusedMasks", self.seed, self.p1, self.num_masks, regression, self.on_patches, cells)
@@ -156,7 +148,7 @@ class BoundFocusedMasks(BoundMasks):
         looks = len(self.first_round()) * (1 + self.on_patches) + 2 * (1 + _MOST_PLACES)
         return looks + max(self.num_masks, self.budget) - self.num_masks // 2
 
-    def first_round(self) -> Sequence[Id]:
+    def first_round(self) -> Ids:
         return [*self._look(0, self.num_masks // 2), (self._all, 0, _ALONE)]
 
     def _look(self, hidden: int, count: int) -> list[Id]:
@@ -165,9 +157,7 @@ class BoundFocusedMasks(BoundMasks):
             return [(hidden | 1 << cell, 0, _ALONE) for cell in cells if not hidden >> cell & 1]
         return [(hidden, 0, number) for number in range(count)]
 
-    def next_round(
-        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[Id] | None:
+    def next_round(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | None:
         scored, own = dict(zip(ids, scores[:, 0].double().tolist(), strict=True)), list[Id]()
         for wanted in self._rounds(scored, float(reference_scores), own):
             if missing := [each for each in dict.fromkeys(wanted) if each not in scored]:
@@ -175,22 +165,18 @@ class BoundFocusedMasks(BoundMasks):
             own += wanted
         return None
 
-    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        scored = dict(zip(ids, scores[:, 0].double().tolist(), strict=True))
-        places = list(dict.fromkeys(place for _, place, _ in ids if place))
+    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
+        count = len({place for _, place, _ in ids if place})
         words = "nothing stood out: random masks over the whole image were the last"
-        if places:
-            words = f"random masks in {len(places)} place{'s' * (len(places) > 1)} with evidence were the last"
-        if len(places) > 1:
-            words += f"; one of {len(places)} gives what another gives, so the others were hidden meanwhile"
-        fill, together = scored[self._all, 0, _ALONE], _union([hidden | place for hidden, place, _ in ids if place])
-        left = scored.get((together, 0, _ALONE), fill) - fill
-        if places and left > _LEFT * (float(reference_scores) - fill) > 0:
-            share = left / (float(reference_scores) - fill)
-            words += f"; hiding all of them leaves {share:.0%} of what the image adds to the score"
-        return words if self.until is None else f"{words}; {ended(self._agreement(ids, scored), self.until)}"
+        if count:
+            words = f"random masks in {count} place{'s' * (count > 1)} with evidence were the last"
+        if count > 1:
+            words += f"; one of {count} gives what another gives, so the others were hidden meanwhile"
+        if self.until is None:
+            return words
+        return f"{words}; {ended(_agreement(self, tuple(ids), tuple(scores[:, 0].double().tolist())), self.until)}"
 
-    def _rounds(self, scored: dict[Id, float], reference: float, own: list[Id]) -> Iterator[Sequence[Id]]:
+    def _rounds(self, scored: dict[Id, float], reference: float, own: list[Id]) -> Iterator[Ids]:
         """The rounds of one score, one after the other: each is asked for when those before, its own, are scored."""
         yield self.first_round()
         fill = scored[self._all, 0, _ALONE]
@@ -215,68 +201,27 @@ class BoundFocusedMasks(BoundMasks):
         done, wanted = 0, left // len(contexts)
         while wanted > done and (places or not self.on_patches):
             yield [(*context, first + number) for context in contexts for number in range(done, wanted)]
-            if self.until is None or self._agreement(own, scored) >= self.until:
+            if self.until is None or _agreement(self, tuple(own), tuple(scored[each] for each in own)) >= self.until:
                 break
             spare = self.budget - (len(own) - wanted * len(contexts))
             done, wanted = wanted, min(wanted + wanted // 2, spare // len(contexts))
-
-    def _agreement(self, own: Sequence[Id], scored: dict[Id, float]) -> float:
-        """How far the map would agree with one of as many other masks: the share of its variance that is not chance."""
-        scores = torch.tensor([scored[each] for each in own], dtype=torch.float64)[:, None]
-
-        def found() -> float:
-            given = self, own, scores, scores[0]
-            values, error = self.regression.compute(*given), self.regression.standard_error(*given)
-            spread = float(values.double().var())
-            return 1 - float(error.double().square().mean()) / spread if spread and error is not None else 0.0
-
-        return self._remembered(("agreement", len(own), scores.numpy().tobytes()), found)
-
-    def _remembered(self, key: tuple, make: Callable[[], Any]) -> Any:
-        """What is asked for by each later round, by the map and by its error."""
-        if key not in self._known:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[key] = make()
-        return self._known[key]
 
     def _places(self, hidden: int, look: list[Id], scored: dict[Id, float], before: float) -> list[int]:
         """The cells in which evidence is likely by some masks over the whole image, and the parts of them in which it
         is strong; none where nothing stands out.
         """
-        scores = torch.tensor([scored[each] for each in look], dtype=torch.float64)
-        key = hidden, len(look), before, scores.numpy().tobytes()
-        found = self._remembered(key, lambda: self._standing_out(hidden, look, before - scores))
+        found = _standing_out(self, hidden, tuple(look), tuple(before - scored[each] for each in look))
         return [left for each in found if (left := each & ~hidden)]
-
-    def _standing_out(self, hidden: int, look: list[Id], drops: torch.Tensor) -> list[int]:
-        if self.on_patches:
-            values = np.zeros(self._grid)
-            values.flat[[(each[0] & ~hidden).bit_length() - 1 for each in look]] = drops.numpy()
-        else:
-            effects = self.regression.effects(self, look, -drops)
-            pool: Any = adaptive_max_pool2d if effects.ndim == 2 else adaptive_max_pool3d
-            values = pool(effects[None], self._grid)[0].numpy()
-        region = (values > _STANDS_OUT * values.max()) & (values > 0)
-        if not region.any() or region.mean() > _EVERYWHERE:
-            return []
-        around = np.ones([3] * region.ndim)
-        numbers, count = ndimage.label(values > _STRONG * values.max(), around)
-        strong = [ndimage.binary_dilation(numbers == number, around) for number in range(1, count + 1)]
-        return list(map(_bits, [region, *strong] if count <= _MOST_PLACES else [region, region]))
 
     # What they look like. ------------------------------------------------------------------------------------------
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """``id``, objects ``(n,)``: the ids."""
         found = np.empty(len(ids), dtype=object)
         found[:] = list(ids)
         return {"id": found}
 
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self._render_box(codes, tuple(slice(0, n) for n in self.spatial_shape), device)
-
-    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
         ids = codes["id"].tolist()
         matrices = [each[side] for each, side in zip(self._stretching, box, strict=True)]
         masks = _along_axes(self._points(ids, device), matrices)
@@ -286,7 +231,7 @@ class BoundFocusedMasks(BoundMasks):
                 masks[rows] *= ~self._windows(hidden, box, device)
         return masks[:, None]
 
-    def _points(self, ids: Sequence[tuple[int, int, int]], device: torch.device) -> torch.Tensor:
+    def _points(self, ids: Sequence[tuple[int, int, int]], device: torch.device) -> Tensor:
         """Masks on their lattice, ``(n, *points)``."""
         found = torch.ones(len(ids), *self._lattice, dtype=self.dtype, device=device)
         for hidden, place, rows in _grouped(ids):
@@ -297,7 +242,7 @@ class BoundFocusedMasks(BoundMasks):
                 found[rows] *= 1 - self._soft(hidden, device)
         return found
 
-    def _random(self, place: int, has_others: bool, numbers: list[int], device: torch.device) -> torch.Tensor:
+    def _random(self, place: int, has_others: bool, numbers: list[int], device: torch.device) -> Tensor:
         if not place:
             found = torch.empty(len(numbers), *self._lattice, dtype=self.dtype, device=device)
             for turn, cells in enumerate(_COARSE):
@@ -314,9 +259,7 @@ class BoundFocusedMasks(BoundMasks):
         coarse = self._cells(numbers, _COARSE[0], len(_COARSE) + 1, outside, device)
         return inside * fine + (1 - inside) * coarse
 
-    def _cells(
-        self, numbers: list[int], cells: int, table: int, kept: list[float], device: torch.device
-    ) -> torch.Tensor:
+    def _cells(self, numbers: list[int], cells: int, table: int, kept: list[float], device: torch.device) -> Tensor:
         """Grids of random cells, stretched to the lattice at a random shift of up to one cell."""
         sides = [min(cells, n) for n in self._lattice]
         width = int(np.prod([side + 1 for side in sides]))
@@ -328,24 +271,24 @@ class BoundFocusedMasks(BoundMasks):
         return _along_axes(torch.from_numpy(grids).to(device, self.dtype), matrices)
 
     def _chosen(self, cells: int) -> np.ndarray:
-        size = int(np.prod(self._grid))
+        size = int(np.prod(self.grid))
         packed = np.frombuffer(cells.to_bytes(-(-size // 8), "little"), dtype=np.uint8)
-        return np.unpackbits(packed, bitorder="little")[:size].reshape(self._grid).astype(bool)
+        return np.unpackbits(packed, bitorder="little")[:size].reshape(self.grid).astype(bool)
 
-    def _soft(self, cells: int, device: torch.device) -> torch.Tensor:
+    def _soft(self, cells: int, device: torch.device) -> Tensor:
         """A set of points of the lattice, widened by one and softened by one."""
         chosen = torch.from_numpy(self._chosen(cells)[None, None]).to(device, self.dtype)
         widen, soften = (max_pool2d, avg_pool2d) if chosen.ndim == 4 else (max_pool3d, avg_pool3d)
         return soften(widen(chosen, 3, 1, 1), 3, 1, 1, count_include_pad=False)[0]
 
-    def _windows(self, cells: int, box: Box, device: torch.device) -> torch.Tensor:
+    def _windows(self, cells: int, box: Box, device: torch.device) -> Tensor:
         """Whether each voxel of a box lies in one of some windows."""
         found = self._chosen(cells)
         for axis, (bounds, side) in enumerate(zip(self.bounds, box, strict=True)):
             found = found.take(np.searchsorted(bounds, np.arange(side.start, side.stop), side="right") - 1, axis)
         return torch.from_numpy(found).to(device)
 
-    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray] | None:
+    def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray] | None:
         if not self.on_patches:
             return None
         hides, rows = np.zeros(len(ids), dtype=bool), np.zeros((len(ids), 2), dtype=np.int64)
@@ -358,7 +301,7 @@ class BoundFocusedMasks(BoundMasks):
                 rows[of, 1] = [ids[row][2] for row in of]
         return hides, rows
 
-    def along_axes(self, ids: Sequence[Id], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    def along_axes(self, ids: Ids, matrices: Sequence[Tensor]) -> Tensor:
         if self.on_patches or not len(ids):
             return super().along_axes(ids, matrices)
         # What is read of the lattice need not be stretched first.
@@ -368,6 +311,35 @@ class BoundFocusedMasks(BoundMasks):
         with exact_arithmetic(self.device):
             found = [_along_axes(self._points(chunk, self.device).to(dtype), products) for chunk in chunks]
         return torch.cat(found)[:, None]
+
+
+# Findings are remembered, since each later round, the map and its error ask for them again.
+@functools.lru_cache(maxsize=64)
+def _agreement(masks: BoundFocusedMasks, own: tuple[Id, ...], scored: tuple[float, ...]) -> float:
+    """How far the map would agree with one of as many other masks: the share of its variance that is not chance."""
+    scores = torch.tensor(scored, dtype=torch.float64)[:, None]
+    given = masks, own, scores, scores[0]
+    values, error = masks.regression.compute(*given), masks.regression.standard_error(*given)
+    spread = float(values.double().var())
+    return 1 - float(error.double().square().mean()) / spread if spread and error is not None else 0.0
+
+
+@functools.lru_cache(maxsize=64)
+def _standing_out(masks: BoundFocusedMasks, hidden: int, look: tuple[Id, ...], drops: tuple[float, ...]) -> list[int]:
+    if masks.on_patches:
+        values = np.zeros(masks.grid)
+        values.flat[[(each[0] & ~hidden).bit_length() - 1 for each in look]] = drops
+    else:
+        effects = masks.regression.effects(masks, look, -torch.tensor(drops, dtype=torch.float64))
+        pool: Any = adaptive_max_pool2d if effects.ndim == 2 else adaptive_max_pool3d
+        values = pool(effects[None], masks.grid)[0].numpy()
+    region = (values > _STANDS_OUT * values.max()) & (values > 0)
+    if not region.any() or region.mean() > _EVERYWHERE:
+        return []
+    around = np.ones([3] * region.ndim)
+    numbers, count = ndimage.label(values > _STRONG * values.max(), around)
+    strong = [ndimage.binary_dilation(numbers == number, around) for number in range(1, count + 1)]
+    return list(map(_bits, [region, *strong] if count <= _MOST_PLACES else [region, region]))
 
 
 def _union(places: Sequence[int]) -> int:
@@ -382,22 +354,22 @@ def _bits(chosen: np.ndarray) -> int:
 def _grouped(ids: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, list[int]]]:
     """What is hidden, the place, and the rows of the masks that share both: random ones, and one that is not."""
     found: dict[tuple[int, int, bool], list[int]] = {}
-    for row, (hidden, place, number) in enumerate(ids):
-        found.setdefault((hidden, place, number == _ALONE), []).append(row)
+    for row, (hidden, place, at) in enumerate(ids):
+        found.setdefault((hidden, place, at == _ALONE), []).append(row)
     return [(hidden, place, rows) for (hidden, place, _), rows in found.items()]
 
 
-def _linear(places: torch.Tensor, cells: int, size: int, shift: torch.Tensor | float = 0.0) -> torch.Tensor:
+def _linear(places: Tensor, cells: int, size: int, shift: Tensor | float = 0.0) -> Tensor:
     """Matrices ``(..., places, cells)`` that read a line of cells at some places of an axis, linearly between centres.
 
     The axis has a size in voxels. A shift ``(n, 1)`` in cells, at least 0 and below 1, needs one cell more.
     """
-    count = cells + isinstance(shift, torch.Tensor)
+    count = cells + isinstance(shift, Tensor)
     position = ((places.double() + 0.5) * cells / size - 0.5 + shift).clamp(0, count - 1)
     return (1 - (position[..., None] - torch.arange(count)).abs()).clamp_min(0)
 
 
-def _along_axes(values: torch.Tensor, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+def _along_axes(values: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     """Values ``(n, *cells)``, multiplied along each axis by a matrix ``(size, cells)`` or ``(n, size, cells)``."""
     for matrix in matrices:  # the first axis becomes the last
         others = values.shape[2:]

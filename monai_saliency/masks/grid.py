@@ -1,21 +1,24 @@
-"""Random grids with crisp cells: each cell is kept or hidden as a whole."""
+"""Grids with crisp cells, each kept, hidden or dimmed as a whole: at random, or by a Sobol design."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Masks, random_rows
-from monai_saliency.masks.region import BoundRegionMasks, RegionMasks
+from monai_saliency.masks.base import Ids, MakesRegions, Masks, Regions, Spacing, random_rows
+from monai_saliency.masks.region import BoundRegionMasks, check_regions, find_regions
 from monai_saliency.utils.arguments import per_axis, probability, whole_number, whole_numbers
+from monai_saliency.utils.boxes import Box
 
-__all__ = [
-    "BoundSubsetMasks",
-    "GridMasks",
-    "SubsetMasks",
-]
+__all__ = ["BoundSobolMasks", "GridMasks", "SobolMasks", "SubsetMasks"]
+
+# Cells of a grid, about, where nobody says how many.
+_CELLS = 64
+# More forwards than this are taken for a mistake.
+_MOST_FORWARDS = 100_000
 
 
 class GridMasks(Masks):
@@ -51,55 +54,46 @@ class GridMasks(Masks):
     """
 
     by_region = True
-    shorter = "a smaller num_masks, whose map has more noise"
+    smooth = 0
 
     def __init__(
         self,
         num_masks: int,
-        grid_size: int | Sequence[int] = 8,
+        grid_size: int | Sequence[int] | None = 8,
         p1: float = 0.5,
         seed: int = 0,
-        regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+        regions: MakesRegions | None = None,
         by_label: bool = False,
     ) -> None:
-        whole_numbers("grid_size", grid_size, 1)
+        if grid_size is not None:
+            whole_numbers("grid_size", grid_size, 1)
         probability("p1", p1)
         self.num_masks = whole_number("num_masks", num_masks, 1)
         self.grid_size = grid_size
         self.p1 = float(p1)
         self.seed = whole_number("seed", seed, 0)
+        self.regions, _ = check_regions(regions)
         if by_label and regions is not None:
             raise ValueError("give `regions` or `by_label`, not both: each says which regions are hidden")
-        by_region = by_label or regions is not None
-        self.instead = RegionMasks(num_masks, p1, seed, regions) if by_region else None
         self.needs_labels = bool(by_label)
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundRegionMasks:
-        return _BoundGridMasks(self, image) if self.instead is None else self.instead.bind(image, labels, spacing)
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:
+        return BoundRegionMasks(self, image, self._cells(image, labels, spacing))
+
+    def _cells(self, image: Tensor, labels: Tensor | None, spacing: Spacing) -> Regions:
+        """The cells or regions of an image. Cells are numbered from 1; the last axis changes fastest."""
+        if self.needs_labels or self.regions is not None:
+            return find_regions(self.regions, image, labels, spacing)
+        shape = image.shape[1:]
+        size = round(_CELLS ** (1 / len(shape))) if self.grid_size is None else self.grid_size
+        index = torch.zeros((), dtype=torch.int32, device=image.device)
+        for cells, voxels in zip(per_axis("grid_size", size, shape), shape, strict=True):
+            count = min(cells, voxels)
+            index = index[..., None] * count + torch.arange(voxels, device=image.device) * count // voxels
+        return Regions(list(range(1, int(index.max()) + 2)), (index + 1).to(torch.int32))
 
 
-class _BoundGridMasks(BoundRegionMasks):
-    """The grids of one image. A cell is a region, numbered from 1; the last axis changes fastest."""
-
-    def __init__(self, masks: GridMasks, image: torch.Tensor) -> None:
-        # Its label map is made here, so that it need not be checked and sorted as one that a user gives.
-        BoundMasks.__init__(self, image)
-        wanted = per_axis("grid_size", masks.grid_size, self.spatial_shape)
-        self.grid_shape = tuple(min(cells, size) for cells, size in zip(wanted, self.spatial_shape, strict=True))
-        self.values = list(range(1, int(np.prod(self.grid_shape)) + 1))
-        self.index = torch.ones((), dtype=torch.int32, device=self.device)
-        for axis, (cells, size) in enumerate(zip(self.grid_shape, self.spatial_shape, strict=True)):
-            along = torch.arange(size, device=self.device) * cells // size
-            step = int(np.prod(self.grid_shape[axis + 1 :]))
-            shape = [-1 if a == axis else 1 for a in range(len(self.spatial_shape))]
-            self.index = self.index + (along * step).to(torch.int32).reshape(shape)
-        self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
-        self.key = ("GridMasks", self.seed, self.p1, self.num_masks, self.grid_shape, self.spatial_shape)
-
-
-class SubsetMasks(Masks):
+class SubsetMasks(GridMasks):
     """Masks that each hide ``num_hidden`` cells of a grid, drawn at random without replacement: the subsets of
     sensitivity-n (Ancona et al., ICLR 2018, section 3).
 
@@ -120,41 +114,107 @@ class SubsetMasks(Masks):
         [8.0, 8.0, 8.0]
     """
 
-    shorter = "fewer num_masks"
-
     def __init__(
         self, num_masks: int = 100, num_hidden: int = 8, grid_size: int | Sequence[int] = 8, seed: int = 0
     ) -> None:
-        self.num_masks = whole_number("num_masks", num_masks, 1)
+        super().__init__(num_masks, grid_size, seed=seed)
         self.num_hidden = whole_number("num_hidden", num_hidden, 1)
-        whole_numbers("grid_size", grid_size, 1)
-        self.grid_size = grid_size
-        self.seed = whole_number("seed", seed, 0)
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundSubsetMasks:
-        return BoundSubsetMasks(self, image)
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:
+        return _BoundSubsetMasks(self, image, self._cells(image, labels, spacing))
 
 
-class BoundSubsetMasks(BoundRegionMasks):
+class _BoundSubsetMasks(BoundRegionMasks):
     """The masks of one image. A cell is a region."""
 
-    num_masks: int
-
-    def __init__(self, masks: SubsetMasks, image: torch.Tensor) -> None:
-        BoundMasks.__init__(self, image)
-        cells = _BoundGridMasks(GridMasks(1, masks.grid_size), image)
-        self.values, self.index = cells.values, cells.index
-        self.num_masks, self.num_hidden, self.seed = masks.num_masks, masks.num_hidden, masks.seed
+    def __init__(self, masks: SubsetMasks, image: Tensor, cells: Regions) -> None:
+        super().__init__(masks, image, cells)
+        self.num_hidden = masks.num_hidden
         if self.num_hidden > len(self.values):
-            raise ValueError(f"`num_hidden` is {self.num_hidden}, and the grid {cells.grid_shape} has fewer cells")
-        self.key = ("SubsetMasks", self.seed, self.num_masks, self.num_hidden, cells.grid_shape, self.spatial_shape)
+            raise ValueError(f"`num_hidden` is {self.num_hidden}, and the grid has {len(self.values)} cells only")
+        self.key = ("SubsetMasks", self.num_hidden, *self.key)
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
-        """``coalition`` bool ``(n, cells)``, True where a cell is kept."""
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         # The cells with the smallest of as many random numbers are a subset drawn without replacement.
         order = random_rows(self.seed, ids, len(self.values)).argsort(axis=1, kind="stable")
         kept = np.ones(order.shape, dtype=bool)
         np.put_along_axis(kept, order[:, : self.num_hidden], False, axis=1)
         return {"coalition": kept}
+
+
+class SobolMasks(GridMasks):
+    """The design of total Sobol indices (Fel et al., NeurIPS 2021, arXiv 2111.04138, section 3), in 2D and 3D.
+
+    A mask keeps each cell, or region, in part: by a number in [0, 1], 1 for all of it. For each of N designs there are
+    d + 2 masks of d cells: one of numbers A, one of numbers B, and for each cell the numbers A with that cell's number
+    taken from B. A and B are the two halves of a scrambled Sobol sequence in 2 d dimensions.
+
+    Args:
+        num_designs: N, at least 2; a power of 2 fills the space best. The paper takes 32.
+        grid_size: cells along each axis, one number or one per axis, at least 1. By default 8 in 2D and 4 in 3D.
+        seed: of the scrambling, at least 0. With the same seed, more designs begin with the same masks as fewer.
+        regions: makes regions to dim instead of cells, such as ``Supervoxels(40)``: a function of an image
+            ``(C, *spatial)`` and its voxel sizes that gives a label map ``(1, *spatial)``.
+        by_label: dim the regions of the case's label map instead of cells.
+
+    Raises:
+        ValueError: for settings out of range, for both ``regions`` and ``by_label``, and (from ``bind``) when the
+            design needs more than 100 000 forwards.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import SobolMasks
+        >>> bound = SobolMasks(num_designs=4, grid_size=2).bind(torch.zeros(1, 8, 8))
+        >>> len(bound)  # 4 designs of 2 * 2 + 2 masks
+        24
+        >>> a, b, first = bound.codes([0, 1, 2])["coalition"]
+        >>> bool(first[0] == b[0]), bool((first[1:] == a[1:]).all())
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        num_designs: int = 32,
+        grid_size: int | Sequence[int] | None = None,
+        seed: int = 0,
+        regions: MakesRegions | None = None,
+        by_label: bool = False,
+    ) -> None:
+        super().__init__(1, grid_size, 0.5, seed, regions, by_label)
+        self.num_designs = whole_number("num_designs", num_designs, 2)
+
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:
+        return BoundSobolMasks(self, image, self._cells(image, labels, spacing))
+
+
+class BoundSobolMasks(BoundRegionMasks):
+    """The design of one image."""
+
+    def __init__(self, masks: SobolMasks, image: Tensor, cells: Regions) -> None:
+        super().__init__(masks, image, cells)
+        self.num_designs, count = masks.num_designs, len(self.values)
+        self.num_masks = self.num_designs * (count + 2)
+        if self.num_masks > _MOST_FORWARDS:
+            raise ValueError(
+                f"total Sobol indices of {count} cells or regions need {self.num_masks} forwards, num_designs * (cells "
+                f"+ 2), and at most {_MOST_FORWARDS} are run: use a smaller `grid_size`, fewer regions or a smaller "
+                "`num_designs`, or hsic, whose forwards do not grow with the cells"
+            )
+        engine = torch.quasirandom.SobolEngine(2 * count, scramble=True, seed=masks.seed)
+        self.table = engine.draw(self.num_designs, dtype=torch.float64).numpy().reshape(-1, 2, count)
+        self.key = ("SobolMasks", self.num_designs, *self.key)
+
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
+        """``coalition`` float64 ``(n, regions)`` in [0, 1], how much of each region is kept."""
+        design, place = np.divmod(np.asarray(ids, dtype=int), len(self.values) + 2)
+        kept = self.table[design, (place == 1).astype(int)]
+        (exchanged,) = (place > 1).nonzero()
+        cell = place[exchanged] - 2
+        kept[exchanged, cell] = self.table[design[exchanged], 1, cell]
+        return {"coalition": kept}
+
+    def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
+        kept = self.codes(ids)["coalition"][:, self._inside(box)]
+        # Numbers are equal where their bits are.
+        return np.asarray((kept < 1).any(axis=1)), np.ascontiguousarray(kept).view(np.int64)

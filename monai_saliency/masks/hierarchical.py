@@ -1,7 +1,8 @@
-"""Windows that are refined where hiding them lets the score fall most."""
+"""Windows, or regions, that are refined where hiding them lets the score fall most."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,23 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
+from torch import Tensor
 
-from monai_saliency.masks.base import Id, Masks
-from monai_saliency.masks.box import BoundBoxMasks
+from monai_saliency.masks.base import Id, Ids, MakesRegions, Masks, Regions, Spacing, check_sizes, check_unit, in_voxels
+from monai_saliency.masks.region import check_regions, find_regions
+from monai_saliency.masks.sliding_window import BoundBoxMasks, affordable
 from monai_saliency.masks.smooth import check_smooth, widths_of
-from monai_saliency.utils.arguments import (
-    check_option,
-    instance,
-    number,
-    per_axis,
-    positive_numbers,
-    voxels_of_mm,
-    whole_number,
-    whole_numbers,
-)
+from monai_saliency.utils.arguments import instance, number, whole_number
+from monai_saliency.utils.boxes import Box, within
 from monai_saliency.utils.patch_grid import PatchGrid
+from monai_saliency.utils.tensors import to_device
 
-__all__ = ["BoundHierarchicalMasks", "HierarchicalMasks", "worth_refining"]
+__all__ = ["BoundHierarchicalMasks", "HierarchicalMasks", "RegionHierarchyMasks"]
 
 # Windows of the first level, about, where nobody says how large they are.
 _FIRST_LEVEL = 64
@@ -66,8 +62,6 @@ class HierarchicalMasks(Masks):
         [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)]
     """
 
-    shorter = "a larger window_size, fewer levels or a smaller keep, for a coarser map"
-
     def __init__(
         self,
         window_size: float | Sequence[float] | None = None,
@@ -77,13 +71,8 @@ class HierarchicalMasks(Masks):
         inferer: SlidingWindowInferer | None = None,
         smooth: float | Sequence[float] = 0,
     ) -> None:
-        self.unit = check_option("unit", unit, ("voxel", "mm"))
-        if self.unit == "mm" and window_size is None:
-            raise ValueError("`unit` 'mm' needs a `window_size`: the default is in voxels")
-        if window_size is not None and self.unit == "mm":
-            positive_numbers("window_size", window_size)
-        elif window_size is not None:
-            whole_numbers("window_size", window_size, 1)
+        self.unit = check_unit(unit, "window_size", window_size)
+        check_sizes(unit, window_size=window_size)
         self.window_size = window_size
         self.levels = whole_number("levels", levels, 1)
         self.keep = number("keep", keep)
@@ -93,9 +82,7 @@ class HierarchicalMasks(Masks):
         self.inferer = instance("inferer", inferer, SlidingWindowInferer, words, none=True)
         self.smooth = check_smooth(smooth)
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundHierarchicalMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundHierarchicalMasks:
         return BoundHierarchicalMasks(self, image, spacing)
 
     def edges(self, spatial_shape: Sequence[int]) -> Any:
@@ -103,7 +90,9 @@ class HierarchicalMasks(Masks):
         if self.window_size is not None:
             return self.window_size
         if self.inferer is not None:
-            return _affordable(PatchGrid(self.inferer, spatial_shape))
+            grid = PatchGrid(self.inferer, spatial_shape)
+            # A window of one step would cover a single patch.
+            return affordable(grid, _AFFORDABLE_FIRST, finer=len(grid.boxes) == 1)
         parts = round(_FIRST_LEVEL ** (1 / len(spatial_shape)))
         halves = 2 ** (self.levels - 1)
         return [round(n / parts / halves) * halves or -(-n // parts) for n in spatial_shape]
@@ -112,46 +101,50 @@ class HierarchicalMasks(Masks):
 class BoundHierarchicalMasks(BoundBoxMasks):
     """The windows of one image. The id of a window is its level, from 0, and its place on the grid of that level."""
 
-    def __init__(self, masks: HierarchicalMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
+    def __init__(self, masks: HierarchicalMasks, image: Tensor, spacing: Spacing) -> None:
         super().__init__(image)
-        window = per_axis("window_size", masks.edges(self.spatial_shape), self.spatial_shape)
-        window = voxels_of_mm(window, spacing) if masks.unit == "mm" else window
-        window = tuple(min(w, n) for w, n in zip(window, self.spatial_shape, strict=True))
-        if all(w == n for w, n in zip(window, self.spatial_shape, strict=True)):
+        shape = self.spatial_shape
+        window = in_voxels("window_size", masks.edges(shape), masks.unit, shape, spacing)
+        window = tuple(min(w, n) for w, n in zip(window, shape, strict=True))
+        if window == shape:
             raise ValueError(
-                f"one window of {window} voxels covers the whole image, whose spatial shape is "
-                f"{self.spatial_shape}: it cannot show where the evidence lies; use a smaller `window_size`"
+                f"one window of {window} voxels covers the whole image, whose spatial shape is {shape}: it cannot show "
+                "where the evidence lies; use a smaller `window_size`"
             )
-        self.keep = masks.keep
-        self.bounds = [[np.append(np.arange(0, n, w), n) for n, w in zip(self.spatial_shape, window, strict=True)]]
+        self.keep, self.smooth = masks.keep, widths_of(masks.smooth, shape)
+        #: for each level and axis, where windows begin, and the axis' end
+        self.bounds = [[np.append(np.arange(0, n, w), n) for n, w in zip(shape, window, strict=True)]]
         while len(self.bounds) < masks.levels and any(edge > 1 for edge in window):
             window = tuple(-(-edge // 2) for edge in window)
             self.bounds.append([_halved(axis, edge) for axis, edge in zip(self.bounds[-1], window, strict=True)])
-        self.num_levels = len(self.bounds)
-        #: how many windows each level has along each axis
-        self.grids = [[len(axis) - 1 for axis in level] for level in self.bounds]
+        #: how many windows of each level are refined at the most
         self._most = [math.prod(grid) for grid in self.grids]
         if masks.inferer is not None and masks.window_size is None:
-            self._most = self._affordable(PatchGrid(masks.inferer, self.spatial_shape))
+            self._most = self._affordable(PatchGrid(masks.inferer, shape))
         edges = tuple(tuple(int(axis[1]) for axis in level) for level in self.bounds)
-        self.key = ("HierarchicalMasks", edges, self.keep, tuple(self._most), self.spatial_shape)
-        self.smooth = widths_of(masks.smooth, self.spatial_shape)
-        if self.smooth:
-            self.key = (*self.key, "smooth", self.smooth)
+        self.key = ("HierarchicalMasks", edges, self.keep, tuple(self._most), shape, *self.smooth)
+
+    @property
+    def num_levels(self) -> int:
+        return len(self.bounds)
+
+    @property
+    def grids(self) -> list[list[int]]:
+        """How many windows each level has along each axis."""
+        return [[len(axis) - 1 for axis in level] for level in self.bounds]
 
     @property
     def at_most(self) -> int:
-        """The largest number of windows that are scored for one explained score."""
-        found = last = math.prod(self.grids[0])
+        """The largest number of masks that are scored for one explained score."""
+        found = last = len(self.first_round())
         for level, most in enumerate(self._most[:-1]):
-            refined = min(max(1, round(self.keep * last)), most)
-            last = min(refined * self._num_parts(level), math.prod(self.grids[level + 1]))
+            last = min(max(1, round(self.keep * last)), most) * self._num_parts(level)
             found += last
         return found
 
     def _num_parts(self, level: int) -> int:
-        """Into how many parts a window of a level is cut."""
-        return math.prod(1 if a == b else 2 for a, b in zip(*self.grids[level : level + 2], strict=True))
+        """Into how many parts a window of a level is cut, at most."""
+        return math.prod(-(-finer // own) for own, finer in zip(*self.grids[level : level + 2], strict=True))
 
     def _affordable(self, grid: PatchGrid) -> list[int]:
         """How many windows of each level are refined at the most, for all scores; the levels share what is left of the
@@ -162,54 +155,46 @@ class BoundHierarchicalMasks(BoundBoxMasks):
         costs = [self._num_parts(at) * grid.share_touched(finer) for at, finer in enumerate(self.bounds[1:])]
         return [*(max(1, int(each / cost)) for cost in costs), 0]
 
-    def first_round(self) -> Sequence[Id]:
+    def first_round(self) -> Ids:
         return [(0, *place) for place in np.ndindex(*self.grids[0])]
 
-    def next_round(
-        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[Id] | None:
-        level = ids[-1][0]
-        if level + 1 == self.num_levels:
-            return None
-        rows = [row for row, each in enumerate(ids) if each[0] == level]
-        drops = reference_scores.double() - scores[rows].double()
-        chosen = worth_refining([ids[row] for row in rows], drops, self.keep)[: self._most[level]]
-        return sorted(part for window in chosen for part in self._parts(window)) or None
+    def next_round(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | None:
+        drops, start, count, number = (reference_scores.double() - scores.double())[:, 0], 0, len(self.first_round()), 0
+        while True:
+            stop = start + count
+            order = drops[start:stop].argsort(descending=True, stable=True)[: max(1, round(self.keep * count))]
+            chosen = [ids[start + row] for row in order.tolist() if drops[start + row] > 0][: self._most[number]]
+            pieces = sorted(piece for part in chosen for piece in self._pieces(part))
+            if stop == len(ids) or not pieces:
+                return pieces or None
+            start, count, number = stop, len(pieces), number + 1
 
-    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
         level = ids[-1][0] + 1
         if level == self.num_levels:
             return f"level {level} was the last"
-        return f"no window of level {level} was worth halving"
+        return f"no part of level {level} was worth splitting"
 
-    def _parts(self, window: Id) -> list[Id]:
+    def _pieces(self, part: Id) -> list[Id]:
         """The windows of the next level that a window is halved into; none if it is one voxel."""
-        level, *place = window
+        level, *place = part
+        if level + 1 == self.num_levels:
+            return []
         sides = []
         for axis, finer, at in zip(self.bounds[level], self.bounds[level + 1], place, strict=True):
             sides.append(range(*np.searchsorted(finer, axis[[at, at + 1]])))
-        parts = [(level + 1, *part) for part in itertools.product(*sides)]
-        return parts if len(parts) > 1 else []
+        pieces = [(level + 1, *piece) for piece in itertools.product(*sides)]
+        return pieces if len(pieces) > 1 else []
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
-        found = np.empty((2, len(ids), len(self.spatial_shape)), dtype=int)
-        levels, *places = np.asarray(ids, dtype=int).reshape(len(ids), -1).T
-        for level, bounds in enumerate(self.bounds):
-            here = levels == level
-            for axis, (ends, at) in enumerate(zip(bounds, places, strict=True)):
-                found[0, here, axis], found[1, here, axis] = ends[at[here]], ends[at[here] + 1]
-        return {"first": found[0], "stop": found[1]}
+    def _box(self, part: Id) -> Box:
+        """The window of a part."""
+        axes = zip(self.bounds[part[0]], part[1 : 1 + len(self.spatial_shape)], strict=True)
+        return tuple(slice(int(ends[at]), int(ends[at + 1])) for ends, at in axes)
 
-
-def worth_refining(ids: Sequence[Id], drops: torch.Tensor, keep: float) -> list[Id]:
-    """The masks of a round that are worth refining: those that let a score fall most, for each score its own."""
-    count = max(1, round(keep * len(ids)))
-    best = [
-        [ids[row] for row in each.argsort(descending=True, stable=True)[:count].tolist() if each[row] > 0]
-        for each in drops.T
-    ]
-    turns = (each for turn in itertools.zip_longest(*best) for each in turn if each is not None)
-    return list(dict.fromkeys(turns))
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
+        boxes = [[(side.start, side.stop) for side in self._box(part)] for part in ids]
+        ends = np.array(boxes, dtype=int).reshape(len(ids), len(self.spatial_shape), 2)
+        return {"first": ends[:, :, 0], "stop": ends[:, :, 1]}
 
 
 def _halved(ends: np.ndarray, edge: int) -> np.ndarray:
@@ -218,13 +203,130 @@ def _halved(ends: np.ndarray, edge: int) -> np.ndarray:
     return np.union1d(ends, middles[middles < ends[1:]])
 
 
-def _affordable(grid: PatchGrid) -> list[int]:
-    """The edges of windows of the first level: a step from patch to patch, longer or shorter where it takes that."""
-    divide, times = 1, 1
-    while grid.predictions(grid.window(1, times)) > _AFFORDABLE_FIRST:
-        times += 1
-    while len(grid.boxes) == 1 and divide < max(grid.step):  # which a window of one step would cover
-        if grid.predictions(grid.window(divide + 1)) > _AFFORDABLE_FIRST:
-            break
-        divide += 1
-    return grid.window(divide, times)
+class RegionHierarchyMasks(Masks):
+    """Regions, split in rounds where they matter, in 2D and 3D: which organ, and where in it?
+
+    The first round hides each region: all voxels of one label of the case's label map, or a supervoxel. Voxels of label
+    0 are in no region and are always kept. Each further round splits those parts of the round before that let the score
+    fall most, and hides each piece. A piece of a region is what lies in one of the windows of
+    :class:`~monai_saliency.HierarchicalMasks`, and a piece of that what lies in a window half as long. Windows that do
+    not split a part are passed over, so that no set of voxels is hidden twice. A part is not split if hiding it does
+    not let the score fall.
+
+    Args:
+        regions: function that makes the label map ``(1, *spatial)`` from an image ``(C, *spatial)`` and its voxel sizes
+            in mm (None if unknown), such as :class:`~monai_saliency.Supervoxels`. By default the case's label map is
+            used.
+        window_size: edge of the first windows, as for :class:`~monai_saliency.HierarchicalMasks`.
+        levels: how many sizes, at least 1: the regions, and the windows.
+        keep: share of a round's parts that is split, in (0, 1], at least one part for each explained score.
+        unit: unit of ``window_size``, ``"voxel"`` or ``"mm"``.
+        inferer: a sliding-window inferer, on whose patch grid the windows lie by default.
+        smooth: width in voxels over which the edge of a part rises, one number or one per axis; crisp by default.
+
+    Raises:
+        ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.RegionMasks`, and for
+            the windows as for :class:`~monai_saliency.HierarchicalMasks`.
+
+    Example::
+
+        >>> import torch
+        >>> labels = torch.tensor([[[0, 0, 3, 3], [7, 7, 7, 3], [7, 7, 7, 7], [7, 7, 7, 7]]])
+        >>> bound = RegionHierarchyMasks(window_size=2, levels=2).bind(torch.zeros(1, 4, 4), labels)
+        >>> first = bound.first_round()  # regions 3 and 7
+        >>> pieces = bound.next_round(first, torch.tensor([[5.0], [1.0]]), torch.tensor([5.0]))
+        >>> [int((mask == 0).sum()) for mask in bound.render(pieces)]  # the voxels of region 7 in four windows
+        [2, 1, 4, 4]
+    """
+
+    def __init__(
+        self,
+        regions: MakesRegions | None = None,
+        window_size: float | Sequence[float] | None = None,
+        levels: int = 4,
+        keep: float = 0.08,
+        unit: str = "voxel",
+        inferer: SlidingWindowInferer | None = None,
+        smooth: float | Sequence[float] = 0,
+    ) -> None:
+        self.regions, self.needs_labels = check_regions(regions)
+        self.levels = whole_number("levels", levels, 1)
+        self.windows = HierarchicalMasks(window_size, max(1, self.levels - 1), keep, unit, inferer, smooth)
+
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionHierarchyMasks:
+        return BoundRegionHierarchyMasks(self, image, find_regions(self.regions, image, labels, spacing), spacing)
+
+
+class BoundRegionHierarchyMasks(BoundHierarchicalMasks):
+    """The regions of one image, and their pieces. The id of a part is its level, the place of its window on the grid of
+    that level, and its region, counted from 1. The window of level 0 is the whole image.
+    """
+
+    def __init__(self, masks: RegionHierarchyMasks, image: Tensor, regions: Regions, spacing: Spacing) -> None:
+        super().__init__(masks.windows, image, spacing)
+        self.values, self.index = regions.values, regions.index.cpu().numpy()
+        whole = [np.array([0, size]) for size in self.spatial_shape]
+        self.bounds = [whole, *self.bounds[: masks.levels - 1]]
+        self._most = [self.index.size] * self.num_levels
+        self._known: dict[Id, list[Id]] = {}
+        digest = hashlib.sha256(self.index.tobytes()).hexdigest()
+        self.key = ("RegionHierarchyMasks", self.key, self.num_levels, tuple(self.values), digest)
+
+    def first_round(self) -> Ids:
+        nowhere = (0,) * len(self.spatial_shape)
+        return [(0, *nowhere, region + 1) for region in range(len(self.values))]
+
+    def _pieces(self, part: Id) -> list[Id]:
+        """The pieces of a part in the longest windows that split it; none if no window does."""
+        if part not in self._known:
+            level, region, box = part[0], part[-1], self._box(part)
+            places = [at + side.start for at, side in zip((self.index[box] == region).nonzero(), box, strict=True)]
+            self._known[part] = []
+            for finer in range(level + 1, self.num_levels):
+                sides = zip(self.bounds[finer], places, strict=True)
+                along = [np.searchsorted(ends, at, side="right") - 1 for ends, at in sides]
+                windows = np.unique(np.stack(along, axis=1), axis=0)
+                if len(windows) > 1:
+                    self._known[part] = [(finer, *window, region) for window in windows.tolist()]
+                    break
+        return self._known[part]
+
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
+        """As for windows, and ``region`` int ``(n,)``, counted from 1."""
+        return super().codes(ids) | {"region": np.array([part[-1] for part in ids], dtype=int)}
+
+    def _tight(self, part: Id, box: Box) -> Box | None:
+        """The smallest box around the voxels of a part inside a box; None if there are none."""
+        common = _common(self._box(part), box)
+        found = (self.index[common] == part[-1]).nonzero()
+        if not len(found[0]):
+            return None
+        sides = zip(found, common, strict=True)
+        return tuple(slice(side.start + int(at.min()), side.start + int(at.max()) + 1) for at, side in sides)
+
+    def changed_boxes(self, ids: Ids) -> list[Box] | None:
+        return [self._around(self._tight(part, self._whole) or self._whole) for part in ids]
+
+    def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.zeros((len(ids), 1 + 2 * len(box)), dtype=int)
+        for row, part in zip(rows, ids, strict=True):
+            # The region and the smallest box around its hidden voxels here decide which voxels these are.
+            if tight := self._tight(part, self._around(box)):
+                row[:] = [part[-1], *(end for side in tight for end in (side.start, side.stop))]
+        return rows[:, 0] > 0, rows
+
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
+        shape = [side.stop - side.start for side in box]
+        masks = torch.ones(len(codes["region"]), 1, *shape, dtype=self.dtype, device=device)
+        for mask, region, first, stop in zip(masks, codes["region"], codes["first"], codes["stop"], strict=True):
+            common = _common(tuple(map(slice, first.tolist(), stop.tolist())), box)
+            inside: Any = (0, *within(common, box))
+            mask[inside] = to_device(self.index[common] != region, device, self.dtype)
+        return masks
+
+
+def _common(one: Box, other: Box) -> Box:
+    """What lies in two boxes, an empty box where nothing does."""
+    starts = [max(a.start, b.start) for a, b in zip(one, other, strict=True)]
+    stops = [min(a.stop, b.stop) for a, b in zip(one, other, strict=True)]
+    return tuple(slice(start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from monai.inferers import SlidingWindowInferer
+from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Masks
+from monai_saliency.masks.base import BoundMasks, Id, Ids, Masks, Spacing
 from monai_saliency.masks.hierarchical import HierarchicalMasks
 from monai_saliency.utils.arguments import number
 from monai_saliency.utils.boxes import Box
@@ -58,8 +59,6 @@ class MinimalMasks(Masks):
         4
     """
 
-    shorter = "a larger window_size, fewer levels or a smaller keep, for a coarser region"
-
     def __init__(
         self,
         share: float = 0.9,
@@ -74,9 +73,7 @@ class MinimalMasks(Masks):
             raise ValueError(f"`share` must be in (0, 1], a share of the score's rise that is kept, got {share}")
         self.windows = HierarchicalMasks(window_size, levels, keep, unit, inferer)
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         return BoundMinimalMasks(self, image, spacing)
 
 
@@ -112,7 +109,7 @@ class BoundMinimalMasks(BoundMasks):
     voxels and the voxels behind its last; all else is hidden.
     """
 
-    def __init__(self, masks: MinimalMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
+    def __init__(self, masks: MinimalMasks, image: Tensor, spacing: Spacing) -> None:
         super().__init__(image)
         self.share = masks.share
         self.windows = masks.windows.bind(image, None, spacing)
@@ -124,54 +121,66 @@ class BoundMinimalMasks(BoundMasks):
         windows: int = self.windows.at_most
         return windows + 3 * math.ceil(math.log(windows + 1, 4)) + 3
 
-    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
+    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
         counts = [len(region.boxes) for region in self.found(ids, scores, reference_scores)]
         return f"the smallest set of windows was known: {', '.join(map(str, counts))}"
 
-    def first_round(self) -> Sequence[Id]:
+    def first_round(self) -> Ids:
         return self.windows.first_round()
 
-    def next_round(
-        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[Id] | None:
-        if ids[-1][0] != _SET:
-            found = self.windows.next_round(ids, scores, reference_scores)
-            if found is not None:
-                return found
-        searches = self._searches(ids, scores, reference_scores)
-        return list(dict.fromkeys(each for search in searches for each in search.wanted)) or None
+    def next_round(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | None:
+        windows = self.windows.next_round(ids, scores, reference_scores) if ids[-1][0] != _SET else None
+        found = windows or self._search(ids, scores, reference_scores)
+        return None if isinstance(found, FoundRegion) else found
 
-    def found(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> list[FoundRegion]:
+    def found(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> list[FoundRegion]:
         """The region of each explained score, with the numbers to check it by."""
-        found = []
-        for score, reference in zip(scores.split(1, dim=1), reference_scores.split(1), strict=True):
-            rows, _ = self.replayed(ids, score.cpu(), reference.cpu())
-            (search,) = self._searches([ids[row] for row in rows], score[rows], reference)
-            found.append(search.region())
-        return found
+        regions = []
+        for score, reference in zip(scores.cpu().split(1, dim=1), reference_scores.cpu().split(1), strict=True):
+            rows, _ = self.replayed(ids, score, reference)
+            region = self._search([ids[row] for row in rows], score[rows], reference)
+            if not isinstance(region, FoundRegion):
+                raise ValueError("the search is not done: score the masks of all rounds first")
+            regions.append(region)
+        return regions
 
-    def _searches(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> Iterator[_Search]:
-        """One search for each explained score, as far as the scores go."""
-        scores, reference_scores = scores.cpu(), reference_scores.cpu()
-        rounding = 8 * torch.finfo(scores.dtype).eps * torch.cat([reference_scores[None], scores]).abs().amax(dim=0)
+    def _search(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | FoundRegion:
+        """The sets to score next, or the region of one score."""
+        rounding = 8 * torch.finfo(scores.dtype).eps * float(torch.cat([reference_scores[None], scores]).abs().max())
+        image, scored = float(reference_scores), scores[:, 0].double().numpy()
         rows = [row for row, each in enumerate(ids) if each[0] != _SET]
-        double = scores.double()
-        fallen = reference_scores.double() - double[rows]
-        drops = torch.where(fallen.abs() <= rounding, 0.0, fallen).numpy()
-        boxes, falls, sums = self._leaves([ids[row] for row in rows], drops)
-        for k, reference in enumerate(reference_scores.tolist()):
-            # What falls equally is ordered by the windows around it, and then by its place.
-            order = np.lexsort((-_rounded(sums[:, k]), -_rounded(falls[:, k])))
-            known = {each: float(double[row, k]) for row, each in enumerate(ids) if each[0] == _SET}
-            yield _Search(boxes[order], known, reference, self.share, float(rounding[k]))
+        fallen = image - scored[rows]
+        boxes = self._ordered([ids[row] for row in rows], np.where(np.abs(fallen) <= rounding, 0.0, fallen))
+        known = dict(zip(ids, scored.tolist(), strict=True))
+        empty = _id_of(boxes[:0])
 
-    def _leaves(self, ids: Sequence[Id], drops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The windows that were not halved: their boxes ``(n, 2, axes)``, the drops per voxel ``(n, K)``, and the sums
-        of drops over all windows around them.
-        """
+        def is_enough(size: int) -> bool:
+            rise = image - known[empty]
+            return rise <= rounding or known[_id_of(boxes[:size])] - known[empty] >= self.share * rise - rounding
+
+        low, high = 0, len(boxes)
+        points = [0, *_between(low, high)]
+        while points:
+            if missing := [each for each in (_id_of(boxes[:point]) for point in points) if each not in known]:
+                return missing
+            if is_enough(0):
+                return FoundRegion([], 0, image, known[empty], known[empty], image)
+            enough = [point for point in points if is_enough(point)]
+            high = min(enough, default=high)
+            low = max(point for point in (low, *points) if point < high)
+            points = _between(low, high)
+        chosen, rest = boxes[:high], _id_of(boxes[high:])
+        if rest not in known:
+            return [rest]
+        voxels = int((chosen[:, 1] - chosen[:, 0]).prod(axis=1).sum())
+        kept = image if high == len(boxes) else known[_id_of(chosen)]
+        return FoundRegion(_boxes_of(chosen), voxels, image, known[empty], kept, known[rest])
+
+    def _ordered(self, ids: Ids, drops: np.ndarray) -> np.ndarray:
+        """The windows that were not halved, boxes ``(n, 2, axes)``, ordered by the drops per voxel."""
         codes, level_of = self.windows.codes(ids), np.array([each[0] for each in ids])
         first, stop = codes["first"], codes["stop"]
-        falls = drops / (stop - first).prod(axis=1)[:, None]
+        falls = drops / (stop - first).prod(axis=1)
         sums, halved = drops.copy(), np.zeros(len(ids), dtype=bool)
         levels = [np.flatnonzero(level_of == level) for level in range(self.windows.num_levels)]
         for coarse, fine in itertools.pairwise(levels):
@@ -179,37 +188,30 @@ class BoundMinimalMasks(BoundMasks):
             of, around = inside.all(axis=2).nonzero()
             sums[fine[of]] += sums[coarse[around]]
             halved[coarse[around]] = True
-        return np.stack([first, stop], axis=1)[~halved], falls[~halved], sums[~halved]
+        # What falls equally is ordered by the drops of all windows around it, and then by its place.
+        order = np.lexsort((-_rounded(sums[~halved]), -_rounded(falls[~halved])))
+        return np.stack([first, stop], axis=1)[~halved][order]
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """``id``, an array of objects: sets of windows are not of one size."""
         found = np.empty(len(ids), dtype=object)
         found[:] = ids
         return {"id": found}
 
-    def hidden_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
-        return None if any(each[0] == _SET for each in ids) else self.windows.hidden_boxes(ids)
-
-    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
+    def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
         if all(each[0] != _SET for each in ids):
             return self.windows.restrict(ids, box)
         hidden = np.stack([self.render([each], "cpu", box).numpy().ravel() == 0 for each in ids])
         return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
 
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
-
-    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        ids = codes["id"].tolist()
-        if all(each[0] != _SET for each in ids):
-            return self.windows.render(ids, device, box)
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
         sides = [side.stop - side.start for side in box]
-        masks = torch.zeros(len(ids), 1, *sides, dtype=self.dtype, device=device)
-        for mask, each in zip(masks, ids, strict=True):
+        masks = torch.zeros(len(codes["id"]), 1, *sides, dtype=self.dtype, device=device)
+        for mask, each in zip(masks, codes["id"].tolist(), strict=True):
             if each[0] != _SET:
                 mask.copy_(self.windows.render([each], device, box)[0])
                 continue
-            for kept in _boxes_of(each, len(box)):
+            for kept in _boxes_of(np.reshape(each[1:], (-1, 2, len(box)))):
                 inside = tuple(
                     slice(max(0, k.start - s.start), max(0, k.stop - s.start)) for k, s in zip(kept, box, strict=True)
                 )
@@ -223,59 +225,8 @@ def _id_of(boxes: np.ndarray) -> Id:
     return (_SET, *rows[np.lexsort(rows.T)].ravel().tolist())
 
 
-def _boxes_of(number: Id, axes: int) -> list[Box]:
-    return [tuple(map(slice, *ends)) for ends in np.reshape(number[1:], (-1, 2, axes)).tolist()]
-
-
-class _Search:
-    """The search for the region of one score."""
-
-    def __init__(
-        self, boxes: np.ndarray, known: dict[Id, float], reference: float, share: float, rounding: float
-    ) -> None:
-        self.boxes, self.known, self.reference = boxes, known, reference
-        self.share, self.rounding = share, rounding
-        #: how many windows are kept; None while sets are to be scored
-        self.size: int | None = None
-        #: the ids of the sets to score next; none once the search is done
-        self.wanted = self._run()
-
-    def _run(self) -> list[Id]:
-        low, high = 0, len(self.boxes)
-        points = [0, *_between(low, high)]
-        while points:
-            sets = [_id_of(self.boxes[:point]) for point in points]
-            if missing := [each for each in sets if each not in self.known]:
-                return missing
-            if self._is_enough(0):
-                self.size = 0
-                return []
-            enough = [point for point in points if self._is_enough(point)]
-            high = min(enough, default=high)
-            low = max(point for point in (low, *points) if point < high)
-            points = _between(low, high)
-        rest = _id_of(self.boxes[high:])
-        if rest not in self.known:
-            return [rest]
-        self.size = high
-        return []
-
-    def _is_enough(self, size: int) -> bool:
-        fill, kept = self.known[_id_of(self.boxes[:0])], self.known[_id_of(self.boxes[:size])]
-        rise = self.reference - fill
-        return rise <= self.rounding or kept - fill >= self.share * rise - self.rounding
-
-    def region(self) -> FoundRegion:
-        """The region that was found."""
-        if self.size is None:
-            raise ValueError("the search is not done: score the masks of all rounds first")
-        chosen, rest = self.boxes[: self.size], self.boxes[self.size :]
-        whole = self.size == len(self.boxes)
-        kept = self.reference if whole else self.known[_id_of(chosen)]
-        hidden = self.known[_id_of(rest)] if self.size else self.reference
-        boxes: list[Box] = [tuple(map(slice, *each)) for each in chosen.tolist()]
-        voxels = int((chosen[:, 1] - chosen[:, 0]).prod(axis=1).sum())
-        return FoundRegion(boxes, voxels, self.reference, self.known[_id_of(chosen[:0])], kept, hidden)
+def _boxes_of(boxes: np.ndarray) -> list[Box]:
+    return [tuple(map(slice, *ends)) for ends in boxes.tolist()]
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Masks
-from monai_saliency.utils.arguments import flag, instance, whole_number
+from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing
+from monai_saliency.masks.region import find_regions
+from monai_saliency.utils.arguments import whole_number
 from monai_saliency.utils.boxes import Box
-from monai_saliency.utils.tensors import check_labels, plain, to_device
+from monai_saliency.utils.tensors import plain, to_device
 
 __all__ = ["BoundOrderMasks", "OrderMasks"]
 
@@ -43,32 +44,25 @@ class OrderMasks(Masks):
         [0.25, 0.5, 1.0]
     """
 
-    shorter = "fewer steps"
-
-    def __init__(
-        self, saliency: torch.Tensor, steps: int = 20, keep: bool = False, regions: torch.Tensor | None = None
-    ) -> None:
-        instance("saliency", saliency, torch.Tensor, "one saliency map (*spatial) as a tensor")
+    def __init__(self, saliency: Tensor, steps: int = 20, keep: bool = False, regions: Tensor | None = None) -> None:
         values = plain(saliency).detach()
         values = values[0] if values.ndim == 4 or (values.ndim == 3 and len(values) == 1) else values
         if values.ndim not in (2, 3) or not values.numel() or not bool(torch.isfinite(values).all()):
             raise ValueError(f"`saliency` must be one finite map (*spatial), 2D or 3D, got {tuple(saliency.shape)}")
         self.steps = whole_number("steps", steps, 1)
-        self.keep = flag("keep", keep)
+        self.keep = keep
         if regions is not None:
             values = _mean_of_regions(values, regions)
         self.first, self.counts = _first_steps(values, self.steps)
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundOrderMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundOrderMasks:
         return BoundOrderMasks(self, image)
 
 
 class BoundOrderMasks(BoundMasks):
     """The masks of one image, by how many steps of the order they take."""
 
-    def __init__(self, masks: OrderMasks, image: torch.Tensor) -> None:
+    def __init__(self, masks: OrderMasks, image: Tensor) -> None:
         super().__init__(image)
         if self.spatial_shape != tuple(masks.first.shape):
             raise ValueError(
@@ -86,28 +80,25 @@ class BoundOrderMasks(BoundMasks):
     def __len__(self) -> int:
         return len(self.hidden_fractions)
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """``steps`` int ``(n,)``: how many steps of the order a mask takes."""
         return {"steps": np.asarray(ids, dtype=int) + (0 if self.keep else 1)}
 
-    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
+    def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
         # The masks are nested: inside a box, they are equal where they take as many of the steps that occur there.
         inside = self.first[box].unique().cpu().numpy()
         taken = np.searchsorted(inside, self.codes(ids)["steps"], side="left")
         hides = taken < len(inside) if self.keep else taken > 0
         return hides, taken[:, None]
 
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self._render_box(codes, (slice(None),) * len(self.spatial_shape), device)
-
-    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
         first = self.first[box].to(device)
         steps = to_device(codes["steps"], device).reshape(-1, *[1] * (first.ndim + 1))
         taken = first < steps
         return (taken if self.keep else ~taken).to(self.dtype)
 
 
-def _first_steps(values: torch.Tensor, steps: int) -> tuple[torch.Tensor, list[int]]:
+def _first_steps(values: Tensor, steps: int) -> tuple[Tensor, list[int]]:
     """The step in which each voxel is taken, int32 ``(*spatial)`` from 0; and how many are taken after each step."""
     ordered = values.flatten().sort().values
     size = len(ordered)
@@ -121,17 +112,8 @@ def _first_steps(values: torch.Tensor, steps: int) -> tuple[torch.Tensor, list[i
     return first.to(torch.int32), counts.tolist()
 
 
-def _mean_of_regions(values: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
-    labels = plain(regions).to(values.device)
-    labels = labels[0] if labels.ndim == values.ndim + 1 and len(labels) == 1 else labels
-    if labels.shape != values.shape:
-        raise ValueError(
-            f"`regions` must be a label map {tuple(values.shape)} of the map's grid, got {tuple(labels.shape)}"
-        )
-    check_labels(labels)
-    _, place = labels.unique(return_inverse=True)
-    place = place.flatten()
+def _mean_of_regions(values: Tensor, regions: Tensor) -> Tensor:
+    place = find_regions(None, values[None], regions, None).index.flatten().cpu()
     # Sums on the host: the order of additions on a GPU may change, and with it the order of equal regions.
-    sums = torch.bincount(place.cpu(), values.flatten().double().cpu())
-    means = (sums / torch.bincount(place.cpu())).to(values.device)
-    return means[place].reshape(values.shape)
+    means = torch.bincount(place, values.flatten().double().cpu()) / torch.bincount(place)
+    return means[place].reshape(values.shape).to(values.device)

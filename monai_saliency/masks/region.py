@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Masks, Regions, random_rows
-from monai_saliency.masks.smooth import averaged, check_smooth, grown, widths_of
+from monai_saliency.masks.base import BoundMasks, Ids, MakesRegions, Masks, Regions, Spacing, random_rows
+from monai_saliency.masks.smooth import check_smooth, widths_of
 from monai_saliency.utils.arguments import instance, probability, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.tensors import check_labels, plain, to_device
 
-__all__ = [
-    "BoundRegionMasks",
-    "RegionMasks",
-    "find_regions",
-    "on_voxels",
-    "reads_labels",
-]
+__all__ = ["BoundRegionMasks", "RegionMasks", "check_regions", "find_regions"]
 
 # So many voxels are looked up at once: 8 MB of places.
 _PLACES = 2**20
@@ -60,46 +55,38 @@ class RegionMasks(Masks):
     """
 
     by_region = True
-    shorter = "fewer regions (num_supervoxels), or fewer num_coalitions"
 
     def __init__(
         self,
         num_masks: int | None = None,
         p1: float = 0.5,
         seed: int = 0,
-        regions: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None = None,
+        regions: MakesRegions | None = None,
         smooth: float | Sequence[float] = 0,
     ) -> None:
-        if num_masks is not None:
-            num_masks = whole_number("num_masks", num_masks, 1)
+        self.num_masks = None if num_masks is None else whole_number("num_masks", num_masks, 1)
         probability("p1", p1)
-        self.num_masks = num_masks
         self.p1 = float(p1)
         self.seed = whole_number("seed", seed, 0)
-        words = "a function of an image that makes a label map, such as Supervoxels(200)"
-        self.regions = instance("regions", regions, (), words, function=True, none=True)
-        self.needs_labels = reads_labels(regions)
+        self.regions, self.needs_labels = check_regions(regions)
         self.smooth = check_smooth(smooth)
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundRegionMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundRegionMasks:
         return BoundRegionMasks(self, image, find_regions(self.regions, image, labels, spacing))
 
 
-def reads_labels(make: Any) -> bool:
-    """Whether regions need the case's label map: where nothing makes them, or what makes them has ``needs_labels``."""
-    return make is None or bool(getattr(make, "needs_labels", False))
+def check_regions(make: Any) -> tuple[Any, bool]:
+    """What makes regions, and whether they need the case's label map: where nothing makes them, or what makes them has
+    ``needs_labels``.
+    """
+    words = "a function of an image that makes a label map, such as Supervoxels(200)"
+    instance("regions", make, (), words, function=True, none=True)
+    return make, make is None or bool(getattr(make, "needs_labels", False))
 
 
-def find_regions(
-    make: Callable[[torch.Tensor, Sequence[float] | None], torch.Tensor] | None,
-    image: torch.Tensor,
-    labels: torch.Tensor | None,
-    spacing: Sequence[float] | None,
-) -> Regions:
+def find_regions(make: MakesRegions | None, image: Tensor, labels: Tensor | None, spacing: Spacing) -> Regions:
     """The regions of an image, one for each label but 0, on the image's device."""
-    if make is not None and reads_labels(make):
+    if make is not None and check_regions(make)[1]:
         known = find_regions(None, image, labels, spacing).index
         labels = make(image, spacing, known[None])  # type: ignore[call-arg]
     elif make is not None:
@@ -130,20 +117,18 @@ def find_regions(
 
 
 class BoundRegionMasks(BoundMasks):
-    """The masks of one label map."""
+    """The masks of one label map. A *part* is a region, or one channel of it where each channel has its own mask."""
 
     num_masks: int | None
-    smooth: tuple[float, ...] = ()
 
-    def __init__(self, masks: RegionMasks, image: torch.Tensor, regions: Regions) -> None:
+    def __init__(self, masks: Any, image: Tensor, regions: Regions) -> None:
         super().__init__(image)
         self.values, self.index = regions.values, regions.index
         self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
-        digest = hashlib.sha256(self.index.cpu().numpy().tobytes()).hexdigest()
-        self.key = ("RegionMasks", self.seed, self.p1, self.num_masks, tuple(self.values), digest, self.spatial_shape)
         self.smooth = widths_of(masks.smooth, self.spatial_shape)
-        if self.smooth:
-            self.key = (*self.key, "smooth", self.smooth)
+        digest = hashlib.sha256(self.index.cpu().numpy().tobytes()).hexdigest()
+        settings = (self.seed, self.p1, self.num_masks, tuple(self.values), digest, self.spatial_shape, *self.smooth)
+        self.key = ("RegionMasks", *settings)
 
     @property
     def regions(self) -> Regions:
@@ -152,49 +137,37 @@ class BoundRegionMasks(BoundMasks):
     def __len__(self) -> int:
         return self.num_masks or len(self.values)
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
-        """``coalition`` bool ``(n, regions)``, True where a region is kept."""
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
+        """``coalition`` bool ``(n, parts)``, True where a part is kept."""
         if self.num_masks is None:
             return {"coalition": np.asarray(ids, dtype=int)[:, None] != np.arange(len(self.values))}
         return {"coalition": random_rows(self.seed, ids, len(self.values)) < self.p1}
 
-    def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Write one value of each region on all its voxels, and 0 on the voxels in no region."""
-        values = values.to(self.device, self.dtype)
-        table = torch.cat([values.new_zeros(len(values), 1), values], dim=1)
-        return on_voxels(table[:, None], self.index)[:, 0]
+    def spread(self, values: Tensor) -> Tensor:
+        """Write values ``(n, parts)`` on the parts' voxels, ``(n * (channels or 1), *spatial)``; 0 in no region."""
+        return self._on_voxels(values.to(self.device, self.dtype), 0.0, self.index).flatten(0, 1)
 
-    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray]:
-        if self.smooth:
-            box = grown(box, self.smooth, self.spatial_shape)
+    def _inside(self, box: Box) -> np.ndarray:
+        """The parts with a voxel inside a box."""
         present = self.index[box].unique().cpu().numpy()
-        hidden = ~self.codes(ids)["coalition"][:, present[present > 0] - 1]
+        channels = self.channels or 1
+        return ((present[present > 0] - 1)[:, None] * channels + np.arange(channels)).ravel()
+
+    def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
+        hidden = ~self.codes(ids)["coalition"][:, self._inside(self._around(box))]
         return np.asarray(hidden.any(axis=1)), np.packbits(hidden, axis=1)
 
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self._render_box(codes, tuple(slice(0, size) for size in self.spatial_shape), device)
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
+        return self._on_voxels(to_device(codes["coalition"], device, self.dtype), 1.0, self.index[box].to(device))
 
-    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        if self.smooth:
-            hidden = 1 - self._crisp(codes, grown(box, self.smooth, self.spatial_shape), device)
-            return 1 - averaged(hidden, box, self.smooth, self.spatial_shape)
-        return self._crisp(codes, box, device)
-
-    def _crisp(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> torch.Tensor:
-        return on_voxels(self._kept(codes, device), self.index[box].to(device))
-
-    def _kept(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        """The masks of each region, ``(n, 1, 1 + regions)``."""
-        coalition = to_device(codes["coalition"], device, self.dtype)[:, None]
-        return torch.cat([torch.ones_like(coalition[:, :, :1]), coalition], dim=2)
-
-
-def on_voxels(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Write what a table has for each region on all its voxels."""
-    shape, flat = table.shape[:2], index.flatten()
-    found = table.new_empty(*shape, len(flat))
-    # Along the last axis of a table, `index_select` takes ten times as long as this, which needs places in 64 bits.
-    for first in range(0, len(flat), _PLACES):
-        part = slice(first, first + _PLACES)
-        torch.gather(table, 2, flat[part].long().expand(*shape, -1), out=found[:, :, part])
-    return found.view(*shape, *index.shape)
+    def _on_voxels(self, values: Tensor, elsewhere: float, index: Tensor) -> Tensor:
+        """Values ``(n, parts)`` on the voxels of some regions, ``(n, channels or 1, *index.shape)``."""
+        table = values.unflatten(1, (-1, self.channels or 1)).transpose(1, 2)
+        table = torch.cat([table.new_full((*table.shape[:2], 1), elsewhere), table], dim=2)
+        shape, flat = table.shape[:2], index.flatten()
+        found = table.new_empty(*shape, len(flat))
+        # Along the last axis of a table, `index_select` takes ten times as long as this, which needs places in 64 bits.
+        for first in range(0, len(flat), _PLACES):
+            part = slice(first, first + _PLACES)
+            torch.gather(table, 2, flat[part].long().expand(*shape, -1), out=found[:, :, part])
+        return found.view(*shape, *index.shape)

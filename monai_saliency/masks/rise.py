@@ -1,29 +1,19 @@
-"""Random smooth masks: small random grids, stretched to the image (RISE)."""
+"""Random smooth masks: small random grids, stretched to the image (RISE), with one fill or several (MC-RISE)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Masks, random_rows
-from monai_saliency.utils.arguments import (
-    check_option,
-    per_axis,
-    positive_numbers,
-    probability,
-    voxels_of_mm,
-    whole_number,
-    whole_numbers,
-)
-from monai_saliency.utils.tensors import to_device
+from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, check_sizes, check_unit, in_voxels, random_rows
+from monai_saliency.utils.arguments import instance, per_axis, probability, whole_number, whole_numbers
+from monai_saliency.utils.boxes import Box, everywhere
+from monai_saliency.utils.tensors import blend, to_device
 
-__all__ = [
-    "BoundRISEMasks",
-    "RISEMasks",
-    "RandomGridMasks",
-]
+__all__ = ["BoundRISEMasks", "MCRISEMasks", "RISEMasks", "RandomGridMasks"]
 
 
 class RISEMasks(Masks):
@@ -53,49 +43,48 @@ class RISEMasks(Masks):
         torch.Size([8, 1, 32, 32, 16])
     """
 
-    shorter = "a smaller num_masks, whose map has more noise"
-
     def __init__(self, num_masks: int, grid_size: int | Sequence[int] = 8, p1: float = 0.5, seed: int = 0) -> None:
-        num_masks = whole_number("num_masks", num_masks, 1)
+        self.num_masks = whole_number("num_masks", num_masks, 1)
         whole_numbers("grid_size", grid_size, 1)
-        seed = whole_number("seed", seed, 0)
         probability("p1", p1)
-        self.num_masks = num_masks
         self.grid_size = grid_size
         self.p1 = float(p1)
-        self.seed = seed
+        self.seed = whole_number("seed", seed, 0)
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         return BoundRISEMasks(self, image)
 
 
 class BoundRISEMasks(BoundMasks):
     """The stretched grids of one image."""
 
-    def __init__(self, masks: RISEMasks, image: torch.Tensor) -> None:
+    def __init__(self, masks: RISEMasks, image: Tensor) -> None:
         super().__init__(image)
-        self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
-        self.grid_shape = per_axis("grid_size", masks.grid_size, self.spatial_shape)
-        self.cell_shape = tuple(-(-n // s) for n, s in zip(self.spatial_shape, self.grid_shape, strict=True))
-        self.stretched_shape = tuple((s + 1) * n for s, n in zip(self.grid_shape, self.cell_shape, strict=True))
-        self.key = ("RISEMasks", self.seed, self.p1, self.num_masks, self.grid_shape, self.spatial_shape)
+        grid = per_axis("grid_size", masks.grid_size, self.spatial_shape)
+        self._cut(masks, grid, tuple(-(-n // s) for n, s in zip(self.spatial_shape, grid, strict=True)), 1)
+        self.key = ("RISEMasks", self.seed, self.p1, self.num_masks, grid, self.spatial_shape)
         # NumPy cannot jump within a stream of bounded integers, so all shifts are drawn now: a few bytes per mask.
-        self.shifts = np.random.default_rng(self.seed).integers(
-            0, self.cell_shape, size=(self.num_masks, len(self.cell_shape))
-        )
-        self._weights: dict[torch.device, list[torch.Tensor]] = {}
+        size = (self.num_masks, len(grid))
+        self.shifts = np.random.default_rng(self.seed).integers(0, self.cell_shape, size=size)
+
+    def _cut(
+        self, masks: RISEMasks | RandomGridMasks, grid: tuple[int, ...], cell: tuple[int, ...], beyond: int
+    ) -> None:
+        """Take over settings, and how large grids and cells are; a grid is stretched to some cells more."""
+        self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
+        self.grid_shape, self.cell_shape = grid, cell
+        self.stretched_shape = tuple((s + beyond) * n for s, n in zip(grid, cell, strict=True))
+        self._weights: dict[torch.device, list[Tensor]] = {}
 
     def __len__(self) -> int:
         return self.num_masks
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """``grid`` bool ``(n, *grid_shape)``, True where a cell is kept, and ``shift`` int ``(n, spatial_dims)``."""
         grids = random_rows(self.seed, ids, int(np.prod(self.grid_shape))) < self.p1
         return {"grid": grids.reshape(-1, *self.grid_shape), "shift": self.shifts[np.asarray(ids, dtype=int)]}
 
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> Tensor:
         masks = to_device(codes["grid"], device, self.dtype)
         shifts = to_device(codes["shift"].T, device)
         # For each axis the matrices (n, cells, voxels) that stretch a line of cells, which lie side by side in memory.
@@ -111,7 +100,7 @@ class BoundRISEMasks(BoundMasks):
         stretched = masks.reshape(*last.shape[:2], -1)
         return torch.bmm(stretched.transpose(1, 2), last).view(-1, 1, *self.spatial_shape)
 
-    def _stretching(self, device: torch.device) -> list[torch.Tensor]:
+    def _stretching(self, device: torch.device) -> list[Tensor]:
         """For each axis the matrices that stretch a line of cells along it, one a shift: ``(shifts, cells, size)``."""
         if device not in self._weights:
             sides = zip(self.grid_shape, self.stretched_shape, self.spatial_shape, strict=True)
@@ -122,7 +111,7 @@ class BoundRISEMasks(BoundMasks):
         return self._weights[device]
 
 
-def _stretch_weights(cells: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+def _stretch_weights(cells: int, size: int, dtype: torch.dtype) -> Tensor:
     """Matrix ``(size, cells)`` that stretches a line of cells linearly."""
     position = (torch.arange(size, dtype=torch.float64) + 0.5) * cells / size - 0.5
     lower = position.floor().long()
@@ -170,8 +159,6 @@ class RandomGridMasks(Masks):
         (1, 5, 5, 5)
     """
 
-    shorter = "a smaller num_masks, whose map has more noise"
-
     def __init__(
         self,
         num_masks: int,
@@ -180,41 +167,122 @@ class RandomGridMasks(Masks):
         seed: int = 0,
         unit: str = "voxel",
     ) -> None:
-        self.unit = check_option("unit", unit, ("voxel", "mm"))
+        self.unit = check_unit(unit, "cell_size", cell_size)
+        check_sizes(unit, cell_size=cell_size)
         self.num_masks = whole_number("num_masks", num_masks, 1)
-        if cell_size is None and unit == "mm":
-            raise ValueError("`unit` 'mm' needs a `cell_size`: the default, an eighth of each axis, is in voxels")
-        if cell_size is not None and unit == "mm":
-            positive_numbers("cell_size", cell_size)
-        elif cell_size is not None:
-            whole_numbers("cell_size", cell_size, 1)
         probability("p1", p1)
         self.cell_size = cell_size
         self.p1 = float(p1)
         self.seed = whole_number("seed", seed, 0)
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         return _BoundRandomGridMasks(self, image, spacing)
 
 
 class _BoundRandomGridMasks(BoundRISEMasks):
-    def __init__(self, masks: RandomGridMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
+    def __init__(self, masks: RandomGridMasks, image: Tensor, spacing: Spacing) -> None:
         BoundMasks.__init__(self, image)
-        self.num_masks, self.p1, self.seed = masks.num_masks, masks.p1, masks.seed
-        sizes = [-(-n // 8) for n in self.spatial_shape] if masks.cell_size is None else masks.cell_size
-        cell = per_axis("cell_size", sizes, self.spatial_shape)
-        self.cell_shape = voxels_of_mm(cell, spacing) if masks.unit == "mm" else cell
-        sides = list(zip(self.spatial_shape, self.cell_shape, strict=True))
-        self.grid_shape = tuple(-(-n // c) + 1 for n, c in sides)
-        self.stretched_shape = tuple(g * c for g, c in zip(self.grid_shape, self.cell_shape, strict=True))
-        self.key = ("RandomGridMasks", self.seed, self.p1, self.num_masks, self.cell_shape, self.spatial_shape)
-        half = np.array(self.cell_shape) // 2
+        shape = self.spatial_shape
+        sizes = [-(-n // 8) for n in shape] if masks.cell_size is None else masks.cell_size
+        cell = in_voxels("cell_size", sizes, masks.unit, shape, spacing)
+        self._cut(masks, tuple(-(-n // c) + 1 for n, c in zip(shape, cell, strict=True)), cell, 0)
+        self.key = ("RandomGridMasks", self.seed, self.p1, self.num_masks, cell, shape)
+        half = np.array(cell) // 2
         moved = np.flatnonzero(half)[::-1]  # the last axis is drawn first, and one without a choice is not drawn
         shifts = np.zeros((self.num_masks, len(half)), dtype=np.int64)
-        shifts[:, moved] = np.random.default_rng(self.seed).integers(
-            -half[moved], half[moved], size=(self.num_masks, len(moved))
-        )
-        self.shifts = shifts + (np.array(self.stretched_shape) - np.array(self.spatial_shape)) // 2
-        self._weights: dict[torch.device, list[torch.Tensor]] = {}
+        size = (self.num_masks, len(moved))
+        shifts[:, moved] = np.random.default_rng(self.seed).integers(-half[moved], half[moved], size=size)
+        self.shifts = shifts + (np.array(self.stretched_shape) - np.array(shape)) // 2
+
+
+class MCRISEMasks(RISEMasks):
+    """Random smooth masks of MC-RISE (Hatakeyama et al., ACCV 2020, section 3), in 2D and 3D: each hidden cell draws
+    one of K fills.
+
+    Cells are kept with probability ``p1`` and shifted as those of :class:`~monai_saliency.RISEMasks`. Each fill k has
+    its own mask M_k, 0 where it replaces the voxel and 1 elsewhere. So a rendered mask is ``(K, *spatial)``, and the
+    perturbed image is ``(1 - sum_k (1 - M_k)) * image + sum_k (1 - M_k) * fill_k``. Fill 0 is the case's own;
+    ``more_fills`` follow. In 2D the masks equal those of xaitk-saliency's ``MCRISEGrid`` for the same seed and
+    ``threads=0``. As there, another number of masks draws other fills for the same cells.
+
+    Use with :class:`~monai_saliency.MCRISEScoring` or :class:`~monai_saliency.OcclusionScoring`: each fill gets its own
+    map, as channels do elsewhere.
+
+    Args:
+        num_masks: number of masks, at least 1.
+        more_fills: further fills, each a function of images ``(B, C, *spatial)`` such as ``ConstantFill(1.0)`` or
+            ``BlurFill()``. A fill that needs the case's file can only be fill 0.
+        grid_size: cells along each axis, one number or one per axis, at least 1.
+        p1: probability in [0, 1] that a cell is kept.
+        seed: seed of all draws, at least 0.
+
+    Raises:
+        ValueError: for settings out of range, and (from ``bind``) as for :class:`~monai_saliency.RISEMasks`, or when a
+            fill does not give an image of the same shape.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import ConstantFill, MCRISEMasks
+        >>> bound = MCRISEMasks(100, [ConstantFill(1.0), ConstantFill(2.0)], grid_size=4).bind(torch.zeros(1, 16, 16))
+        >>> bound.render(range(100)).shape
+        torch.Size([100, 3, 16, 16])
+    """
+
+    def __init__(
+        self,
+        num_masks: int,
+        more_fills: Sequence[Callable[[Tensor], Tensor]],
+        grid_size: int | Sequence[int] = 8,
+        p1: float = 0.5,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(num_masks, grid_size, p1, seed)
+        instance("more_fills", more_fills, (list, tuple), "a list of fills such as [ConstantFill(1.0)]")
+        words = "functions of images such as ConstantFill(1.0); one that needs the case's file is the `fill`"
+        self.more_fills = [instance("more_fills", each, (), words, function=True) for each in more_fills]
+
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
+        return _BoundMCRISEMasks(self, image)
+
+
+class _BoundMCRISEMasks(BoundRISEMasks):
+    layer = "fill"
+
+    def __init__(self, masks: MCRISEMasks, image: Tensor) -> None:
+        super().__init__(masks, image)
+        self.more_fills = [each(image[None])[0].to(image) for each in masks.more_fills]
+        if wrong := [tuple(each.shape) for each in self.more_fills if each.shape != image.shape]:
+            raise ValueError(f"one of `more_fills` gave shape {wrong[0]} for an image of {tuple(image.shape)}")
+        self.channels: int = 1 + len(self.more_fills)
+        self.key = ("MCRISEMasks", self.channels, *self.key)
+        # The fill of each cell where it is hidden. They are drawn behind all grids, so all at once: a byte each.
+        size = (self.num_masks, int(np.prod(self.grid_shape)))
+        stream = np.random.PCG64(self.seed).advance(size[0] * size[1])
+        self.drawn_fills = np.random.Generator(stream).integers(0, self.channels, size=size).astype(np.uint8)
+
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
+        """``grid`` bool ``(n, K, *grid_shape)``, False where the fill replaces a cell, and ``shift`` int ``(n,
+        spatial_dims)``.
+        """
+        codes = super().codes(ids)
+        drawn = self.drawn_fills[np.asarray(ids, dtype=int)].reshape(-1, 1, *self.grid_shape)
+        fills = np.arange(self.channels).reshape(-1, *[1] * len(self.grid_shape))
+        return codes | {"grid": codes["grid"][:, None] | (drawn != fills)}
+
+    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> Tensor:
+        grids = codes["grid"].reshape(-1, *self.grid_shape)
+        flat = {"grid": grids, "shift": codes["shift"].repeat(self.channels, axis=0)}
+        return super()._render(flat, device).reshape(-1, self.channels, *self.spatial_shape)
+
+    def perturb(
+        self, image: Tensor, fill: Tensor, rendered: Tensor, is_finite: bool, out: Tensor, box: Box | None = None
+    ) -> None:
+        fills = [fill, *(each if box is None else each[everywhere(box)] for each in self.more_fills)]
+        # What is NaN or infinite counts only where it is kept, or replaces something.
+        hidden = 1 - rendered
+        total = hidden.sum(dim=1, keepdim=True)
+        mixed = torch.zeros((), dtype=out.dtype, device=out.device)
+        for share, each in zip(hidden.split(1, dim=1), fills, strict=True):
+            mixed = mixed + torch.where(share > 0, share * each.to(out), 0.0)
+        blend(torch.where(total > 0, mixed / total, fill), image, (1 - total).clamp(0, 1), False, out=out)

@@ -1,30 +1,63 @@
-"""Windows that slide over the image, of one size or several."""
+"""Windows that slide over the image, of one size or several, and windows on the grid of a model's patches."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from monai.inferers import SlidingWindowInferer
+from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Masks
-from monai_saliency.masks.box import BoundBoxMasks
+from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing, check_sizes, check_unit, in_voxels
 from monai_saliency.masks.smooth import check_smooth, widths_of
-from monai_saliency.utils.arguments import (
-    check_option,
-    per_axis,
-    positive_numbers,
-    voxels_of_mm,
-    whole_number,
-    whole_numbers,
-)
+from monai_saliency.utils.arguments import instance, whole_number
+from monai_saliency.utils.boxes import Box
+from monai_saliency.utils.patch_grid import PatchGrid
+from monai_saliency.utils.tensors import to_device
 
-__all__ = [
-    "MultiScaleWindowMasks",
-    "SlidingWindowMasks",
-]
+__all__ = ["BoundBoxMasks", "MultiScaleWindowMasks", "PatchWindowMasks", "SlidingWindowMasks", "affordable"]
+
+#: predictions of the image that a map costs at most, where nobody says how fine it shall be
+_AFFORDABLE = 50
+
+
+class BoundBoxMasks(BoundMasks):
+    """Masks of which each hides one box and keeps the rest. A subclass implements :meth:`codes`."""
+
+    @abstractmethod
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
+        """``first`` and ``stop``, int ``(n, spatial_dims)``: each box's first voxel, and the voxel behind its last."""
+
+    def changed_boxes(self, ids: Ids) -> list[Box] | None:
+        first, stop = self._inside(ids, self._whole)
+        return [self._around(tuple(map(slice, *ends))) for ends in zip(first.tolist(), stop.tolist(), strict=True)]
+
+    def restrict(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
+        first, stop = self._inside(ids, self._around(box))
+        return np.asarray((first < stop).all(axis=1)), np.concatenate([first, stop], axis=1)
+
+    def _inside(self, ids: Ids, box: Box) -> tuple[np.ndarray, np.ndarray]:
+        """The first voxels of boxes, and those behind their last, inside a box."""
+        codes = self.codes(ids)
+        first, stop = [side.start for side in box], [side.stop for side in box]
+        return np.maximum(codes["first"], first), np.minimum(codes["stop"], stop)
+
+    def _render_box(self, codes: dict[str, np.ndarray], box: Box, device: torch.device) -> Tensor:
+        # Which voxels of a line along an axis lie outside the box: small, so made here and copied once.
+        voxels = [np.arange(side.start, side.stop) for side in box]
+        ends = zip(codes["first"].T[:, :, None], codes["stop"].T[:, :, None], strict=True)
+        lines = [(voxel < first) | (voxel >= stop) for voxel, (first, stop) in zip(voxels, ends, strict=True)]
+        sizes = [len(voxel) for voxel in voxels]
+        outside = to_device(np.concatenate(lines, axis=1), device, self.dtype).split(sizes, dim=1)
+        # A voxel outside the box along any axis is kept. Only the last axis makes full-size masks, in one pass.
+        masks = outside[0].view(len(outside[0]), 1, -1, *[1] * (len(box) - 1))
+        for axis, line in enumerate(outside[1:], 1):
+            masks = torch.maximum(masks, line.view(len(line), 1, *(-1 if a == axis else 1 for a in range(len(box)))))
+        return masks
 
 
 class SlidingWindowMasks(Masks):
@@ -56,8 +89,6 @@ class SlidingWindowMasks(Masks):
         [[0.0, 0.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]]
     """
 
-    shorter = "a larger window_size or stride, for a coarser map"
-
     def __init__(
         self,
         window_size: float | Sequence[float] | None = None,
@@ -65,63 +96,45 @@ class SlidingWindowMasks(Masks):
         unit: str = "voxel",
         smooth: float | Sequence[float] = 0,
     ) -> None:
-        unit = check_option("unit", unit, ("voxel", "mm"))
-        if unit == "mm" and window_size is None:
-            raise ValueError("`unit` 'mm' needs a `window_size`: the default, an eighth of each axis, is in voxels")
-        for name, value in {"window_size": window_size, "stride": stride}.items():
-            if value is not None and unit == "mm":
-                positive_numbers(name, value)
-            elif value is not None:
-                whole_numbers(name, value, 1)
+        self.unit = check_unit(unit, "window_size", window_size)
+        check_sizes(unit, window_size=window_size, stride=stride)
         self.window_size = window_size
         self.stride = stride
-        self.unit = unit
         self.smooth = check_smooth(smooth)
 
-    def sizes(self, spatial_shape: Sequence[int]) -> tuple[Any, Any]:
-        """The window and the stride for an image of a shape, in the unit: one number or one per axis."""
-        window = [-(-n // 8) for n in spatial_shape] if self.window_size is None else self.window_size
-        if self.stride is not None:
-            return window, self.stride
-        half = np.asarray(window) / 2 if self.unit == "mm" else np.maximum(1, np.asarray(window) // 2)
-        return window, half.tolist()
-
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
         return BoundSlidingWindowMasks(self, image, spacing)
 
 
 class BoundSlidingWindowMasks(BoundBoxMasks):
     """The windows of one image."""
 
-    def __init__(self, masks: SlidingWindowMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
+    def __init__(self, masks: SlidingWindowMasks, image: Tensor, spacing: Spacing) -> None:
         super().__init__(image)
-        size, step = masks.sizes(self.spatial_shape)
-        window = per_axis("window_size", size, self.spatial_shape)
-        strides = per_axis("stride", step, self.spatial_shape)
-        if masks.unit == "mm":
-            window, strides = voxels_of_mm(window, spacing), voxels_of_mm(strides, spacing)
-        self.window_shape = window
-        if any(w > n for w, n in zip(self.window_shape, self.spatial_shape, strict=True)):
+        shape = self.spatial_shape
+        size: Any = [-(-n // 8) for n in shape] if masks.window_size is None else masks.window_size
+        self.window_shape = in_voxels("window_size", size, masks.unit, shape, spacing)
+        step: Any = masks.stride
+        if step is None:
+            step = np.asarray(size) / 2 if masks.unit == "mm" else np.maximum(1, np.asarray(size) // 2)
+        strides = in_voxels("stride", step, masks.unit, shape, spacing)
+        if any(w > n for w, n in zip(self.window_shape, shape, strict=True)):
             raise ValueError(
-                f"`window_size` {self.window_shape} is larger than the image's spatial shape {self.spatial_shape}, in "
-                "voxels: a window that covers the whole image cannot show where the evidence lies; use a smaller one"
+                f"`window_size` {self.window_shape} is larger than the image's spatial shape {shape}, in voxels: a "
+                "window that covers the whole image cannot show where the evidence lies; use a smaller one"
             )
-        self.smooth = widths_of(masks.smooth, self.spatial_shape)
-        self.key = ("SlidingWindowMasks", self.window_shape, strides, self.spatial_shape)
-        if self.smooth:
-            self.key = (*self.key, "smooth", self.smooth)
+        self.smooth = widths_of(masks.smooth, shape)
+        self.key = ("SlidingWindowMasks", self.window_shape, strides, shape, *self.smooth)
         self.starts = []
-        for size, window, stride in zip(self.spatial_shape, self.window_shape, strides, strict=True):
-            starts = np.arange(0, size, stride)
-            overhang = window - (size - starts[-1])
+        for n, window, stride in zip(shape, self.window_shape, strides, strict=True):
+            starts = np.arange(0, n, stride)
+            overhang = window - (n - starts[-1])
             self.starts.append(starts - overhang // 2)
 
     def __len__(self) -> int:
         return math.prod(map(len, self.starts))
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         along = np.unravel_index(np.asarray(ids, dtype=int), [len(starts) for starts in self.starts])
         first = np.stack([starts[i] for starts, i in zip(self.starts, along, strict=True)], axis=-1)
         return {"first": first, "stop": first + self.window_shape}
@@ -159,8 +172,6 @@ class MultiScaleWindowMasks(Masks):
         [[1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]]
     """
 
-    shorter = "fewer levels or a larger window_size, for a coarser map"
-
     def __init__(
         self,
         window_size: float | Sequence[float] | None = None,
@@ -169,23 +180,23 @@ class MultiScaleWindowMasks(Masks):
         unit: str = "voxel",
         smooth: float | Sequence[float] = 0,
     ) -> None:
-        checked = SlidingWindowMasks(window_size, stride, unit, smooth)
+        self.unit = check_unit(unit, "window_size", window_size)
+        check_sizes(unit, window_size=window_size, stride=stride)
         self.window_size = window_size
         self.levels = whole_number("levels", levels, 1)
         self.stride = stride
-        self.unit = checked.unit
-        self.smooth = checked.smooth
+        self.smooth = check_smooth(smooth)
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
-        return _BoundMultiScaleWindowMasks(self, image, spacing)
-
-    def level(self, number: int, spatial_shape: Sequence[int]) -> SlidingWindowMasks:
-        """The windows of one level, from 0, for an image of a shape."""
-        window = [-(-n // 4) for n in spatial_shape] if self.window_size is None else self.window_size
-        stride = None if self.stride is None else self._divided(self.stride, 2**number)
-        return SlidingWindowMasks(self._divided(window, 2**number), stride, self.unit, self.smooth)
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
+        window = [-(-n // 4) for n in image.shape[1:]] if self.window_size is None else self.window_size
+        levels: list[BoundSlidingWindowMasks] = []
+        for number in range(self.levels):
+            stride = None if self.stride is None else self._divided(self.stride, 2**number)
+            masks = SlidingWindowMasks(self._divided(window, 2**number), stride, self.unit, self.smooth)
+            level = BoundSlidingWindowMasks(masks, image, spacing)
+            if not levels or level.key != levels[-1].key:
+                levels.append(level)
+        return _BoundMultiScaleWindowMasks(levels, image)
 
     def _divided(self, size: float | Sequence[float], by: int) -> list[float]:
         sizes = np.atleast_1d(np.asarray(size))
@@ -195,21 +206,68 @@ class MultiScaleWindowMasks(Masks):
 class _BoundMultiScaleWindowMasks(BoundBoxMasks):
     """The windows of one image."""
 
-    def __init__(self, masks: MultiScaleWindowMasks, image: torch.Tensor, spacing: Sequence[float] | None) -> None:
+    def __init__(self, levels: list[BoundSlidingWindowMasks], image: Tensor) -> None:
         super().__init__(image)
-        self.levels: list[BoundSlidingWindowMasks] = []
-        for number in range(masks.levels):
-            level = BoundSlidingWindowMasks(masks.level(number, self.spatial_shape), image, spacing)
-            if not self.levels or level.key != self.levels[-1].key:
-                self.levels.append(level)
-        self.window_shapes = [level.window_shape for level in self.levels]
-        self.smooth = self.levels[0].smooth
-        self.key = ("MultiScaleWindowMasks", *(level.key for level in self.levels))
+        self.window_shapes = [level.window_shape for level in levels]
+        self.smooth = levels[0].smooth
+        self.key = ("MultiScaleWindowMasks", *(level.key for level in levels))
+        each = [level.codes(range(len(level))) for level in levels]
+        self._codes = {name: np.concatenate([codes[name] for codes in each]) for name in ("first", "stop")}
 
     def __len__(self) -> int:
-        return sum(map(len, self.levels))
+        return len(self._codes["first"])
 
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
-        each = [level.codes(range(len(level))) for level in self.levels]
-        chosen = np.asarray(ids, dtype=int)
-        return {name: np.concatenate([codes[name] for codes in each])[chosen] for name in ("first", "stop")}
+    def codes(self, ids: Ids) -> dict[str, np.ndarray]:
+        return {name: code[np.asarray(ids, dtype=int)] for name, code in self._codes.items()}
+
+
+class PatchWindowMasks(Masks):
+    """Windows side by side on the grid of an inferer's patches, so that each window touches as few patches as possible.
+
+    A window's edge is the step between two patches, or a part of it, and the first window starts at the first patch's
+    corner. With half overlap a window of one step touches two patches along each axis; a window of this size elsewhere
+    touches up to three.
+
+    Args:
+        inferer: the sliding-window inferer. Its ``roi_size`` and ``overlap`` place the windows.
+        divide: number of windows per step along each axis, at least 1. More give a finer map. By default as many as
+            cost at most 50 predictions of the image, its own prediction included; where patches overlap so much that
+            even one window per step costs more, a window is as many steps long as it takes.
+
+    Raises:
+        ValueError: when ``divide`` is less than 1, the inferer is not a ``SlidingWindowInferer``, or
+            (from ``bind``) when the inferer does not fit the image.
+
+    Example::
+
+        >>> import torch
+        >>> from monai.inferers import SlidingWindowInferer
+        >>> masks = PatchWindowMasks(SlidingWindowInferer(roi_size=(4, 4), overlap=0.5), divide=1)
+        >>> len(masks.bind(torch.zeros(1, 8, 8)))  # windows of 2 x 2 voxels
+        16
+    """
+
+    def __init__(self, inferer: SlidingWindowInferer, divide: int | None = None) -> None:
+        self.divide = None if divide is None else whole_number("divide", divide, 1)
+        words = "a SlidingWindowInferer, whose patches make the grid"
+        self.inferer = instance("inferer", inferer, SlidingWindowInferer, words)
+
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundSlidingWindowMasks:
+        grid = PatchGrid(self.inferer, image.shape[1:])
+        window = affordable(grid, _AFFORDABLE) if self.divide is None else grid.window(self.divide)
+        bound = BoundSlidingWindowMasks(SlidingWindowMasks(window, window), image, spacing)
+        bound.starts = [np.arange(0, n, w) for n, w in zip(bound.spatial_shape, bound.window_shape, strict=True)]
+        bound.key = ("PatchWindowMasks", bound.window_shape, bound.spatial_shape)
+        return bound
+
+
+def affordable(grid: PatchGrid, most: int, finer: bool = True) -> list[int]:
+    """The edges of windows side by side that cost at most so many predictions of the image: a step from patch to patch,
+    longer if it must be; with ``finer``, the smallest windows.
+    """
+    divide, times = 1, 1
+    while grid.predictions(grid.window(1, times)) > most:
+        times += 1
+    while finer and divide < max(grid.step) and grid.predictions(grid.window(divide + 1)) <= most:
+        divide += 1
+    return grid.window(divide, times)

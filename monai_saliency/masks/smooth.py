@@ -12,7 +12,7 @@ import torch
 from monai_saliency.utils.arguments import finite_numbers, per_axis
 from monai_saliency.utils.boxes import Box
 
-__all__ = ["averaged", "check_smooth", "grown", "reaches", "rise_over", "widths_of"]
+__all__ = ["averaged", "check_smooth", "grown", "widths_of"]
 
 
 def check_smooth(value: Any) -> Any:
@@ -29,12 +29,7 @@ def widths_of(smooth: Any, spatial_shape: Sequence[int]) -> tuple[float, ...]:
     return widths if max(widths) > 1 else ()
 
 
-def rise_over(distance: torch.Tensor, width: float) -> torch.Tensor:
-    """How far a straight ramp has risen, from 0 to 1, at a distance behind the middle of an edge."""
-    return (distance / width + 0.5).clamp(0, 1)
-
-
-def reaches(widths: Sequence[float]) -> tuple[int, ...]:
+def _reaches(widths: Sequence[float]) -> tuple[int, ...]:
     """How many voxels away, along each axis, a voxel still changes an averaged mask."""
     return tuple(math.ceil((width - 1) / 2) for width in widths)
 
@@ -43,7 +38,7 @@ def grown(box: Box, widths: Sequence[float], spatial_shape: Sequence[int]) -> Bo
     """A box with all voxels around it that change an averaged mask inside it."""
     return tuple(
         slice(max(0, side.start - reach), min(size, side.stop + reach))
-        for side, reach, size in zip(box, reaches(widths), spatial_shape, strict=True)
+        for side, reach, size in zip(box, _reaches(widths), spatial_shape, strict=True)
     )
 
 
@@ -52,7 +47,7 @@ def averaged(hidden: torch.Tensor, box: Box, widths: Sequence[float], spatial_sh
     its last voxel.
     """
     outer = grown(box, widths, spatial_shape)
-    for axis, (width, reach, size) in enumerate(zip(widths, reaches(widths), spatial_shape, strict=True)):
+    for axis, (width, reach, size) in enumerate(zip(widths, _reaches(widths), spatial_shape, strict=True)):
         if reach:
             voxels = torch.arange(box[axis].start - reach, box[axis].stop + reach, device=hidden.device)
             around = hidden.index_select(axis + 2, voxels.clamp(0, size - 1) - outer[axis].start)
@@ -68,8 +63,8 @@ def averaged(hidden: torch.Tensor, box: Box, widths: Sequence[float], spatial_sh
 
 def _shares(width: float, reach: int) -> list[float]:
     """The part of a line of some width that lies in each voxel, from ``-reach`` to ``reach``. They sum to 1 exactly, in
-    float32 too: all are multiples of 2^-20.
+    float32 too: all are multiples of 2^-24.
     """
     outer = [min(1.0, width / 2 + 0.5 - distance) / width for distance in range(1, reach + 1)]
-    rounded = [round(share * 2**20) / 2**20 for share in outer]
+    rounded = [round(share * 2**24) / 2**24 for share in outer]
     return [*rounded[::-1], 1 - 2 * sum(rounded), *rounded]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from monai_saliency.masks.base import BoundMasks, Id, Masks, Regions
+from monai_saliency.masks.base import BoundMasks, Ids, Masks, Spacing
 from monai_saliency.utils.arguments import instance, number, whole_number
-from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import accumulation_dtype
 
 __all__ = ["UntilMasks", "ended", "wanted_agreement"]
@@ -20,14 +18,6 @@ _FEWEST = 4
 _FIRST = 100
 # Fewer regions agree by chance.
 _REGIONS = 5
-
-
-class _MakesMaps(Protocol):
-    """An estimator, which stands above masks."""
-
-    def compute(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor: ...
 
 
 class UntilMasks(Masks):
@@ -75,17 +65,13 @@ class UntilMasks(Masks):
         'agreement 0.903 reached'
     """
 
-    shorter = "a smaller budget, or a lower until"
-
-    def __init__(self, masks: Masks, estimator: _MakesMaps, until: float = 0.95, first: int | None = None) -> None:
+    def __init__(self, masks: Masks, estimator: Any, until: float = 0.95, first: int | None = None) -> None:
         self.masks = instance("masks", masks, Masks, "masks such as RISEMasks(4000)")
         most = getattr(getattr(masks, "masks", masks), "num_masks", None)  # of masks of channels, those of the family
         if most is None:
             raise ValueError(
                 f"`until` needs masks that are drawn at random, with a `num_masks`, and {type(masks).__name__} are not"
             )
-        if not callable(getattr(estimator, "compute", None)):
-            raise ValueError(f"`estimator` must be an estimator such as RISEScoring(0.5), got {estimator!r}")
         self.estimator = estimator
         self.until = wanted_agreement(until)
         self.first = min(_FIRST, most) if first is None else whole_number("first", first, 1)
@@ -96,66 +82,58 @@ class UntilMasks(Masks):
             )
         self.by_region, self.needs_labels = masks.by_region, masks.needs_labels
 
-    def bind(
-        self, image: torch.Tensor, labels: torch.Tensor | None = None, spacing: Sequence[float] | None = None
-    ) -> BoundMasks:
-        return _BoundUntilMasks(self, self.masks.bind(image, labels, spacing), image)
-
-
-class _BoundUntilMasks(BoundMasks):
-    """The masks of one image: all is the other family's, but for the rounds."""
-
-    def __init__(self, masks: UntilMasks, base: BoundMasks, image: torch.Tensor) -> None:
-        super().__init__(image)
-        if base.in_rounds:
+    def bind(self, image: Tensor, labels: Tensor | None = None, spacing: Spacing = None) -> BoundMasks:
+        bound: Any = self.masks.bind(image, labels, spacing)
+        if bound.in_rounds:
             raise ValueError("masks that depend on earlier scores have their own end: leave out `until`")
-        if base.regions is not None and len(base.regions.values) < _REGIONS:
+        if bound.regions is not None and len(bound.regions.values) < _REGIONS:
             raise ValueError(
-                f"`until` compares at least {_REGIONS} regions, and there are {len(base.regions.values)}, which agree "
+                f"`until` compares at least {_REGIONS} regions, and there are {len(bound.regions.values)}, which agree "
                 "by chance: leave out `until`"
             )
-        self.base = base
-        self.channels, self.layer = base.channels, base.layer
-        self.estimator, self.until = masks.estimator, masks.until
-        self.first = masks.first
-        self.key = ("UntilMasks", self.until, self.first, type(self.estimator).__name__, *base.key)
-        self._last: tuple[torch.Tensor, float] | None = None
+        # All is the other family's, but for the rounds.
+        bound.__class__ = type("UntilMasks", (_Rounds, type(bound)), {})
+        bound.settings, bound.last = self, None
+        bound.key = ("UntilMasks", self.until, self.first, type(self.estimator).__name__, *bound.key)
+        return bound
 
-    def __len__(self) -> int:
-        return len(self.base)
 
-    def first_round(self) -> Sequence[Id]:
-        return range(self.first)
+class _Rounds(BoundMasks):
+    """What masks of one round are given, so that they come in several."""
 
-    def next_round(
-        self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> Sequence[Id] | None:
+    settings: UntilMasks
+    last: tuple[Tensor, float] | None
+
+    def first_round(self) -> Ids:
+        return range(self.settings.first)
+
+    def next_round(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Ids | None:
         n = len(ids)
-        if n >= len(self) or self.agreement(ids, scores, reference_scores) >= self.until:
+        if n >= len(self) or self.agreement(ids, scores, reference_scores) >= self.settings.until:
             return None
         return range(n, min(len(self), n + n // 2))
 
-    def stopped(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> str:
-        return ended(self.agreement(ids, scores, reference_scores), self.until)
+    def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
+        return ended(self.agreement(ids, scores, reference_scores), self.settings.until)
 
-    def agreement(self, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor) -> float:
+    def agreement(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> float:
         """How far the map would agree with one of as many masks of another seed, in [-1, 1], see
         :class:`UntilMasks`.
         """
-        last = self._last  # of another thread, where several share the masks
+        last = self.last  # of another thread, where several share the masks
         if last is not None and torch.equal(last[0], scores):
             return last[1]
         one, other = (
-            self._places(self.estimator.compute(self.base, ids[half::2], scores[half::2], reference_scores))
+            self._places(self.settings.estimator.compute(self, ids[half::2], scores[half::2], reference_scores))
             for half in range(2)
         )
         found = min(map(_agreement, one, other), default=1.0)
-        self._last = scores.clone(), found
+        self.last = scores.clone(), found
         return found
 
-    def _places(self, maps: torch.Tensor) -> torch.Tensor:
+    def _places(self, maps: Tensor) -> Tensor:
         """The values of maps ``(K, *spatial)`` that are compared, ``(K, places)``."""
-        regions = self.base.regions
+        regions = self.regions
         if regions is None:
             return maps.flatten(1)
         # All voxels of a region have its value: the first is taken.
@@ -163,44 +141,6 @@ class _BoundUntilMasks(BoundMasks):
         first = torch.full((len(regions.values) + 1,), len(index), device=index.device)
         first.scatter_reduce_(0, index, torch.arange(len(index), device=index.device), "amin")
         return maps.flatten(1)[:, first[1:]]
-
-    # All else is the other family's.
-
-    @property
-    def regions(self) -> Regions | None:
-        return self.base.regions
-
-    @property
-    def drawn(self) -> bool:
-        return self.base.drawn
-
-    def codes(self, ids: Sequence[Id]) -> dict[str, np.ndarray]:
-        return self.base.codes(ids)
-
-    def restrict(self, ids: Sequence[Id], box: Box) -> tuple[np.ndarray, np.ndarray] | None:
-        return self.base.restrict(ids, box)
-
-    def hidden_boxes(self, ids: Sequence[Id]) -> list[Box] | None:
-        return self.base.hidden_boxes(ids)
-
-    def render(
-        self, ids: Sequence[Id], device: torch.device | str | None = None, box: Box | None = None
-    ) -> torch.Tensor:
-        # Foreign masks need not know boxes.
-        part: dict[str, Any] = {} if box is None else {"box": box}
-        return self.base.render(ids, device, **part)
-
-    def perturb(self, *args: Any, **kwargs: Any) -> None:
-        self.base.perturb(*args, **kwargs)
-
-    def weighted_sum(self, ids: Sequence[Id], weights: torch.Tensor) -> torch.Tensor:
-        return self.base.weighted_sum(ids, weights)
-
-    def along_axes(self, ids: Sequence[Id], matrices: Sequence[torch.Tensor]) -> torch.Tensor:
-        return self.base.along_axes(ids, matrices)
-
-    def _render(self, codes: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-        return self.base._render(codes, device)
 
 
 def wanted_agreement(until: float) -> float:
@@ -217,13 +157,13 @@ def ended(found: float, until: float) -> str:
     return f"the budget is used, agreement {found:.3f} is below {until:g}"
 
 
-def _agreement(one: torch.Tensor, other: torch.Tensor) -> float:
+def _agreement(one: Tensor, other: Tensor) -> float:
     """How far a map of all masks would agree with another one, from those of two halves (Spearman-Brown)."""
     found = _correlation(one, other)
     return 2 * found / (1 + found) if found > 0 else found
 
 
-def _correlation(one: torch.Tensor, other: torch.Tensor) -> float:
+def _correlation(one: Tensor, other: Tensor) -> float:
     """Pearson's correlation of two rows of values; 0 where one of them is constant."""
     long = accumulation_dtype(one.device)
     first, second = (values - values.mean() for values in (one.to(long), other.to(long)))

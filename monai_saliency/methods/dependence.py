@@ -8,11 +8,9 @@ from typing import Any
 import torch
 
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.estimators.hsic import HSICScoring
-from monai_saliency.estimators.sobol import SobolScoring
+from monai_saliency.estimators.dependence import HSICScoring, SobolScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.masks.grid import GridMasks
-from monai_saliency.masks.sobol import SobolMasks
+from monai_saliency.masks.grid import GridMasks, SobolMasks
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.estimators.drise import DRISEScoring
+from monai_saliency.estimators.rise import DRISEScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.rise import RISEMasks

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.estimators.mc_rise import MCRISEScoring
+from monai_saliency.estimators.rise import MCRISEScoring
 from monai_saliency.fills.constant import fill_in_unit
 from monai_saliency.inferers.inferer import PerturbationInferer
-from monai_saliency.masks.mc_rise import MCRISEMasks
+from monai_saliency.masks.rise import MCRISEMasks
 from monai_saliency.targets import Target
 
 __all__ = ["mc_rise"]

@@ -9,9 +9,9 @@ import torch
 from monai.inferers import Inferer
 
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.estimators.minimal import MinimalRegionScoring
 from monai_saliency.estimators.occlusion import (
     HierarchicalScoring,
+    MinimalRegionScoring,
     OcclusionScoring,
     SimilarityScoring,
     SquaredDifferenceScoring,
@@ -19,12 +19,10 @@ from monai_saliency.estimators.occlusion import (
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks
-from monai_saliency.masks.hierarchical import HierarchicalMasks
+from monai_saliency.masks.hierarchical import HierarchicalMasks, RegionHierarchyMasks
 from monai_saliency.masks.minimal import MinimalMasks
-from monai_saliency.masks.patch_window import PatchWindowMasks
-from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
-from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, SlidingWindowMasks
+from monai_saliency.masks.sliding_window import MultiScaleWindowMasks, PatchWindowMasks, SlidingWindowMasks
 from monai_saliency.methods.checks import check_unit
 from monai_saliency.targets import Target
 from monai_saliency.utils.arguments import flag

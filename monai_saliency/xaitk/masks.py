@@ -66,8 +66,6 @@ class PerturbImageMasks(Masks):
         torch.Size([6, 1, 8, 12])
     """
 
-    shorter = "a perturber that makes fewer masks"
-
     def __init__(self, perturber: PerturbImage, slices: int | None = None) -> None:
         self.perturber = instance("perturber", perturber, PerturbImage, "a PerturbImage of xaitk-saliency")
         if slices is not None and whole_number("slices", slices, 0) > 2:

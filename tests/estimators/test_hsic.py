@@ -12,7 +12,7 @@ from helpers.estimators import SHAPES, bound_with_scores, map_of
 
 import monai_saliency as ms
 from monai_saliency.estimators import hsic as module
-from monai_saliency.estimators.hsic import HSICScoring
+from monai_saliency.estimators.dependence import HSICScoring
 from monai_saliency.masks import GridMasks, RegionMasks, RISEMasks, SobolMasks
 
 

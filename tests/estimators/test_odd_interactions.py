@@ -11,8 +11,8 @@ import torch
 from helpers.shapley import by_coalitions
 
 import monai_saliency as ms
-from monai_saliency.estimators.shapley_regression import choose, triples
-from monai_saliency.masks.coalition_draw import inclusion
+from monai_saliency.estimators.shapley import choose, triples
+from monai_saliency.masks.coalition import inclusion
 
 PLAYERS = 10
 KEPT = np.array(list(itertools.product([0, 1], repeat=PLAYERS)), dtype=bool)[:, ::-1]

@@ -14,7 +14,7 @@ from helpers.shapley import by_coalitions, by_permutations, table_game
 
 import monai_saliency as ms
 from monai_saliency.estimators.base import score_rounding
-from monai_saliency.masks.coalition_draw import inclusion
+from monai_saliency.masks.coalition import inclusion
 from monai_saliency.masks.supervoxels import whole_image
 from monai_saliency.transforms.writers import region_rows
 

@@ -13,7 +13,7 @@ import torch
 from helpers.estimators import SHAPES, bound_with_scores, map_of
 
 import monai_saliency as ms
-from monai_saliency.estimators.sobol import SobolScoring
+from monai_saliency.estimators.dependence import SobolScoring
 from monai_saliency.masks import GridMasks, SobolMasks
 
 

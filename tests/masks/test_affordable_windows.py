@@ -14,7 +14,7 @@ from monai.inferers import SlidingWindowInferer
 from monai_saliency.inferers.patch_case import find_touches, find_trims
 from monai_saliency.masks.base import Id
 from monai_saliency.masks.hierarchical import BoundHierarchicalMasks, HierarchicalMasks
-from monai_saliency.masks.patch_window import PatchWindowMasks
+from monai_saliency.masks.sliding_window import PatchWindowMasks
 from monai_saliency.utils.patch_grid import PatchGrid
 
 

@@ -13,8 +13,7 @@ from helpers.patches import blocks
 from monai.inferers import SlidingWindowInferer
 
 from monai_saliency import CoalitionMasks, Supervoxels
-from monai_saliency.masks.coalition_draw import draw_pairs, inclusion
-from monai_saliency.masks.patch_cells import meetings, players_that_meet
+from monai_saliency.masks.coalition import draw_pairs, inclusion, meetings, players_that_meet
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
 

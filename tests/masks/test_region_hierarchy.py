@@ -12,7 +12,7 @@ from helpers.patches import WHOLE, Network, blocks, images
 from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
-from monai_saliency.masks.region_hierarchy import RegionHierarchyMasks
+from monai_saliency.masks.hierarchical import RegionHierarchyMasks
 from monai_saliency.utils.boxes import Box
 
 LOGIT = ms.ClassScore([0], "none")

@@ -1,18 +1,21 @@
-"""HSIC: how strongly the score depends on whether a cell is kept."""
+"""How strongly the score depends on a cell: HSIC, and total Sobol indices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from monai_saliency.estimators.base import Estimator, Meaning, score_rounding
-from monai_saliency.masks.base import BoundMasks, Id
+from monai_saliency.masks.base import BoundMasks, Ids
+from monai_saliency.masks.grid import BoundSobolMasks
 from monai_saliency.masks.region import BoundRegionMasks
 from monai_saliency.utils.precision import accumulation_dtype, exact_arithmetic
 
-__all__ = ["HSICScoring"]
+__all__ = ["HSICScoring", "SobolScoring"]
 
 # Rows and columns of the kernel matrix that are held at a time.
 _BLOCK = 1024
@@ -52,9 +55,7 @@ class HSICScoring(Estimator):
         ((0, 1), 0.22)
     """
 
-    def compute(
-        self, masks: BoundMasks, ids: Sequence[Id], scores: torch.Tensor, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
         cells = _checked(masks)
         kept = torch.from_numpy(cells.codes(ids)["coalition"]).to(masks.device)
         rounding = score_rounding(scores, reference_scores)
@@ -68,13 +69,8 @@ class HSICScoring(Estimator):
         return Meaning("dependence of the score (HSIC), without sign", 0.25, in_score_unit=False, signed=False)
 
     def noise(
-        self,
-        masks: BoundMasks,
-        ids: Sequence[Id],
-        scores: torch.Tensor,
-        reference_scores: torch.Tensor,
-        rounding: float = 0.0,
-    ) -> torch.Tensor | None:
+        self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor, rounding: float = 0.0
+    ) -> Tensor | None:
         """What a cell on which nothing depends gets by chance: the mean over all orders of the scores, and at most its
         standard deviation, ``sqrt 2`` times the mean.
         """
@@ -105,13 +101,13 @@ def _checked(masks: BoundMasks) -> BoundRegionMasks:
     return masks
 
 
-def _shifted(masks: BoundMasks, scores: torch.Tensor) -> torch.Tensor:
+def _shifted(masks: BoundMasks, scores: Tensor) -> Tensor:
     """Scores less the first one, ``(K, n)`` in double precision: what moves all scores changes nothing."""
     scores = scores.to(masks.device, accumulation_dtype(masks.device))
     return (scores - scores[:1]).T
 
 
-def _kernel(values: torch.Tensor, smallest: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+def _kernel(values: Tensor, smallest: float) -> Callable[[Tensor, Tensor], Tensor] | None:
     """The Gaussian kernel of scores; None where no two scores differ."""
     if float(values.max() - values.min()) <= smallest:
         return None
@@ -119,7 +115,7 @@ def _kernel(values: torch.Tensor, smallest: float) -> Callable[[torch.Tensor, to
     return lambda rows, columns: torch.exp(-((rows[:, None] - columns[None]) ** 2) / (2 * width**2))
 
 
-def _dependence(kept: torch.Tensor, values: torch.Tensor, smallest: float) -> torch.Tensor:
+def _dependence(kept: Tensor, values: Tensor, smallest: float) -> Tensor:
     """The HSIC of each cell's bits, bool ``(n, cells)``, and the scores ``(n,)``."""
     kernel = _kernel(values, smallest)
     sums = values.new_zeros(kept.shape[1])
@@ -136,7 +132,7 @@ def _dependence(kept: torch.Tensor, values: torch.Tensor, smallest: float) -> to
     return (2 * sums / max(1, len(values) - 1) ** 2).clamp_min(0)
 
 
-def _mean_of_pairs(kernel: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], values: torch.Tensor) -> float:
+def _mean_of_pairs(kernel: Callable[[Tensor, Tensor], Tensor], values: Tensor) -> float:
     """The mean of the kernel over pairs of two different masks."""
     count = len(values)
     total = sum(
@@ -147,3 +143,51 @@ def _mean_of_pairs(kernel: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 
 def _blocks(count: int) -> list[slice]:
     return [slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK)]
+
+
+class SobolScoring(Estimator):
+    """The share of the score's variance that a cell has a part in, alone or together with others (total Sobol indices:
+    Fel et al., NeurIPS 2021, arXiv 2111.04138, section 3; estimator of Jansen, Comput. Phys. Commun. 117, 1999).
+
+    With f(A) the score of a design's first mask and f(C) that of the mask in which one cell is exchanged, the cell's
+    value is ``mean((f(A) - f(C))^2) / (2 V)`` over the designs. V is the variance of all scores of masks A and B; the
+    authors' code takes those of A alone.
+
+    **Unit**: a share of the variance, without sign: 0 where the cell changes nothing, 1 where it alone decides; a small
+    sample may give more than 1. The map is flat in each cell. Scores that differ by rounding alone give zeros.
+
+    Raises:
+        ValueError: (from ``compute``) for masks other than :class:`~monai_saliency.SobolMasks`.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import SobolMasks, SobolScoring
+        >>> masks = SobolMasks(num_designs=64, grid_size=(1, 2)).bind(torch.zeros(1, 1, 4))
+        >>> rendered = masks.render(range(len(masks)))[:, 0, 0]
+        >>> state = SobolScoring().start(masks, torch.tensor([5.0]))
+        >>> state.update(range(len(masks)), rendered[:, :1] * 2 + rendered[:, 3:])  # 2 x + y: shares of 4 to 1
+        >>> [round(value, 1) for value in state.compute()[0, 0].tolist()]
+        [0.8, 0.8, 0.2, 0.2]
+    """
+
+    def compute(self, masks: BoundMasks, ids: Ids, scores: Tensor, reference_scores: Tensor) -> Tensor:
+        if not isinstance(masks, BoundSobolMasks):
+            raise ValueError(f"total Sobol indices need SobolMasks, got masks of {masks.key[0]}: use sobol(...)")
+        cells = len(masks.values)
+        values = scores.to("cpu", accumulation_dtype(scores.device))
+        values = values - values[:1]
+        design, place = (torch.from_numpy(each) for each in np.divmod(np.asarray(ids, dtype=int), cells + 2))
+        own = values.new_full((masks.num_designs, cells + 2, values.shape[1]), float("nan"))
+        own[design, place] = values
+        # Masks without a score are NaN, and so are their differences, which are left out.
+        changes = (own[:, 2:] - own[:, :1]).square()
+        spread = own[:, :2].flatten(0, 1)
+        variance = (spread - spread.nanmean(dim=0)).square().nansum(dim=0)
+        variance /= (spread[:, 0].isfinite().sum() - 1).clamp_min(1)
+        shares = changes.nanmean(dim=0).nan_to_num() / (2 * variance)
+        differ = (values.amax(dim=0) - values.amin(dim=0)) > score_rounding(scores, reference_scores).cpu()
+        return masks.spread(torch.where(differ & (variance > 0), shares, 0.0).T)
+
+    def meaning(self, masks: BoundMasks) -> Meaning:
+        return Meaning("share of the score's variance (Sobol)", in_score_unit=False, signed=False)
