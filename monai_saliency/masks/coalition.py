@@ -19,7 +19,15 @@ from monai_saliency.utils.arguments import flag, instance, whole_number
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.patch_grid import PatchGrid
 
-__all__ = ["BoundCoalitionMasks", "CoalitionMasks", "Meeting", "draw_pairs", "inclusion", "meetings"]
+__all__ = [
+    "BoundCoalitionMasks",
+    "CoalitionMasks",
+    "Meeting",
+    "draw_pairs",
+    "inclusion",
+    "meetings",
+    "players_that_meet",
+]
 
 #: coalitions of players of whole images that are scored: all of 14 players
 _MOST_COALITIONS = 2**14 - 1
@@ -126,7 +134,10 @@ class BoundCoalitionMasks(BoundRegionMasks):
         cells, most = [list(range(players))], _MOST_COALITIONS
         if masks.inferer is not None:
             boxes, most = PatchGrid(masks.inferer, self.spatial_shape).boxes, _MOST_ON_PATCHES
-            cells = self._that_meet(boxes, masks.linear)
+            present = np.zeros((len(boxes), players), dtype=bool)
+            for row, box in zip(present, boxes, strict=True):
+                row[self._inside(box)] = True
+            cells = players_that_meet(present, boxes, masks.linear)
         if found := meetings(cells, players, count or most):
             self.coalitions, self.meetings = found
         elif count is None and masks.inferer is None:
@@ -153,26 +164,6 @@ class BoundCoalitionMasks(BoundRegionMasks):
         self.coalitions = np.concatenate([np.zeros((1, players), dtype=bool), both])
         self.pairs = np.arange(1, len(both) + 1).reshape(-1, 2)
 
-    def _that_meet(self, boxes: Sequence[Box], linear: bool) -> list[list[int]]:
-        """The players of each cell of a sliding-window model.
-
-        A voxel's output depends on the patches that cover it, and a patch's output on the players inside it. Voxels
-        that the same patches cover form a cell. A score that is a sum over voxels is therefore a sum of games, one for
-        each cell, of the players in its patches; and of games of single patches where it is linear in the output,
-        since patches are blended by fixed weights.
-        """
-        present = np.zeros((len(boxes), len(self.players)), dtype=bool)
-        for row, box in zip(present, boxes, strict=True):
-            row[self._inside(box)] = True
-        if linear:
-            return _largest(present)
-        starts = np.array([[side.start for side in box] for box in boxes])
-        stops = np.array([[side.stop for side in box] for box in boxes])
-        # The same patches cover all voxels from one patch's border to the next.
-        axes = [np.union1d(start, stop)[:-1] for start, stop in zip(starts.T, stops.T, strict=True)]
-        covered = [((starts <= first) & (stops > first)).all(axis=1) for first in itertools.product(*axes)]
-        return _largest(np.stack([present[patches].any(axis=0) for patches in covered if patches.any()]))
-
     def stopped(self, ids: Ids, scores: Tensor, reference_scores: Tensor) -> str:
         if self.pairs is None or not self.estimates_unasked:
             return ""
@@ -196,6 +187,24 @@ class Meeting:
     players: Sequence[int]
     rows: np.ndarray
     new: np.ndarray
+
+
+def players_that_meet(present: np.ndarray, boxes: Sequence[Box], linear: bool = False) -> list[list[int]]:
+    """The players of each cell of a sliding-window model, without cells whose players all are in another one.
+
+    A voxel's output depends on the patches that cover it, and a patch's output on the players inside it. Voxels that
+    the same patches cover form a cell. A score that is a sum over voxels is therefore a sum of games, one a cell,
+    of the players in its patches; and of games of single patches where it is linear in the output, since patches are
+    blended by fixed weights.
+    """
+    if linear:
+        return _largest(present)
+    starts = np.array([[side.start for side in box] for box in boxes])
+    stops = np.array([[side.stop for side in box] for box in boxes])
+    # The same patches cover all voxels from one patch's border to the next.
+    axes = [np.union1d(start, stop)[:-1] for start, stop in zip(starts.T, stops.T, strict=True)]
+    covered = [((starts <= first) & (stops > first)).all(axis=1) for first in itertools.product(*axes)]
+    return _largest(np.stack([present[patches].any(axis=0) for patches in covered if patches.any()]))
 
 
 def _largest(cells: np.ndarray) -> list[list[int]]:

@@ -132,7 +132,7 @@ class _BoundSubsetMasks(BoundRegionMasks):
         self.num_hidden = masks.num_hidden
         if self.num_hidden > len(self.values):
             raise ValueError(f"`num_hidden` is {self.num_hidden}, and the grid has {len(self.values)} cells only")
-        self.key = ("SubsetMasks", self.num_hidden, *self.key)
+        self.key = (*self.key, self.num_hidden)
 
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         # The cells with the smallest of as many random numbers are a subset drawn without replacement.
@@ -203,7 +203,7 @@ class BoundSobolMasks(BoundRegionMasks):
             )
         engine = torch.quasirandom.SobolEngine(2 * count, scramble=True, seed=masks.seed)
         self.table = engine.draw(self.num_designs, dtype=torch.float64).numpy().reshape(-1, 2, count)
-        self.key = ("SobolMasks", self.num_designs, *self.key)
+        self.key = (*self.key, self.num_designs)
 
     def codes(self, ids: Ids) -> dict[str, np.ndarray]:
         """``coalition`` float64 ``(n, regions)`` in [0, 1], how much of each region is kept."""

@@ -128,7 +128,7 @@ class BoundRegionMasks(BoundMasks):
         self.smooth = widths_of(masks.smooth, self.spatial_shape)
         digest = hashlib.sha256(self.index.cpu().numpy().tobytes()).hexdigest()
         settings = (self.seed, self.p1, self.num_masks, tuple(self.values), digest, self.spatial_shape, *self.smooth)
-        self.key = ("RegionMasks", *settings)
+        self.key = (type(masks).__name__, *settings)
 
     @property
     def regions(self) -> Regions:

@@ -52,7 +52,7 @@ def averaged(hidden: torch.Tensor, box: Box, widths: Sequence[float], spatial_sh
             voxels = torch.arange(box[axis].start - reach, box[axis].stop + reach, device=hidden.device)
             around = hidden.index_select(axis + 2, voxels.clamp(0, size - 1) - outer[axis].start)
             count = box[axis].stop - box[axis].start
-            shares = _shares(width, reach)
+            shares = _shares(width, reach, 2.0**24 if hidden.dtype == torch.float32 else 2.0**48)
             hidden = around.narrow(axis + 2, 0, count) * shares[0]
             product = torch.empty_like(hidden)
             for offset, share in enumerate(shares[1:], start=1):
@@ -61,10 +61,10 @@ def averaged(hidden: torch.Tensor, box: Box, widths: Sequence[float], spatial_sh
     return hidden
 
 
-def _shares(width: float, reach: int) -> list[float]:
-    """The part of a line of some width that lies in each voxel, from ``-reach`` to ``reach``. They sum to 1 exactly, in
-    float32 too: all are multiples of 2^-24.
+def _shares(width: float, reach: int, parts: float) -> list[float]:
+    """The part of a line of some width that lies in each voxel, from ``-reach`` to ``reach``. They sum to 1 exactly:
+    all are multiples of ``1 / parts``, which the precision holds.
     """
     outer = [min(1.0, width / 2 + 0.5 - distance) / width for distance in range(1, reach + 1)]
-    rounded = [round(share * 2**24) / 2**24 for share in outer]
+    rounded = [round(share * parts) / parts for share in outer]
     return [*rounded[::-1], 1 - 2 * sum(rounded), *rounded]

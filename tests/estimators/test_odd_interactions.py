@@ -67,7 +67,7 @@ def test_odd_shap_by_its_normal_equations() -> None:
     wanted = np.sqrt(weight) * (half - total * (sizes / PLAYERS - 0.5))
     root, columns = torch.from_numpy(np.sqrt(weight))[:, None], torch.from_numpy(features)
     largest = torch.linalg.pinv(columns) @ torch.from_numpy(wanted)
-    places = choose(columns, triples(first, columns, root, largest), torch.from_numpy(wanted)).places
+    places = choose(columns, triples(first, columns, root, largest), torch.from_numpy(wanted))[0]
     assert len(places) > 3
     chosen = [(player,) for player in players] + [list(itertools.combinations(players, 3))[at] for at in places]
     products = np.stack([signs[:, list(each)].prod(axis=1) for each in chosen], axis=1)
@@ -131,11 +131,11 @@ def test_choose_by_hand() -> None:
     generator = torch.Generator().manual_seed(0)
     base, columns = (torch.randn(60, count, generator=generator, dtype=torch.float64) for count in (6, 40))
     linear, noise = base.sum(dim=1), torch.randn(60, generator=generator, dtype=torch.float64)
-    found = choose(base, columns, linear + 2 * columns[:, 7] - columns[:, 30])
-    assert sorted(found.places) == [7, 30]
-    assert float(found.missed.abs().max()) < 1e-9
-    assert choose(base, columns, linear).places == []
-    assert len(choose(base, columns, linear + noise).places) <= 3
-    assert choose(base, columns[:, :0], noise).places == []
+    places, missed = choose(base, columns, linear + 2 * columns[:, 7] - columns[:, 30])
+    assert sorted(places) == [7, 30]
+    assert float(missed.abs().max()) < 1e-9
+    assert choose(base, columns, linear)[0] == []
+    assert len(choose(base, columns, linear + noise)[0]) <= 3
+    assert choose(base, columns[:, :0], noise)[0] == []
     # Nothing is chosen where there are hardly more pairs than columns.
-    assert choose(base[:7], columns[:7], noise[:7]).places == []
+    assert choose(base[:7], columns[:7], noise[:7])[0] == []

@@ -64,7 +64,7 @@ class _BoundTwoRounds(BoundMasks):
         sides = [[(side.start, side.stop) for side in self.boxes[index]] for index in ids]
         return {"box": np.array(sides, dtype=int).reshape(len(sides), -1, 2)}
 
-    def hidden_boxes(self, ids: Sequence[Any]) -> list[Box]:
+    def changed_boxes(self, ids: Sequence[Any]) -> list[Box]:
         return [self.boxes[index] for index in ids]
 
     def restrict(self, ids: Sequence[Any], box: Box) -> tuple[np.ndarray, np.ndarray]:

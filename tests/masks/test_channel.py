@@ -17,7 +17,6 @@ from monai_saliency import (
 )
 from monai_saliency import region_occlusion as regions_of
 from monai_saliency.cases import Case
-from monai_saliency.masks.base import Masks
 from monai_saliency.masks.channel import ChannelMasks, IndependentChannelMasks
 from monai_saliency.masks.region import RegionMasks
 from monai_saliency.masks.rise import RISEMasks
@@ -50,40 +49,12 @@ class TestChannelMasks:
         assert torch.equal(bound.render(range(5)), flat.reshape(5, 3, 9, 8))
         assert bound.codes(range(2))["grid"].shape == (2, 3, 3, 3)
 
-    @pytest.mark.parametrize(
-        ("masks", "more"),
-        [
-            (ChannelMasks(RISEMasks(6, 3, seed=3)), ChannelMasks(RISEMasks(9, 3, seed=3))),
-            (IndependentChannelMasks(RISEMasks(12, 3, seed=3)), IndependentChannelMasks(RISEMasks(15, 3, seed=3))),
-            (ChannelMasks(SlidingWindowMasks(4, 3)), None),
-        ],
-    )
-    def test_law_2_a_mask_depends_on_seed_index_and_shape_only(self, masks: Masks, more: Masks | None) -> None:
-        image = torch.zeros(2, 9, 8)
-        bound = masks.bind(image)
-        every = bound.render(range(len(bound)))
-        assert every.shape[1] == 2
-        picked = [7, 0, 3, 3]
-        assert torch.equal(bound.render(picked), every[picked])
-        assert torch.equal(bound.render(range(3, 9)), every[3:9])
-        assert bound.render([]).shape == (0, 2, 9, 8)
-        if more is not None:
-            assert torch.equal(more.bind(image).render(range(len(bound))), every)
-
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-    @pytest.mark.parametrize("kind", [ChannelMasks, IndependentChannelMasks])
-    def test_law_2_devices_agree(self, kind: type) -> None:
-        bound = kind(RISEMasks(6, 3)).bind(torch.zeros(2, 9, 8))
-        on_gpu = bound.render(range(6), device="cuda")
-        assert on_gpu.is_cuda
-        torch.testing.assert_close(on_gpu.cpu(), bound.render(range(6)), rtol=0, atol=1e-6)
-
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match="SlidingWindowMasks has no `num_masks`: use ChannelMasks"):
             IndependentChannelMasks(SlidingWindowMasks(3))
         with pytest.raises(ValueError, match="RegionMasks has no `num_masks`: use ChannelMasks"):
             IndependentChannelMasks(RegionMasks())
-        with pytest.raises(ValueError, match="hide channels one by one already"):
+        with pytest.raises(ValueError, match="have masks for each channel or fill already"):
             ChannelMasks(ChannelMasks(SlidingWindowMasks(3))).bind(torch.zeros(2, 8, 8))
 
 

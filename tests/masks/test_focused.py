@@ -12,7 +12,6 @@ from monai.inferers import SlidingWindowInferer
 from monai.networks.nets import UNet
 
 import monai_saliency as ms
-from monai_saliency.masks.focused import BoundFocusedMasks
 from monai_saliency.storage.score_store import ScoreStore
 
 LOGIT = ms.ClassScore([0], "none")
@@ -261,9 +260,3 @@ def test_until_ends_with_the_budget() -> None:
 def test_errors(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         ms.focused_rise(target=LOGIT, **settings)
-
-
-def test_the_regression_is_an_estimator() -> None:
-    with pytest.raises(ValueError, match=r"`regression` must be an estimator such as RegressionScoring\(\)"):
-        ms.FocusedMasks(0.5)  # type: ignore[arg-type]
-    assert isinstance(ms.FocusedMasks(ms.RegressionScoring()).bind(image()[0]), BoundFocusedMasks)

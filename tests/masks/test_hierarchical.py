@@ -13,7 +13,6 @@ from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.masks import BoundMasks, HierarchicalMasks
-from monai_saliency.utils.boxes import Box
 
 LOGIT = ms.ClassScore([0], "none")
 
@@ -23,7 +22,7 @@ def bind(masks: HierarchicalMasks, *shape: int, spacing: tuple[float, ...] | Non
 
 
 def boxes(bound: BoundMasks, ids: Any) -> list[Any]:
-    return [tuple((side.start, side.stop) for side in box) for box in bound.hidden_boxes(ids) or ()]
+    return [tuple((side.start, side.stop) for side in box) for box in bound.changed_boxes(ids) or ()]
 
 
 def weighted(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -115,33 +114,9 @@ def test_levels_by_hand() -> None:
 
 def test_what_does_not_let_the_score_fall_is_not_refined() -> None:
     bound = bind(HierarchicalMasks(4, 3, keep=1), 8, 8)
-    scores = torch.tensor([[5.0, 5.0], [6.0, 5.0], [5.0, 7.0], [9.0, 5.0]])
-    given = bound.first_round(), scores, torch.tensor([5.0, 5.0])
+    given = bound.first_round(), torch.tensor([[5.0], [6.0], [5.0], [9.0]]), torch.tensor([5.0])
     assert bound.next_round(*given) is None
-    assert bound.stopped(*given) == "no window of level 1 was worth halving"
-
-
-def test_each_score_keeps_its_own_windows() -> None:
-    bound = bind(HierarchicalMasks(4, 2, keep=0.25), 8, 8)
-    scores = torch.tensor([[0.0, 5.0], [5.0, 5.0], [5.0, 5.0], [5.0, 0.0]])
-    found = bound.next_round(bound.first_round(), scores, torch.tensor([5.0, 5.0]))
-    assert [box[0][0] // 4 + box[1][0] // 4 for box in boxes(bound, found)] == [0] * 4 + [2] * 4
-
-
-@pytest.mark.parametrize("shape", [(12, 10), (6, 7, 9)])
-def test_masks_are_their_boxes(shape: tuple[int, ...]) -> None:
-    bound: Any = bind(HierarchicalMasks(5, 3), *shape)
-    every = [(level, *place) for level, grid in enumerate(bound.grids) for place in np.ndindex(*grid)]
-    masks, part = bound.render(every), tuple(slice(1, 5) for _ in shape)
-    touched, _ = bound.restrict(every, part) or (None, None)
-    for index, (mask, box) in enumerate(zip(masks, bound.hidden_boxes(every) or (), strict=True)):
-        expected = torch.ones(1, *shape)
-        expected[(0, *box)] = 0
-        assert torch.equal(mask, expected)
-        inside: Box = part
-        assert torch.equal(bound.render([every[index]], box=part)[0], expected[(slice(None), *inside)])
-        assert touched is not None
-        assert touched[index] == bool((expected[(0, *inside)] == 0).any())
+    assert bound.stopped(*given) == "no part of level 1 was worth splitting"
 
 
 @pytest.mark.parametrize(
@@ -160,50 +135,3 @@ def test_sizes(masks: HierarchicalMasks, shape: Any, spacing: Any, edges: list[t
     firsts = [(level, *[0] * len(shape)) for level in range(bound.num_levels)]
     found = [tuple(stop - start for start, stop in box) for box in boxes(bound, firsts)]
     assert found[: len(edges)] == edges
-
-
-def test_remembered_patches() -> None:
-    """The same scores and rounds as whole images, from a part of the forwards."""
-
-    class Local(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([torch.nn.functional.avg_pool2d(x, 3, 1, 1) ** 2, x], 1)
-
-    image = torch.rand(1, 1, 48, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    image[..., 20:26, 30:34] += 3
-    inferer = SlidingWindowInferer((16, 16), 4, 0.5)
-    target = ms.RegionScore(0, "none", region="all")
-    remembered, whole = (
-        ms.hierarchical_occlusion(levels=3, target=target, inferer=inferer, patch_memory=memory).explain(
-            image, Local()
-        )[0]
-        for memory in (True, False)
-    )
-    assert list(remembered.ids) == list(whole.ids)
-    torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-8, atol=1e-9)
-    assert remembered.num_forwards / remembered.per_prediction < 0.25 * whole.num_forwards
-    peak = np.unravel_index(int(remembered.saliency[0].argmax()), image.shape[2:])
-    assert 20 <= peak[0] < 26
-    assert 30 <= peak[1] < 34
-
-
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"levels": 0}, "`levels` must be a whole number of at least 1"),
-        ({"keep": 0}, r"`keep` must be in \(0, 1\]"),
-        ({"keep": 1.5}, r"`keep` must be in \(0, 1\]"),
-        ({"unit": "cm"}, "unit"),
-        ({"unit": "mm"}, "needs a `window_size`"),
-        ({"window_size": 0}, "`window_size` must be a whole number of at least 1"),
-        ({"inferer": 3}, "a SlidingWindowInferer, on whose patch grid windows lie"),
-    ],
-)
-def test_errors(settings: dict[str, Any], match: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=match):
-        HierarchicalMasks(**settings)
-
-
-def test_a_window_that_covers_the_image() -> None:
-    with pytest.raises(ValueError, match=r"one window of \(8, 6\) voxels covers the whole image"):
-        bind(HierarchicalMasks(9), 8, 6)

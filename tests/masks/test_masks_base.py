@@ -4,64 +4,50 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.masks import bind
+from helpers.patches import blocks
+from monai.inferers import SlidingWindowInferer
 
-from monai_saliency.masks.base import Masks
-from monai_saliency.masks.region import RegionMasks
-from monai_saliency.masks.rise import RISEMasks
-from monai_saliency.masks.sliding_window import SlidingWindowMasks
+import monai_saliency as ms
+from monai_saliency.masks import Masks, OrderMasks, SubsetMasks, base
+
+RISE, WINDOWS = ms.RISEMasks(12, 3, seed=4), ms.SlidingWindowMasks(4, 3)
 
 
-@pytest.mark.parametrize("masks", [RISEMasks(9, 3, seed=4), SlidingWindowMasks(4, 3)], ids=lambda m: type(m).__name__)
-class TestAnyMasks:
-    def test_law_9_precision_follows_the_image(self, masks: Masks) -> None:
-        double = bind(masks, 9, 8, dtype=torch.float64).render(range(3))
-        single = bind(masks, 9, 8).render(range(3))
-        half = bind(masks, 9, 8, dtype=torch.float16).render(range(3))
-        assert (double.dtype, single.dtype, half.dtype) == (torch.float64, torch.float32, torch.float32)
-        torch.testing.assert_close(single.double(), double, rtol=0, atol=1e-6)
-        assert torch.equal(half, single)
-
+@pytest.mark.parametrize("masks", [RISE, WINDOWS], ids=lambda masks: type(masks).__name__)
+class TestSums:
     def test_rendering_ignores_autocast(self, masks: Masks) -> None:
         bound = bind(masks, 15, 11, 6)
         expected = bound.render(range(5))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(bound.render(range(5)), expected)
 
-    def test_stream_is_render_in_pieces(self, masks: Masks) -> None:
-        bound = bind(masks, 10, 7)
-        ids = [4, 0, 8, 3, 3]
-        pieces = list(bound.stream(ids, max_elements=2 * 70))
-        assert [len(piece) for _, piece in pieces] == [2, 2, 1]
+    def test_stream_is_render_in_pieces(self, masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
+        bound, ids = bind(masks, 10, 7), [4, 0, 8, 3, 3]
+        monkeypatch.setattr(base, "_MOST_VOXELS", 2 * 70)
+        pieces = list(bound.stream(ids))
         assert [ids[chunk] for chunk, _ in pieces] == [[4, 0], [8, 3], [3]]
         assert torch.equal(torch.cat([piece for _, piece in pieces]), bound.render(ids))
-        assert len(next(iter(bound.stream(ids, max_elements=1)))[1]) == 1
 
     @pytest.mark.parametrize("num_weights", [1, 3, 7])
     def test_weighted_sum_is_the_sum_of_rendered_masks(self, masks: Masks, num_weights: int) -> None:
         for shape, dtype, tolerance in (((10, 7), torch.float64, 1e-14), ((9, 8, 7), torch.float32, 1e-6)):
-            bound = bind(masks, *shape, dtype=dtype)
-            ids = [5, 0, 3, 3, 8]
+            bound, ids = bind(masks, *shape, dtype=dtype), [5, 0, 3, 3, 8]
             weights = torch.randn(5, num_weights, dtype=dtype, generator=torch.Generator().manual_seed(0))
-            expected = torch.zeros(num_weights, 1, *shape, dtype=torch.float64)
-            for row, mask in zip(weights, bound.render(ids), strict=True):
-                for k, weight in enumerate(row):
-                    expected[k] += weight.double() * mask.double()
+            expected = torch.einsum("nk,n...->k...", weights.double(), bound.render(ids).double())
             torch.testing.assert_close(bound.weighted_sum(ids, weights), expected, rtol=0, atol=tolerance * 10)
 
     @pytest.mark.parametrize("ids", [[5, 0, 3, 3, 8], range(2, 7), []])
     def test_along_axes_is_the_product_with_rendered_masks(self, masks: Masks, ids: Sequence[int]) -> None:
-        bound = bind(masks, 9, 8, 7)
-        rows, columns, slices = (
-            torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-            for shape in ((9, 4), (8, 1), (7, 12))
-        )
-        expected = torch.einsum("ncxyz,xa,yb,zd->ncabd", bound.render(ids).double(), rows, columns, slices)
-        found = bound.along_axes(ids, [rows, columns, slices])
+        bound, generator = bind(masks, 9, 8, 7), torch.Generator().manual_seed(0)
+        matrices = [torch.randn(n, k, dtype=torch.float64, generator=generator) for n, k in ((9, 4), (8, 1), (7, 12))]
+        expected = torch.einsum("ncxyz,xa,yb,zd->ncabd", bound.render(ids).double(), *matrices)
+        found = bound.along_axes(ids, matrices)
         assert found.dtype == torch.float64
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
@@ -71,41 +57,224 @@ class TestAnyMasks:
         with pytest.raises(IndexError, match=rf"mask ids must be in \[0, {len(bound)}\), got (-1|9999)"):
             bound.render(ids)
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-    @pytest.mark.parametrize("tf32", [False, True])
-    def test_law_2_devices_agree(self, masks: Masks, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
-        bound = bind(masks, 33, 20, 17)
-        on_gpu = bound.render(range(6), device="cuda")
-        assert on_gpu.is_cuda
-        torch.testing.assert_close(on_gpu.cpu(), bound.render(range(6)), rtol=0, atol=1e-6)
-        assert torch.backends.cuda.matmul.allow_tf32 is tf32
+
+#: masks for images of two channels, in 2D and 3D
+FAMILIES: dict[str, Masks] = {
+    "rise": RISE,
+    "random grid": ms.RandomGridMasks(9, 3, 0.4, seed=4),
+    "fills": ms.MCRISEMasks(9, [ms.ConstantFill(1.0)], 3),
+    "windows": ms.SlidingWindowMasks(3, 2),
+    "large windows": ms.SlidingWindowMasks(6, 2),
+    "smooth windows": ms.SlidingWindowMasks(2, 2, smooth=3),
+    "several sizes": ms.MultiScaleWindowMasks(4, 2),
+    "several smooth sizes": ms.MultiScaleWindowMasks(4, 3, smooth=2),
+    "hierarchy": ms.HierarchicalMasks(4, 2),
+    "smooth hierarchy": ms.HierarchicalMasks(4, 2, smooth=4.5),
+    "balls": ms.SlidingRadialMasks(2.5, 3),
+    "blurred balls": ms.SlidingRadialMasks(2, 3, 1.2),
+    "regions": ms.RegionMasks(),
+    "sets of regions": ms.RegionMasks(40, 0.7),
+    "smooth regions": ms.RegionMasks(25, smooth=3),
+    "region hierarchy": ms.RegionHierarchyMasks(window_size=3, levels=3),
+    "smooth region hierarchy": ms.RegionHierarchyMasks(window_size=3, levels=3, smooth=3),
+    "grid": ms.GridMasks(20, 3),
+    "design": ms.SobolMasks(4, 2),
+    "subsets": SubsetMasks(20, 3, 3, seed=3),
+    "coalitions": ms.CoalitionMasks(background=False, num_coalitions=60),
+    "coalitions of channels": ms.CoalitionMasks(per_channel=True, num_coalitions=60),
+    "channels": ms.ChannelMasks(ms.SlidingWindowMasks(4, 3)),
+    "smooth channels": ms.ChannelMasks(ms.RegionMasks(smooth=3)),
+    "independent channels": ms.IndependentChannelMasks(ms.RISEMasks(9, 3, seed=3)),
+    "until": ms.UntilMasks(ms.RISEMasks(40, 3), ms.RISEScoring(), first=20),
+}
+#: more than these begin with the same masks
+MORE = {
+    "rise": ms.RISEMasks(15, 3, seed=4),
+    "random grid": ms.RandomGridMasks(20, 3, 0.4, seed=4),
+    "sets of regions": ms.RegionMasks(99, 0.7),
+    "grid": ms.GridMasks(33, 3),
+    "design": ms.SobolMasks(8, 2),
+    "subsets": SubsetMasks(25, 3, 3, seed=3),
+    "independent channels": ms.IndependentChannelMasks(ms.RISEMasks(11, 3, seed=3)),
+}
 
 
-class TestBoxes:
-    """What masks tell of a part of an image, against their full-size form."""
+def bound_to(masks: Masks, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Any:
+    return masks.bind(torch.zeros(2, *shape, dtype=dtype), blocks(shape, 4, 5, seed=2))
 
-    LABELS = torch.arange(12).reshape(3, 4).repeat_interleave(3, 0).repeat_interleave(4, 1)[None]
-    MASKS = (SlidingWindowMasks((3, 5), (2, 4)), SlidingWindowMasks(9, 2), RegionMasks(40, 0.7), RegionMasks())
 
-    @pytest.mark.parametrize("masks", [*MASKS, RISEMasks(6, 3)])
-    @pytest.mark.parametrize("box", [(0, 9, 0, 16), (2, 5, 3, 9), (8, 9, 0, 1)])
-    def test_rendered(self, masks: Masks, box: tuple[int, int, int, int]) -> None:
-        bound = masks.bind(torch.zeros(1, 9, 16), labels=self.LABELS)
-        ids, sides = [3, 0, 5], (slice(*box[:2]), slice(*box[2:]))
-        assert torch.equal(bound.render(ids, box=sides), bound.render(ids)[:, :, sides[0], sides[1]])
-        assert bound.render([], box=sides).shape == (0, 1, box[1] - box[0], box[3] - box[2])
+def ids_of(bound: Any) -> list[Any]:
+    """Some ids of every kind."""
+    if not hasattr(bound, "grids"):
+        return list(bound.first_round())
+    if not hasattr(bound, "values"):
+        return [(level, *place) for level, grid in enumerate(bound.grids) for place in np.ndindex(*grid)]
+    first = bound.first_round()
+    finer = [piece for part in first for piece in bound._pieces(part)]
+    return [*first, *finer, *(piece for part in finer for piece in bound._pieces(part))]
 
-    @pytest.mark.parametrize("masks", MASKS)
-    @pytest.mark.parametrize("box", [(0, 9, 0, 16), (2, 5, 3, 9), (8, 9, 0, 1), (4, 6, 4, 8)])
-    def test_restrictions_are_equal_where_masks_are(self, masks: Masks, box: tuple[int, int, int, int]) -> None:
-        bound = masks.bind(torch.zeros(1, 9, 16), labels=self.LABELS)
-        sides = (slice(*box[:2]), slice(*box[2:]))
-        restricted = bound.restrict(range(len(bound)), sides)
-        assert restricted is not None
-        hides, keys = restricted
-        inside = bound.render(range(len(bound)), box=sides).flatten(1)
-        assert hides.tolist() == (inside == 0).any(dim=1).tolist()
-        hiding = hides.nonzero()[0].tolist()
-        for a, b in itertools.combinations(hiding, 2):
-            assert np.array_equal(keys[a], keys[b]) == torch.equal(inside[a], inside[b]), (a, b)
+
+@pytest.mark.parametrize("shape", [(9, 12), (8, 9, 7)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_mask_is_known_by_its_id_and_so_are_its_parts(name: str, shape: tuple[int, ...]) -> None:
+    """Law 2, and what masks say of a part of an image, against their full-size form."""
+    bound = bound_to(FAMILIES[name], shape)
+    ids = ids_of(bound)
+    whole = bound.render(ids)
+    assert whole.shape == (len(ids), bound.channels or 1, *shape)
+    assert 0 <= float(whole.min()) < float(whole.max()) <= 1
+    is_exact = "smooth" not in name and "balls" not in name  # of others, rows tell apart what only happens to agree
+    picked = np.random.default_rng(0).permutation(len(ids)).tolist()[:20]
+    chosen = [ids[row] for row in picked]
+    assert torch.equal(bound.render(chosen), whole[picked])
+    assert torch.equal(bound_to(FAMILIES[name], shape).render(chosen), whole[picked])
+    if name in MORE:
+        assert torch.equal(bound_to(MORE[name], shape).render(chosen), whole[picked])
+    for row, side in zip(picked, bound.changed_boxes(chosen) or [], strict=False):
+        outside = whole[row].clone()
+        outside[(slice(None), *side)] = 1
+        assert float(outside.min()) == 1
+    for start, size in ((0, 20), (2, 4), (6, 1)):
+        box = tuple(slice(start, min(start + size, n)) for n in shape)
+        inside = bound.render(ids, box=box)
+        assert torch.equal(inside, whole[(..., *box)])
+        assert bound.render([], box=box).shape == (0, *inside.shape[1:])
+        if (restricted := bound.restrict(ids, box)) is None:
+            continue
+        (hides, rows), flat = restricted, inside.flatten(1)
+        assert bool((flat[~torch.from_numpy(hides)] == 1).all())
+        assert not is_exact or hides.tolist() == (flat < 1).any(dim=1).tolist()
+        for a, b in itertools.combinations(np.flatnonzero(hides)[:40], 2):
+            equal, same = np.array_equal(rows[a], rows[b]), torch.equal(flat[a], flat[b])
+            assert equal == same or (same and not is_exact)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_law_9_precision_follows_the_image(name: str) -> None:
+    single, double = (bound_to(FAMILIES[name], (9, 8), dtype) for dtype in (torch.float32, torch.float64))
+    ids = ids_of(single)[:3]
+    assert (single.render(ids).dtype, double.render(ids).dtype) == (torch.float32, torch.float64)
+    torch.testing.assert_close(single.render(ids).double(), double.render(ids), rtol=0, atol=1e-6)
+    assert torch.equal(bound_to(FAMILIES[name], (9, 8), torch.float16).render(ids), single.render(ids))
+
+
+def test_keys_tell_masks_apart() -> None:
+    keys = [repr(bound_to(masks, (9, 8)).key) for masks in (*FAMILIES.values(), *MORE.values())]
+    keys += [repr(bound_to(masks, (8, 9)).key) for masks in (RISE, WINDOWS, FAMILIES["regions"], FAMILIES["balls"])]
+    assert len({*keys}) == len(keys)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_law_2_devices_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    bound = bound_to(FAMILIES[name], (33, 20))
+    on_gpu = bound.render(ids_of(bound)[:6], device="cuda")
+    assert on_gpu.is_cuda
+    torch.testing.assert_close(on_gpu.cpu(), bound.render(ids_of(bound)[:6]), rtol=0, atol=1e-6)
+    assert torch.backends.cuda.matmul.allow_tf32
+
+
+def corners(image: torch.Tensor, _: Any) -> torch.Tensor:
+    labels = torch.zeros(1, *image.shape[1:], dtype=torch.long)
+    labels[:, 2:6, :5], labels[:, 4:, 6:], labels[:, 6:, :2] = 1, 2, 3
+    return labels
+
+
+REGION = {"target": ms.RegionScore(0, "none", region="all"), "inferer": SlidingWindowInferer((16, 12), 4, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "share"),
+    [
+        (ms.hsic, {"num_masks": 30, "grid_size": (5, 3)}, 2),
+        (ms.sobol, {"num_designs": 2, "grid_size": (5, 3)}, 0.5),
+        (ms.sliding_window, {"window_size": (6, 4), "stride": (5, 4), "smooth": 3}, 0.7),
+        (ms.region_occlusion, {"regions": corners, "smooth": 3}, 0.7),
+        (ms.hierarchical_occlusion, {"window_size": (8, 6), "levels": 3, "keep": 0.2, "smooth": 3}, 0.7),
+        (ms.hierarchical_occlusion, {"regions": lambda image, _: blocks(image.shape[1:], 5, 60, seed=5)}, 0.7),
+    ],
+)
+def test_remembered_patches(method: Any, settings: dict[str, Any], share: float) -> None:
+    """The same scores and rounds as whole images, from a part of the forwards."""
+    image = torch.rand(1, 1, 40, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.avg_pool2d(x, 3, 1, 1).square()
+
+    explain = [method(**REGION, **settings, patch_memory=memory) for memory in (True, False)]
+    remembered, whole = (each.explain(image, network)[0] for each in explain)
+    assert list(remembered.ids) == list(whole.ids)
+    torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-5, atol=1e-8)
+    assert remembered.num_forwards / remembered.per_prediction < share * whole.num_forwards
+
+
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    (ms.RISEMasks, {"num_masks": 4, "p1": 5}, r"`p1` must be in \[0, 1\], got 5"),
+    (ms.RISEMasks, {"num_masks": 4, "p1": float("nan")}, r"`p1` must be in \[0, 1\], got nan"),
+    (ms.RISEMasks, {"num_masks": 0}, "`num_masks` must be a whole number of at least 1, got 0"),
+    (ms.RISEMasks, {"num_masks": 4, "grid_size": (8, 0)}, r"`grid_size` must be a whole number .*, got \(8, 0\)"),
+    (ms.RISEMasks, {"num_masks": 4, "seed": None}, "`seed` must be a whole number of at least 0, got None"),
+    (ms.GridMasks, {"num_masks": 5, "seed": -1}, "`seed` must be a whole number of at least 0, got -1"),
+    (ms.GridMasks, {"num_masks": 5, "p1": 1.5}, r"`p1` must be in \[0, 1\]"),
+    (ms.SobolMasks, {"num_designs": 1}, "`num_designs` must be a whole number of at least 2, got 1"),
+    (ms.SobolMasks, {"regions": lambda image, _: image, "by_label": True}, "give `regions` or `by_label`, not both"),
+    (ms.RandomGridMasks, {"num_masks": 3, "unit": "mm"}, "`unit` 'mm' needs a `cell_size`"),
+    (ms.RandomGridMasks, {"num_masks": 3, "cell_size": 0}, "`cell_size` must be a whole number of at least 1, got 0"),
+    (ms.SlidingWindowMasks, {"window_size": 2.5}, r"`window_size` must be a whole number of at least 1, got 2\.5"),
+    (ms.SlidingWindowMasks, {"window_size": 3, "stride": (1, 0)}, r"`stride` must be a whole number .*, got \(1, 0\)"),
+    (ms.SlidingWindowMasks, {"window_size": 5, "unit": "cm"}, r"`unit` must be one of \['mm', 'voxel'\], got 'cm'"),
+    (ms.SlidingWindowMasks, {"window_size": [3, -1], "unit": "mm"}, r"`window_size` must be a number above 0, got"),
+    (ms.SlidingWindowMasks, {"window_size": 3, "smooth": -1}, "`smooth` must be at least 0, the width of an edge"),
+    (ms.RegionMasks, {"smooth": "a"}, "`smooth` must be one or several finite numbers"),
+    (ms.MultiScaleWindowMasks, {"levels": 0}, "`levels` must be a whole number of at least 1, got 0"),
+    (ms.MultiScaleWindowMasks, {"unit": "mm"}, "`unit` 'mm' needs a `window_size`"),
+    (ms.SlidingRadialMasks, {"radius": 0}, "`radius` must be a number above 0, got 0"),
+    (ms.SlidingRadialMasks, {"sigma": -1}, "`sigma` must be at least 0"),
+    (ms.SlidingRadialMasks, {"unit": "mm"}, "`unit` 'mm' needs a `radius`"),
+    (ms.HierarchicalMasks, {"keep": 0}, r"`keep` must be in \(0, 1\]"),
+    (ms.HierarchicalMasks, {"keep": 1.5}, r"`keep` must be in \(0, 1\]"),
+    (ms.HierarchicalMasks, {"inferer": 3}, "a SlidingWindowInferer, on whose patch grid windows lie"),
+    (ms.RegionHierarchyMasks, {"levels": 0}, "`levels` must be a whole number of at least 1"),
+    (ms.RegionHierarchyMasks, {"regions": "organs"}, "`regions` must be a function"),
+    (ms.MinimalMasks, {"share": 0}, r"`share` must be in \(0, 1\]"),
+    (ms.MinimalMasks, {"share": 1.5}, r"`share` must be in \(0, 1\]"),
+    (ms.CoalitionMasks, {"num_coalitions": 0}, "`num_coalitions` must be a whole number of at least 1"),
+    (ms.CoalitionMasks, {"regions": ms.Supervoxels}, r"write Supervoxels\("),
+    (ms.CoalitionMasks, {"background": 3}, "`background`"),
+    (ms.CoalitionMasks, {"inferer": 3}, "a SlidingWindowInferer, whose patches decide"),
+    (OrderMasks, {"saliency": torch.full((9, 9), float("nan"))}, "`saliency` must be one finite map"),
+    (OrderMasks, {"saliency": torch.ones(9, 9), "steps": 0}, "`steps` must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("family", "settings", "match"), WRONG)
+def test_wrong_settings(family: Any, settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        family(**settings)
+
+
+@pytest.mark.parametrize(
+    ("masks", "match"),
+    [
+        (ms.RISEMasks(4, (4, 4, 4)), r"`grid_size` must be one number or one per spatial axis, got \(4, 4, 4\)"),
+        (ms.GridMasks(5, (2, 2, 2)), "one number or one per spatial axis"),
+        (ms.RandomGridMasks(3, (2, 2, 2)), "`cell_size` must be one number or one per spatial axis"),
+        (ms.RandomGridMasks(3, 5, unit="mm"), "sizes in mm need the image's voxel sizes, which are unknown"),
+        (ms.SlidingWindowMasks(9), r"`window_size` \(9, 9\) is larger than.*\(8, 8\).*use a smaller one"),
+        (ms.SlidingWindowMasks(5.5, unit="mm"), "sizes in mm need the image's voxel sizes, which are unknown"),
+        (ms.SlidingWindowMasks(3, (1, 1, 1)), "`stride` must be one number or one per spatial axis"),
+        (ms.SlidingWindowMasks(3, smooth=(1, 2, 3)), "`smooth` must be one number or one per spatial axis"),
+        (ms.MultiScaleWindowMasks(9), r"`window_size` .* is larger than the image"),
+        (ms.SlidingRadialMasks(50), "`radius` .* hides the whole image of spatial shape"),
+        (ms.SlidingRadialMasks(5, unit="mm"), "sizes in mm need the image's voxel sizes"),
+        (ms.SlidingRadialMasks(2, (1, 1, 1)), "`stride` must be one number or one per spatial axis"),
+        (ms.HierarchicalMasks(9), r"one window of \(8, 8\) voxels covers the whole image"),
+        (SubsetMasks(3, 20, 4), r"`num_hidden` is 20, and the grid has 16 cells only"),
+        (OrderMasks(torch.ones(9, 8)), r"the map has the spatial shape \(9, 8\) and the image \(8, 8\)"),
+    ],
+)
+def test_masks_that_do_not_fit_the_image(masks: Masks, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        bind(masks, 8, 8)

@@ -59,9 +59,7 @@ class TestMasks:
             ms.MCRISEMasks(5, [1.0])
         with pytest.raises(ValueError, match=r"one of `more_fills` gave shape \(1, 4\) for an image of \(1, 8, 8\)"):
             bind(ms.MCRISEMasks(5, [lambda images: images[..., 0, :4]]), 8, 8)
-        with pytest.raises(ValueError, match="one of `more_fills` gave a float"):
-            bind(ms.MCRISEMasks(5, [lambda images: 0.0]), 8, 8)
-        with pytest.raises(ValueError, match="each of several fills has its own masks"):
+        with pytest.raises(ValueError, match="have masks for each channel or fill already: leave out `per_channel`"):
             ms.IndependentChannelMasks(ms.MCRISEMasks(5, ONES)).bind(torch.zeros(2, 8, 8))
 
 

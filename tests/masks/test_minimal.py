@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.masks import MinimalMasks
@@ -163,34 +162,6 @@ def test_an_id_stands_for_one_set() -> None:
             assert np.array_equal(rows[a], rows[b]) == torch.equal(parts[a], parts[b])
     with pytest.raises(ValueError, match="the search is not done"):
         bound.found(first, scores, reference)
-
-
-def test_remembered_patches() -> None:
-    image = torch.rand(1, 1, 48, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    image[..., 20:26, 30:34] += 3
-
-    def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.avg_pool2d(x, 3, 1, 1) ** 2
-
-    settings: Any = {
-        "target": ms.RegionScore(0, "none", region="all"),
-        "inferer": SlidingWindowInferer((16, 16), 4, 0.5),
-        "levels": 3,
-    }
-    remembered, whole = (explain(image, network, **settings, patch_memory=memory) for memory in (True, False))
-    assert list(remembered.ids) == list(whole.ids)
-    torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-8, atol=1e-9)
-    assert torch.equal(remembered.saliency, whole.saliency)
-    (region,) = regions(remembered)
-    assert region.kept_share >= 0.9
-    assert float(remembered.saliency[0, 20:26, 30:34].mean()) > 0.8
-    assert remembered.num_forwards / remembered.per_prediction < whole.num_forwards
-
-
-@pytest.mark.parametrize("share", [0, -1, 1.5])
-def test_errors(share: float) -> None:
-    with pytest.raises(ValueError, match=r"`share` must be in \(0, 1\]"):
-        MinimalMasks(share)
 
 
 def test_other_masks_are_refused() -> None:

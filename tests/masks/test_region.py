@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from monai_saliency.masks import region
 from monai_saliency.masks.region import RegionMasks
 
 
@@ -58,12 +57,3 @@ class TestRegionMasks:
     def test_errors(self, labels: torch.Tensor | None, match: str) -> None:
         with pytest.raises(ValueError, match=match):
             RegionMasks().bind(self.IMAGE, labels=labels)
-
-
-def test_many_voxels_are_looked_up_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    index = torch.arange(7 * 5, dtype=torch.int32).reshape(7, 5) % 4
-    table = torch.rand(3, 2, 4, generator=torch.Generator().manual_seed(0))
-    expected = table[:, :, index.long()]
-    for places in (1, 6, 34, 35, 36):
-        monkeypatch.setattr(region, "_PLACES", places)
-        assert torch.equal(region.on_voxels(table, index), expected)

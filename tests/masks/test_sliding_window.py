@@ -58,21 +58,6 @@ class TestSlidingWindowMasks:
         assert np.array_equal(ours, slow_windows((12, 13), w, s))
 
     @pytest.mark.parametrize(
-        ("window", "stride", "match"),
-        [
-            (0, 1, "`window_size` must be a whole number of at least 1, got 0"),
-            ((3, 3), (1, 0), r"`stride` must be a whole number of at least 1, got \(1, 0\)"),
-        ],
-    )
-    def test_errors(self, window: object, stride: object, match: str) -> None:
-        with pytest.raises(ValueError, match=match):
-            SlidingWindowMasks(window, stride)
-
-    def test_window_larger_than_the_image(self) -> None:
-        with pytest.raises(ValueError, match=r"`window_size` \(9, 9\) is larger than.*\(8, 12\).*use a smaller one"):
-            bind(SlidingWindowMasks(9), 8, 12)
-
-    @pytest.mark.parametrize(
         ("window", "stride", "spacing", "same_window", "same_stride"),
         [
             (20, 10, (1.0, 2.0, 5.0), (20, 10, 4), (10, 5, 2)),
@@ -88,22 +73,3 @@ class TestSlidingWindowMasks:
         in_voxels = SlidingWindowMasks(same_window, same_stride).bind(image, spacing=spacing)
         assert in_mm.key == in_voxels.key
         assert torch.equal(in_mm.render(range(len(in_mm))), in_voxels.render(range(len(in_voxels))))
-
-    def test_errors_of_sizes_in_mm(self) -> None:
-        with pytest.raises(ValueError, match="need the image's voxel sizes, which are unknown"):
-            bind(SlidingWindowMasks(5.5, unit="mm"), 8, 8)
-        with pytest.raises(ValueError, match=r"`unit` must be one of \['mm', 'voxel'\], got 'cm'"):
-            SlidingWindowMasks(5, unit="cm")
-        with pytest.raises(ValueError, match=r"`window_size` must be a number above 0, got \[3, -1\]"):
-            SlidingWindowMasks([3, -1], unit="mm")
-        with pytest.raises(ValueError, match="`stride` must be a number above 0, got nan"):
-            SlidingWindowMasks(3, float("nan"), unit="mm")
-        with pytest.raises(ValueError, match=r"`window_size` must be a whole number of at least 1, got 2\.5"):
-            SlidingWindowMasks(2.5)
-        with pytest.raises(ValueError, match=r"`window_size` \(10, 5\) is larger than .* \(8, 8\)"):
-            SlidingWindowMasks(10, unit="mm").bind(torch.zeros(1, 8, 8), spacing=(1.0, 2.0))
-
-    @pytest.mark.parametrize(("window", "stride", "name"), [((3, 3, 3), 1, "window_size"), (3, (1, 1, 1), "stride")])
-    def test_wrong_number_of_sizes(self, window: object, stride: object, name: str) -> None:
-        with pytest.raises(ValueError, match=f"`{name}` must be one number or one per spatial axis"):
-            bind(SlidingWindowMasks(window, stride), 8, 8)

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.masks import bind, everything
-from monai.inferers import SlidingWindowInferer
 
-import monai_saliency as ms
-from monai_saliency.masks import BoundMasks, HierarchicalMasks, RegionMasks, SlidingWindowMasks
-from monai_saliency.utils.boxes import Box
+from monai_saliency.masks import RegionMasks, SlidingWindowMasks
 
 WIDTHS = [2, 3, 4.5, (1, 5)]
 
@@ -85,43 +82,7 @@ def test_the_slow_average(kind: str, width: Any) -> None:
     widths = tuple(np.broadcast_to(width, 2).tolist())
     for hard, soft in zip(crisp, smooth, strict=True):
         expected = 1 - slow_average(1 - hard, widths)
-        np.testing.assert_allclose(soft, expected, rtol=0, atol=4e-6)  # shares are multiples of 2^-20
-
-
-def families(shape: tuple[int, ...], width: Any) -> list[BoundMasks]:
-    return [
-        bind(SlidingWindowMasks(3, 2, smooth=width), *shape),
-        bind(SlidingWindowMasks(2, 1, smooth=width), *shape),
-        bind(HierarchicalMasks(4, 2, smooth=width), *shape),
-        bind(RegionMasks(25, regions=boxes_of_regions, smooth=width), *shape),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("shape", "width"), [((9, 8), 2), ((9, 8), 3), ((10, 9), 4.5), ((9, 8), (1, 5)), ((9, 8, 5), 3)]
-)
-def test_parts_of_masks(shape: tuple[int, ...], width: Any) -> None:
-    """A part is rendered alone as in the whole; masks that are called equal inside it are."""
-    for bound in families(shape, width):
-        whole = bound.render(bound.first_round())
-        assert float(whole.min()) >= 0
-        assert float(whole.max()) <= 1
-        for mask, changed in zip(whole, bound.changed_boxes(bound.first_round()) or (), strict=False):
-            inside: Box = changed
-            sides = [[int(v) for v in (axis.min(), axis.max() + 1)] for axis in (mask[0] < 1).nonzero().T]
-            assert sides == [[side.start, side.stop] for side in inside]
-        for corner in ((0, 0), (3, 2), (5, 4)):
-            sides = [*(slice(a, a + 4) for a in corner), slice(1, 4)]
-            box: Box = tuple(sides[: len(shape)])
-            part = whole[(slice(None), slice(None), *box)]
-            assert torch.equal(bound.render(bound.first_round(), box=box), part)
-            touched, rows = bound.restrict(bound.first_round(), box) or (None, None)
-            assert touched is not None
-            assert rows is not None
-            assert touched.tolist() == (part < 1).flatten(1).any(1).tolist()
-            hidden = np.flatnonzero(touched)
-            for a, b in itertools.combinations(hidden[:30], 2):
-                assert np.array_equal(rows[a], rows[b]) == torch.equal(part[a], part[b])
+        np.testing.assert_allclose(soft, expected, rtol=0, atol=1e-6)  # shares are multiples of 2^-24
 
 
 def test_windows_side_by_side_hide_everything_once() -> None:
@@ -129,44 +90,3 @@ def test_windows_side_by_side_hide_everything_once() -> None:
     bound = bind(SlidingWindowMasks((4, 3), (4, 3), smooth=2.5), 12, 9, dtype=torch.float64)
     total = (1 - bound.render(range(len(bound)))).sum(dim=0)
     torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["windows", "regions", "hierarchy"])
-def test_remembered_patches(kind: str) -> None:
-    image = torch.rand(1, 1, 40, 24, generator=torch.Generator().manual_seed(1))
-    inferer = SlidingWindowInferer((16, 12), 4, 0.5)
-    common: Any = {"target": ms.RegionScore(0, "none", region="all"), "inferer": inferer, "smooth": 3}
-
-    def network(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.avg_pool2d(x, 3, 1, 1).square()
-
-    def explain(memory: bool) -> Any:
-        if kind == "windows":
-            chosen = ms.sliding_window((6, 4), (5, 4), **common, patch_memory=memory)
-        elif kind == "hierarchy":
-            chosen = ms.hierarchical_occlusion((8, 6), 3, 0.2, **common, patch_memory=memory)
-        else:
-            chosen = ms.region_occlusion(regions=boxes_of_regions, **common, patch_memory=memory)
-        return chosen.explain(image, network)[0]
-
-    remembered, whole = explain(True), explain(False)
-    assert list(remembered.ids) == list(whole.ids)
-    torch.testing.assert_close(remembered.scores, whole.scores, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(remembered.saliency, whole.saliency, rtol=1e-5, atol=1e-5)
-    assert remembered.num_forwards / remembered.per_prediction < 0.7 * whole.num_forwards
-
-
-@pytest.mark.parametrize(
-    ("width", "match"),
-    [
-        (-1, "`smooth` must be at least 0, the width of an edge in voxels, got -1"),
-        (float("nan"), "`smooth` must be one or several finite numbers"),
-        ("a", "`smooth` must be one or several finite numbers"),
-    ],
-)
-def test_errors(width: Any, match: str) -> None:
-    for make in (SlidingWindowMasks, RegionMasks, HierarchicalMasks):
-        with pytest.raises(ValueError, match=match):
-            make(smooth=width)
-    with pytest.raises(ValueError, match="`smooth` must be one number or one per spatial axis"):
-        bind(SlidingWindowMasks(3, smooth=(1, 2, 3)), 8, 8)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.estimators import slow_rise
-from helpers.forked_ranks import on_ranks
-from monai.inferers import SlidingWindowInferer
 
 import monai_saliency as ms
 from monai_saliency.cases import Case
-from monai_saliency.distributed import MasksOverDevices
-from monai_saliency.distributed.process_group import MasksOverRanks
 from monai_saliency.errors import CaseError
 from monai_saliency.masks.base import BoundMasks
-from monai_saliency.storage.score_store import ScoreStore
 
 SHAPE = (16, 16)
 TARGET = ms.RegressionScore()
@@ -165,63 +159,6 @@ class Stops(torch.nn.Module):
         return spot(x) * self.weight
 
 
-@pytest.mark.parametrize("stop", [1, 3, 8])
-def test_a_killed_run_goes_on(stop: int, tmp_path: Path) -> None:
-    def run(network: torch.nn.Module) -> ms.Explanation:
-        stored = [ScoreStore(tmp_path).open("case", "key")]
-        explain = ms.rise(20, 6, until=0.9, budget=BUDGET, target=TARGET, mask_batch_size=25)
-        return explain.explain(image(), network, cases=[Case("case")], stored=stored)[0]
-
-    expected = ms.rise(20, 6, until=0.9, budget=BUDGET, target=TARGET, mask_batch_size=25).explain(image(), Stops())
-    assert len(expected[0].ids) > 200
-    with pytest.raises(KeyboardInterrupt):
-        run(Stops(stop))
-    resumed = run(Stops())
-    assert list(resumed.ids) == list(expected[0].ids)
-    assert torch.equal(resumed.saliency, expected[0].saliency)
-    assert resumed.stopped == expected[0].stopped
-    again = Stops()
-    assert torch.equal(run(again).saliency, expected[0].saliency)
-    assert again.batches == 1  # the one that holds the unperturbed image
-
-
-def test_ranks_ask_for_the_same() -> None:
-    """Forked before the next test has started threads."""
-    expected = explain(Stops(), mask_batch_size=16)
-
-    def rank(number: int) -> Any:
-        found = explain(Stops(), sharing=MasksOverRanks(), mask_batch_size=16)
-        return found.saliency, list(found.ids), found.stopped
-
-    for saliency, ids, stopped in on_ranks(2, rank):
-        assert torch.equal(saliency, expected.saliency)
-        assert (ids, stopped) == (list(expected.ids), expected.stopped)
-
-
-def test_devices_ask_for_the_same() -> None:
-    expected = explain(Stops(), mask_batch_size=16)
-    shared = explain(Stops(), sharing=MasksOverDevices(["cpu", "cpu"]), mask_batch_size=16)
-    assert (list(shared.ids), shared.stopped) == (list(expected.ids), expected.stopped)
-    assert torch.equal(shared.saliency, expected.saliency)
-
-
-def test_remembered_patches() -> None:
-    def local(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, x * x], 1)
-
-    target = ms.RegionScore(1, "none", region="all")
-    inner = SlidingWindowInferer((8, 8), 3, 0.5)
-    maps = [
-        ms.region_occlusion(
-            16, regions=sixteen, until=0.8, budget=200, target=target, inferer=inner, patch_memory=memory
-        ).explain(image().double(), local)[0]
-        for memory in (True, False)
-    ]
-    assert list(maps[0].ids) == list(maps[1].ids)
-    torch.testing.assert_close(maps[0].saliency, maps[1].saliency)
-    assert maps[0].num_forwards < maps[1].num_forwards * maps[0].per_prediction
-
-
 def sixteen(image: torch.Tensor, spacing: Sequence[float] | None) -> torch.Tensor:
     rows, columns = torch.arange(16)[:, None] // 4, torch.arange(16)[None] // 4
     return (4 * rows + columns + 1)[None]
@@ -294,7 +231,6 @@ class Rounds(ms.masks.Masks):  # type: ignore[name-defined]
         (lambda: ms.region_occlusion(until=0.9, target=TARGET), "`until` needs random sets of regions"),
         (lambda: ms.region_occlusion(budget=9, target=TARGET), "give `until` too"),
         (lambda: ms.UntilMasks(ms.SlidingWindowMasks(4), ms.RISEScoring()), "SlidingWindowMasks are not"),
-        (lambda: ms.UntilMasks(ms.RISEMasks(40), 0.9), "`estimator` must be an estimator"),  # type: ignore[arg-type]
         (lambda: ms.UntilMasks(Rounds(), ms.RISEScoring()).bind(image()[0]), "have their own end"),
         (
             lambda: ms.PerturbationInferer(
