@@ -16,8 +16,7 @@ from monai.utils import convert_to_dst_type
 from monai_saliency.cases import Case
 from monai_saliency.errors import CaseError
 from monai_saliency.estimators.base import Estimator
-from monai_saliency.estimators.rise import MCRISEScoring
-from monai_saliency.estimators.rise import RISEScoring
+from monai_saliency.estimators.rise import MCRISEScoring, RISEScoring
 from monai_saliency.fills.base import CaseFill
 from monai_saliency.fills.constant import ConstantFill
 from monai_saliency.inferers.case_state import CaseState

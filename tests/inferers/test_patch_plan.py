@@ -12,9 +12,8 @@ from monai_saliency.cases import Case
 from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.masks.base import Masks
-from monai_saliency.masks.sliding_window import PatchWindowMasks
 from monai_saliency.masks.region import RegionMasks
-from monai_saliency.masks.sliding_window import SlidingWindowMasks
+from monai_saliency.masks.sliding_window import PatchWindowMasks, SlidingWindowMasks
 from monai_saliency.methods import sliding_window
 from monai_saliency.targets import RegionScore
 
