@@ -21,8 +21,8 @@ from monai_saliency import data, metrics, transforms
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.handlers.summary import Summary
 from monai_saliency.storage.cache import MemoryBackend
-from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.timing import trace
 
 NAN, INF = math.nan, math.inf

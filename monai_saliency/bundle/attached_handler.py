@@ -28,7 +28,7 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.inputs import ListInput, TensorInput
 from monai_saliency.networks.outputs import rows
-from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.tables import Failures
 from monai_saliency.targets.auto import AutoTarget, finds_nothing
 from monai_saliency.transforms.save import error_key
 from monai_saliency.utils.arguments import require

@@ -14,7 +14,7 @@ from monai.data import MetaTensor
 from monai.utils import ImageMetaKey, OptionalImportError, WSIPatchKeys
 
 from monai_saliency.data.case_ids import CaseIds
-from monai_saliency.storage.dicom import holds_series, is_dicom, order_problem, series_files, series_id, series_uid
+from monai_saliency.storage.dicom import holds_series, order_problem, series_files, series_id
 from monai_saliency.transforms.check import header_problem
 
 __all__ = ["CaseNames", "input_file"]
@@ -77,12 +77,7 @@ class CaseNames:
     def _name(self, file: Path) -> str:
         """What a file's case is called. Names of DICOM files and folders may be a patient's."""
         name = self._ids(file)
-        if not holds_series(file):
-            return name
-        first = next((each for each in sorted(file.rglob("*")) if is_dicom(each)), file) if file.is_dir() else file
-        with suppress(OptionalImportError):  # the bundle may read it with another package
-            return series_id(f"{series_uid(first)} {name}")
-        return series_id(name)
+        return series_id(name) if holds_series(file) else name
 
     def problem(self, case: dict[Hashable, Any], dicom: bool) -> str | None:
         """Why a case's map can lie nowhere, by its file's header; None if it can."""

@@ -19,7 +19,7 @@ from monai.transforms import ResampleToMatch
 from monai_saliency.data.cohort import find_cases
 from monai_saliency.inferers.nnunet import NNUNetInferer
 from monai_saliency.networks.nnunet import network_of
-from monai_saliency.storage.formats import scan_stem
+from monai_saliency.storage.files import scan_stem
 from monai_saliency.transforms import NNUNetPreprocessd
 from monai_saliency.utils.arguments import a_path
 

@@ -17,7 +17,7 @@ from monai_saliency.bundle.attach_settings import AttachSettings
 from monai_saliency.bundle.chosen_method import AUTO, given_settings
 from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.bundle.worker import run as run_cohort
-from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms.writers import writer_settings
 from monai_saliency.utils.arguments import flag
 from monai_saliency.utils.tensors import keep_freed_memory

@@ -14,9 +14,8 @@ import numpy as np
 from monai_saliency.bundle.command import settings_of
 from monai_saliency.handlers.summary import Summary, figures
 from monai_saliency.metrics.agreement import read_map
-from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import atomic_path
-from monai_saliency.storage.tables import CaseTable, cell
+from monai_saliency.storage.tables import CaseTable, Failures, cell
 from monai_saliency.utils.arguments import require
 
 if TYPE_CHECKING:

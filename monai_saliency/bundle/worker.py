@@ -16,7 +16,7 @@ from monai.transforms import Compose
 from monai_saliency.bundle.config import BundleConfig, calling_parser
 from monai_saliency.distributed.base import Cohort, Engine, local_device
 from monai_saliency.engines.run import run as run_cohort
-from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms.writers import case_writers, writer_settings
 
 __all__ = ["Recipe", "run", "writers_of_config"]

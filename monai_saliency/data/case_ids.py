@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
-from monai_saliency.storage.formats import NIFTI, scan_stem
+from monai_saliency.storage.files import NIFTI, scan_stem
 
 __all__ = ["CaseIds", "case_id", "name_hash"]
 

@@ -12,7 +12,7 @@ from monai_saliency.data.case_ids import CaseIds
 from monai_saliency.data.listings import LISTS, Listed, read_list
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
 from monai_saliency.storage.dicom import group_series, holds_series, series_files, series_id
-from monai_saliency.storage.formats import NIFTI, check_readers, format_of
+from monai_saliency.storage.files import NIFTI, check_readers, format_of
 from monai_saliency.utils.arguments import a_path, instance
 from monai_saliency.utils.monai_private import ItemDataset
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from monai_saliency.errors import AdviceError
-from monai_saliency.storage.formats import format_of
+from monai_saliency.storage.files import format_of
 
 __all__ = ["LISTS", "Listed", "read_list"]
 

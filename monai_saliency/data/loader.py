@@ -21,7 +21,7 @@ from monai.utils import CommonKeys
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from monai_saliency.errors import AdviceError, CaseError, as_case_error
-from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.arguments import flag, instance, torch_device, whole_number
 
 __all__ = ["CohortLoader"]

@@ -12,7 +12,7 @@ from monai.engines import IterationEvents
 
 from monai_saliency.errors import CaseError, OutputError, as_case_error, root_cause
 from monai_saliency.inferers.forward import evaluating, has_no_mode
-from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.monai_private import IterationEvaluator, tensor_version, tree_leaves
 from monai_saliency.utils.tensors import with_meta_of
 from monai_saliency.utils.timing import BusyMeter

@@ -13,8 +13,8 @@ from monai.engines import SupervisedEvaluator
 from monai_saliency.distributed.base import Cohort, Engine
 from monai_saliency.engines.signals import stoppable
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
-from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import remove_stale
+from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.timing import trace
 from monai_saliency.visualize.report import try_report
 

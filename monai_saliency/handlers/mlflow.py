@@ -15,7 +15,7 @@ from monai.handlers import MLFlowHandler
 
 from monai_saliency.handlers.summary import Summary, figures
 from monai_saliency.networks.identity import network_fingerprint
-from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.arguments import require
 from monai_saliency.utils.monai_private import set_experiment
 from monai_saliency.visualize.pictures import PICTURE_FORMATS

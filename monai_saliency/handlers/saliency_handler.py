@@ -26,10 +26,9 @@ from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.networks.identity import network_fingerprint
 from monai_saliency.networks.outputs import check_rows, rows
 from monai_saliency.networks.runtime import same_network
-from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.score_store import ScoreStore
-from monai_saliency.storage.tables import TRUST_COLUMNS
+from monai_saliency.storage.tables import TRUST_COLUMNS, Failures
 from monai_saliency.targets.base import label_name
 from monai_saliency.utils.arguments import instance, require
 from monai_saliency.utils.tensors import plain, to_host

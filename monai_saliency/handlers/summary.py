@@ -12,7 +12,7 @@ import numpy as np
 
 from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.metrics.peak import peak_voxel
-from monai_saliency.storage.formats import load_label
+from monai_saliency.storage.files import load_label
 from monai_saliency.storage.tables import SUMMARY_COLUMNS as COLUMNS
 from monai_saliency.storage.tables import CaseTable as Summary
 from monai_saliency.targets.base import label_name

@@ -33,7 +33,7 @@ from monai_saliency.metrics.pointing import Pointing
 from monai_saliency.metrics.randomisation import randomised, resemblance
 from monai_saliency.metrics.repeatability import RankAgreement, Repeatability
 from monai_saliency.networks.identity import network_fingerprint, scores_key
-from monai_saliency.storage.formats import load_image
+from monai_saliency.storage.files import load_image
 from monai_saliency.storage.key import fingerprint
 from monai_saliency.storage.tables import LONGEST_CELL, TRUST_COLUMNS
 from monai_saliency.targets.base import BoundTarget, Target

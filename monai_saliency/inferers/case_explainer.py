@@ -19,9 +19,9 @@ from monai_saliency.inferers.explanation import Explanation
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing, explaining
 from monai_saliency.networks.identity import network_key, scores_key
 from monai_saliency.sharding import Part
-from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.key import Unfingerprintable
 from monai_saliency.storage.score_store import CaseScores, ScoreStore
+from monai_saliency.storage.tables import Failures
 from monai_saliency.utils.arguments import callable_network, instance
 from monai_saliency.utils.tensors import plain
 from monai_saliency.utils.timing import Timestamp

@@ -12,12 +12,10 @@ import os
 import pathlib
 import re
 import threading
-import uuid
-import warnings
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -29,7 +27,7 @@ import numpy as np
 import torch
 from monai.data import MetaTensor
 
-from monai_saliency.storage.files import remove_stale, temporary_path
+from monai_saliency.storage.files import atomic_path, remove_stale
 
 __all__ = ["Backend", "DiskBackend", "EntryError", "LMDBBackend", "MemoryBackend", "decode", "encode"]
 
@@ -67,12 +65,9 @@ def decode(data: bytes, key: str) -> Any:
         raise EntryError("its checksum differs")
     try:
         return torch.load(io.BytesIO(content), map_location=_place, weights_only=True)
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # bytes of unknown origin can raise errors of any type
         refused = re.search(r"GLOBAL (\S+)", str(error))
-        words = f"it holds a {refused[1]}" if refused else f"{type(error).__name__}: {error}"
-        raise EntryError(words) from error
+        raise EntryError(f"it holds a {refused[1]}" if refused else f"{type(error).__name__}: {error}") from error
 
 
 def _checksum(data: bytes | memoryview, key: str) -> bytes:
@@ -157,14 +152,8 @@ class DiskBackend:
             return None
 
     def put(self, key: str, data: bytes) -> None:
-        path = self.path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_path(path)
-        try:
+        with atomic_path(self.path(key), durable=False) as temporary:
             temporary.write_bytes(data)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 class LMDBBackend:
@@ -189,42 +178,14 @@ class LMDBBackend:
         """The database, with room for ``room`` more bytes. Errors of LMDB become errors of the operating system."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with _alone, filelock.FileLock(f"{self.path}.lock"):
-            environment = None
+            size = max(self.map_size, room + (self.path.stat().st_size if self.path.exists() else 0))
             try:
-                environment = self._environment(room)
-                yield environment
+                # Our lock replaces LMDB's, whose file on a full disk would end the process. Without `metasync` a power
+                # failure may lose the last entries, but never damages the database.
+                with lmdb.open(str(self.path), size, subdir=False, lock=False, metasync=False) as environment:
+                    yield environment
             except lmdb.Error as error:
                 raise OSError(errno.EIO, f"{type(error).__name__}: {error}", str(self.path)) from error
-            finally:
-                if environment is not None:
-                    environment.close()
-
-    def _environment(self, room: int) -> lmdb.Environment:
-        size = self.path.stat().st_size if self.path.exists() else 0
-        try:
-            # Our lock replaces LMDB's, whose file on a full disk would end the process. Without `metasync` a power
-            # failure may lose the last entries, but never damages the database.
-            environment = lmdb.open(
-                str(self.path), max(self.map_size, size + room), subdir=False, lock=False, metasync=False
-            )
-            pages = environment.info()["last_pgno"] + 1
-            if self.path.stat().st_size >= pages * environment.stat()["psize"]:
-                return environment
-            environment.close()
-            reason = "it is cut off"
-        except lmdb.Error as error:
-            if not size:  # it could not be made, on a full disk for example
-                self.path.unlink(missing_ok=True)
-            if not size or not isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.VersionMismatchError):
-                raise
-            reason = str(error)
-        suffix = f".damaged-{uuid.uuid4().hex[:8]}"
-        warnings.warn(
-            f"{self.path} is not an LMDB database ({reason}): renamed to *{suffix}, and a new one is made", stacklevel=2
-        )
-        with suppress(FileNotFoundError):
-            self.path.rename(f"{self.path}{suffix}")
-        return self._environment(room)
 
 
 # No other thread is in a backend when a process forks, so that the child finds no open database and no held lock.

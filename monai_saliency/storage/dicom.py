@@ -1,7 +1,7 @@
-"""DICOM series: which files belong together, whether they are one whole volume, and MONAI's reading of them.
+"""DICOM series: which files belong together, whether they are one whole volume, and how they are read.
 
 MONAI's ``PydicomReader`` sorts slices by ``InstanceNumber``, skips those without one, only warns where slices differ in
-spacing or shape, and does not see gaps. So a series is checked and sorted by position before it reads the voxels.
+spacing or shape, and does not see gaps. So a series is checked and sorted by position here.
 
 Errors name no patient and no file, whose name may be a patient's: they name the series by :func:`series_id`. A series
 is the files of one UID in one folder, so that one of its files leads to all of them.
@@ -13,21 +13,18 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from monai.data import MetaTensor, PydicomReader
+from monai.data import MetaTensor
 
 from monai_saliency.errors import AdviceError
 from monai_saliency.utils.arguments import require
 
 __all__ = ["find_series", "group_series", "holds_series", "is_dicom", "order_problem", "read_series", "series_files"]
-__all__ += ["series_id", "series_uid", "sorted_series", "volume_of"]
-
-logger = logging.getLogger(__name__)
+__all__ += ["series_id", "sorted_series", "volume_of"]
 
 # What pydicom warns of quotes values of headers, such as a birth date that is written in another way, to the log.
 warnings.filterwarnings("ignore", module=r"pydicom\.")
@@ -37,8 +34,10 @@ _CLOSE = 1e-2  # of the distance between slices, and mm within a slice
 _SAME = 1e-4  # of direction cosines and pixel spacings
 
 _SUFFIXES = (".dcm", ".dicom", ".ima")
-_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"  # and its kinds below it: pictures of screens
-_DERIVED = {_CAPTURE, "1.2.840.10008.5.1.4.1.1.30", "1.2.840.10008.5.1.4.1.1.66.4"}  # parametric maps, segmentations
+_STORAGE = "1.2.840.10008.5.1.4.1.1"
+# Secondary captures and their kinds, parametric maps, segmentations.
+_NO_SCANS = (f"{_STORAGE}.7", f"{_STORAGE}.7.", f"{_STORAGE}.30", f"{_STORAGE}.66.4")
+_TAGS = ["SOPClassUID", "SeriesInstanceUID", "Rows", "ImageType"]
 
 
 def series_id(uid: str) -> str:
@@ -53,40 +52,21 @@ def find_series(folder: str | Path) -> dict[str, list[Path]]:
 
 def group_series(files: Iterable[str | Path]) -> dict[str, list[Path]]:
     """The DICOM files among some files, by their series UID. Other files are left out, and so are files that hold no
-    scan: reports, plans, segmentations, parametric maps and secondary captures.
+    scan: reports, plans, segmentations, parametric maps, secondary captures and localizers.
     """
     found: dict[str, list[Path]] = {}
-    studies: dict[str, str] = {}
-    scans: set[str] = set()
     for path in filter(is_dicom, map(Path, files)):
         pydicom = require("pydicom", "dicom")
         try:
-            tags = ["SOPClassUID", "SeriesInstanceUID", "Rows", "StudyInstanceUID", "ImageType"]
-            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags)
+            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
             uid, kind = str(header.get("SeriesInstanceUID", "")), str(header.get("SOPClassUID", ""))
-            holds_scan = "Rows" in header and kind not in _DERIVED and not kind.startswith(f"{_CAPTURE}.")
-            study, is_scout = str(header.get("StudyInstanceUID", "")), _is_localizer(header)
+            is_derived = kind in _NO_SCANS or kind.startswith(_NO_SCANS[1])
+            holds_scan = "Rows" in header and not is_derived and "LOCALIZER" not in (header.get("ImageType") or ())
         except Exception:  # whatever pydicom raises on a file that is cut, or was never DICOM
-            uid, holds_scan, study, is_scout = str(path), True, "", False
+            uid, holds_scan = str(path), True
         if uid and holds_scan:  # a DICOMDIR has none
             found.setdefault(uid, []).append(path)
-            studies[uid] = study
-            scans.update([] if is_scout else [uid])
-    of_scans = {studies[uid] for uid in scans}
-    scouts = [uid for uid in sorted(found) if uid not in scans and studies[uid] in of_scans]
-    for uid in scouts:
-        _say_left_out(uid)
-    return {uid: sorted(found[uid]) for uid in sorted(found) if uid not in scouts}
-
-
-@cache
-def _say_left_out(uid: str) -> None:
-    """Once a process: a folder is looked through for each of its series."""
-    logger.warning("%s is left out, since it is a localizer of a study with other series", series_id(uid))
-
-
-def _is_localizer(header: Any) -> bool:
-    return "LOCALIZER" in (header.get("ImageType") or ())
+    return {uid: sorted(found[uid]) for uid in sorted(found)}
 
 
 def is_dicom(path: str | Path) -> bool:
@@ -115,11 +95,6 @@ def series_files(path: str | Path) -> list[Path]:
     return next((files for files in group_series(path.parent.iterdir()).values() if path in files), [path])
 
 
-def series_uid(path: str | Path) -> str:
-    """The UID of the series that a file is of; "" where it cannot be read."""
-    return next((uid for uid in group_series([path]) if uid != str(path)), "")
-
-
 def read_series(files: Sequence[str | Path]) -> MetaTensor:
     """A series as one volume, in the modality's unit (Hounsfield units in CT).
 
@@ -137,22 +112,22 @@ def read_series(files: Sequence[str | Path]) -> MetaTensor:
 
 
 def volume_of(slices: Sequence[Any]) -> MetaTensor:
-    """The volume, as of :func:`read_series`, of slices that :func:`sorted_series` has read. They stay as they are."""
-    spacing = [float(each) for each in slices[0].PixelSpacing]
-    numbers = [each.get("InstanceNumber") for each in slices]
-    for number, each in enumerate(slices, 1):
-        each.InstanceNumber = number  # by which MONAI sorts
-    reader = PydicomReader()
-    reader.has_series = True
-    reader.filenames = [[""] * len(slices)]  # type: ignore[list-item]
-    voxels, meta = reader.get_data(slices)
-    slices[0].PixelSpacing = spacing  # to which MONAI appends
-    for own, each in zip(numbers, slices, strict=True):
-        if own is None:
-            del each.InstanceNumber
-        else:
-            each.InstanceNumber = own
-    return MetaTensor(voxels, affine=meta["affine"])
+    """The volume, as of :func:`read_series`, of slices that :func:`sorted_series` has read."""
+    scales = [(float(each.get("RescaleSlope") or 1), float(each.get("RescaleIntercept") or 0)) for each in slices]
+    arrays = [each.pixel_array.astype(np.float32) for each in slices]
+    voxels = [slope * array + offset for array, (slope, offset) in zip(arrays, scales, strict=True)]
+    rows, columns = _directions(slices[0])
+    between_rows, between_columns = map(float, slices[0].PixelSpacing)
+    first, last = (np.array(slices[i].ImagePositionPatient, float) for i in (0, -1))
+    affine = np.eye(4)
+    step = (last - first) / (len(slices) - 1)
+    affine[:3] = np.column_stack([rows * between_columns, columns * between_rows, step, first])
+    return MetaTensor(np.stack(voxels, axis=-1).swapaxes(0, 1), affine=np.diag([-1.0, -1, 1, 1]) @ affine)
+
+
+def _directions(made: Any) -> np.ndarray:
+    """The unit vectors along a slice's rows and down its columns, ``(2, 3)``, LPS."""
+    return np.array(made.ImageOrientationPatient, float).reshape(2, 3)
 
 
 def sorted_series(files: Sequence[str | Path]) -> list[Any]:
@@ -162,9 +137,9 @@ def sorted_series(files: Sequence[str | Path]) -> list[Any]:
         files: of one series, in any order.
 
     Raises:
-        AdviceError: for files that cannot be read, of several series, or that are not images; localizers; slices of
-            several frames or in colours; fewer than two slices; slices that differ in orientation, spacing or shape;
-            that share a position; and gaps.
+        AdviceError: for files that cannot be read, of several series, or that are not images; slices of several frames
+            or in colours; fewer than two slices; slices that differ in orientation, spacing or shape; that share a
+            position; and gaps.
         OptionalImportError: when pydicom is not installed. It gives the pip command.
     """
     pydicom = require("pydicom", "dicom")
@@ -182,12 +157,12 @@ def sorted_series(files: Sequence[str | Path]) -> list[Any]:
     if len(uids) > 1:
         raise AdviceError(f"the files are of {len(uids)} series, 1 is expected: {', '.join(map(series_id, uids))}")
     name = f"DICOM {series_id(uids[0])}"
-    _refuse(name, _not_slices(slices))
-    _refuse(name, _not_alike(slices))
-    rows, columns = np.array(slices[0].ImageOrientationPatient, float).reshape(2, 3)
-    normal = np.cross(rows, columns)
+    if problem := _not_slices(slices):
+        raise AdviceError(f"{name}: {problem}")
+    normal = np.cross(*_directions(slices[0]))
     slices.sort(key=lambda each: float(normal @ np.array(each.ImagePositionPatient, float)))
-    _refuse(name, _misplaced(np.array([each.ImagePositionPatient for each in slices], float), normal))
+    if problem := _misplaced(np.array([each.ImagePositionPatient for each in slices], float), normal):
+        raise AdviceError(f"{name}: {problem}")
     return slices
 
 
@@ -206,45 +181,28 @@ def order_problem(files: Sequence[str | Path]) -> str:
     )
 
 
-def _refuse(name: str, problem: str) -> None:
-    if problem:
-        raise AdviceError(f"{name}: {problem}")
-
-
 def _not_slices(slices: Sequence[Any]) -> str:
-    """What in a series is not a slice of a volume, in words; nothing where all are slices."""
+    """Why files are not the slices of one volume, in words; nothing where they are."""
     objects = sum("PixelData" not in each for each in slices)
     if objects:
         return f"{objects} of its {len(slices)} files hold no image: take them out of the folder"
-    scouts = sum(map(_is_localizer, slices))
-    if scouts:
-        return f"{scouts} of its {len(slices)} slices are localizers: leave them out of the cohort"
     if any(int(each.get("NumberOfFrames", 1) or 1) > 1 or each.get("SamplesPerPixel", 1) != 1 for each in slices):
         return "a file holds several frames or colours, one gray slice a file is expected: convert it to NIfTI"
     for word in ("ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing"):
         lacking = sum(not each.get(word) for each in slices)
         if lacking:
             return f"{lacking} of its {len(slices)} slices lack {word}, so they have no place in the scanner"
-    return "it has 1 slice, 2 or more are expected" if len(slices) < 2 else ""
-
-
-def _not_alike(slices: Sequence[Any]) -> str:
-    """In what slices differ, in words."""
-    for word, what in (("ImageOrientationPatient", "orientations"), ("PixelSpacing", "pixel spacings")):
-        values = np.array([each[word].value for each in slices], float)
-        if not np.isfinite(values).all() or np.abs(values - values[0]).max() > _SAME:
-            return f"its slices have mixed {what}: split it into one series for each"
-    kinds: Iterable[tuple[str, set[Any]]] = (
-        ("shapes", {(each.Rows, each.Columns) for each in slices}),
-        ("frames of reference", {str(each.get("FrameOfReferenceUID", "")) for each in slices}),
+    alike: Iterable[tuple[str, list[Any]]] = (
+        ("orientations", [each.ImageOrientationPatient for each in slices]),
+        ("pixel spacings", [each.PixelSpacing for each in slices]),
+        ("shapes", [(each.Rows, each.Columns) for each in slices]),
     )
-    for what, found in kinds:
-        if len(found) > 1:
-            return f"its slices have {len(found)} {what}, 1 is expected: split it into one series for each"
-    rows, columns = np.array(slices[0].ImageOrientationPatient, float).reshape(2, 3)
-    if max(abs(rows @ rows - 1), abs(columns @ columns - 1), abs(rows @ columns)) > 1e-3:
-        return "ImageOrientationPatient is not two unit vectors at a right angle: correct its header"
-    return ""
+    for what, values in alike:
+        if not np.ptp(np.array(values, float), axis=0).max() <= _SAME:
+            return f"its slices have mixed {what}: split it into one series for each"
+    if len({str(each.get("FrameOfReferenceUID", "")) for each in slices}) > 1:
+        return "its slices have mixed frames of reference: split it into one series for each"
+    return "it has 1 slice, 2 or more are expected" if len(slices) < 2 else ""
 
 
 def _misplaced(positions: np.ndarray, normal: np.ndarray) -> str:

@@ -1,4 +1,8 @@
-"""Read scans, and write files that appear whole or not at all."""
+"""Read scans and photographs by MONAI's reader of each format, and write files that appear whole or not at all.
+
+NRRD and MetaImage are always read with ITK: pynrrd mistakes spaces other than LPS that are written in short.
+Photographs are always read with Pillow, so that they lie the same way whether ITK is installed or not.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,194 @@ import errno
 import functools
 import logging
 import os
-import re
 import socket
-from collections.abc import Iterator
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import nibabel as nib
+import numpy as np
 from filelock import FileLock, Timeout
+from monai.data import ImageReader, ITKReader, MetaTensor, PILReader
+from monai.transforms import LoadImage, LoadImaged
+from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 from nibabel.spatialimages import SpatialImage
 
 from monai_saliency.errors import AdviceError, OutputError
+from monai_saliency.storage.dicom import holds_series, read_series, series_files
+from monai_saliency.utils.arguments import require
 
-__all__ = ["atomic_path", "is_running", "load_scan", "locked", "remove_stale", "temporary_path", "this_process"]
+__all__ = ["NIFTI", "ScanReader", "atomic_path", "check_readers", "format_of", "load_image", "load_label", "load_scan"]
+__all__ += ["locked", "remove_stale", "scan_loader", "scan_stem", "temporary_path"]
 
 logger = logging.getLogger(__name__)
 
-_PROCESS = re.compile(r"\d+(\.\d+)?")
-_LONGEST_NAME = 255  # bytes, of file systems in use
+# Where pydicom is installed, MONAI (1.6) reports for each of its loaders that a decoder on the GPU is missing.
+warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec decoder plugin did not register")
+logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
+
+_TEMPORARY = ".tmp-"
+_LEFT = 3600  # seconds since the last byte, after which nobody writes to a temporary file any more
 # What the file system says of one name. Other names may do.
 _BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EISDIR}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+# Reading. -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format: its name in errors, its suffixes (longest first), and the package and extra that read it."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    module: str
+    extra: str
+    is_photograph: bool = False
+
+
+NIFTI = Format("NIfTI scan", (".nii.gz", ".nii"), "nibabel", "")
+FORMATS = (
+    NIFTI,
+    Format("NRRD scan", (".nrrd", ".nhdr"), "itk", "itk"),
+    Format("MetaImage scan", (".mha", ".mhd"), "itk", "itk"),
+    Format("PNG picture", (".png",), "PIL", "pillow", True),
+    Format("JPEG picture", (".jpg", ".jpeg"), "PIL", "pillow", True),
+    Format("TIFF picture", (".tif", ".tiff"), "PIL", "pillow", True),
+)
+
+
+def format_of(path: str | Path) -> Format | None:
+    """The format of a file by its suffix; None where it is none of ours."""
+    name = Path(path).name.lower()
+    return next((each for each in FORMATS if name.endswith(each.suffixes)), None)
+
+
+def scan_stem(path: str | Path) -> str:
+    """The file name of a scan without ``.nii.gz`` or another suffix."""
+    name = Path(path).name
+    return next((name[: -len(suffix)] for suffix in NIFTI.suffixes if name.lower().endswith(suffix)), Path(path).stem)
+
+
+def check_readers(paths: Iterable[str | Path]) -> None:
+    """Refuse files whose reader is not installed."""
+    for found in {format_of(path) for path in paths}:
+        if found is not None:
+            require(found.module, found.extra)
+
+
+class ScanReader(ImageReader):
+    """Reads NRRD and MetaImage scans with MONAI's ``ITKReader``, photographs with its ``PILReader``, and DICOM series.
+
+    Args:
+        channels: 1 or 3 for photographs in gray or in colours; None as they are.
+    """
+
+    def __init__(self, channels: int | None = None) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def verify_suffix(self, filename: Sequence[Any] | Any) -> bool:
+        """Whether all of these files are of a format that is read here."""
+        names = ensure_tuple(filename)
+        return all(format_of(name) not in (None, NIFTI) for name in names) or _is_series(names)
+
+    def read(self, data: Sequence[Any] | Any, **kwargs: Any) -> tuple[ImageReader, Any]:
+        """Read files: MONAI's reader of their format, and its result; this reader and the volume for a series."""
+        names = ensure_tuple(data)
+        if _is_series(names):
+            files = names if len(names) > 1 else series_files(names[0])
+            if len({Path(file).parent for file in files}) > 1:  # the first file alone is known later on
+                raise AdviceError("the files of the DICOM series lie in several folders: put them into one")
+            return self, read_series(files)
+        found = format_of(names[0])
+        if found is None:
+            raise ValueError(f"{data} is none of {', '.join(each.name for each in FORMATS[1:])}")
+        require(found.module, found.extra)
+        reader: ImageReader = PILReader(converter=self._converted) if found.is_photograph else ITKReader()
+        return reader, reader.read(data, **kwargs)
+
+    def get_data(self, img: tuple[ImageReader, Any]) -> tuple[np.ndarray, dict]:
+        """The voxels ``(*spatial)`` or ``(*spatial, channels)`` and the meta data of a result of :meth:`read`."""
+        reader, content = img
+        if isinstance(content, MetaTensor):
+            affine = content.affine.numpy()
+            return content.numpy(), {
+                MetaKeys.SPACE: SpaceKeys.RAS,
+                MetaKeys.AFFINE: affine,
+                MetaKeys.ORIGINAL_AFFINE: affine.copy(),
+                MetaKeys.SPATIAL_SHAPE: np.array(content.shape),
+                MetaKeys.ORIGINAL_CHANNEL_DIM: float("nan"),
+            }
+        data, meta = reader.get_data(content)
+        if isinstance(reader, PILReader) and self.channels == 3 and data.ndim == 2:  # which Pillow would cut to 8 bits
+            data = np.stack([data] * 3, axis=-1)
+            meta[MetaKeys.ORIGINAL_CHANNEL_DIM] = -1
+        return data, meta
+
+    def _converted(self, image: Any) -> Any:
+        """A Pillow image in gray or in colours."""
+        if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:  # a camera's JPEG holds a preview too
+            raise AdviceError(f"the file holds {image.n_frames} pictures, 1 is expected: split it into single pictures")
+        image.load()  # a TIFF that lies on its side is turned here, and has its shape only then
+        if self.channels not in (1, 3) or image.mode in ("L", "I", "F") or image.mode.startswith("I;16"):
+            return image
+        return image.convert("RGB" if self.channels == 3 and image.mode not in ("1", "LA", "La") else "L")
+
+
+def _is_series(names: Sequence[Any]) -> bool:
+    return bool(names) and format_of(names[0]) is None and holds_series(names[0])
+
+
+def load_image(channels: int | None = None, **settings: Any) -> LoadImage:
+    """MONAI's ``LoadImage`` for all formats of this module; ``channels`` is an argument of :class:`ScanReader`."""
+    loader = LoadImage(**settings)
+    loader.register(ScanReader(channels))
+    return loader
+
+
+def scan_loader(keys: Any, channels: int | None = None, **settings: Any) -> LoadImaged:
+    """MONAI's ``LoadImaged`` for all formats of this module.
+
+    Example::
+
+        preprocessing = Compose([scan_loader("image", dtype="float32"), EnsureChannelFirstd("image")])
+
+    Args:
+        keys: the keys of the files.
+        channels: as for :class:`ScanReader`.
+        settings: of ``LoadImaged``.
+    """
+    loader = LoadImaged(keys, **settings)
+    loader.register(ScanReader(channels))
+    return loader
+
+
+def load_scan(path: str | Path) -> SpatialImage:
+    """A scan or label map with its header and affine. Its voxels are read when they are used."""
+    image = nib.load(path)
+    if not isinstance(image, SpatialImage):
+        raise ValueError(f"{path} is not a scan that nibabel reads, but a {type(image).__name__}")
+    return image
+
+
+def load_label(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
+    """The voxels of a label map and where they lie, from a file of any format of this module."""
+    try:
+        label = load_scan(path)
+    except nib.filebasedimages.ImageFileError:
+        image = load_image(image_only=True, ensure_channel_first=True)(path)
+        return image.numpy().any(axis=0), image.affine.numpy()
+    return np.asanyarray(label.dataobj), label.affine
+
+
+# Writing. -------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -40,28 +210,12 @@ def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             if durable:
-                _sync(temporary)
+                with open(temporary, "rb+") as file:
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
-            if durable:
-                _sync(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk. Some systems cannot do it for folders."""
-    is_folder = path.is_dir()
-    if is_folder and os.name == "nt":
-        return
-    number = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
-    try:
-        os.fsync(number)
-    except OSError:
-        if not is_folder:
-            raise
-    finally:
-        os.close(number)
 
 
 @contextmanager
@@ -70,71 +224,26 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        words = f"cannot write {path}: {error.strerror or error}. "
         if error.errno in _BAD_NAME:  # a matter of this one case
-            raise AdviceError(
-                f"cannot write {path}: {error.strerror or error}. Rename the scan, or choose another folder"
-            ) from error
+            raise AdviceError(f"{words}Rename the scan, or choose another folder") from error
         raise OutputError(
-            f"cannot write {path}: {error.strerror or error}. What was written before is whole; free space, mend the "
-            "permissions or choose another folder, and run again"
+            f"{words}What was written before is whole; free space, mend the permissions or choose another folder, and "
+            "run again"
         ) from error
 
 
 def temporary_path(path: Path) -> Path:
     """A name next to ``path`` that no other thread, process or machine uses."""
-    prefix, name = f"{_temporary_prefix(this_process())}{uuid4().hex[:8]}-", path.name
-    while len(os.fsencode(prefix + name)) > _LONGEST_NAME:
-        name = name[1:]
-    return path.with_name(prefix + name)
-
-
-def _temporary_prefix(process: str) -> str:
-    return f".tmp-{re.sub('[^A-Za-z0-9]', '', socket.gethostname())}-{process}-"
+    return path.with_name(f"{_TEMPORARY}{uuid4().hex[:12]}-{path.name[-50:]}")
 
 
 def remove_stale(folder: str | Path, below: str = "**") -> None:
-    """Remove the temporary files of processes of this machine that were killed. (On Windows none are removed.)"""
-    for path in Path(folder).glob(f"{below}/{_temporary_prefix('*')}*"):
-        process = path.name.split("-")[2]
+    """Remove temporary files that processes left when they were killed: those nobody has written to for an hour."""
+    for path in Path(folder).glob(f"{below}/{_TEMPORARY}*"):
         with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
-            if _PROCESS.fullmatch(process) and not is_running(process):
-                path.unlink(missing_ok=True)
-
-
-def this_process() -> str:
-    """The number of this process and, on Linux, its start time, since numbers are used again."""
-    return ".".join(filter(None, [str(os.getpid()), _started(os.getpid())]))
-
-
-def is_running(process: str) -> bool:
-    """Whether this machine still runs a process, as :func:`this_process` names it. Always True on Windows."""
-    if os.name == "nt":  # where `os.kill` with 0 sends Ctrl-C
-        return True
-    number, _, started = process.partition(".")
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return not started or _started(int(number)) in ("", started)
-
-
-def _started(process: int) -> str:
-    """The start time of a process in ticks of the system's clock; "" on systems that do not report it."""
-    try:
-        # The 20th field after the command, which may hold spaces and brackets.
-        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
-    except (OSError, IndexError):
-        return ""
-
-
-def load_scan(path: str | Path) -> SpatialImage:
-    """A scan or label map with its header and affine. Its voxels are read when they are used."""
-    image = nib.load(path)
-    if not isinstance(image, SpatialImage):
-        raise ValueError(f"{path} is not a scan that nibabel reads, but a {type(image).__name__}")
-    return image
+            if path.stat().st_mtime < time.time() - _LEFT:
+                path.unlink()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import hashlib
 import io
 import re
 import zlib
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from monai_saliency.utils.timing import Timestamp
 __all__ = ["CaseScores", "ScoreStore"]
 
 _CHECKSUM = len(b"crc00000000")
+_DIGEST = 8
 _RANGE = re.compile(r"(\d+)-(\d+)\.npy")
 
 
@@ -77,38 +79,43 @@ class CaseScores:
         """The stored scores ``(K,)`` of the unperturbed image. None if there are none."""
         return _read(self.folder / "reference.npy")
 
-    def resume(self, reference: torch.Tensor, masks: str | None = None, vouch: torch.Tensor | None = None) -> None:
+    def resume(self, reference: torch.Tensor, masks: str = "", vouch: torch.Tensor | None = None) -> None:
         """Resume from stored scores if they belong to this image, network and masks; otherwise delete them."""
-        path = self.folder / "reference.npy"
-        self._mine = reference.numpy(force=True)
-        decides = self._decides = _decides(masks or "", vouch)
+        self._mine, self._decides = reference.numpy(force=True), _decides(masks, vouch)
         # Listed first, so that ranges of another process that writes a new reference in between are not deleted.
-        ranges = list(self.folder.glob("[!.]*-*.npy"))
-        if path.exists():
-            stored = self.reference()
-            if stored is not None and _same(stored, self._mine) and (masks is None or self._is_mine()):
-                return
-            for old in ranges:
-                old.unlink(missing_ok=True)
+        ranges = self._files()
+        if self._is_mine():
+            return
+        if (self.folder / "reference.npy").exists():
+            _remove(ranges)
         # Without a stored reference nothing is deleted, since another process may have begun just now. The reference is
         # written last, so that a kill never leaves ranges with the reference of other scores.
-        _write(self.folder / "decides.npy", decides)
-        _write(path, reference)
+        _write(self.folder / "decides.npy", self._decides)
+        _write(self.folder / "reference.npy", self._mine)
 
     def discard(self) -> None:
         """Delete all scores of masks."""
         self._pending = None
-        for old in self.folder.glob("[!.]*-*.npy"):
-            old.unlink(missing_ok=True)
+        _remove(self._files())
+
+    def _files(self) -> list[Path]:
+        """The files of ranges. Those with a dot are temporary files of other processes."""
+        return sorted(self.folder.glob("[!.]*-*.npy"))
 
     def _is_mine(self) -> bool:
-        """Whether what is stored belongs to the masks, and to the output, of :meth:`resume`."""
-        return _decided_alike(_read(self.folder / "decides.npy"), self._decides)
+        """Whether what is stored belongs to the reference, the masks, and the output, of :meth:`resume`."""
+        decides = _read(self.folder / "decides.npy")
+        return (
+            _close(self.reference(), self._mine, 1e-6)
+            and decides is not None
+            and bool((decides[:_DIGEST] == self._decides[:_DIGEST]).all())
+            and _close(decides[_DIGEST:], self._decides[_DIGEST:], 1e-5)
+        )
 
     def check_unchanged(self) -> None:
         """Refuse to go on where another worker has found another reference, and so has removed this one's scores."""
         stored = self.reference()
-        if self._mine is None or stored is None or (_same(stored, self._mine) and self._is_mine()):
+        if self._mine is None or stored is None or self._is_mine():
             return
         raise ValueError(
             f"another worker scores the unperturbed image {stored.tolist()[:3]}, this one {self._mine.tolist()[:3]}, "
@@ -119,13 +126,13 @@ class CaseScores:
     def ranges(self) -> list[tuple[int, int, np.ndarray]]:
         """The stored ranges of masks: ``start``, ``stop`` and the scores ``(stop - start, K)`` of each."""
         found = []
-        for path in sorted(self.folder.glob("*-*.npy")):
-            match = _RANGE.fullmatch(path.name)
-            scores = _read(path) if match else None
-            if match and scores is not None:
-                start, stop = int(match[1]), int(match[2])
-                if scores.ndim == 2 and len(scores) == stop - start and bool(np.isfinite(scores).all()):
-                    found.append((start, stop, scores))
+        for path in self._files():
+            match, scores = _RANGE.fullmatch(path.name), _read(path)
+            if match is None or scores is None:
+                continue
+            start, stop = int(match[1]), int(match[2])
+            if scores.ndim == 2 and len(scores) == stop - start and bool(np.isfinite(scores).all()):
+                found.append((start, stop, scores))
         return found
 
     def add(self, start: int, stop: int, scores: torch.Tensor) -> None:
@@ -143,38 +150,32 @@ class CaseScores:
             copied.wait()
             # A fault that passes must not be kept: NaN and infinite scores are computed again.
             if bool(torch.isfinite(scores).all()):
-                _write(self.folder / f"{start}-{stop}.npy", scores)
+                _write(self.folder / f"{start}-{stop}.npy", scores.numpy())
 
     def finish(self, scores: torch.Tensor) -> None:
         """Replace all ranges by one file with the scores ``(N, K)`` of all masks."""
         self._pending = None
         whole = self.folder / f"0-{len(scores)}.npy"
-        _write(whole, scores, durable=True)
-        # Files with a dot are temporary files of other processes.
-        for path in self.folder.glob("[!.]*-*.npy"):
-            if path != whole:
-                path.unlink(missing_ok=True)
+        _write(whole, scores.numpy(force=True), durable=True)
+        _remove(path for path in self._files() if path != whole)
 
 
-def _same(stored: np.ndarray, reference: np.ndarray) -> bool:
-    """Whether two scores ``(K,)`` of an unperturbed image belong to the same image and network."""
-    if stored.shape != reference.shape:
+def _remove(files: Iterable[Path]) -> None:
+    for path in files:
+        path.unlink(missing_ok=True)
+
+
+def _close(stored: np.ndarray | None, own: np.ndarray | None, tolerance: float) -> bool:
+    """Whether numbers are equal but for a share of the largest of them."""
+    if stored is None or own is None or stored.shape != own.shape:
         return False
-    return bool(np.allclose(stored, reference, rtol=0, atol=1e-6 * np.abs(reference).max(initial=0)))
+    return bool(np.allclose(stored, own, rtol=0, atol=tolerance * np.abs(own).max(initial=0)))
 
 
-def _decides(masks: str, vouch: torch.Tensor | None) -> torch.Tensor:
+def _decides(masks: str, vouch: torch.Tensor | None) -> np.ndarray:
     """The hash of the masks' key as 8 numbers, and what else vouches for an image and network, float64 ``(8 + V,)``."""
-    digest = torch.tensor(list(hashlib.sha256(masks.encode()).digest()[:8]), dtype=torch.float64)
-    return digest if vouch is None else torch.cat([digest, vouch.detach().cpu().double()])
-
-
-def _decided_alike(stored: np.ndarray | None, own: torch.Tensor) -> bool:
-    if stored is None or stored.shape != tuple(own.shape):
-        return False
-    expected = own.numpy()
-    scale = np.abs(expected[8:]).max(initial=0)
-    return bool((stored[:8] == expected[:8]).all() and np.allclose(stored[8:], expected[8:], rtol=0, atol=1e-5 * scale))
+    numbers = [] if vouch is None else vouch.detach().cpu().tolist()
+    return np.array([*hashlib.sha256(masks.encode()).digest()[:_DIGEST], *numbers], float)
 
 
 def _read(path: Path) -> np.ndarray | None:
@@ -187,9 +188,9 @@ def _read(path: Path) -> np.ndarray | None:
         return None
 
 
-def _write(path: Path, scores: torch.Tensor, durable: bool = False) -> None:
+def _write(path: Path, numbers: np.ndarray, durable: bool = False) -> None:
     buffer = io.BytesIO()
-    np.save(buffer, scores.numpy(force=True), allow_pickle=False)
+    np.save(buffer, numbers, allow_pickle=False)
     with atomic_path(path, durable) as temporary:
         temporary.write_bytes(buffer.getvalue() + _checksum(buffer.getvalue()))
 

@@ -1,18 +1,21 @@
-"""CSV files with rows for cases, which several runs on one folder complete together."""
+"""CSV files with rows for cases, which several runs on one folder complete together, and the table of failures."""
 
 from __future__ import annotations
 
 import csv
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from threading import Lock
+from typing import Any
 
+from monai_saliency.errors import OutputError, as_case_error, root_cause
 from monai_saliency.storage.files import atomic_path, locked
-from monai_saliency.utils.arguments import a_path
+from monai_saliency.utils.arguments import a_path, flag
 
-__all__ = ["LONGEST_CELL", "REGION_COLUMNS", "SUMMARY_COLUMNS", "TRUST_COLUMNS", "CaseTable", "cell"]
+__all__ = ["LONGEST_CELL", "REGION_COLUMNS", "SUMMARY_COLUMNS", "TRUST_COLUMNS", "CaseTable", "Failures", "cell"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +39,12 @@ TRUST_COLUMNS = (
 #: the columns of ``regions.csv``, see :func:`monai_saliency.transforms.writers.region_rows`
 REGION_COLUMNS = ("case", "class", "channel", "region", "name", "saliency", "volume_ml")
 
-#: characters; a spreadsheet takes 32,767, and Python's reader 131,072
+#: characters; a spreadsheet takes 32,767
 LONGEST_CELL = 32_000
+# Python reads file names that are not UTF-8 with this error handler, so that the file holds their bytes.
+_ENCODED: Any = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
 # What spreadsheets take for a formula, behind the apostrophes that make it text.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-_UNENCODABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
 class CaseTable:
@@ -56,9 +60,8 @@ class CaseTable:
         path: the file.
         cases: the names of the cohort's cases. Rows of other cases are removed at the next change, and the log says so.
             None keeps all.
-        columns: the names of the columns, with ``case`` among them. Default: the columns of ``summary.csv``.
-        further: columns that the file has only while a row has a value in one of them. Default: those of
-            ``--trust true`` for ``summary.csv``, none for other tables.
+        columns: the names of the columns, with ``case`` among them. Default: the columns of ``summary.csv``, which has
+            those of ``--trust true`` only while a row has a value in one of them.
 
     Example::
 
@@ -75,11 +78,10 @@ class CaseTable:
         path: str | Path,
         cases: Collection[str] | None = None,
         columns: Sequence[str] = SUMMARY_COLUMNS,
-        further: Sequence[str] | None = None,
     ) -> None:
         self.path = a_path("path", path)
         self.columns = tuple(columns)
-        self.further = (TRUST_COLUMNS if self.columns == SUMMARY_COLUMNS else ()) if further is None else tuple(further)
+        self.further = TRUST_COLUMNS if self.columns == SUMMARY_COLUMNS else ()
         self.cases = None if cases is None else set(map(_kept, cases))
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -88,36 +90,39 @@ class CaseTable:
 
     def replace(self, cases: Collection[str], rows: Sequence[dict[str, Any]] = ()) -> None:
         """Remove all rows of some cases, and add rows. A table without rows has no file."""
+        if not rows and not self.path.exists():
+            return
         with locked(self.path.with_name(f".{self.path.name}.lock")):
             found, cases = self.read(), set(map(_kept, cases))
-            self._warn_of_others(found)
-            kept = [
-                row for row in found if row["case"] not in cases and (self.cases is None or row["case"] in self.cases)
-            ]
-            if not rows and len(kept) == len(found):
-                return
-            if not kept and not rows:
-                self.path.unlink(missing_ok=True)
-                return
-            # A stable sort keeps the order of the rows of one case.
-            rows = sorted([*kept, *rows], key=lambda row: row["case"])
-            has_further = any(row.get(name, "") != "" for row in rows for name in self.further)
-            with atomic_path(self.path) as temporary, _open(temporary, "w") as file:
-                writer = csv.DictWriter(file, (*self.columns, *self.further) if has_further else self.columns)
-                writer.writeheader()
-                writer.writerows(
-                    {name: cell(value) for name, value in row.items() if has_further or name not in self.further}
-                    for row in rows
+            others = [row["case"] for row in found if self.cases is not None and row["case"] not in self.cases]
+            if others:
+                logger.warning(
+                    "%s held %d rows of cases that this cohort does not have (the first is %s): they are removed, and "
+                    "what else was written of such cases stays. Choose another folder to keep both",
+                    *(self.path, len(others), others[0]),
                 )
+            kept = [row for row in found if row["case"] not in cases.union(others)]
+            if rows or kept:
+                # A stable sort keeps the order of the rows of one case.
+                self._write(sorted([*kept, *rows], key=lambda row: row["case"]))
+            else:
+                self.path.unlink(missing_ok=True)
+
+    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
+        has_further = any(row.get(name, "") != "" for row in rows for name in self.further)
+        names = (*self.columns, *self.further) if has_further else self.columns
+        with atomic_path(self.path) as temporary, open(temporary, "w", **_ENCODED) as file:
+            writer = csv.DictWriter(file, names, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
 
     def read(self) -> list[dict[str, str]]:
         """The rows of the file, sorted by case. Empty when there is no file, or one of another table.
 
         Columns that an earlier version did not write are empty. Rows have the further columns where the file has them.
         """
-        csv.field_size_limit(2**31 - 1)  # earlier versions wrote cells of any length
         try:
-            with _open(self.path, "r") as file:
+            with open(self.path, **_ENCODED) as file:
                 header, *lines = [line for line in csv.reader(file) if line] or [[]]
         except FileNotFoundError:
             return []
@@ -126,18 +131,6 @@ class CaseTable:
         found = [dict(zip(header, map(_text, line), strict=False)) for line in lines]
         names = [*self.columns, *(name for name in self.further if name in header)]
         return [{name: row.get(name, "") for name in names} for row in found]
-
-    def _warn_of_others(self, rows: Sequence[dict[str, str]]) -> None:
-        names = dict.fromkeys(row["case"] for row in rows)
-        if others := [name for name in names if self.cases is not None and name not in self.cases]:
-            logger.warning(
-                "%s held rows of %d case%s that this cohort does not have (the first is %s): they are removed, and "
-                "what else was written of such cases stays. Choose another folder to keep both",
-                self.path,
-                len(others),
-                "s" * (len(others) > 1),
-                others[0],
-            )
 
 
 def cell(value: Any) -> Any:
@@ -150,7 +143,7 @@ def cell(value: Any) -> Any:
 
 def _kept(text: str) -> str:
     """What a table keeps of a text: all but what its file cannot hold."""
-    text = _UNENCODABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).replace("\0", "\\x00")
+    text = text.replace("\0", "\\x00")
     if len(text) > LONGEST_CELL + 50:  # what was cut before is not cut again
         text = f"{text[:LONGEST_CELL]} ... ({len(text):,} characters)"
     return text
@@ -169,6 +162,97 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _open(path: Path, mode: str) -> IO[str]:
-    # Python reads file names that are not UTF-8 with this error handler, so the file holds their bytes.
-    return open(path, mode, newline="", encoding="utf-8", errors="surrogateescape")
+class Failures:
+    """``failures.csv``: one row for each failed case, with the stage in which it failed and the error in one line.
+
+    Without failures there is no file. A row of an earlier run stays until its case is tried again. Several runs on one
+    folder write to the same file.
+
+    Args:
+        path: the file.
+        strict: raise the first failure instead of continuing with the next case.
+        cases: the names of the cohort's cases. Rows of other cases are removed now. Default: all earlier rows are
+            removed now.
+        shared: other processes work on the same cohort. Then no row is removed before its case is tried again.
+
+    Attributes:
+        rows: the failures of this run, of cases that have not ended with a map since.
+    """
+
+    COLUMNS = ("case", "stage", "error")
+
+    def __init__(
+        self, path: str | Path, strict: bool = False, cases: Collection[str] | None = None, shared: bool = False
+    ) -> None:
+        self.path = a_path("path", path)
+        self.strict = flag("strict", strict)
+        self.rows: list[dict[str, str]] = []
+        self._table = CaseTable(self.path, columns=self.COLUMNS)
+        self._withdraws: list[Callable[[str], None]] = []
+        self._earlier: list[dict[str, str]] = []
+        self._lock = Lock()  # cases are explained in one thread and written in another
+        with suppress(OSError):  # a folder that cannot be written fails at its first file, with a message
+            if cases is not None:
+                self.keep(cases)
+            elif not shared:
+                self.path.unlink(missing_ok=True)
+            self._earlier = self.read()
+
+    def withdraw_by(self, withdraw: Callable[[str], None]) -> None:
+        """Have ``withdraw`` remove the results that an earlier run made of a case as soon as the case fails."""
+        self._withdraws.append(withdraw)
+
+    def add(self, case: str, stage: str, error: BaseException, trace: str = "") -> None:
+        """Add the row of a failed case.
+
+        Args:
+            case: the name of the case.
+            stage: where it failed: ``load``, ``predict`` or ``explain``.
+            error: the error. Its traceback goes to the log.
+            trace: the traceback as text, for an error of a worker process, which does not carry its traceback.
+
+        Raises:
+            CaseError: the failure, with ``strict``.
+            OutputError: the failure, if it is of this type, since every other case would fail in the same way.
+        """
+        if isinstance(output_error := root_cause(error), OutputError):
+            raise output_error
+        cause = as_case_error(error, case)
+        for withdraw in self._withdraws:
+            withdraw(case)
+        if self.strict:
+            raise cause from error
+        logger.error("%s (%s)\n%s", cause, stage, trace, exc_info=None if trace else error)
+        with self._lock:
+            row = {"case": case, "stage": stage, "error": cause.problem}
+            self.rows = [*self._rows_without(case), row]
+            self._table.add([row])
+
+    def keep(self, cases: Collection[str]) -> None:
+        """Remove the rows of all cases but these."""
+        self._table.replace({row["case"] for row in self._table.read()} - set(cases))
+
+    def remove(self, case: str) -> None:
+        """Remove the row of a case that has a map now, whichever run has written it."""
+        with self._lock:
+            self.rows = self._rows_without(case)
+            self._table.replace({case})
+
+    def _rows_without(self, case: str) -> list[dict[str, str]]:
+        return [row for row in self.rows if row["case"] != case]
+
+    def read(self) -> list[dict[str, str]]:
+        """The rows of the file: of this run, of other runs on the folder, and of cases that were not tried again."""
+        return self._table.read()
+
+    def since(self) -> list[dict[str, str]]:
+        """The rows of the file that this run, or another one meanwhile, has written."""
+        ours = {row["case"] for row in self.rows}
+        return [row for row in self.read() if row["case"] in ours or row not in self._earlier]
+
+    def summary(self, rows: Sequence[dict[str, str]]) -> str:
+        """One line about some failures, at least one."""
+        return (
+            f"{len(rows)} case{'s' * (len(rows) > 1)} without a map, see {self.path}; the first is case "
+            f"{rows[0]['case']}: {rows[0]['error']}"
+        )

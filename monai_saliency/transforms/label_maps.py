@@ -13,7 +13,7 @@ from monai.transforms import EnsureChannelFirst, MapTransform, ResampleToMatch
 from monai.utils import CommonKeys
 
 from monai_saliency.errors import CaseError, as_case_error
-from monai_saliency.storage.formats import load_image
+from monai_saliency.storage.files import load_image
 from monai_saliency.utils.tensors import check_labels, plain, with_meta_of
 
 __all__ = ["LoadRegionsd"]

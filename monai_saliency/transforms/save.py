@@ -23,8 +23,7 @@ from scipy import ndimage
 from monai_saliency.cases import case_name
 from monai_saliency.errors import CaseError
 from monai_saliency.inferers.explanation import Explanation
-from monai_saliency.storage.files import atomic_path, load_scan
-from monai_saliency.storage.formats import load_image, load_label
+from monai_saliency.storage.files import atomic_path, load_image, load_label, load_scan
 from monai_saliency.utils.arguments import a_path, check_option, flag, positive_or_none
 from monai_saliency.visualize.legend import Legend, legends_of
 from monai_saliency.visualize.pictures import PICTURE_FORMATS, plot_saliency, save_picture

@@ -47,8 +47,8 @@ def cases(count: int, cache: str, size: int) -> None:
     from monai_saliency.engines.run import run
     from monai_saliency.handlers.saliency_handler import SaliencyHandler
     from monai_saliency.handlers.summary import Summary
-    from monai_saliency.storage.failures import Failures
     from monai_saliency.storage.score_store import ScoreStore
+    from monai_saliency.storage.tables import Failures
     from monai_saliency.transforms import SaveSaliencyd
 
     torch.set_num_threads(1)

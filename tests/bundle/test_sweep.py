@@ -12,7 +12,7 @@ import pytest
 from monai_saliency.__main__ import main
 from monai_saliency.bundle.sweep import gather, plot_sweep
 from monai_saliency.handlers.summary import COLUMNS, Summary
-from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.tables import Failures
 
 # The correlation of any two is 1 / 2, but for B and C of 0 and their negatives.
 A, B, C = (np.float32(values).reshape(2, 2) for values in ([1, -1, 0, 0], [1, 0, -1, 0], [0, 1, 0, -1]))

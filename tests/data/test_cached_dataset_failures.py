@@ -81,27 +81,19 @@ def test_damaged_entries(cohort: Path, cache: str, computed: Any, tmp_path: Path
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("poisoned", [False, True])
-def test_damaged_database(cohort: Path, computed: Any, tmp_path: Path, poisoned: bool) -> None:
-    """A file that is no database, or lost its end, is set aside: reading it would end the process."""
+def test_damaged_database(cohort: Path, tmp_path: Path) -> None:
+    """Its items are computed at each read, and the warning says where it is."""
     uncached = expected(cohort)
     list(dataset(cohort, "lmdb"))
     file = cohort.parent / "cache" / "cache.lmdb"
     whole = file.read_bytes()
     marker = tmp_path / "poisoned"
-    contents = poisons(marker) if poisoned else [whole[:-4096], whole[:9000], whole[:50], bytes(20000)]
-    for content in contents:
-        with open(file, "r+b") as opened:
-            opened.truncate()
-            opened.write(content)
-        items = dataset(cohort, "lmdb")
-        computed()
-        with pytest.warns(UserWarning, match="is not an LMDB database .*renamed to"):
-            list(items)
-        assert computed() == all_once()
-        for item, reference in zip(dataset(cohort, "lmdb"), uncached, strict=True):
+    for content in (whole[:50], bytes(20000), *poisons(marker)):
+        file.write_bytes(content)
+        with pytest.warns(UserWarning, match=r"cannot be read in the cache, and are computed .*cache\.lmdb"):
+            items = list(dataset(cohort, "lmdb"))
+        for item, reference in zip(items, uncached, strict=True):
             assert_same(item, reference)
-        assert computed() == {}
     assert not marker.exists()
 
 
@@ -156,7 +148,7 @@ def test_plain_callables_run_at_each_read(cohort: Path, computed: Any) -> None:
 
 def test_items_that_cannot_be_stored(cohort: Path, computed: Any) -> None:
     items = dataset(cohort, "disk", preprocessing(Object("image")))
-    with pytest.warns(UserWarning, match=r"cannot be stored, .*: it holds a object") as caught:
+    with pytest.warns(UserWarning, match="cannot be stored, .*: it holds a object") as caught:
         assert all("odd" in item for item in [*items, *items])
     assert len(our_warnings(caught)) == 1
     assert computed() == all_once(2)

@@ -15,7 +15,7 @@ from monai_saliency.data.cached_dataset import cohort_dataset
 from monai_saliency.data.cohort import CohortDataset, find_cases
 from monai_saliency.data.loader import CohortLoader
 from monai_saliency.errors import AdviceError, CaseError
-from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.tables import Failures
 
 
 def touch(root: Path, *names: str) -> None:

@@ -14,8 +14,8 @@ from monai_saliency.data import CohortDataset, find_cases
 from monai_saliency.data.cached_dataset import cohort_dataset
 from monai_saliency.errors import CaseError
 from monai_saliency.handlers.made_by import scan_mark
-from monai_saliency.storage.dicom import series_files, series_id, series_uid
-from monai_saliency.storage.formats import scan_loader
+from monai_saliency.storage.dicom import series_files, series_id
+from monai_saliency.storage.files import scan_loader
 
 pydicom = pytest.importorskip("pydicom", reason="needs the dicom extra")
 
@@ -82,7 +82,6 @@ def test_a_slice_leads_to_its_series(tmp_path: Path) -> None:
     (files,) = [each["image"] for each in find_cases(root) if each["case"] == series_id("1.2.3")]
     for file in files:
         assert [*map(str, series_files(file))] == files
-        assert series_uid(file) == "1.2.3"
     by_one = scan_loader("image")({"image": files[2]})["image"]
     assert np.array_equal(by_one, scan_loader("image")({"image": files})["image"])
     before = scan_mark(files[0])
@@ -124,23 +123,15 @@ def test_a_changed_slice_is_preprocessed_again(tmp_path: Path) -> None:
         assert FOLDER.encode() not in entry.read_bytes()
 
 
-def test_localizers_of_a_study_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Alone, and among the slices of a volume, they are refused by name instead."""
+def test_localizers_are_left_out(tmp_path: Path) -> None:
+    """A series of its own, and one among the slices of a volume."""
 
     def scout(number: int, made: pydicom.Dataset) -> pydicom.Dataset:
         made.ImageType = ["ORIGINAL", "PRIMARY", "LOCALIZER"]
         return made
 
-    write(tmp_path / "in" / "volume", "1.2.3")
-    write(tmp_path / "alone", "1.2.7", scout)
-    alone = CohortDataset(find_cases(tmp_path / "alone"), scan_loader("image"))
-    with pytest.raises(CaseError, match="are localizers"):
-        alone[0]
-    write(tmp_path / "in" / "scout", "1.2.7", scout)
-    write(tmp_path / "in" / "mixed", "1.2.8", lambda number, made: scout(number, made) if number == 1 else made)
-    cases = find_cases(tmp_path / "in")
-    assert {case["case"] for case in cases} == {series_id("1.2.3"), series_id("1.2.8")}
-    assert caplog.text.count(f"{series_id('1.2.7')} is left out, since it is a localizer") == 1
-    dataset = CohortDataset(cases, scan_loader("image"))
-    with pytest.raises(CaseError, match="1 of its 4 slices are localizers"):
-        dataset[[case["case"] for case in cases].index(series_id("1.2.8"))]
+    write(tmp_path / "volume", "1.2.3")
+    write_only(tmp_path / "scout", scout)
+    write(tmp_path / "mixed", "1.2.8", lambda number, made: scout(number, made) if number == 0 else made)
+    found = {case["case"]: len(case["image"]) for case in find_cases(tmp_path)}
+    assert found == {series_id("1.2.3"): SLICES, series_id("1.2.8"): SLICES - 1}

@@ -21,7 +21,7 @@ from monai_saliency.data.cached_dataset import cohort_dataset
 from monai_saliency.data.cohort import CohortDataset, find_cases
 from monai_saliency.data.loader import CohortLoader
 from monai_saliency.errors import CaseError
-from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.tables import Failures
 from monai_saliency.transforms import CheckScand
 
 NUM_SCANS = 5

@@ -46,7 +46,7 @@ import monai_saliency as ms
 from monai_saliency.data.loader import CohortLoader
 from monai_saliency.data.saliency_dataset import SaliencyDataset
 from monai_saliency.errors import CaseError
-from monai_saliency.storage.failures import Failures
+from monai_saliency.storage.tables import Failures
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from monai_saliency.engines.run import run as run_cohort
 from monai_saliency.errors import OutputError, root_cause
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
 from monai_saliency.inferers.case_explainer import Assignment
-from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.storage.tables import Failures
 
 
 class Picky(torch.nn.Module):

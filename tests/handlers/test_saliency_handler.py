@@ -18,8 +18,8 @@ from monai_saliency.handlers.saliency_handler import Batch, SaliencyHandler
 from monai_saliency.handlers.summary import Summary
 from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.methods import rise, sliding_window
-from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.storage.tables import Failures
 from monai_saliency.targets import ClassScore, DetectionScore
 
 IMAGES = torch.stack([torch.full((1, 6, 6, 6), value) for value in (0.5, 1.0)])

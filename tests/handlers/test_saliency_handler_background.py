@@ -15,8 +15,8 @@ from monai.engines import SupervisedEvaluator
 import monai_saliency as ms
 from monai_saliency.engines.evaluator import CohortEvaluator
 from monai_saliency.handlers.saliency_handler import SaliencyHandler
-from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.storage.tables import Failures
 
 WAIT = 30  # seconds; reached only by a test that fails
 CASES = [f"case_{i}" for i in range(6)]

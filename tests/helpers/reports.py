@@ -13,8 +13,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable
+from monai_saliency.storage.tables import REGION_COLUMNS, CaseTable, Failures
 from monai_saliency.visualize.legend import Legend
 from monai_saliency.visualize.report import KeptScan
 from monai_saliency.visualize.report.kept_scan import case_id

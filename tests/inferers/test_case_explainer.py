@@ -17,8 +17,8 @@ from monai_saliency.errors import CaseError
 from monai_saliency.inferers.case_explainer import Assignment, CaseExplainer, Explained
 from monai_saliency.inferers.inferer import PerturbationInferer, Sharing
 from monai_saliency.sharding import Part
-from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.score_store import ScoreStore
+from monai_saliency.storage.tables import Failures
 
 IMAGES = torch.stack([torch.full((1, 6, 6, 6), value) for value in (0.5, 1.0)])
 CASES = [Case("ct_1"), Case("ct_2")]

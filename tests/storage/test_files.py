@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and locks."""
+"""Files that appear whole or not at all, locks, and reading scans and photographs of all formats."""
 
 from __future__ import annotations
 
@@ -8,40 +8,36 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import fork_server
+from monai.utils import OptionalImportError
+from PIL import Image
 
 from monai_saliency.errors import OutputError
 from monai_saliency.storage import files
-from monai_saliency.storage.files import atomic_path, locked, remove_stale
+from monai_saliency.storage.files import atomic_path, check_readers, load_image, locked, remove_stale, scan_stem
 
-DEAD = 4194305  # above the largest process number
 ME = f"process {os.getpid()} on {os.uname().nodename}"
 
 
 def test_temporary_files_of_killed_processes_go(tmp_path: Path) -> None:
-    """Also of one whose number this process has now, as in a container that was restarted."""
+    """Those that nobody has written to for an hour."""
     with atomic_path(tmp_path / "sub" / "x.npy") as temporary:
         temporary.write_bytes(b"mine, and still at work")
-        prefix = temporary.name.split("-")
-
-        def of(process: str, host: str = prefix[1]) -> Path:
-            path = temporary.with_name("-".join([prefix[0], host, process, *prefix[3:]]))
-            path.write_bytes(b"half a file")
-            return path
-
-        of(f"{DEAD}")
-        of(f"{DEAD}.1")
-        of(f"{os.getpid()}.1")
-        kept = [temporary, of(f"{DEAD}", "elsewhere"), of(f"{os.getpid()}"), of("1.2.3")]
+        left = temporary.with_name(".tmp-0123456789ab-y.npy")
+        left.write_bytes(b"half a file")
+        os.utime(left, (1e9, 1e9))
         remove_stale(tmp_path / "sub", "deeper")
-        assert len(list(tmp_path.rglob(".tmp*"))) == 7
+        assert left.exists()
         remove_stale(tmp_path)
-        assert sorted(tmp_path.rglob(".tmp*")) == sorted(kept)
+        assert list(tmp_path.rglob(".tmp*")) == [temporary]
     assert (tmp_path / "sub" / "x.npy").read_bytes() == b"mine, and still at work"
+    assert not list(tmp_path.rglob(".tmp*"))
 
 
 def test_who_does_not_wait_is_told_who_holds(tmp_path: Path) -> None:
@@ -95,3 +91,75 @@ def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
         locked(tmp_path / "file" / "lock"),
     ):
         pass
+
+
+# Formats. -------------------------------------------------------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+GRAY = RNG.integers(0, 256, (5, 7), dtype=np.uint8)
+DEEP = RNG.integers(0, 1 << 16, (5, 7)).astype(np.uint16)
+COLOURS = RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)
+
+
+def pictures(folder: Path) -> dict[str, Any]:
+    """Files, and the gray values ``(rows, columns)`` that are in them; None where they are of colours."""
+    gray = Image.fromarray(GRAY)
+    made = {
+        "gray.png": (gray, GRAY),
+        "deep.png": (Image.fromarray(DEEP), DEEP),
+        "deep.tiff": (Image.fromarray(DEEP), DEEP),
+        "float.tif": (Image.fromarray(GRAY / np.float32(7)), GRAY / np.float32(7)),
+        "palette.png": (gray.convert("P").remap_palette([*range(255, -1, -1)]), GRAY),
+        "alpha.png": (gray.convert("LA"), GRAY),
+        "twice.png": (gray.convert("RGBA"), GRAY),
+        "gray.jpg": (Image.fromarray(np.full((5, 7), 77, np.uint8)), np.full((5, 7), 77)),
+        "colours.png": (Image.fromarray(COLOURS), None),
+    }
+    for name, (image, _) in made.items():
+        image.save(folder / name)
+    return {name: values for name, (_, values) in made.items()}
+
+
+def test_photographs_are_read_in_gray_or_colours_and_lose_no_bits(tmp_path: Path) -> None:
+    for name, values in pictures(tmp_path).items():
+        gray, colours = (
+            load_image(channels, ensure_channel_first=True)(tmp_path / name).numpy() for channels in (1, 3)
+        )
+        assert gray.shape == (1, 7, 5), name
+        assert colours.shape == (3, 7, 5), name
+        if values is None:
+            np.testing.assert_array_equal(colours, np.moveaxis(COLOURS, -1, 0).swapaxes(1, 2))
+        else:
+            np.testing.assert_array_equal(gray[0].T, values.astype(np.float32), name)
+            np.testing.assert_array_equal(colours, np.stack([gray[0]] * 3), name)
+
+
+def test_a_file_of_several_pictures_is_refused(tmp_path: Path) -> None:
+    pages = [Image.fromarray(GRAY), Image.fromarray(GRAY)]
+    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
+    with pytest.raises(ValueError, match="the file holds 2 pictures, 1 is expected: split it"):
+        load_image(1)(tmp_path / "pages.tif")
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_tiff_that_lies_on_its_side_is_turned(turn: int, tmp_path: Path) -> None:
+    """As Pillow shows it; its shape is known only once it is loaded."""
+    Image.fromarray(GRAY).save(tmp_path / "a.tif", tiffinfo={274: turn})
+    with Image.open(tmp_path / "a.tif") as image:
+        image.load()
+        expected = np.asarray(image)
+    np.testing.assert_array_equal(load_image(1)(tmp_path / "a.tif").numpy().T, expected)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("a.mha", "itk"), ("a.nhdr", "itk"), ("a.TIF", "pillow")])
+def test_missing_packages_give_their_pip_command(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("itk", "PIL"):
+        monkeypatch.setitem(sys.modules, package, None)
+    check_readers(["a.nii", "b.nii.gz", "c.npy"])
+    with pytest.raises(OptionalImportError, match=rf'is not installed: pip install "monai-saliency\[{extra}\]"'):
+        check_readers(["a.nii", name])
+
+
+def test_scan_stem() -> None:
+    names = {"a/b.c.nii.gz": "b.c", "x.NII": "x", "y.nii.gz": "y", "z.nrrd": "z", "w.b.PNG": "w.b"}
+    assert {name: scan_stem(name) for name in names} == names

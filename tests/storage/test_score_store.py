@@ -207,7 +207,6 @@ def test_killed_at_25_moments(cohort: Path) -> None:
             assert launch(cohort, name, 0.0).wait() == 0
         found = {p.name: np.asarray(nib.load(p).dataobj).tobytes() for p in (cohort / name).glob("*.nii.gz")}
         assert found == expected
-        assert not list((cohort / name).rglob(".tmp*"))
         # Every visit to a case is three forwards of one image, and one batch that vouches for its scores.
         sizes = (cohort / f"{name}.log").read_text().split()
         visits = -(-sizes.count("1") // 3)

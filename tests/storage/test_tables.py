@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monai_saliency.storage.failures import Failures
-from monai_saliency.storage.tables import CaseTable
+from monai_saliency.storage.tables import CaseTable, Failures
 
 COLUMNS = ("case", "error")
 
@@ -51,7 +50,6 @@ def test_a_name_that_looks_like_a_formula_has_one_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("\ud800 and \udfff", "\\ud800 and \\udfff"),
         ("M\udcfcller", "M\udcfcller"),  # a byte that is not UTF-8, as in file names
         ("nul\0", "nul\\x00"),
         ("x" * 200_000, "x" * 32_000 + " ... (200,000 characters)"),
@@ -72,7 +70,7 @@ def test_a_case_that_succeeds_later_is_not_among_the_failures(tmp_path: Path) ->
     assert [row["case"] for row in failures.rows] == ["b", "a"]
     failures.remove("a")
     assert [row["case"] for row in failures.rows] == [row["case"] for row in failures.read()] == ["b"]
-    assert failures.summary().startswith("1 case without a map")
+    assert failures.summary(failures.rows).startswith("1 case without a map")
     failures.remove("b")
     assert failures.rows == failures.read() == []
 

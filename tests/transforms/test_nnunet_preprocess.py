@@ -14,7 +14,7 @@ from monai.utils import TraceKeys, convert_to_dst_type
 
 from monai_saliency.inferers.nnunet import NNUNetInferer
 from monai_saliency.networks.nnunet import NNUNetModel
-from monai_saliency.storage.formats import scan_loader
+from monai_saliency.storage.files import scan_loader
 from monai_saliency.transforms import NNUNetPreprocessd
 
 TURNED = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1]]) @ np.array([[1, 0, 0], [0, 0.8, -0.6], [0, 0.6, 0.8]])

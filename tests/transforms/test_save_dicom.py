@@ -13,7 +13,7 @@ from helpers.dicom_series import COLUMNS, ROWS, SLICES, stored, write
 from monai.data import MetaTensor
 
 from monai_saliency.errors import CaseError
-from monai_saliency.storage.formats import load_image
+from monai_saliency.storage.files import load_image
 from monai_saliency.transforms import SaveDicomd, save_secondary_capture
 from monai_saliency.visualize.colours import blended
 from monai_saliency.visualize.legend import Legend

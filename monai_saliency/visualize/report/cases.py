@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from monai_saliency.storage.failures import Failures
 from monai_saliency.storage.files import load_scan
-from monai_saliency.storage.tables import REGION_COLUMNS, SUMMARY_COLUMNS, CaseTable
+from monai_saliency.storage.tables import REGION_COLUMNS, SUMMARY_COLUMNS, CaseTable, Failures
 from monai_saliency.visualize.legend import Legend, rounded_up
 from monai_saliency.visualize.report.kept_scan import KeptScan, case_id, kept_path
 
