@@ -206,11 +206,6 @@ TARGETS: list[Row] = [
         lambda: ms.RegionScore(1, "none", components=True),
         r"`components` must be a whole number .*, got True",
     ),
-    (
-        "min_size a half",
-        lambda: ms.RegionScore(1, "none", min_size=1.5),
-        r"`min_size` must be a whole number of at least 1",
-    ),
     ("smooth NaN", lambda: ms.DiceScore(1, "none", smooth=NAN), r"`smooth` must be a finite number, got nan"),
     (
         "value a half",
@@ -239,17 +234,7 @@ TARGETS: list[Row] = [
         lambda: ms.DetectionScore(boxes="all"),
         r"`boxes` must be a tensor, got 'all'",
     ),
-    (
-        "objectness a number",
-        lambda: ms.DetectionScore(objectness_key=1),
-        r"`objectness_key` must be a key of the detections",
-    ),
     ("function a number", lambda: ms.FunctionScore(1), r"`function` must be a function of the network's output, got 1"),
-    (
-        "labels a word",
-        lambda: ms.FunctionScore(lambda o: o, "score"),
-        r"`labels` must be a list of names, .*, got 'score'",
-    ),
     (
         "embedding an array",
         lambda: ms.EmbeddingSimilarity(reference=np.ones(3)),

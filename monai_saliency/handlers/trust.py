@@ -146,14 +146,6 @@ class _AsExplained(Target):
         self.target = target
         self.bound = bound
 
-    @property
-    def is_additive(self) -> bool:
-        return self.target.is_additive
-
-    @property
-    def is_linear(self) -> bool:
-        return self.target.is_linear
-
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         return self.bound
 

@@ -109,7 +109,10 @@ class CaseState:
 
     def bound_to(self, reference: Any) -> BoundTarget:
         """The target, bound to an output ``(1, ...)``."""
-        return self._target.bind(reference, replace(self.case, prediction=None))  # targets keep the case
+        try:
+            return self._target.bind(reference, replace(self.case, prediction=None))  # targets keep the case
+        except ValueError as error:
+            raise (error if isinstance(error, CaseError) else CaseError(self.case.name, str(error))) from error
 
     def bind(self, reference: Any) -> None:
         """Bind the target to the network's output of the unperturbed image, and take the scores that are stored."""

@@ -35,8 +35,7 @@ from monai_saliency.networks.inputs import InputAdapter, SplitInputs, TensorInpu
 from monai_saliency.networks.outputs import OutputPath
 from monai_saliency.sharding import Part
 from monai_saliency.storage.score_store import CaseScores
-from monai_saliency.targets.base import Target
-from monai_saliency.targets.members import MemberTarget
+from monai_saliency.targets.base import MemberTarget, Target
 from monai_saliency.utils.arguments import callable_network, flag, instance
 from monai_saliency.utils.precision import score_precision
 from monai_saliency.utils.timing import BusyMeter

@@ -54,9 +54,8 @@ class PatchCase:
         self.sums = sums[self.channels][everywhere(self.box)].clone()
         self.weight_sum = weight_sum[self.box].clone()
         # A copy, since the target may hold on to what it was bound to.
-        self.volume = None if self.target.additive or self.target.summed else volume.clone()
+        self.volume = None if self.target.additive else volume.clone()
         self.reference_scores = state.state.reference_scores
-        self.reference_sums = self.target.sums(volume)[0] if self.target.summed else self.reference_scores
         self._contributions: dict[tuple, torch.Tensor] = {}
 
     def begin(self, start: int, stop: int, first_slot: int) -> np.ndarray:
@@ -97,10 +96,8 @@ class PatchCase:
             part += take(swap.new).to(values.device)
         values /= self.weight_sum[here]
         if self.volume is None:
-            sums = self.reference_sums + (self._contribution(values, box) - self._reference(box)).to(
-                self.reference_sums
-            )
-            return self.target.of_sums(sums[None])[0] if self.target.summed else sums
+            gained = self._contribution(values, box) - self._reference(box)
+            return self.reference_scores + gained.to(self.reference_scores)
         place = (0, self.channels, *box)
         kept = self.volume[place].clone()
         self.volume[place] = values

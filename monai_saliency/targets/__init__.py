@@ -11,9 +11,9 @@ module              what is explained
 ``segmentation``    the probability of a region, or the Dice score: :class:`RegionScore`, :class:`DiceScore`
 ``regions``         the region on the output's grid, for the targets of segmentations
 ``detection``       boxes that a detector finds (D-RISE): :class:`DetectionScore`
-``regression``      predicted numbers: :class:`RegressionScore`
+``regression``      predicted numbers, or any that a user's function computes: :class:`RegressionScore`,
+                    :class:`FunctionScore`
 ``similarity``      embeddings and displacement fields: :class:`EmbeddingSimilarity`, :class:`FieldSimilarity`
-``function``        any number that a user's function computes: :class:`FunctionScore`
 ``postprocessing``  what a bundle makes of the output: its activation, and its labels
 ``auto``            a target chosen from the output, for bundles of unknown task: ``AutoTarget``
 ==================  ==============================================================================================
@@ -22,8 +22,7 @@ module              what is explained
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.targets.classification import ClassScore
 from monai_saliency.targets.detection import DetectionScore
-from monai_saliency.targets.function import FunctionScore
-from monai_saliency.targets.regression import RegressionScore
+from monai_saliency.targets.regression import FunctionScore, RegressionScore
 from monai_saliency.targets.segmentation import DiceScore, RegionScore
 from monai_saliency.targets.similarity import EmbeddingSimilarity, FieldSimilarity
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from monai.utils import CommonKeys
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
 from monai_saliency.networks.outputs import read, shape
 from monai_saliency.targets import (
     BoundTarget,
@@ -46,13 +44,7 @@ class Choice:
     target: Target
     words: str  # what is explained and why
     path: tuple[Any, ...] | None = None  # keys and indices, from the outside in; None for all
-    prepare: Callable[[torch.Tensor], torch.Tensor] | None = None  # applied to this part first
     prediction: int | None = None  # 1 or 0, where the bundle makes it of one output by a threshold
-
-    def read(self, output: Any) -> Any:
-        """The part of a network output that the target reads, prepared for it."""
-        part = read(output, self.path)
-        return part if self.prepare is None else self.prepare(part)
 
 
 class AutoTarget(Target):
@@ -74,19 +66,17 @@ class AutoTarget(Target):
     above 0.5 after a sigmoid.
 
     What a score means (a probability or the network's own number, one class of several or several at once) is the same
-    for all cases of a cohort, whoever explains them: it follows from these settings, the postprocessing and the
-    output's shape, never from the values of a case. In this order:
+    for all cases of a cohort: it follows from these settings, the postprocessing and the output's shape, never from the
+    values of a case. In this order:
 
-    1. ``activation``, where it is given. With ``"none"`` scores are the network's own numbers. Where the postprocessing
-       applies a threshold and no activation, these are taken for probabilities, several at once.
+    1. ``activation``, where it is given. With ``"none"`` scores are the network's own numbers.
     2. The activation of the postprocessing.
-    3. One channel that no postprocessing makes a class of: its own value. Rounding makes no class of it, nor does a
-       function that cannot be read (``Activationsd(other=...)``, ``Lambdad``, or a transform of somebody's own). With
-       several channels, or before an activation or a label, such a function is refused with an error that asks for
-       ``activation``.
-    4. Otherwise the network is taken to end in logits, as those of MONAI do: several channels are one class of several
-       (softmax), unless the postprocessing applies a threshold, and one channel is a sigmoid's. A case whose output
-       lies in [0, 1] may hold probabilities already, and fails with an error that asks for ``activation``.
+    3. One channel that no postprocessing makes a class of: its own value. With several channels, or before an
+       activation or a label, a function that cannot be read (such as ``Lambdad``) is refused with an error that asks
+       for ``activation``.
+    4. Otherwise the network is taken to end in logits: softmax for several channels, unless the postprocessing applies
+       a threshold, else sigmoid. A case whose output lies in [0, 1] may hold probabilities already, and fails with an
+       error that asks for ``activation``.
 
     Args:
         readings: what the bundle's postprocessing does with its predictions, from
@@ -113,113 +103,81 @@ class AutoTarget(Target):
             raise ValueError(f"`classes` must be a list of indices, 'predicted' or 'all', got {classes!r}")
         self.readings = dict(readings or {})
         self.classes = classes if isinstance(classes, str) else indices("classes", classes, "'predicted' or 'all'")
-        self.activation = (
-            activation if activation is None else check_option("activation", activation, list(ACTIVATIONS))
-        )
+        self.activation = None if activation is None else check_option("activation", activation, list(ACTIVATIONS))
         self.output = (output,) if isinstance(output, (str, int)) else None if output is None else tuple(output)
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         choice = self.choose(reference_output, case)
-        bound = choice.target.bind(choice.read(reference_output), case)
+        part = read(reference_output, choice.path)
+        bound = choice.target.bind(part, case)
+        is_softmax = getattr(choice.target, "activation", None) == "softmax"
+        if is_softmax and bool((bound(part) > 1 - 1e-6).all()):
+            logger.warning(
+                "case %s: the explained probability is 1 to six digits, so its map shows only what changes it by more; "
+                "to explain logits instead, say activation='none' (--saliency_activation none) for the whole cohort",
+                case.name,
+            )
         # The chosen target holds labels as large as the output, which are bound by now.
         return _BoundChoice(replace(choice, target=self), bound)
 
     def choose(self, output: Any, case: Case) -> Choice:
-        """Choose the target of a case.
-
-        Args:
-            output: the network's output for the unperturbed case alone.
-            case: the case.
-
-        Raises:
-            CaseError: when nothing in the output can be explained.
-        """
+        """Choose the target of a case by the network's output for the unperturbed case alone."""
         path = self.output if self.output is not None else _first(output)
         part = read(output, path)
         where = f" of output {'/'.join(map(str, path))}" if path else ""
         if _detections(part):
             return self._detection(part, case, path, where)
         if not isinstance(part, torch.Tensor):
-            raise CaseError(
-                case.name,
+            raise ValueError(
                 f"the network gave a {type(part).__name__} with no tensor that could be explained{where}; choose one "
-                "with --saliency_output, or give --saliency_target",
+                "with --saliency_output, or give --saliency_target"
             )
-        reading = self.readings.get(path[-1] if path else CommonKeys.PRED, self.readings.get(CommonKeys.PRED))
-        if reading is not None and not (reading.activation or reading.discrete or reading.unread):
-            reading = None  # such as one-hot labels
         values = part.detach()
         if not values.is_floating_point():
-            raise CaseError(
-                case.name,
+            raise ValueError(
                 f"the network's output{where} holds {str(values.dtype).removeprefix('torch.')} labels, which do not "
-                "show how close another label was: explain a network that gives scores",
+                "show how close another label was: explain a network that gives scores"
             )
+        known = self.readings.get(path[-1] if path else CommonKeys.PRED, self.readings.get(CommonKeys.PRED))
+        reading = known or Reading()
         spatial = values.ndim == case.image.ndim + 1
         one_channel = values.shape[1:2] == (1,)
-        makes_class = reading is not None and bool(reading.activation or reading.discrete)
-        bare = self.activation is None and not makes_class and one_channel
-        if (values.ndim != 2 and not spatial) or (values.ndim == 2 and bare):
-            return self._regression(values, path, where)
-        activation, prepare, reason = self._activation(values, reading, case)
-        if spatial and one_channel and (bare or activation == "none"):
+        # One number or one image, of which nothing makes a class.
+        own = one_channel and self.activation in (None, "none") and not (reading.activation or reading.discrete)
+        if spatial and own:
             words = f"image regression: mean of output channel 0{where}, as the network gives it"
             return Choice(RegionScore(0, "none", "all"), words, path)
-        scores = values if prepare is None else prepare(values)
-        # Of the output as the bundle reads it.
-        labels = (reading or Reading()).labels(values, activation)
+        if not spatial and (own or values.ndim != 2):
+            return self._regression(values, path, where)
+        activation = self.activation or self._activation(values, reading)
+        labels = reading.labels(values, activation)
         choose = self._segmentation if spatial else self._classification
-        target, words = choose(scores, activation, labels)
-        _warn_if_saturated(target, scores, case)
-        name = "probability" if prepare is not None else {"none": "score"}.get(activation, f"{activation} probability")
-        single = None
-        if reading is not None and reading.discrete == "threshold":
-            reason += f", at {reading.threshold:g}" if reading.threshold != 0.5 else ""
-            single = int(labels.values) if values.ndim == 2 and one_channel else None
-        return Choice(target, words.format(name=name) + f"{where} ({reason})", path, prepare, single)
+        target, words = choose(values, activation, labels)
+        name = {"none": "score"}.get(activation, f"{activation} probability")
+        is_single = reading.discrete == "threshold" and one_channel and not spatial
+        single = int(labels.values) if is_single else None
+        return Choice(target, words.format(name=name) + where, path, single)
 
-    def _activation(
-        self, values: torch.Tensor, reading: Reading | None, case: Case
-    ) -> tuple[str, Callable[[torch.Tensor], torch.Tensor] | None, str]:
-        """The activation, a function applied to the output before it (or None), and the reason in words."""
-        reading = reading or Reading()
-        nothing_read = not (reading.activation or reading.discrete)
-        threshold = reading.discrete == "threshold"
-        if self.activation == "none" and threshold and reading.activation is None and not reading.unread:
-            if not in_unit_interval(values):
-                raise CaseError(
-                    case.name,
-                    f"with activation='none' {_range(values)} is read as probabilities, since the postprocessing "
-                    "applies a threshold to it; for logits say activation='sigmoid' (--saliency_activation sigmoid)",
-                )
-            return "sigmoid", _logit, "the bundle's postprocessing applies a threshold to it"
-        if self.activation is not None:
-            return self.activation, None, "as asked for"
-        if nothing_read and values.shape[1] == 1:
-            return "none", None, "nothing makes a class of it"
+    def _activation(self, values: torch.Tensor, reading: Reading) -> str:
+        """The activation of the bundle, or the default."""
         if reading.unread:
-            raise CaseError(
-                case.name,
+            raise ValueError(
                 f"the network's output {shape(values)} may hold anything: the bundle's postprocessing "
                 f"{reading.unread}, which does not say what a score is. For the whole cohort say activation='none' "
                 "(--saliency_activation none) for the network's own numbers, or 'softmax' or 'sigmoid' where it gives "
-                "logits of classes",
+                "logits of classes"
             )
         if reading.activation:
-            return reading.activation, None, "as the bundle's postprocessing does"
-        found = "sigmoid" if threshold or values.shape[1] == 1 else "softmax"
+            return reading.activation
+        found = "sigmoid" if reading.discrete == "threshold" or values.shape[1] == 1 else "softmax"
         if in_unit_interval(values):
-            raise CaseError(
-                case.name,
-                f"{_range(values)} may hold probabilities or logits, and the bundle's postprocessing does not say "
-                "which: for the whole cohort say activation='none' (--saliency_activation none) where the network ends "
-                f"in a softmax or sigmoid, or activation={found!r} where it gives logits",
+            raise ValueError(
+                f"the network's output {shape(values)}, in [{float(values.min()):.3g}, {float(values.max()):.3g}], may "
+                "hold probabilities or logits, and the bundle's postprocessing does not say which: for the whole "
+                "cohort say activation='none' (--saliency_activation none) where the network ends in a softmax or "
+                f"sigmoid, or activation={found!r} where it gives logits"
             )
-        if threshold:
-            return found, None, "the bundle's postprocessing applies a threshold"
-        if reading.discrete == "argmax":
-            return found, None, "the bundle's postprocessing takes the highest"
-        return found, None, f"the default for {'one channel' if values.shape[1] == 1 else 'several channels'}"
+        return found
 
     def _classification(self, values: torch.Tensor, activation: str, labels: Labels) -> tuple[Target, str]:
         """The target of classes; where several may be predicted, of all that are."""
@@ -267,14 +225,13 @@ class AutoTarget(Target):
 
     def _detection(self, part: Any, case: Case, path: tuple[Any, ...] | None, where: str) -> Choice:
         if not isinstance(self.classes, str):
-            raise CaseError(case.name, "`classes` chooses no boxes: leave it out, or give target=DetectionScore(...)")
-        confident = DetectionScore(max_boxes=_MAX_MAPS)
-        words = "detection: the same box, class and confidence again, for "
+            raise ValueError("`classes` chooses no boxes: leave it out, or give target=DetectionScore(...)")
+        target, which = DetectionScore(max_boxes=_MAX_MAPS), f"each box of confidence 0.5 or more, at most {_MAX_MAPS}"
         try:
-            confident.bind(part, case)
-        except CaseError:
-            return Choice(DetectionScore(0.0, 1), f"{words}the most confident box, as none reaches 0.5{where}", path)
-        return Choice(confident, f"{words}each box of confidence 0.5 or more, at most {_MAX_MAPS}{where}", path)
+            target.bind(part, case)
+        except ValueError:
+            target, which = DetectionScore(0.0, 1), "the most confident box, as none reaches 0.5"
+        return Choice(target, f"detection: the same box, class and confidence again, for {which}{where}", path)
 
 
 class _BoundChoice(BoundTarget):
@@ -286,7 +243,7 @@ class _BoundChoice(BoundTarget):
         self.labels = bound.labels
 
     def __call__(self, output: Any) -> torch.Tensor:
-        return self.bound(self.choice.read(output))
+        return self.bound(read(output, self.choice.path))
 
     def describe(self) -> dict[str, Any]:
         found, made = self.bound.describe(), self.choice.prediction
@@ -297,8 +254,7 @@ class _BoundChoice(BoundTarget):
         return {**found, "prediction": made}
 
     def quantity(self) -> Quantity:
-        found, is_prepared = self.bound.quantity(), self.choice.prepare is not None
-        return found._replace(words=found.words.replace("sigmoid probability", "probability")) if is_prepared else found
+        return self.bound.quantity()
 
 
 def _first(output: Any) -> tuple[Any, ...] | None:
@@ -328,35 +284,11 @@ def _detections(output: Any) -> bool:
     )
 
 
-def _warn_if_saturated(target: Target, values: torch.Tensor, case: Case) -> None:
-    """Warn where all explained scores come from a softmax and are 1 to six digits."""
-    if getattr(target, "activation", None) != "softmax":
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*already looks like probabilities")
-        scores = target.bind(values, case)(values)
-    if bool((scores > 1 - 1e-6).all()):
-        logger.warning(
-            "case %s: the explained probability is 1 to six digits, so its map shows only what changes it by more; to "
-            "explain logits instead, say activation='none' (--saliency_activation none) for the whole cohort",
-            case.name,
-        )
-
-
-def _range(values: torch.Tensor) -> str:
-    return f"the network's output {shape(values)}, in [{float(values.min()):.3g}, {float(values.max()):.3g}],"
-
-
 def finds_nothing(output: Any) -> bool:
     """Whether a detector's output for one image holds no box."""
     return _detections(output) and not any(
         len(part) for key, part in output.items() if "box" in str(key).lower() and isinstance(part, torch.Tensor)
     )
-
-
-def _logit(values: torch.Tensor) -> torch.Tensor:
-    """Logits of probabilities: a sigmoid turns them back, so that one target serves both."""
-    return torch.logit(values.float(), eps=1e-7)
 
 
 def _listed(numbers: Sequence[int] | str) -> str:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
 from monai_saliency.networks.outputs import choices, shape
 from monai_saliency.utils.boxes import Box
 from monai_saliency.utils.precision import exact_arithmetic
@@ -18,10 +17,10 @@ from monai_saliency.utils.precision import exact_arithmetic
 __all__ = [
     "ACTIVATIONS",
     "BoundTarget",
+    "MemberTarget",
     "Quantity",
     "Target",
     "check_activation",
-    "check_finite",
     "check_indices",
     "check_tensor",
     "check_volume",
@@ -40,7 +39,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
     "none": lambda output: output,
 }
-
 
 #: the range of a score, by its unit
 _SPANS = {"probability": 1.0, "0 to 1": 1.0, "-1 to 1": 2.0}
@@ -70,38 +68,22 @@ class BoundTarget(ABC):
 
     A target that reads only a part of an output volume ``(B, C, *spatial)`` may say so, and
     :mod:`monai_saliency.inferers.patches` then skips the rest: ``channels_read``, :meth:`reach` and, for scores that
-    are sums over voxels, ``additive`` and :meth:`contribution`; for scores that are made of such sums, ``summed``,
-    :meth:`sums` and :meth:`of_sums` too.
+    are sums over voxels, ``additive`` and :meth:`contribution`.
 
     Attributes:
         labels: what each of the K scores is: the index of a class or channel, or a description.
         channels_read: the output channels that the scores depend on, ascending; None for all.
         additive: whether the scores are the sum of the :meth:`contribution` of boxes.
-        summed: whether :meth:`of_sums` makes the scores of J sums, to which boxes contribute. J is a multiple of K: K
-            sums of one kind, K of the next, ... Additive scores are their own sums.
         vouch: numbers ``(V,)`` of the output for the unperturbed image, by which stored scores are recognised; None
             where the scores of that image do this. A target whose own reference scores the same for every image
             sets it, by :func:`digits`.
         members: of how many networks the scores are: K is a multiple of it, the first network's come first.
         bound_to_mean: where there are several, the target bound to the mean of their outputs, of one network's scores.
-
-    Example::
-
-        >>> import torch
-        >>> import monai_saliency as ms
-        >>> case = ms.Case("a", torch.zeros(1, 4, 4))
-        >>> output = torch.tensor([[0.0, 2.0, 1.0]])  # of the unperturbed image: what it predicts is frozen
-        >>> bound = ms.ClassScore("predicted", "softmax").bind(output, case)
-        >>> bound.labels
-        [1]
-        >>> bound(torch.zeros(2, 3)).tolist()
-        [[0.3333333432674408], [0.3333333432674408]]
     """
 
     labels: Sequence[int | str]
     channels_read: Sequence[int] | None = None
     additive: bool = False
-    summed: bool = False
     vouch: torch.Tensor | None = None
     members: int = 1
     bound_to_mean: BoundTarget
@@ -115,26 +97,10 @@ class BoundTarget(ABC):
         return None
 
     def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
-        """The part of the scores that comes from the voxels of a box, for ``additive`` targets, or of their sums.
-
-        The contributions of boxes that tile the volume sum to the scores, or to :meth:`sums` but for constants.
-
-        Args:
-            output: ``(B, C, *box)``, the network's output inside the box, with the channels ``channels_read`` only.
-            box: one slice with start and stop for each spatial axis.
-
-        Returns:
-            ``(B, K)``, or ``(B, J)`` where the target is ``summed``.
+        """The part ``(B, K)`` of the scores that comes from the voxels of a box, for ``additive`` targets. Those of
+        boxes that tile the volume sum to the scores. The output ``(B, C, *box)`` has only the channels that are read.
         """
         raise NotImplementedError(f"{type(self).__name__} is not additive")
-
-    def sums(self, output: torch.Tensor) -> torch.Tensor:
-        """The sums ``(B, J)`` of which a ``summed`` target makes its scores, of whole outputs ``(B, C, *spatial)``."""
-        raise NotImplementedError(f"{type(self).__name__} is not made of sums")
-
-    def of_sums(self, sums: torch.Tensor) -> torch.Tensor:
-        """The scores ``(B, K)`` of sums ``(B, J)``, for ``summed`` targets."""
-        raise NotImplementedError(f"{type(self).__name__} is not made of sums")
 
     def describe(self) -> dict[str, Any]:
         """The network's prediction for the unperturbed case, for tables: ``prediction`` and its ``probability``.
@@ -149,24 +115,12 @@ class BoundTarget(ABC):
 
 
 class Target(ABC):
-    """The settings of a target. A subclass implements :meth:`bind`.
+    """The settings of a target. A subclass implements :meth:`bind`."""
 
-    Example::
-
-        >>> import monai_saliency as ms
-        >>> isinstance(ms.RegressionScore(0), Target)
-        True
-    """
-
-    @property
-    def is_additive(self) -> bool:
-        """Whether :attr:`BoundTarget.additive` holds for every case, as is known before one is seen."""
-        return False
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether the scores are sums of the output's numbers with weights that are frozen with the case."""
-        return False
+    #: whether :attr:`BoundTarget.additive` holds for every case, as is known before one is seen
+    is_additive: bool = False
+    #: whether the scores are sums of the output's numbers with weights that are frozen with the case
+    is_linear: bool = False
 
     @abstractmethod
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
@@ -182,6 +136,46 @@ class Target(ABC):
         Raises:
             ValueError: when the target cannot read the output, or when the case has nothing to explain.
         """
+
+
+class MemberTarget(Target):
+    """The scores of a target for each of k networks, whose outputs ``(B, C, ...)`` stand side by side along axis 1."""
+
+    def __init__(self, target: Target, count: int) -> None:
+        self.target = target
+        self.count = count
+
+    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
+        output = check_tensor(reference_output, case, type(self.target).__name__)
+        mean = output.unflatten(1, (self.count, -1)).mean(dim=1)
+        return _BoundMemberTarget(self.target.bind(mean, case), self.count, mean.shape[1])
+
+
+class _BoundMemberTarget(BoundTarget):
+    def __init__(self, bound: BoundTarget, count: int, channels: int) -> None:
+        self.bound_to_mean = bound
+        self.members = count
+        self.labels = list(bound.labels) * count
+        self.additive = bound.additive
+        self.vouch = bound.vouch
+        read = bound.channels_read
+        self.channels_read = None if read is None else [m * channels + c for m in range(count) for c in read]
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.bound_to_mean(each) for each in output.chunk(self.members, dim=1)], dim=1)
+
+    def reach(self) -> torch.Tensor | None:
+        return self.bound_to_mean.reach()
+
+    def contribution(self, output: torch.Tensor, box: Box) -> torch.Tensor:
+        parts = output.chunk(self.members, dim=1)
+        return torch.cat([self.bound_to_mean.contribution(each, box) for each in parts], dim=1)
+
+    def describe(self) -> dict[str, Any]:
+        return self.bound_to_mean.describe()
+
+    def quantity(self) -> Quantity:
+        return self.bound_to_mean.quantity()
 
 
 def in_unit_interval(values: torch.Tensor) -> bool:
@@ -200,47 +194,31 @@ def label_name(label: int | str) -> str:
 
 
 def check_tensor(output: Any, case: Case, target: str) -> torch.Tensor:
-    """Return the output if it is a tensor."""
-    if isinstance(output, torch.Tensor):
-        return output
-    parts = choices(output)
-    raise CaseError(
-        case.name,
-        f"{target} reads a tensor, the network gave a {type(output).__name__}; "
-        + (
-            f"choose what is explained by the inferer's `output`: {parts}"
-            if parts
-            else "wrap the network so that it returns the tensor to be explained"
-        ),
-    )
-
-
-def check_finite(output: torch.Tensor, case: Case) -> None:
-    """Refuse an output with NaN or infinite values, and say so where the image has them already."""
+    """Return an output in float32 or float64, if it is a tensor of finite values."""
+    if not isinstance(output, torch.Tensor):
+        parts = choices(output)
+        advice = (
+            f"choose what is explained by the inferer's `output`: {parts}" if parts else "return it from the network"
+        )
+        raise ValueError(f"{target} reads a tensor, the network gave a {type(output).__name__}; {advice}")
     if not bool(torch.isfinite(output).all()):
         wrong = int((~torch.isfinite(case.image)).sum())
-        if wrong:
-            raise CaseError(
-                case.name,
-                f"the image that the network gets is NaN or infinite in {wrong} of {case.image.numel()} values, and so "
-                "is the network's output; mend the scan, or the preprocessing that lets them through",
-            )
-        raise CaseError(
-            case.name,
-            "the network's output of the unperturbed image is NaN or infinite in places; check the network's weights "
-            "and the preprocessing of this case",
+        image = f"so is the image that it gets, in {wrong} of {case.image.numel()} values"
+        raise ValueError(
+            "the network's output of the unperturbed image is NaN or infinite, and "
+            f"{image if wrong else 'the image is not'}; check the scan, its preprocessing and the network's weights"
         )
+    return to_float(output)
 
 
-def check_indices(indices: Sequence[int], count: int, name: str, what: str, case: Case) -> None:
+def check_indices(indices: Sequence[int], count: int, name: str, what: str) -> None:
     """Refuse indices that are not in ``[0, count)``."""
     for index in indices:
         if not 0 <= index < count:
             plural = f"{what}es" if what.endswith("s") else f"{what}s"
-            raise CaseError(
-                case.name,
+            raise ValueError(
                 f"{what} {index} is out of range: the network gives {count} {plural}, "
-                f"so `{name}` must be in [0, {count - 1}]",
+                f"so `{name}` must be in [0, {count - 1}]"
             )
 
 
@@ -248,13 +226,11 @@ def check_volume(output: Any, case: Case, target: str, what: str = "a segmentati
     """Return an output ``(1, C, *spatial)`` in float32 or float64, if it has as many spatial axes as the image."""
     output = check_tensor(output, case, target)
     if output.ndim != case.image.ndim + 1:
-        raise CaseError(
-            case.name,
+        raise ValueError(
             f"{target} reads {what} of shape (B, C, *spatial), the network gave {shape(output)}"
-            + ("; use ClassScore for a classifier" if output.ndim == 2 else ""),
+            + ("; use ClassScore for a classifier" if output.ndim == 2 else "")
         )
-    check_finite(output, case)
-    return to_float(output)
+    return output
 
 
 def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
@@ -262,10 +238,9 @@ def check_activation(output: torch.Tensor, activation: str, case: Case) -> None:
     if activation == "none":
         return
     if activation == "softmax" and output.shape[1] == 1:
-        raise CaseError(
-            case.name,
+        raise ValueError(
             "the softmax of one channel is 1 for every image; "
-            "use activation='sigmoid' for a single logit or 'none' for a probability",
+            "use activation='sigmoid' for a single logit or 'none' for a probability"
         )
     if in_unit_interval(output) and (activation != "softmax" or sums_to_one(output)):
         warnings.warn(

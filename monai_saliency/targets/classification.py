@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
 from monai_saliency.networks.outputs import shape
 from monai_saliency.targets.base import (
     ACTIVATIONS,
@@ -16,7 +15,6 @@ from monai_saliency.targets.base import (
     Quantity,
     Target,
     check_activation,
-    check_finite,
     check_indices,
     check_tensor,
     in_unit_interval,
@@ -76,38 +74,33 @@ class ClassScore(Target):
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         output = check_tensor(reference_output, case, "ClassScore")
         if output.ndim != 2:
-            raise CaseError(
-                case.name,
+            raise ValueError(
                 f"ClassScore reads one row of class scores per image, shape (B, classes), the network "
                 f"gave {shape(output)}" + ("; use RegionScore for a segmentation" if output.ndim > 3 else ""),
             )
-        check_finite(output, case)
-        output = to_float(output)
         check_activation(output, self.activation, case)
         # A copy: the output may live in a buffer that the next batch overwrites.
         scores = ACTIVATIONS[self.activation](output)[0].clone()
-        return _BoundClassScore(self._classes(scores, case), self.activation, scores)
+        return _BoundClassScore(self._classes(scores), self.activation, scores)
 
-    def _classes(self, scores: torch.Tensor, case: Case) -> list[int]:
+    def _classes(self, scores: torch.Tensor) -> list[int]:
         if not isinstance(self.classes, str):
-            check_indices(self.classes, len(scores), "classes", "class", case)
+            check_indices(self.classes, len(scores), "classes", "class")
             return self.classes
         if self.classes == "all":
             return list(range(len(scores)))
         if self.classes == "predicted":
             return [int(scores.argmax())]
         if not in_unit_interval(scores):
-            raise CaseError(
-                case.name,
+            raise ValueError(
                 "classes='positive' compares probabilities with 0.5, and the scores lie in "
-                f"[{float(scores.min()):.3g}, {float(scores.max()):.3g}]; use activation='sigmoid' for logits",
+                f"[{float(scores.min()):.3g}, {float(scores.max()):.3g}]; use activation='sigmoid' for logits"
             )
         positive = (scores > 0.5).nonzero().flatten().tolist()
         if not positive:
-            raise CaseError(
-                case.name,
+            raise ValueError(
                 f"no class scores above 0.5 (the highest: {float(scores.max()):.3f}), so classes='positive' has "
-                "nothing to explain; use classes='predicted' or name the classes",
+                "nothing to explain; use classes='predicted' or name the classes"
             )
         return positive
 

@@ -12,7 +12,6 @@ from monai.data.box_utils import box_iou
 from torch.nn.utils.rnn import pad_sequence
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import (
     BoundTarget,
     Quantity,
@@ -55,17 +54,15 @@ class DetectionScore(Target):
 
     The network's output is a list with one dictionary per image. It holds boxes ``(N, 4 or 6)`` as corners, the lower
     ones first (MONAI's ``StandardMode``), class labels ``(N,)``, and scores, ``(N,)`` of these labels in [0, 1] or
-    ``(N, classes)`` of all classes. N may differ between images, and an empty dictionary holds no box. A single
-    dictionary of tensors with the batch as first axis is read too.
+    ``(N, classes)`` of all classes. N may differ between images, and an empty dictionary holds no box.
 
     - With scores of all classes, the similarity of two classes is the cosine of the two boxes' score vectors, as in
-      the paper. Objectness is read with ``objectness_key``; without this key it is 1.
+      the paper, with an objectness of 1.
     - With the score of the best class only, the similarity is 1 for the same label and 0 for another, and the score is
       used as objectness. This is the paper's formula for score vectors that are 0 except for their label. Scores of a
       single class ``(N, 1)`` are read in this way too, since the cosine of one score does not depend on it.
 
-    Boxes are in voxels: overlaps are computed in float32 by MONAI, which is coarse for boxes smaller than a thousandth.
-    A center and a size are told from corners only where they are no corners, so convert them before.
+    Boxes are in voxels. A center and a size are told from corners only where they are no corners: convert them before.
 
     Args:
         threshold: explain the boxes of the unperturbed image that score at least this, the highest first.
@@ -75,7 +72,6 @@ class DetectionScore(Target):
         classes: class labels ``(M,)`` of ``boxes``; None for any class.
         keys: the keys of boxes, labels and scores in the network's output. By default the keys of MONAI's
             ``RetinaNetDetector``, of the Model Zoo or of torchvision, whichever the output has.
-        objectness_key: the key of objectness ``(N,)``, for detectors that give it beside the scores of the classes.
 
     Raises:
         ValueError: for settings out of range, and (from ``bind``) when the network finds no box to explain, when the
@@ -102,7 +98,6 @@ class DetectionScore(Target):
         boxes: torch.Tensor | None = None,
         classes: torch.Tensor | None = None,
         keys: Sequence[str] | None = None,
-        objectness_key: str | None = None,
     ) -> None:
         if max_boxes is not None:
             max_boxes = whole_number("max_boxes", max_boxes, 1)
@@ -110,7 +105,6 @@ class DetectionScore(Target):
             raise ValueError(f"`keys` must name boxes, labels and scores, got {keys!r}")
         for name, value in {"boxes": boxes, "classes": classes}.items():
             instance(name, value, (torch.Tensor, np.ndarray, list, tuple), "a tensor", none=True)
-        instance("objectness_key", objectness_key, str, "a key of the detections", none=True)
         if classes is not None and boxes is None:
             raise ValueError("`classes` are the classes of `boxes`: give both")
         self.threshold = number("threshold", threshold)
@@ -118,157 +112,110 @@ class DetectionScore(Target):
         self.boxes = boxes
         self.classes = classes
         self.keys = None if keys is None else tuple(keys)
-        self.objectness_key = objectness_key
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
-        reader = _Reader(self._find_keys(reference_output, case), self.objectness_key, case)
+        reader = _Reader(self._find_keys(reference_output), case)
         found = reader(reference_output)
-        _check_confidence(found.objectness, case)
+        if found.objectness.numel() and float(found.objectness.max()) > 1.01:  # half precision may round it up
+            raise ValueError(
+                f"DetectionScore multiplies overlaps by the scores of boxes, which must be in [0, 1], and the network "
+                f"gives up to {float(found.objectness.max()):.4g}; let it end in a sigmoid or softmax"
+            )
         if self.boxes is not None:
-            return self._bind_given(self.boxes, reader, found, case)
+            return self._bind_given(self.boxes, reader, found)
         scores = found.scores[0]
         order = scores.argsort(descending=True, stable=True)[: int((scores >= self.threshold).sum())][: self.max_boxes]
         if not len(order):
             highest = f"the highest of its boxes scores {float(scores.max()):.3f}" if len(scores) else "it finds no box"
-            raise CaseError(
-                case.name,
+            raise ValueError(
                 f"the network finds no box that scores at least {self.threshold}, {highest}; lower `threshold`, or "
-                "give the `boxes` to be explained",
+                "give the `boxes` to be explained"
             )
         vectors = None if found.vectors is None else found.vectors[0, order]
         return _BoundDetectionScore(reader, found, found.boxes[0, order], found.classes[0, order], vectors)
 
-    def _bind_given(self, given: Any, reader: _Reader, found: _Detections, case: Case) -> BoundTarget:
+    def _bind_given(self, given: Any, reader: _Reader, found: _Detections) -> BoundTarget:
         boxes = torch.as_tensor(given)
         if boxes.ndim != 2 or not len(boxes) or boxes.shape[1] != reader.columns:
-            raise CaseError(
-                case.name,
-                f"`boxes` must have shape (M, {reader.columns}), at least one box, got {tuple(boxes.shape)}",
+            raise ValueError(
+                f"`boxes` must have shape (M, {reader.columns}), at least one box, got {tuple(boxes.shape)}"
             )
-        _check_corners(boxes, "`boxes`", case)
+        _check_corners(boxes, "`boxes`")
         classes = None
         if self.classes is not None:
-            classes = torch.as_tensor(self.classes).to(found.classes.device)
-            classes = classes.long()
+            classes = torch.as_tensor(self.classes).to(found.classes.device).long()
             if found.vectors is not None:
-                check_indices(classes.tolist(), found.vectors.shape[2], "classes", "class", case)
+                check_indices(classes.tolist(), found.vectors.shape[2], "classes", "class")
             if classes.shape != boxes.shape[:1]:
-                raise CaseError(case.name, f"`classes` has shape {tuple(classes.shape)} for {len(boxes)} boxes")
+                raise ValueError(f"`classes` has shape {tuple(classes.shape)} for {len(boxes)} boxes")
         return _BoundDetectionScore(reader, found, boxes.to(found.boxes), classes, None)
 
-    def _find_keys(self, output: Any, case: Case) -> tuple[str, ...]:
-        first = output[0] if isinstance(output, (list, tuple)) and output else output
-        batched = first is output
+    def _find_keys(self, output: Any) -> tuple[str, ...]:
+        first = output[0] if isinstance(output, (list, tuple)) and output else None
         if not isinstance(first, Mapping):
-            raise CaseError(
-                case.name,
+            raise ValueError(
                 "DetectionScore reads a list with one dictionary of boxes, labels and scores per image, the network "
-                f"gave a {type(output).__name__}; choose the part that holds it by the inferer's `output`",
+                f"gave a {type(output).__name__}; choose the part that holds it by the inferer's `output`"
             )
-        for keys in _KEYS if self.keys is None else (self.keys,):
+        known = _KEYS if self.keys is None else (self.keys,)
+        for keys in known:
             # With scores of all classes the labels are not needed.
-            if (
-                keys[0] in first
-                and keys[2] in first
-                and (keys[1] in first or getattr(first[keys[2]], "ndim", 1) > 1 + batched)
-            ):
+            if keys[0] in first and keys[2] in first and (keys[1] in first or torch.as_tensor(first[keys[2]]).ndim > 1):
                 return keys
-        known = " or ".join(map(str, _KEYS if self.keys is None else (self.keys,)))
-        raise CaseError(case.name, f"the detections have the keys {sorted(map(str, first))}, not {known}: set `keys`")
+        words = " or ".join(map(str, known))
+        raise ValueError(f"the detections have the keys {sorted(map(str, first))}, not {words}: set `keys`")
 
 
-def _check_corners(boxes: torch.Tensor, name: str, case: Case) -> None:
+def _check_corners(boxes: torch.Tensor, name: str) -> None:
     """Refuse boxes ``(..., 4 or 6)`` that are not corners, as a center and a size are not, or not finite."""
     dims = boxes.shape[-1] // 2
     wrong = ~((boxes[..., dims:] >= boxes[..., :dims]) & torch.isfinite(boxes[..., :dims] + boxes[..., dims:]))
     if bool(wrong.any()):
         first = boxes[wrong.any(dim=-1)][0].tolist()
-        raise CaseError(
-            case.name,
+        raise ValueError(
             f"{name} must be finite corners, first the lower one and then the upper one, got "
             f"[{', '.join(f'{corner:g}' for corner in first)}]; convert another form by "
-            "monai.data.box_utils.convert_box_mode",
-        )
-
-
-def _check_confidence(objectness: torch.Tensor, case: Case) -> None:
-    """Refuse scores that are logits or percentages. One may be a little above 1, as half precision rounds it."""
-    if objectness.numel() and float(objectness.max()) > 1.01:
-        raise CaseError(
-            case.name,
-            f"DetectionScore multiplies overlaps by the scores of boxes, which must be in [0, 1], and the network "
-            f"gives up to {float(objectness.max()):.4g}; let it end in a sigmoid or softmax",
+            "monai.data.box_utils.convert_box_mode"
         )
 
 
 class _Reader:
     """Reads a detector's output."""
 
-    def __init__(self, keys: Sequence[str], objectness_key: str | None, case: Case) -> None:
+    def __init__(self, keys: Sequence[str], case: Case) -> None:
         self.keys = keys
-        self.objectness_key = objectness_key
-        self.case = case
         self.columns = 2 * (case.image.ndim - 1)
 
     def __call__(self, output: Any) -> _Detections:
-        box_key, label_key, score_key = self.keys
-        if isinstance(output, Mapping):
-            read = {key: output[key] for key in (*self.keys, self.objectness_key) if key in output}
-            output = [{key: part[i] for key, part in read.items()} for i in range(len(output[box_key]))]
-        boxes = [self._boxes(image) for image in output]
-
-        def of_each(key: str, axes: int = 1) -> list[torch.Tensor]:
-            return [self._of_boxes(image, key, each, axes) for image, each in zip(output, boxes, strict=True)]
-
-        scores = of_each(score_key, axes=2)
-        num_classes = max((each.shape[1] for each in scores if each.ndim == 2), default=0)
+        images = [self._image(image) for image in output]
+        boxes, labels = [image[0] for image in images], [image[1] for image in images]
+        num_classes = max((scores.shape[1] for _, _, scores in images if scores.ndim == 2), default=0)
         has_vectors = num_classes > 1
         # For an image without detections, the detector may leave out the axis of classes.
-        scores = [each.reshape(-1, num_classes) if has_vectors else each.flatten() for each in scores]
-        padded_scores = _padded(scores)
-        objectness = _padded([each.new_ones(len(each)) for each in scores]) if has_vectors else padded_scores
-        if self.objectness_key is not None:
-            objectness = _padded(of_each(self.objectness_key))
-        if not num_classes or all(label_key in image for image, each in zip(output, boxes, strict=True) if len(each)):
-            classes = _padded([each.long() for each in of_each(label_key)], -1)
-        else:
-            classes = padded_scores.argmax(dim=2) if has_vectors else torch.zeros_like(padded_scores).long()
+        padded = _padded([each.reshape(-1, num_classes) if has_vectors else each.flatten() for *_, each in images])
         corners = _padded(boxes)
-        _check_corners(corners, "boxes that the network gives", self.case)
-        return _Detections(corners, objectness, classes, padded_scores if has_vectors else None)
+        _check_corners(corners, "boxes that the network gives")
+        # The padding has no objectness.
+        objectness = _padded([padded.new_ones(len(each)) for each in boxes]) if has_vectors else padded
+        return _Detections(corners, objectness, _padded(labels, -1), padded if has_vectors else None)
 
-    def _boxes(self, image: Mapping[str, Any]) -> torch.Tensor:
-        """The boxes ``(N, 4 or 6)`` of one image."""
-        boxes = to_float(self._part(image, self.keys[0])) if image else torch.zeros(0)
-        if boxes.numel() and (boxes.ndim != 2 or boxes.shape[1] != self.columns):
-            raise CaseError(
-                self.case.name,
-                f"a box of this image has {self.columns} corner coordinates, the network gave {tuple(boxes.shape)}",
+    def _image(self, image: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Boxes ``(N, 4 or 6)`` of one image, their labels ``(N,)``, and scores ``(N,)`` or ``(N, classes)``."""
+        box_key, label_key, score_key = self.keys
+        if not image or not len(image.get(box_key, [])):  # then a detector may leave out anything
+            empty = to_float(torch.as_tensor(image.get(box_key, [])))
+            return empty.new_zeros(0, self.columns), empty.new_zeros(0).long(), empty.new_zeros(0)
+        if missing := {box_key, score_key} - {*image}:
+            raise ValueError(f"the detections of an image have the keys {sorted(map(str, image))}, without {missing}")
+        boxes, scores = (to_float(torch.as_tensor(image[key])) for key in (box_key, score_key))
+        best = scores.flatten(1).argmax(dim=1) if scores.ndim > 1 else scores
+        labels = torch.as_tensor(image.get(label_key, best)).to(boxes.device).long().flatten()
+        if boxes.shape != (len(boxes), self.columns) or not len(boxes) == len(scores) == len(labels):
+            raise ValueError(
+                f"a box of this image has {self.columns} corner coordinates, a score and a label, the network gave "
+                f"boxes {tuple(boxes.shape)}, scores {tuple(scores.shape)} and labels {tuple(labels.shape)}"
             )
-        return boxes.reshape(-1, self.columns)
-
-    def _of_boxes(self, image: Mapping[str, Any], key: str, boxes: torch.Tensor, axes: int) -> torch.Tensor:
-        """What a detector gives for each box of an image, ``(N,)``, or with two ``axes`` also ``(N, ...)``."""
-        if not len(boxes):  # then a detector may leave out anything
-            found = image.get(key)
-            shape = tuple(found.shape[1:]) if isinstance(found, torch.Tensor) and found.ndim == axes else ()
-            return boxes.new_zeros(0, *shape)
-        found = to_float(self._part(image, key)).to(boxes.device)
-        if found.ndim not in (1, 2) or len(found) != len(boxes) or (axes == 1 and found.numel() != len(boxes)):
-            raise CaseError(
-                self.case.name,
-                f"the network gave {len(boxes)} boxes of an image and {key!r} of shape {tuple(found.shape)}, which "
-                "must have one row for each box",
-            )
-        return found if axes == 2 else found.flatten()
-
-    def _part(self, image: Mapping[str, Any], key: str) -> torch.Tensor:
-        if key not in image:
-            raise CaseError(
-                self.case.name,
-                f"the detections of an image have the keys {sorted(map(str, image))}, without {key!r}",
-            )
-        return torch.as_tensor(image[key])
+        return boxes, labels, scores.to(boxes.device)
 
 
 def _padded(parts: Sequence[torch.Tensor], value: float = 0) -> torch.Tensor:

@@ -10,10 +10,9 @@ import torch
 from scipy import ndimage
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
 from monai_saliency.utils.tensors import check_labels
 
-__all__ = ["Labels", "check_region", "components", "given_region", "label_region", "on_grid", "predicted_labels"]
+__all__ = ["Labels", "check_region", "components", "given_region", "label_region", "predicted_labels"]
 
 
 class Labels:
@@ -30,28 +29,22 @@ class Labels:
         """The voxels of a channel, bool ``(*spatial)``."""
         return self.values[channel] if self.overlapping else self.values == channel
 
-    def sizes(self, count: int) -> torch.Tensor:
-        """The number of voxels ``(count,)`` of each channel."""
-        if self.overlapping:
-            return self.values.flatten(1).sum(dim=1)
-        return torch.bincount(self.values.flatten(), minlength=count)[:count]
-
     def channels(self, count: int) -> list[int]:
         """The channels with a voxel, the largest first, without the background."""
-        sizes = self.sizes(count)
+        flat = self.values.flatten(int(self.overlapping))
+        sizes = flat.sum(dim=1) if self.overlapping else torch.bincount(flat, minlength=count)[:count]
         found = sizes.argsort(descending=True, stable=True).tolist()
         return [channel for channel in found if channel >= int(self.background) and sizes[channel] > 0]
 
 
-def predicted_labels(output: torch.Tensor, activation: str, case: Case) -> Labels:
+def predicted_labels(output: torch.Tensor, activation: str) -> Labels:
     """The segmentation of an output ``(1, C, *spatial)``: with ``"sigmoid"`` channels may overlap."""
     if activation == "sigmoid":
         return Labels(output[0] > 0, background=False)
     if output.shape[1] == 1:
-        raise CaseError(
-            case.name,
+        raise ValueError(
             "with one output channel and activation='none' the predicted region is not defined; use "
-            "activation='sigmoid' for a logit, or give `region` as a label tensor",
+            "activation='sigmoid' for a logit, or give `region` as a label tensor"
         )
     return Labels(output[0].argmax(dim=0), background=True)
 
@@ -71,60 +64,44 @@ def given_region(region: torch.Tensor, spatial: torch.Size, case: Case) -> torch
         own = own[0]
     if own.shape not in (spatial, case.image.shape[1:]):
         image = tuple(case.image.shape[1:])
-        raise CaseError(
-            case.name,
+        raise ValueError(
             f"`region` has shape {tuple(region.shape)}, the network's output has spatial shape {tuple(spatial)} "
-            f"and the image {image}; give the label on one of these grids",
+            f"and the image {image}; give the label on one of these grids"
         )
-    return on_grid(own != 0, spatial, "the given region", case)
+    return _on_grid(own != 0, spatial)
 
 
 def label_region(values: Sequence[int] | None, spatial: torch.Size, case: Case) -> torch.Tensor:
     """The region where the case's label map has one of some values, on the output's grid."""
     if case.labels is None:
-        raise CaseError(
-            case.name,
+        raise ValueError(
             "the region is taken from the label map, and the case has none; give it as `labels` to `explain`, or by "
-            "the `label_key` of `Saliencyd`",
+            "the `label_key` of `Saliencyd`"
         )
     labels = torch.as_tensor(case.labels)[0]
     if labels.shape != case.image.shape[1:]:
-        raise CaseError(
-            case.name,
+        raise ValueError(
             f"the label map has spatial shape {tuple(labels.shape)}, the image {tuple(case.image.shape[1:])}; "
-            "give both the same spatial transforms",
+            "give both the same spatial transforms"
         )
-    try:
-        check_labels(labels)
-    except ValueError as error:
-        raise CaseError(case.name, str(error)) from error
+    check_labels(labels)
     if values is None:
-        return on_grid(labels != 0, spatial, "the label", case)
+        return _on_grid(labels != 0, spatial)
     labels = labels if labels.is_floating_point() else labels.long()
     region = torch.isin(labels, torch.as_tensor(list(values), dtype=labels.dtype, device=labels.device))
-    return on_grid(region, spatial, f"the label of value {', '.join(map(str, values))}", case)
+    return _on_grid(region, spatial)
 
 
-def on_grid(region: torch.Tensor, spatial: torch.Size, what: str, case: Case) -> torch.Tensor:
+def _on_grid(region: torch.Tensor, spatial: torch.Size) -> torch.Tensor:
     """Resample a region to another grid, to the nearest voxel."""
     if region.shape == spatial:
         return region
-    resampled = (
-        torch.nn.functional.interpolate(region[None, None].float(), tuple(spatial), mode="nearest-exact")[0, 0] > 0
-    )
-    if bool(region.any()) and not bool(resampled.any()):
-        raise CaseError(
-            case.name,
-            f"{what} has {int(region.sum())} voxels on the image's grid {tuple(region.shape)} and vanishes on the "
-            f"coarser grid {tuple(spatial)} of the network's output; give a larger region, or one on the output's grid",
-        )
-    return resampled
+    return torch.nn.functional.interpolate(region[None, None].float(), tuple(spatial), mode="nearest-exact")[0, 0] > 0
 
 
-def components(region: torch.Tensor, limit: int, min_size: int) -> list[torch.Tensor]:
+def components(region: torch.Tensor, limit: int) -> list[torch.Tensor]:
     """The connected components of a region, the largest first. Voxels that touch at a corner are connected."""
     found, _ = ndimage.label(region.numpy(force=True), structure=np.ones([3] * region.ndim))
-    sizes = np.bincount(found.ravel())[1:]
-    order = [i + 1 for i in np.argsort(-sizes, kind="stable") if sizes[i] >= min_size][:limit]
+    order = np.argsort(-np.bincount(found.ravel())[1:], kind="stable")[:limit] + 1
     labelled = torch.from_numpy(found).to(region.device)
-    return [labelled == i for i in order]
+    return [labelled == i for i in order.tolist()]

@@ -1,28 +1,27 @@
-"""Numbers that a network predicts, such as an age, a volume, or a landmark's coordinates."""
+"""Numbers: those that a network predicts, such as an age, and any that a user's function makes of its output."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
+from monai_saliency.networks.outputs import num_rows
 from monai_saliency.targets.base import (
     BoundTarget,
     Quantity,
     Target,
-    check_finite,
     check_indices,
     check_tensor,
     to_float,
 )
-from monai_saliency.utils.arguments import indices
+from monai_saliency.utils.arguments import indices, instance
 from monai_saliency.utils.tensors import columns
 
-__all__ = ["RegressionScore"]
+__all__ = ["FunctionScore", "RegressionScore"]
 
 
 class RegressionScore(Target):
@@ -58,14 +57,12 @@ class RegressionScore(Target):
         self.names = None if names is None else [str(name) for name in np.atleast_1d(names)]
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
-        output = check_tensor(reference_output, case, "RegressionScore")
-        check_finite(output, case)
-        numbers = to_float(output).reshape(-1).clone()
+        numbers = check_tensor(reference_output, case, "RegressionScore").reshape(-1).clone()
         values = list(range(len(numbers))) if isinstance(self.values, str) else self.values
-        check_indices(values, len(numbers), "values", "value", case)
+        check_indices(values, len(numbers), "values", "value")
         names = self.names if self.names is not None else [f"value {v}" for v in values]
         if len(names) != len(values):
-            raise CaseError(case.name, f"`names` has {len(names)} entries for {len(values)} values")
+            raise ValueError(f"`names` has {len(names)} entries for {len(values)} values")
         return _BoundRegressionScore(names, values, numbers)
 
 
@@ -83,3 +80,64 @@ class _BoundRegressionScore(BoundTarget):
 
     def quantity(self) -> Quantity:
         return Quantity("predicted value", "network output")
+
+
+class FunctionScore(Target):
+    """The scores that a user's function computes from the network's output.
+
+    Args:
+        function: takes the network's output for B images (the part that the inferer's ``output`` reads) and returns
+            scores ``(B,)`` or ``(B, K)``. Each row must depend on its own image only.
+        labels: names of the K scores; by default ``"score"``, or ``"score 1"``, ``"score 2"``, ...
+
+    Raises:
+        ValueError: when ``function`` cannot be called, and (from ``bind`` and the bound target) when it returns
+            anything else, or another number of scores than ``labels``.
+
+    Example::
+
+        >>> import torch
+        >>> from monai_saliency import FunctionScore
+        >>> from monai_saliency.cases import Case
+        >>> target = FunctionScore(lambda output: output["left"] - output["right"], ["asymmetry"])
+        >>> case = Case("ct_7", torch.zeros(1, 8, 8))
+        >>> bound = target.bind({"left": torch.tensor([3.0]), "right": torch.tensor([1.0])}, case)
+        >>> bound({"left": torch.tensor([2.0, 5.0]), "right": torch.tensor([1.0, 7.0])}).tolist()
+        [[1.0], [-2.0]]
+    """
+
+    def __init__(self, function: Callable[[Any], torch.Tensor], labels: Sequence[str] | None = None) -> None:
+        words = "a function of the network's output"
+        self.function = instance("function", function, (), words, function=True)
+        self.labels = None if labels is None else [str(label) for label in labels]
+
+    def bind(self, reference_output: Any, case: Case) -> BoundTarget:
+        scores = _scores(self.function, reference_output)
+        count = scores.shape[1]
+        labels = self.labels or (["score"] if count == 1 else [f"score {i}" for i in range(1, count + 1)])
+        if len(labels) != count:
+            raise ValueError(f"`function` gave {count} scores per image for {len(labels)} `labels`")
+        return _BoundFunctionScore(labels, self.function)
+
+
+class _BoundFunctionScore(BoundTarget):
+    def __init__(self, labels: Sequence[str], function: Callable[[Any], torch.Tensor]) -> None:
+        self.labels = labels
+        self.function = function
+
+    def __call__(self, output: Any) -> torch.Tensor:
+        return _scores(self.function, output)
+
+    def quantity(self) -> Quantity:
+        return Quantity("score of a function", "as the function gives it")
+
+
+def _scores(function: Callable[[Any], torch.Tensor], output: Any) -> torch.Tensor:
+    """The function's scores as ``(B, K)``."""
+    scores, count = function(output), num_rows(output)
+    if not isinstance(scores, torch.Tensor) or scores.ndim not in (1, 2) or len(scores) != count:
+        what = f"shape {tuple(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+        raise ValueError(
+            f"`function` must give a tensor (B,) or (B, K), one row per image; it gave {what} for {count} images"
+        )
+    return to_float(scores).reshape(count, -1)

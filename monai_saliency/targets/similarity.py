@@ -7,12 +7,10 @@ from typing import Any
 import torch
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
 from monai_saliency.targets.base import (
     BoundTarget,
     Quantity,
     Target,
-    check_finite,
     check_tensor,
     check_volume,
     cosine,
@@ -72,19 +70,16 @@ class EmbeddingSimilarity(Target):
         self.reference = instance("reference", reference, torch.Tensor, words, none=True)
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
-        output = check_tensor(reference_output, case, "EmbeddingSimilarity")
-        check_finite(output, case)
-        own = to_float(output)
+        own = check_tensor(reference_output, case, "EmbeddingSimilarity")
         if self.reference is None:
             bound = _BoundEmbeddingSimilarity(["similarity to itself"], own.flatten(1).clone(), self.measure)
             bound.vouch = digits(own)
             return bound
         given = self.reference if self.reference.ndim == own.ndim else self.reference[None]
         if given.shape[1:] != own.shape[1:] or not len(given):
-            raise CaseError(
-                case.name,
+            raise ValueError(
                 f"`reference` has shape {tuple(self.reference.shape)}, an embedding {tuple(own.shape[1:])}: give one "
-                "embedding, or several along a first axis",
+                "embedding, or several along a first axis"
             )
         names = [f"similarity to reference {i}" for i in range(1, len(given) + 1)]
         return _BoundEmbeddingSimilarity(names, given.to(own).flatten(1), self.measure)
@@ -137,29 +132,27 @@ class FieldSimilarity(Target):
 
     def bind(self, reference_output: Any, case: Case) -> BoundTarget:
         field = check_volume(reference_output, case, "FieldSimilarity", "a displacement field")
-        spatial = field.shape[2:]
         if isinstance(self.region, torch.Tensor):
-            region = given_region(self.region, spatial, case)
+            region = given_region(self.region, field.shape[2:], case)
         elif self.region == "label":
-            region = label_region(None, spatial, case)
+            region = label_region(None, field.shape[2:], case)
         else:
-            return _BoundFieldSimilarity(field.clone(), None)
+            return _BoundFieldSimilarity(field.clone(), slice(None))
         if not bool(region.any()):
-            raise CaseError(case.name, "the region is empty, so there is no score to explain; use region='all'")
+            raise ValueError("the region is empty, so there is no score to explain; use region='all'")
         return _BoundFieldSimilarity(field.clone(), region.to(field.device).flatten().nonzero().flatten())
 
 
 class _BoundFieldSimilarity(BoundTarget):
     labels = ("displacement",)
 
-    def __init__(self, reference: torch.Tensor, voxels: torch.Tensor | None) -> None:
+    def __init__(self, reference: torch.Tensor, voxels: torch.Tensor | slice) -> None:
         self.voxels = voxels
         self.reference = self._inside(reference)
         self.vouch = digits(self.reference)
 
     def _inside(self, field: torch.Tensor) -> torch.Tensor:
-        flat = to_float(field).flatten(2)
-        return flat if self.voxels is None else flat[:, :, self.voxels]
+        return to_float(field).flatten(2)[:, :, self.voxels]
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         return -(self._inside(output) - self.reference).norm(dim=1).mean(dim=1, keepdim=True)

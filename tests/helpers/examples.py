@@ -23,7 +23,7 @@ from monai_saliency.targets import (
     Target,
 )
 from monai_saliency.targets.auto import AutoTarget
-from monai_saliency.targets.members import MemberTarget
+from monai_saliency.targets.base import MemberTarget
 from monai_saliency.targets.postprocessing import Reading
 from monai_saliency.targets.segmentation import PredictedRegionScore
 

@@ -9,7 +9,6 @@ import torch
 from helpers.targets import FLAT, LOGITS
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
 from monai_saliency.targets import (
     ClassScore,
     RegionScore,
@@ -56,7 +55,7 @@ class TestClassScore:
         [([[0.2, 0.8]], "softmax"), ([[0.9, 0.8]], "sigmoid")],
     )
     def test_warns_of_an_activation_on_probabilities(self, output: list, activation: str) -> None:
-        with pytest.warns(UserWarning, match="case ct_7: .*already looks like probabilities.*activation='none'"):
+        with pytest.warns(UserWarning, match=".*already looks like probabilities.*activation='none'"):
             ClassScore([0], activation).bind(torch.tensor(output), FLAT)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -72,18 +71,18 @@ class TestClassScore:
     @pytest.mark.parametrize(
         ("classes", "output", "match"),
         [
-            ([3], LOGITS, r"case ct_7: class 3 is out of range: the network gives 3 classes.*\[0, 2\]"),
-            ([0], torch.zeros(1, 3, 2, 3), r"case ct_7: .*\(B, 3, 2, 3\); use RegionScore for a segmentation"),
-            ([0], torch.zeros(1), r"case ct_7: ClassScore reads one row of class scores per image"),
+            ([3], LOGITS, r"class 3 is out of range: the network gives 3 classes.*\[0, 2\]"),
+            ([0], torch.zeros(1, 3, 2, 3), r".*\(B, 3, 2, 3\); use RegionScore for a segmentation"),
+            ([0], torch.zeros(1), r"ClassScore reads one row of class scores per image"),
             (
                 [0],
                 {"logits": LOGITS},
-                "case ct_7: ClassScore reads a tensor, .* a dict; .*: output='logits' reads \\(B, 3\\)$",
+                "ClassScore reads a tensor, .* a dict; .*: output='logits' reads \\(B, 3\\)$",
             ),
         ],
     )
     def test_outputs_it_cannot_read(self, classes: list, output: object, match: str) -> None:
-        with pytest.raises(CaseError, match=match):
+        with pytest.raises(ValueError, match=match):
             ClassScore(classes, "none").bind(output, FLAT)
 
 
@@ -96,9 +95,9 @@ class TestPositiveClasses:
         torch.testing.assert_close(bound(-self.OUTPUT), torch.sigmoid(-self.OUTPUT)[:, [0, 2]])
 
     def test_errors(self) -> None:
-        with pytest.raises(CaseError, match=r"case ct_7: no class scores above 0.5 \(the highest: 0.119\)"):
+        with pytest.raises(ValueError, match=r"no class scores above 0.5 \(the highest: 0.119\)"):
             ClassScore("positive", "sigmoid").bind(torch.tensor([[-3.0, -2.0]]), FLAT)
-        with pytest.raises(CaseError, match=r"compares probabilities .* lie in \[-3, 2\]; use activation='sigmoid'"):
+        with pytest.raises(ValueError, match=r"compares probabilities .* lie in \[-3, 2\]; use activation='sigmoid'"):
             ClassScore("positive", "none").bind(self.OUTPUT, FLAT)
 
 
@@ -106,7 +105,7 @@ def test_an_image_with_nan_is_named_as_the_cause() -> None:
     image = torch.zeros(1, 4, 5)
     image[0, 1, 2], image[0, 3, 3] = float("nan"), float("inf")
     output = torch.tensor([[0.0, float("nan")]])
-    with pytest.raises(CaseError, match="case ct_2: the image that the network gets is NaN or infinite in 2 of 20 val"):
+    with pytest.raises(ValueError, match="NaN or infinite, and so is the image that it gets, in 2 of 20 values"):
         ClassScore(0, "none").bind(output, Case("ct_2", image))
-    with pytest.raises(CaseError, match=r"case ct_2: .* check the network's weights"):
+    with pytest.raises(ValueError, match="the image is not; check the scan"):
         ClassScore(0, "none").bind(output, Case("ct_2", torch.zeros(1, 4, 5)))

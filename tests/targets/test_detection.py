@@ -9,7 +9,6 @@ from monai.apps.detection.networks.retinanet_detector import RetinaNetDetector
 from monai.apps.detection.utils.anchor_utils import AnchorGeneratorWithAnchorShape
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
 from monai_saliency.methods import rise
 from monai_saliency.networks.inputs import ListInput
 from monai_saliency.targets import DetectionScore
@@ -19,7 +18,7 @@ KEYS = ("boxes", "labels", "labels_scores")
 
 
 def detections(counts: list[int], dims: int, classes: int = 0, seed: int = 0, double: bool = False) -> list[dict]:
-    """Random boxes inside of 20 voxels: with scores of the best class, or of all classes and objectness."""
+    """Random boxes inside of 20 voxels: with scores of the best class, or of all classes."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float64 if double else torch.float32
     found = []
@@ -29,7 +28,6 @@ def detections(counts: list[int], dims: int, classes: int = 0, seed: int = 0, do
         scores = torch.rand(count, *[classes] * bool(classes), generator=generator, dtype=dtype)
         image = {"boxes": boxes, "labels": torch.randint(0, 3, (count,), generator=generator), "labels_scores": scores}
         if classes:
-            image["objectness"] = torch.rand(count, generator=generator, dtype=dtype)
             del image["labels"]
         found.append(image)
     return found
@@ -52,7 +50,7 @@ def slow_similarity(reference: dict, image: dict) -> list[float]:
             else:
                 p, q = reference["labels_scores"][t].tolist(), image["labels_scores"][j].tolist()
                 alike = sum(x * y for x, y in zip(p, q, strict=True)) / (math.hypot(*p) * math.hypot(*q))
-                objectness = float(image["objectness"][j])
+                objectness = 1.0
             highest = max(highest, overlap * alike * objectness)
         best.append(highest)
     return best
@@ -70,10 +68,8 @@ def test_equals_the_paper_in_plain_loops(dims: int, classes: int, double: bool) 
     (reference,) = detections([6], dims, classes, seed=1, double=double)
     perturbed = detections([5, 0, 1, 9, 0, 3], dims, classes, seed=2, double=double)
     perturbed[3] = {key: torch.cat([value, reference[key]]) for key, value in perturbed[3].items()}
-    target = DetectionScore(0.0, objectness_key="objectness" if classes else None)
-    bound = target.bind([reference], CASES[dims])
-    sure = reference["labels_scores"]
-    sure = sure.amax(1) * reference["objectness"] if classes else sure
+    bound = DetectionScore(0.0).bind([reference], CASES[dims])
+    sure = reference["labels_scores"].amax(1) if classes else reference["labels_scores"]
     ordered = pick(reference, sure.argsort(descending=True).tolist())
     expected = torch.tensor([slow_similarity(ordered, image) for image in perturbed])
     scores = bound(perturbed)
@@ -142,7 +138,7 @@ class TestByHand:
         torch.testing.assert_close(
             DetectionScore(keys=["a", "b", "c"]).bind(output, CASES[2])(output), torch.tensor([[0.9, 0.8]])
         )
-        with pytest.raises(CaseError, match=r"case ct_7: the detections have the keys \['a', 'b', 'c'\], not .*`keys`"):
+        with pytest.raises(ValueError, match=r"the detections have the keys \['a', 'b', 'c'\], not .*`keys`"):
             DetectionScore().bind(output, CASES[2])
 
     @pytest.mark.parametrize(
@@ -161,11 +157,11 @@ class TestByHand:
                 {"boxes": torch.ones(1, 4), "classes": [3]},
                 r"class 3 is out of range: the network gives 3 classes",
             ),
-            ([box(0, 0, 0, 1, 1, 1)], {}, r"this image has 4 corner coordinates, the network gave \(1, 6\)"),
+            ([box(0, 0, 0, 1, 1, 1)], {}, r"this image has 4 corner coordinates, .* gave boxes \(1, 6\)"),
         ],
     )
     def test_what_it_cannot_explain(self, output: Any, settings: dict, match: str) -> None:
-        with pytest.raises(CaseError, match=f"case ct_7: .*{match}"):
+        with pytest.raises(ValueError, match=f".*{match}"):
             DetectionScore(**settings).bind(output, CASES[2])
 
     def test_a_label_is_what_the_detector_calls_it(self) -> None:
@@ -185,21 +181,18 @@ class TestByHand:
         [
             ({"labels_scores": torch.tensor([3.0])}, r"must be in \[0, 1\], and the network gives up to 3; .* sigmoid"),
             ({"boxes": torch.tensor([[8.0, 8, 4, 6]])}, r"finite corners, .* got \[8, 8, 4, 6\]; .*convert_box_mode"),
-            ({"labels": torch.tensor([1, 2])}, r"1 boxes of an image and 'labels' of shape \(2,\).*one row for each"),
+            ({"labels": torch.tensor([1, 2])}, r"scores \(1,\) and labels \(2,\)"),
             ({"boxes": torch.zeros(1, 1, 4)}, "this image has 4 corner coordinates"),
         ],
     )
     def test_detections_of_another_form(self, change: dict[str, Any], match: str) -> None:
-        with pytest.raises(CaseError, match=f"case ct_7: .*{match}"):
+        with pytest.raises(ValueError, match=f".*{match}"):
             DetectionScore().bind([{**box(8, 8, 12, 10), **change}], CASES[2])
 
     def test_detections_without_a_key(self) -> None:
         bound = DetectionScore().bind([box(8, 8, 12, 10)], CASES[2])
-        with pytest.raises(CaseError, match=r"case ct_7: .* have the keys \['boxes', 'labels'\], without 'labels_sc"):
+        with pytest.raises(ValueError, match=r".* have the keys \['boxes', 'labels'\], without \{'labels_sc"):
             bound([{key: value for key, value in box(8, 8, 12, 10).items() if key != "labels_scores"}])
-        batch = {"boxes": torch.zeros(2, 3, 4), "scores": torch.zeros(2, 3)}
-        with pytest.raises(CaseError, match=r"have the keys \['boxes', 'scores'\], not .*`keys`"):
-            DetectionScore().bind(batch, CASES[2])
 
 
 class _Heads(torch.nn.Module):

@@ -8,7 +8,6 @@ from helpers.targets import FLAT, LOGITS, SEGMENTATION
 from monai.losses import DiceLoss
 
 from monai_saliency.cases import Case
-from monai_saliency.errors import CaseError
 from monai_saliency.targets import DiceScore, RegionScore
 
 
@@ -46,38 +45,38 @@ class TestRegionScore:
     @pytest.mark.parametrize(
         ("settings", "match"),
         [
-            ({"channel": 2}, r"case ct_7: channel 2 is out of range: the network gives 2 channels.*\[0, 1\]"),
-            ({"channel": 0, "region": torch.zeros(2, 3)}, "case ct_7: the given region of channel 0 is empty"),
-            ({"channel": 0, "region": torch.ones(3, 3)}, r"case ct_7: `region` has shape \(3, 3\).*\(2, 3\)"),
-            ({"channel": 0, "region": torch.ones(2, 2, 3)}, r"case ct_7: `region` has shape \(2, 2, 3\)"),
+            ({"channel": 2}, r"channel 2 is out of range: the network gives 2 channels.*\[0, 1\]"),
+            ({"channel": 0, "region": torch.zeros(2, 3)}, "the given region of channel 0 is empty"),
+            ({"channel": 0, "region": torch.ones(3, 3)}, r"`region` has shape \(3, 3\).*\(2, 3\)"),
+            ({"channel": 0, "region": torch.ones(2, 2, 3)}, r"`region` has shape \(2, 2, 3\)"),
         ],
     )
     def test_settings_that_do_not_fit_the_case(self, settings: dict, match: str) -> None:
-        with pytest.raises(CaseError, match=match):
+        with pytest.raises(ValueError, match=match):
             RegionScore(activation="none", **settings).bind(self.OUTPUT, FLAT)
 
     @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
     def test_empty_predicted_region(self, activation: str) -> None:
         output = torch.stack([torch.full((2, 3), 3.0), torch.full((2, 3), -3.0)])[None]
-        with pytest.raises(CaseError, match=r"case ct_7: the predicted region.* of channel 1 is empty.*region='all'"):
+        with pytest.raises(ValueError, match=r"the predicted region.* of channel 1 is empty.*region='all'"):
             RegionScore(1, activation).bind(output, FLAT)
 
     @pytest.mark.parametrize(
         ("output", "activation", "match"),
         [
-            (LOGITS, "none", r"case ct_7: RegionScore reads a segmentation.*\(B, 3\); use ClassScore for a classifier"),
-            (torch.zeros(1, 2, 2, 2, 2), "none", r"case ct_7: RegionScore reads a segmentation"),
+            (LOGITS, "none", r"RegionScore reads a segmentation.*\(B, 3\); use ClassScore for a classifier"),
+            (torch.zeros(1, 2, 2, 2, 2), "none", r"RegionScore reads a segmentation"),
             (
                 [OUTPUT],
                 "none",
-                "case ct_7: RegionScore reads a tensor, .* a list; .*: output=0 reads \\(B, 2, 2, 3\\)$",
+                "RegionScore reads a tensor, .* a list; .*: output=0 reads \\(B, 2, 2, 3\\)$",
             ),
-            (OUTPUT[:, :1], "softmax", "case ct_7: the softmax of one channel is 1"),
-            (OUTPUT[:, :1], "none", "case ct_7: with one output channel.*the predicted region is not defined"),
+            (OUTPUT[:, :1], "softmax", "the softmax of one channel is 1"),
+            (OUTPUT[:, :1], "none", "with one output channel.*the predicted region is not defined"),
         ],
     )
     def test_outputs_it_cannot_read(self, output: object, activation: str, match: str) -> None:
-        with pytest.raises(CaseError, match=match):
+        with pytest.raises(ValueError, match=match):
             RegionScore(0, activation).bind(output, FLAT)
 
     def test_wrong_settings(self) -> None:
@@ -96,9 +95,9 @@ class TestPredictedChannels:
 
     def test_none(self) -> None:
         output = torch.full((1, 3, 2, 3), -1.0)
-        with pytest.raises(CaseError, match=r"segments nothing: .* each of its 3 channels"):
+        with pytest.raises(ValueError, match=r"segments nothing: .* each of its 3 channels"):
             RegionScore("predicted", "softmax").bind(output, FLAT)
-        with pytest.raises(CaseError, match=r"segments nothing: .* each of its 3 channels"):
+        with pytest.raises(ValueError, match=r"segments nothing: .* each of its 3 channels"):
             RegionScore("predicted", "sigmoid").bind(output, FLAT)
 
 
