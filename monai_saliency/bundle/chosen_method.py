@@ -57,7 +57,7 @@ def find_method(name: str | Method, id: str = "method") -> Method:
             f"`{id}` must be one of {sorted(methods.__all__)}, or the dotted path of your own function, got {name!r}"
         )
     if not inspect.isfunction(found) and "xaitk_saliency" in sys.modules:
-        from monai_saliency.xaitk.chosen import as_method
+        from monai_saliency.xaitk.black_box import as_method
 
         found = as_method(found) or found
     parameters = inspect.signature(found).parameters

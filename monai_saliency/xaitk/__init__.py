@@ -1,13 +1,12 @@
 """xaitk-saliency, both ways: its objects used here, and our methods found by its discovery.
 
 Here: a ``PerturbImage`` as masks (``masks``), a scoring as an estimator (``estimator``), a whole method as an inferer
-(``black_box``), any of them by name (``chosen``). There: a network as a black box (``networks``), our masks as
+(``black_box``), any of them by name. There: a network as a black box (``networks``), our masks as
 ``PerturbImage`` (``perturbers``), and whole methods of these (``stacks``), with the names, parameters, configurations
 and maps of xaitk-saliency's classes. Like these, they hold all masks of an image at once.
 """
 
-from monai_saliency.xaitk.black_box import BlackBoxInferer
-from monai_saliency.xaitk.chosen import as_method
+from monai_saliency.xaitk.black_box import BlackBoxInferer, as_method
 from monai_saliency.xaitk.estimator import ConfidenceScoring
 from monai_saliency.xaitk.masks import PerturbImageMasks
 from monai_saliency.xaitk.networks import Classifier, Descriptor, Detector

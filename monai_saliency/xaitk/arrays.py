@@ -1,15 +1,14 @@
-"""The border: arrays with the channel last, tensors with the channel first, and detections in both forms."""
+"""The border: arrays with the channel last, tensors with the channel first, and black boxes of networks."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from smqtk_image_io.bbox import AxisAlignedBoundingBox
+from smqtk_core.configuration import Configurable
 
-__all__ = ["as_detections", "image_of", "real_tensor", "rows_of", "tensor_of"]
+__all__ = ["Unconfigured", "image_of", "real_tensor", "tensor_of"]
 
 
 def tensor_of(image: np.ndarray, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
@@ -17,8 +16,6 @@ def tensor_of(image: np.ndarray, dtype: torch.dtype, device: Any = None) -> torc
     image = np.asarray(image)
     if image.ndim not in (2, 3):
         raise ValueError(f"an image has the axes (H, W) or (H, W, C), got shape {image.shape}")
-    if image.dtype.kind not in "buif":
-        raise ValueError(f"an image holds real numbers, got type {image.dtype}")
     return real_tensor(image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)).to(device, dtype, copy=True)
 
 
@@ -40,29 +37,12 @@ def image_of(image: torch.Tensor) -> np.ndarray:
     return array[0] if len(array) == 1 else np.ascontiguousarray(np.moveaxis(array, 0, -1))
 
 
-def rows_of(found: Any, count: int, rows_first: bool = True) -> torch.Tensor:
-    """Detections of B images as rows of corners (column, row), objectness and class scores."""
-    boxes, objectness, vectors = found.boxes, found.objectness, found.vectors
-    if rows_first:
-        boxes = boxes[..., [1, 0, 3, 2]]
-    if vectors is None:
-        if found.classes.numel() and int(found.classes.max()) >= count:
-            raise ValueError(
-                f"the network gives class {int(found.classes.max())}, and there are {count} `labels`: give the name of "
-                "each class by its number, from 0"
-            )
-        vectors = torch.nn.functional.one_hot(found.classes.clamp_min(0), count).to(objectness)
-    elif vectors.shape[2] != count:
-        raise ValueError(f"the network gives scores of {vectors.shape[2]} classes, and there are {count} `labels`")
-    return torch.cat([boxes.to(vectors), objectness[..., None].to(vectors), vectors], dim=2)
+class Unconfigured(Configurable):
+    """A black box that no configuration makes: discovery leaves it out."""
 
+    @classmethod
+    def is_usable(cls) -> bool:
+        return False
 
-def as_detections(
-    rows: torch.Tensor, labels: Sequence[Hashable]
-) -> list[tuple[AxisAlignedBoundingBox, dict[Hashable, float]]]:
-    """The rows ``(N, 4 + 1 + classes)`` of one image, without its padding, as a ``DetectImageObjects`` yields them."""
-    found = []
-    for row in rows[rows[:, 4] > 0].double().cpu().numpy():
-        scores = dict(zip(labels, (row[4] * row[5:]).tolist(), strict=True))
-        found.append((AxisAlignedBoundingBox(row[:2], row[2:4]), scores))
-    return found
+    def get_config(self) -> dict[str, Any]:
+        raise NotImplementedError(f"a network has no configuration: make the {type(self).__name__} in your program")

@@ -1,32 +1,32 @@
-"""A whole method of xaitk-saliency, which runs its own loop, in the place of an inferer that explains."""
+"""A whole method of xaitk-saliency in the place of an inferer, and any of its classes as a method of this package."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from smqtk_classifier.interfaces.classify_image import ClassifyImage
-from smqtk_detection.interfaces.detect_image_objects import DetectImageObjects
-from xaitk_saliency import GenerateImageClassifierBlackboxSaliency, GenerateObjectDetectorBlackboxSaliency
+from xaitk_saliency import GenerateImageClassifierBlackboxSaliency, PerturbImage
 
 from monai_saliency.errors import CaseError
+from monai_saliency.estimators.base import Estimator
+from monai_saliency.estimators.occlusion import OcclusionScoring
 from monai_saliency.inferers.case_state import CaseState
 from monai_saliency.inferers.forward import Forward
+from monai_saliency.inferers.inferer import PerturbationInferer
 from monai_saliency.inferers.whole_method import OneCase, WholeMethodInferer, most_unlike
 from monai_saliency.networks.inputs import SplitInputs
-from monai_saliency.networks.outputs import rows
 from monai_saliency.targets.base import BoundTarget, Target
 from monai_saliency.utils.arguments import instance
-from monai_saliency.xaitk.arrays import as_detections, image_of, rows_of, tensor_of
+from monai_saliency.xaitk.arrays import Unconfigured, image_of, tensor_of
+from monai_saliency.xaitk.masks import PerturbImageMasks
 
-__all__ = ["WHOLE_METHODS", "BlackBoxInferer"]
-
-WHOLE_METHODS = (GenerateImageClassifierBlackboxSaliency, GenerateObjectDetectorBlackboxSaliency)
+__all__ = ["BlackBoxInferer", "as_method"]
 
 
 class BlackBoxInferer(WholeMethodInferer):
@@ -35,10 +35,10 @@ class BlackBoxInferer(WholeMethodInferer):
     The method runs its own loop on arrays and asks for the scores of perturbed images; here they are computed, in
     batches, by the same inferer, inputs and target as everywhere. Its maps are taken as they are, in [-1, 1].
     xaitk-saliency's methods hold all masks of an image at once. Scores are kept in no store, and masks cannot be shared
-    between workers: share cases instead. Methods for detectors need a :class:`~monai_saliency.DetectionScore`.
+    between workers: share cases instead.
 
     Args:
-        method: a ``GenerateImageClassifierBlackboxSaliency`` or ``GenerateObjectDetectorBlackboxSaliency``.
+        method: a ``GenerateImageClassifierBlackboxSaliency``.
         target: which number of the output is explained.
         settings: those of :class:`~monai_saliency.PerturbationInferer`. ``masks`` are scored in place of the method's
             own, as metrics do, and need an ``estimator``; ``fill`` is given to methods that have one and have not set
@@ -59,8 +59,9 @@ class BlackBoxInferer(WholeMethodInferer):
     """
 
     def __init__(self, method: Any, target: Target, *args: Any, **settings: Any) -> None:
-        words = "a GenerateImageClassifierBlackboxSaliency or GenerateObjectDetectorBlackboxSaliency of xaitk-saliency"
-        super().__init__(instance("method", method, WHOLE_METHODS, words), target, *args, **settings)
+        words = "a GenerateImageClassifierBlackboxSaliency of xaitk-saliency"
+        method = instance("method", method, GenerateImageClassifierBlackboxSaliency, words)
+        super().__init__(method, target, *args, **settings)
 
     def explain_case(self, forward: Forward, states: Sequence[CaseState], split: SplitInputs, index: int) -> None:
         _Run(self, forward, states, split, index).explain()
@@ -104,27 +105,19 @@ class _Run(OneCase):
         method: Any = copy.deepcopy(self.inferer.method)
         if getattr(method, "fill", 0) is None:
             method.fill = image_of(self.state.fill)
-        if isinstance(method, GenerateImageClassifierBlackboxSaliency):
-            return np.asarray(method.generate(image, _AsClassifier(self, bound)))
-        detector = _AsDetector(self, getattr(bound, "bound", bound), type(method).__name__)  # `auto` holds its choice
-        found = np.asarray(method.generate(image, *detector.references(), detector))
-        # Where nothing is found in any perturbed image there is no map: every score is 0.
-        return found if len(found) else np.zeros((len(bound.labels), *image.shape[:2]))
+        return np.asarray(method.generate(image, _AsClassifier(self, bound)))
 
-    def outputs(self, images: Iterable[np.ndarray], bound: BoundTarget) -> Iterator[tuple[Any, torch.Tensor]]:
-        """The network's output ``(1, ...)`` of each image, and its scores ``(K,)``."""
+    def score(self, images: Iterable[np.ndarray], bound: BoundTarget) -> Iterator[torch.Tensor]:
+        """The scores ``(K,)`` of each image."""
         like, images = self.state.case.image, iter(images)
         while given := list(islice(images, self.inferer.mask_batch_size)):
             full = given + [given[-1]] * (self.inferer.mask_batch_size - len(given))
             batch = torch.stack([tensor_of(each, like.dtype, like.device) for each in full])
-            output, count = self.run(batch), len(batch)
-            scores = bound(rows(output, 0, count, count)).clone()
-            if count > 1 and not self.scores:
+            scores = bound(self.run(batch)).clone()
+            if len(batch) > 1 and not self.scores:
                 self.check_alone(batch, scores, bound)
-                output = self.run(batch)  # the network may write its outputs to one place
-            for row in range(len(given)):
-                self.scores.append(scores[row])
-                yield rows(output, row, row + 1, count), scores[row]
+            self.scores += scores[: len(given)]
+            yield from scores[: len(given)]
 
     def check_alone(self, batch: torch.Tensor, scores: torch.Tensor, bound: BoundTarget) -> None:
         """Refuse a network whose rows depend on each other: compare one row of the first batch with its image alone."""
@@ -138,18 +131,7 @@ class _Run(OneCase):
             )
 
 
-class _Answers:
-    """A black box of this run, which no configuration makes."""
-
-    def get_config(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def is_usable(cls) -> bool:
-        return False
-
-
-class _AsClassifier(_Answers, ClassifyImage):
+class _AsClassifier(Unconfigured, ClassifyImage):
     """The scores of a target as the confidences of classes."""
 
     def __init__(self, run: _Run, bound: BoundTarget) -> None:
@@ -159,44 +141,54 @@ class _AsClassifier(_Answers, ClassifyImage):
         return list(range(len(self.bound.labels)))
 
     def classify_images(self, img_iter: Iterable[np.ndarray]) -> Iterator[dict[Any, float]]:
-        for _, scores in self.case.outputs(img_iter, self.bound):
+        for scores in self.case.score(img_iter, self.bound):
             yield dict(enumerate(scores.tolist()))
 
 
-class _AsDetector(_Answers, DetectImageObjects):
-    """A detector's boxes, and the scores of its classes. The last class holds all that no reference box is of."""
+def as_method(found: Any) -> Callable[..., PerturbationInferer] | None:
+    """A function like those of :mod:`monai_saliency.methods`, of a class or an object of xaitk-saliency.
 
-    def __init__(self, run: _Run, target: Any, name: str) -> None:
-        if not hasattr(target, "reader"):
-            raise ValueError(
-                f"{name} explains detections: its `target` must be a DetectionScore, got {type(target).__name__}"
-            )
-        if target.reader.objectness_key is not None:
-            raise ValueError(
-                f"{name} cannot be given objectness beside the scores of classes: leave out `objectness_key` "
-                f"{target.reader.objectness_key!r}, or use monai_saliency.drise"
-            )
-        self.case, self.target = run, target
-        if target.classes is None:
-            self.count = 1  # boxes of any class are of one class
-        elif target.found.vectors is not None:
-            self.count = target.found.vectors.shape[2]
-        else:
-            self.count = int(target.classes.max()) + 2
+    - A ``GenerateImageClassifierBlackboxSaliency`` is a whole method (:class:`BlackBoxInferer`).
+    - A ``PerturbImage`` makes the masks (:class:`PerturbImageMasks`); ``OcclusionScoring()`` makes the map, unless an
+      estimator is given.
 
-    def references(self) -> tuple[np.ndarray, np.ndarray]:
-        """The corners ``(M, 4)`` (column, row) of the reference boxes, and their class scores ``(M, classes)``."""
-        boxes, classes, vectors = self.target.boxes, self.target.classes, self.target.vectors
-        if vectors is None:
-            classes = torch.zeros(len(boxes)) if classes is None else classes
-            vectors = torch.nn.functional.one_hot(classes.long().cpu(), self.count)
-        return boxes[:, [1, 0, 3, 2]].double().cpu().numpy(), vectors.double().cpu().numpy()
+    The settings of a class are its constructor's arguments; an object has none. The fill, the target and the other
+    settings are those of all methods of this package, also where the constructor has arguments of these names.
 
-    def detect_objects(self, img_iter: Iterable[np.ndarray]) -> Iterator[list[Any]]:
-        for output, _ in self.case.outputs(img_iter, self.target):
-            found = self.target.reader(output)
-            if self.target.classes is None:
-                found = replace(found, vectors=None)
-            if found.vectors is None:
-                found.classes.clamp_(max=self.count - 1)
-            yield as_detections(rows_of(found, self.count)[0], range(self.count))
+    Args:
+        found: the class or object.
+
+    Returns:
+        the method; None for anything else.
+
+    Example::
+
+        >>> from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
+        >>> from monai_saliency import ClassScore
+        >>> from monai_saliency.xaitk import as_method
+        >>> as_method(RISEStack)(n=50, s=4, p1=0.5, seed=0, target=ClassScore([1], "softmax")).method.get_config()["n"]
+        50
+    """
+    cls = found if inspect.isclass(found) else type(found)
+    is_whole = issubclass(cls, GenerateImageClassifierBlackboxSaliency)
+    if not (is_whole or issubclass(cls, PerturbImage)) or inspect.isabstract(cls):
+        return None
+    shared = {*inspect.signature(PerturbationInferer).parameters}
+    own = list(inspect.signature(cls).parameters.values()) if found is cls else []
+    own = [each.replace(kind=each.KEYWORD_ONLY) for each in own if each.name not in shared]
+
+    def method(*, target: Target, estimator: Estimator | None = None, **settings: Any) -> PerturbationInferer:
+        given = {each.name: settings.pop(each.name) for each in own if each.name in settings}
+        try:
+            made = cls(**given) if found is cls else found
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{cls.__name__} cannot be made of {given}: {error}") from error
+        if is_whole:
+            return BlackBoxInferer(made, target, estimator=estimator, **settings)
+        return PerturbationInferer(PerturbImageMasks(made), target, estimator or OcclusionScoring(), **settings)
+
+    signature = inspect.signature(method)
+    method.__signature__ = signature.replace(parameters=[*own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    method.__name__ = cls.__name__
+    method.__doc__ = f"{cls.__name__} of xaitk-saliency."
+    return method

@@ -10,7 +10,7 @@ from xaitk_saliency import GenerateClassifierConfidenceSaliency
 
 from monai_saliency.estimators.base import Estimator, Meaning
 from monai_saliency.masks.base import BoundMasks, Id
-from monai_saliency.utils.arguments import flag, instance, whole_number
+from monai_saliency.utils.arguments import flag, instance
 
 __all__ = ["ConfidenceScoring"]
 
@@ -19,8 +19,7 @@ class ConfidenceScoring(Estimator):
     """Any ``GenerateClassifierConfidenceSaliency`` of xaitk-saliency as an estimator.
 
     Its interface takes all masks as one array. So, unlike under every estimator of this package, memory grows with the
-    number of masks: they are rendered into one array when the map is made, and more than ``max_bytes`` are refused.
-    Many scorings make further copies of this size.
+    number of masks: they are rendered into one array when the map is made. Many scorings make further copies of it.
 
     Args:
         generator: an object that makes maps of confidences. Maps are as it gives them: those of xaitk-saliency are
@@ -28,11 +27,10 @@ class ConfidenceScoring(Estimator):
         pixelwise: whether a value of the map depends on the masks at this voxel alone. Then it makes maps of volumes
             too, which it gets laid out as images. That holds, up to the scale of a map, for all scorings that
             xaitk-saliency comes with.
-        max_bytes: how large the array of masks may be; 2 GiB by default.
 
     Raises:
-        ValueError: for another object, and (from ``compute``) when the masks are too many, when channels have masks of
-            their own, for volumes unless ``pixelwise``, and when it makes maps of another shape or with NaN.
+        ValueError: for another object, and (from ``compute``) when channels have masks of their own, for volumes unless
+            ``pixelwise``, and when it makes maps of another shape or with NaN.
 
     Example::
 
@@ -47,13 +45,10 @@ class ConfidenceScoring(Estimator):
         [[[0.0, 0.0, 1.0, 1.0, 0.25, 0.25]]]
     """
 
-    def __init__(
-        self, generator: GenerateClassifierConfidenceSaliency, pixelwise: bool = False, max_bytes: int = 2**31
-    ) -> None:
+    def __init__(self, generator: GenerateClassifierConfidenceSaliency, pixelwise: bool = False) -> None:
         words = "a GenerateClassifierConfidenceSaliency of xaitk-saliency"
         self.generator = instance("generator", generator, GenerateClassifierConfidenceSaliency, words)
         self.pixelwise = flag("pixelwise", pixelwise)
-        self.max_bytes = whole_number("max_bytes", max_bytes, 1)
 
     @property
     def p1(self) -> float | None:
@@ -70,13 +65,6 @@ class ConfidenceScoring(Estimator):
             raise ValueError(
                 f"{name} makes maps of 2D images, got {spatial}; if each value depends on the masks at its voxel "
                 "alone, say so (pixelwise=True)"
-            )
-        size = len(ids) * int(np.prod(spatial)) * torch.finfo(masks.dtype).bits // 8
-        if size > self.max_bytes:
-            raise ValueError(
-                f"{name} needs all masks at once: {len(ids)} of {spatial} are {size / 2**30:.2f} GiB, and "
-                f"`max_bytes` allows {self.max_bytes / 2**30:.2f} GiB; use fewer masks, or an estimator of "
-                "monai_saliency, such as OcclusionScoring() or RISEScoring()"
             )
         every = torch.empty(len(ids), *spatial, dtype=masks.dtype)
         for chunk, rendered in masks.stream(ids):

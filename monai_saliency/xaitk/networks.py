@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from smqtk_classifier.interfaces.classify_image import ClassifyImage
-from smqtk_core.configuration import Configurable
 from smqtk_descriptors.interfaces.image_descriptor_generator import ImageDescriptorGenerator
 from smqtk_detection.interfaces.detect_image_objects import DetectImageObjects
 from smqtk_image_io.bbox import AxisAlignedBoundingBox
@@ -20,12 +19,12 @@ from monai_saliency.networks.outputs import OutputPath, read
 from monai_saliency.targets.base import ACTIVATIONS, check_tensor, to_float
 from monai_saliency.targets.detection import DetectionScore
 from monai_saliency.utils.arguments import callable_network, check_option, instance, whole_number
-from monai_saliency.xaitk.arrays import as_detections, rows_of, tensor_of
+from monai_saliency.xaitk.arrays import Unconfigured, tensor_of
 
 __all__ = ["Classifier", "Descriptor", "Detector"]
 
 
-class _BlackBox(Configurable):
+class _BlackBox(Unconfigured):
     """A network that runs on batches ``(B, C, H, W)`` of neighbouring images of one shape."""
 
     def __init__(
@@ -43,14 +42,6 @@ class _BlackBox(Configurable):
         self.device = torch.device(device) if device is not None else getattr(first, "device", None)
         self.dtype = torch.float64 if getattr(first, "dtype", None) == torch.float64 else torch.float32
         self.output = output
-
-    @classmethod
-    def is_usable(cls) -> bool:
-        """No: a network cannot be made from a configuration, so that discovery leaves these classes out."""
-        return False
-
-    def get_config(self) -> dict[str, Any]:
-        raise NotImplementedError(f"a network has no configuration: make the {type(self).__name__} in your program")
 
     @torch.no_grad()
     def _outputs(self, images: Iterable[np.ndarray]) -> Iterator[tuple[torch.Tensor, Any]]:
@@ -167,13 +158,24 @@ class Detector(_BlackBox, DetectImageObjects):
     ) -> Iterator[list[tuple[AxisAlignedBoundingBox, dict[Hashable, float]]]]:
         """The detections of each image ``(H, W)`` or ``(H, W, C)``: a box, and the scores of all classes by name."""
         for batch, output in self._outputs(img_iter):
-            if not isinstance(output, Mapping) and not any(output):
+            if not any(output):
                 yield from ([] for _ in output)
                 continue
-            first = output if isinstance(output, Mapping) else [next(each for each in output if each)]
-            bound: Any = self._reads.bind(first, Case("image", batch[0]))
-            for rows in rows_of(bound.reader(output), len(self.labels), self.rows_first):
-                yield as_detections(rows, self.labels)
+            bound: Any = self._reads.bind([next(each for each in output if each)], Case("image", batch[0]))
+            found = bound.reader(output)
+            boxes = found.boxes[..., [1, 0, 3, 2]] if self.rows_first else found.boxes
+            scores = found.objectness[..., None] * self._vectors(found.classes, found.vectors).to(found.objectness)
+            for corners, rows, is_found in zip(boxes.cpu(), scores.cpu(), found.objectness.cpu() > 0, strict=True):
+                kept = zip(corners[is_found].double().numpy(), rows[is_found].double().tolist(), strict=True)
+                yield [(AxisAlignedBoundingBox(c[:2], c[2:]), dict(zip(self.labels, r, strict=True))) for c, r in kept]
+
+    def _vectors(self, classes: torch.Tensor, vectors: torch.Tensor | None) -> torch.Tensor:
+        """The scores of all classes ``(B, N, classes)``, for boxes of one class 1 for it."""
+        count = len(self.labels)
+        most = (int(classes.max()) + 1 if classes.numel() else 0) if vectors is None else vectors.shape[2]
+        if most > count or (vectors is not None and most != count):
+            raise ValueError(f"the network gives {most} classes, and there are {count} `labels`: name each, from 0")
+        return torch.nn.functional.one_hot(classes.clamp_min(0), count) if vectors is None else vectors
 
 
 class Descriptor(_BlackBox, ImageDescriptorGenerator):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from monai_saliency.masks.rise import RandomGridMasks, RISEMasks
 from monai_saliency.masks.sliding_radial import SlidingRadialMasks
 from monai_saliency.masks.sliding_window import SlidingWindowMasks
 
-__all__ = ["Configured", "RISEGrid", "RandomGrid", "SlidingRadial", "SlidingWindow", "check_p1", "pair"]
+__all__ = ["Configured", "RISEGrid", "RandomGrid", "SlidingRadial", "SlidingWindow"]
 
 
 class Configured(Configurable):
@@ -30,14 +29,14 @@ class Configured(Configurable):
 
     @classmethod
     def get_default_config(cls) -> dict[str, Any]:
-        return {name: _as_json(value) for name, value in super().get_default_config().items()}
+        return _as_json(super().get_default_config())
 
     def get_config(self) -> dict[str, Any]:
-        return {name: _as_json(getattr(self, name)) for name in self.get_default_config()}
+        return _as_json({name: getattr(self, name) for name in self.get_default_config()})
 
 
-def _as_json(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def _as_json(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()}
 
 
 class _Perturber(Configured, PerturbImage):
@@ -45,13 +44,16 @@ class _Perturber(Configured, PerturbImage):
 
     mask_type: type[np.generic] = np.float32
 
+    def __post_init__(self) -> None:
+        self._masks = self.masks()
+
     @abstractmethod
     def masks(self) -> Masks:
         """The family of masks."""
 
     def perturb(self, ref_image: np.ndarray) -> np.ndarray:
         """All masks ``(masks, H, W)`` in [0, 1] of an image ``(H, W)`` or ``(H, W, C)``: 1 keeps a pixel."""
-        bound = self.masks().bind(torch.empty(1, *ref_image.shape[:2], dtype=torch.float64))
+        bound = self._masks.bind(torch.empty(1, *ref_image.shape[:2], dtype=torch.float64))
         found = np.empty((len(bound), *ref_image.shape[:2]), dtype=self.mask_type)
         for chunk, rendered in bound.stream(range(len(bound))):
             found[chunk] = rendered[:, 0].numpy()
@@ -65,7 +67,7 @@ class RISEGrid(_Perturber):
     Args:
         n: number of masks.
         s: cells of the small grid along each axis.
-        p1: probability in [0, 1] that a cell is kept.
+        p1: probability in (0, 1] that a cell is kept.
         seed: of all draws; None draws one.
         threads: kept for configurations.
     """
@@ -76,12 +78,8 @@ class RISEGrid(_Perturber):
     seed: int | None = None
     threads: int | None = 4
 
-    def __post_init__(self) -> None:
-        check_p1(self.p1)
-        self._seed = _drawn(self.seed)
-
     def masks(self) -> Masks:
-        return RISEMasks(self.n, self.s, self.p1, self._seed)
+        return RISEMasks(self.n, self.s, self.p1, _drawn(self.seed))
 
 
 @dataclass(eq=False)
@@ -94,13 +92,8 @@ class RandomGrid(_Perturber):
     seed: int | None = None
     threads: int | None = None
 
-    def __post_init__(self) -> None:
-        self.s = pair("s", self.s)
-        check_p1(self.p1)
-        self._seed = _drawn(self.seed)
-
     def masks(self) -> Masks:
-        return RandomGridMasks(self.n, self.s, self.p1, self._seed)
+        return RandomGridMasks(self.n, self.s, self.p1, _drawn(self.seed))
 
 
 @dataclass(eq=False)
@@ -113,14 +106,9 @@ class SlidingRadial(_Perturber):
     stride: tuple[int, int] = (20, 20)
     sigma: tuple[float, float] | None = None
 
-    def __post_init__(self) -> None:
-        self.radius = pair("radius", self.radius)
-        self.stride = pair("stride", self.stride)
-        self.sigma = pair("sigma", self.sigma) if self.sigma else None
-        self.mask_type = np.float32 if self.sigma else np.bool_
-
     def masks(self) -> Masks:
-        return SlidingRadialMasks(self.radius, self.stride, self.sigma)
+        self.mask_type = np.float32 if self.sigma else np.bool_
+        return SlidingRadialMasks(self.radius, self.stride, self.sigma or None)
 
 
 @dataclass(eq=False)
@@ -132,26 +120,8 @@ class SlidingWindow(_Perturber):
 
     mask_type = np.bool_
 
-    def __post_init__(self) -> None:
-        self.window_size = pair("window_size", self.window_size)
-        self.stride = pair("stride", self.stride)
-
     def masks(self) -> Masks:
         return SlidingWindowMasks(self.window_size, self.stride)
-
-
-def check_p1(p1: float) -> float:
-    """Refuse a probability outside [0, 1]."""
-    if not 0 <= p1 <= 1:
-        raise ValueError(f"Input p1 value of {p1} is not within the expected [0,1] range.")
-    return p1
-
-
-def pair(name: str, value: Sequence[Any]) -> Any:
-    """Two numbers, for rows and for columns."""
-    if len(value) != 2:
-        raise ValueError(f"`{name}` must be two numbers, for height and width, got {value!r}")
-    return tuple(value)
 
 
 def _drawn(seed: int | None) -> int:

@@ -26,7 +26,7 @@ from xaitk_saliency.impls.gen_image_classifier_blackbox_sal import occlusion_bas
 from xaitk_saliency.impls.gen_image_similarity_blackbox_sal import occlusion_based as of_descriptors
 from xaitk_saliency.impls.gen_object_detector_blackbox_sal import occlusion_based as of_detectors
 
-from monai_saliency.xaitk.perturbers import Configured, RandomGrid, RISEGrid, SlidingWindow, pair
+from monai_saliency.xaitk.perturbers import Configured, RandomGrid, RISEGrid, SlidingWindow
 
 __all__ = ["DRISEStack", "RISEStack", "RandomGridStack", "SBSMStack", "SlidingWindowStack"]
 
@@ -104,7 +104,6 @@ class SlidingWindowStack(_ClassifierStack):
     threads: int | None = 0
 
     def parts(self) -> tuple[PerturbImage, Any]:
-        self.window_size, self.stride = pair("window_size", self.window_size), pair("stride", self.stride)
         return SlidingWindow(self.window_size, self.stride), OcclusionScoring()
 
 
@@ -147,18 +146,12 @@ class DRISEStack(_DetectorStack):
 
 
 @dataclass(eq=False)
-class RandomGridStack(_DetectorStack):
+class RandomGridStack(DRISEStack):
     """:class:`DRISEStack` with masks whose cells have one size ``s`` in pixels, whatever the image's size."""
 
-    n: int
-    s: tuple[int, int]
-    p1: float
-    seed: int | None = None
-    fill: Fill = None
-    threads: int | None = 0
+    s: tuple[int, int]  # type: ignore[assignment]
 
     def parts(self) -> tuple[PerturbImage, Any]:
-        self.s = pair("s", self.s)
         return RandomGrid(self.n, self.s, self.p1, self.seed), DRISEScoring()
 
 
@@ -184,5 +177,4 @@ class SBSMStack(_Stack, GenerateImageSimilarityBlackboxSaliency):
     pipeline = of_descriptors.PerturbationOcclusion
 
     def parts(self) -> tuple[PerturbImage, Any]:
-        self.window_size, self.stride = pair("window_size", self.window_size), pair("stride", self.stride)
         return SlidingWindow(self.window_size, self.stride), SimilarityScoring(self.proximity_metric)

@@ -427,7 +427,7 @@ class Broken(torch.nn.Module):
         return torch.stack([score, -score], dim=1)
 
 
-def test_case_that_fails_is_listed_and_the_others_go_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_case_that_fails_is_listed_and_the_others_go_on(tmp_path: Path) -> None:
     scans = [volume(tmp_path / f"{i}.nii.gz", (8, 8, 8), AFFINES[1], i, high=900 - 800 * i) for i in range(2)]
     with pytest.raises(SystemExit, match="1 case without a map"):
         Overlay(tmp_path / "maps", num_masks=5).explain(small_bundle(scans, Broken()))
@@ -435,7 +435,6 @@ def test_case_that_fails_is_listed_and_the_others_go_on(tmp_path: Path, capfd: p
     assert row["case"] == "0"
     assert "NaN" in row["error"]
     assert [row["case"] for row in rows_of(tmp_path / "maps" / "summary.csv")] == ["1"]
-    assert "the first case cannot be explained" in capfd.readouterr().out
 
 
 def test_generative_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,8 @@ from xaitk_saliency.impls.gen_classifier_conf_sal.occlusion_scoring import Occlu
 from xaitk_saliency.impls.gen_classifier_conf_sal.rise_scoring import RISEScoring
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.rise import RISEStack
 from xaitk_saliency.impls.gen_image_classifier_blackbox_sal.slidingwindow import SlidingWindowStack
-from xaitk_saliency.impls.gen_object_detector_blackbox_sal.drise import DRISEStack
 from xaitk_saliency.impls.perturb_image.mc_rise import MCRISEGrid
-from xaitk_saliency.impls.perturb_image.random_grid import RandomGrid
 from xaitk_saliency.impls.perturb_image.rise import RISEGrid
-from xaitk_saliency.impls.perturb_image.sliding_radial import SlidingRadial
 from xaitk_saliency.impls.perturb_image.sliding_window import SlidingWindow
 
 import monai_saliency as ms
@@ -76,26 +73,6 @@ def test_masks_equal_those_of_a_perturber(theirs: PerturbImage, ours: ms.masks.b
     torch.testing.assert_close(*sums, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("axis", [0, 2])
-def test_a_volume_is_perturbed_slice_by_slice(axis: int) -> None:
-    volume, radial = torch.rand(1, 6, 7, 5), SlidingRadial((2, 2), (3, 3), (1, 1))
-    bound = PerturbImageMasks(radial, slices=axis).bind(volume)
-    expected = []
-    for number in range(volume.shape[axis + 1]):
-        for mask in radial(volume[0].select(axis, number).numpy()):
-            whole = torch.ones(volume.shape[1:])
-            whole.select(axis, number).copy_(torch.from_numpy(mask))
-            expected.append(whole)
-    assert len(bound) == len(expected)
-    assert torch.equal(bound.render(range(len(bound)))[:, 0], torch.stack(expected))
-    order = [len(bound) - 1, 0, 3]
-    assert torch.equal(bound.render(order)[:, 0], torch.stack(expected)[order])
-    network = Net(1, 6, 7, 5)
-    maps = ms.PerturbationInferer(PerturbImageMasks(radial, axis), TARGET, ms.OcclusionScoring())(volume[None], network)
-    assert maps.shape == (1, 3, 6, 7, 5)
-    assert bool((maps.abs().amax(dim=(0, 1)) > 0).all())
-
-
 def test_perturbers_that_do_not_fit_are_refused() -> None:
     class Odd(PerturbImage):
         def __init__(self, array: Any) -> None:
@@ -108,21 +85,19 @@ def test_perturbers_that_do_not_fit_are_refused() -> None:
             return {}
 
     cases = [
-        (np.ones((4, 5, 5)), r"Odd must make masks \(masks, 18, 22\), at least one, got float64 \(4, 5, 5\)"),
+        (
+            np.ones((4, 5, 5)),
+            r"Odd must make masks \(masks, 18, 22\), at least one and the same for all channels, got float64 \(4, 5, 5\)",
+        ),
         (np.full((4, 18, 22), 1.5), r"in \[0, 1\], 1 where the image is kept, got \[1.5, 1.5\]"),
     ]
     for array, message in cases:
         with pytest.raises(ValueError, match=message):
             PerturbImageMasks(Odd(array)).bind(IMAGES[0])
-    with pytest.raises(ValueError, match=r"several masks for one image, as of colours, have no place here"):
+    with pytest.raises(ValueError, match=r"at least one and the same for all channels"):
         PerturbImageMasks(MCRISEGrid(4, 4, 0.5, 3)).bind(IMAGES[0])
-    volume = torch.rand(1, 6, 7, 5)
-    with pytest.raises(ValueError, match=r"SlidingWindow perturbs 2D images, got \(1, 6, 7, 5\).*slices=2"):
-        PerturbImageMasks(SlidingWindow((2, 2), (2, 2))).bind(volume)
-    with pytest.raises(ValueError, match=r"makes other masks when it is asked again.*give it a seed"):
-        PerturbImageMasks(RandomGrid(5, (2, 2), 0.5), slices=0).bind(volume).render(range(9))
-    with pytest.raises(ValueError, match="`slices` must be the spatial axis 0, 1 or 2, got 3"):
-        PerturbImageMasks(SlidingWindow(), slices=3)
+    with pytest.raises(ValueError, match=r"explains 2D images, got one of shape \(1, 6, 7, 5\)"):
+        PerturbImageMasks(SlidingWindow((2, 2), (2, 2))).bind(torch.rand(1, 6, 7, 5))
     with pytest.raises(ValueError, match="`perturber` must be a PerturbImage of xaitk-saliency"):
         PerturbImageMasks(RISEScoring())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"keep a cell with `p1` 0.3"):
@@ -161,9 +136,6 @@ def test_scorings_that_do_not_fit_are_refused() -> None:
         explain(ms.RISEMasks(5), ConfidenceScoring(Odd()))
     with pytest.raises(ValueError, match="Odd made a map with NaN"):
         explain(ms.RISEMasks(7), ConfidenceScoring(Odd()))
-    with pytest.raises(ValueError, match=r"needs all masks at once: 50 of \(18, 22\) are .* GiB, and `max_bytes`"):
-        explain(ms.RISEMasks(50), ConfidenceScoring(RISEScoring(0.5), max_bytes=50 * 18 * 22 * 4 - 1))
-    explain(ms.RISEMasks(50), ConfidenceScoring(RISEScoring(0.5), max_bytes=50 * 18 * 22 * 4))
     with pytest.raises(ValueError, match="reads one mask for all channels"):
         explain(ms.ChannelMasks(ms.SlidingWindowMasks(6)), ConfidenceScoring(OcclusionScoring()))
     with pytest.raises(ValueError, match=r"keep a cell with `p1` 0\.5"):
@@ -182,45 +154,6 @@ def test_a_whole_method(batch: int, fill: Any) -> None:
     close(found, scaled(ms.sliding_window((5, 6), (3, 4), **settings)(IMAGES, NET)))
 
 
-class Boxes(nn.Module):
-    """A detector whose boxes move with the image: rows first, of classes 2 and 0, or with scores of three classes."""
-
-    def __init__(self, vectors: bool = False) -> None:
-        super().__init__()
-        self.vectors = vectors
-
-    def forward(self, batch: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-        found = []
-        for image in batch:
-            a, b = image[:, :9].mean(), image[:, 9:].mean()
-            boxes = torch.stack(
-                [torch.stack([2 + a, 3 * b, 11 + a, 14 + 2 * b]), torch.stack([b, a, 9 + b, 7 + 5 * a])]
-            )
-            keep = torch.stack([a > 0.2, b > 0.2])
-            scores = torch.stack([a, b])
-            if self.vectors:
-                scores = torch.stack([torch.stack([b, a / 2, a]), torch.stack([a, a - b / 2, b / 3])])
-            labels = {} if self.vectors else {"labels": torch.tensor([2, 0])[keep]}
-            found.append({"boxes": boxes[keep], "scores": scores[keep], **labels})
-        return found
-
-
-@pytest.mark.parametrize("vectors", [False, True])
-def test_a_whole_method_for_detectors(vectors: bool) -> None:
-    """As xaitk-saliency's own loop with the detector as its black box."""
-    image, network = IMAGES[:1], Boxes(vectors)
-    found = BlackBoxInferer(DRISEStack(40, 4, 0.5, 3), ms.DetectionScore(0.1))(image, network)[0]
-    (reference,) = network(image)
-    scores = reference["scores"]
-    order = (scores.amax(dim=1) if vectors else scores).argsort(descending=True)
-    corners = reference["boxes"][order][:, [1, 0, 3, 2]].double().numpy()
-    classes = scores[order].double().numpy() if vectors else np.eye(3)[reference["labels"][order].numpy()]
-    box = ms.xaitk.Detector(network, 3, keys=["boxes", "labels", "scores"])
-    expected = DRISEStack(40, 4, 0.5, 3)(image[0].movedim(0, -1).numpy(), corners, classes, box)
-    assert expected.shape == (2, 18, 22)
-    close(found, torch.from_numpy(expected).float())
-
-
 def test_whole_methods_that_do_not_fit_are_refused() -> None:
     method = RISEStack(20, 4, 0.4, 3)
     explain = BlackBoxInferer(method, TARGET)
@@ -232,8 +165,6 @@ def test_whole_methods_that_do_not_fit_are_refused() -> None:
         BlackBoxInferer(RISEScoring(), TARGET)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cannot be shared between workers: let these share cases"):
         explain.score(IMAGES, NET, part=Part(0, 2))
-    with pytest.raises(CaseError, match="its `target` must be a DetectionScore"):
-        BlackBoxInferer(DRISEStack(20, 4, 0.4, 3), TARGET)(IMAGES, NET)
 
 
 # By name. -------------------------------------------------------------------------------------------------------------

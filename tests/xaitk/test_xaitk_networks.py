@@ -67,7 +67,7 @@ def test_boxes_have_the_column_first() -> None:
         ((found, scores),) = next(iter(box.detect_objects([np.zeros((12, 14))])))
         assert [*found.min_vertex, *found.max_vertex] == [3, 1, 5, 9]
         assert scores == {"cyst": 0.0, "nodule": 0.75}
-    with pytest.raises(ValueError, match="gives class 1, and there are 1 `labels`"):
+    with pytest.raises(ValueError, match="gives 2 classes, and there are 1 `labels`"):
         list(Detector(network, 1).detect_objects([IMAGES[0]]))
 
 

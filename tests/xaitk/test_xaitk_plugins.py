@@ -115,12 +115,10 @@ def test_an_object_is_chosen_by_a_configuration() -> None:
 
 def test_wrong_settings() -> None:
     for p1 in (-0.3, float("nan")):
-        with pytest.raises(ValueError, match=rf"Input p1 value of {p1} is not within the expected \[0,1\] range\."):
+        with pytest.raises(ValueError, match="`p1`"):
             xaitk.RISEStack(10, 8, p1)
     with pytest.raises(ValueError, match=r"may not be available in scipy"):
         xaitk.SBSMStack(proximity_metric="no")
-    with pytest.raises(ValueError, match=r"`stride` must be two numbers, .*got \(1, 2, 3\)"):
-        xaitk.SlidingWindow((2, 2), (1, 2, 3))  # type: ignore[arg-type]
 
 
 def test_an_object_without_a_seed_makes_the_same_masks_each_time() -> None:
