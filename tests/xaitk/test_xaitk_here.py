@@ -85,10 +85,7 @@ def test_perturbers_that_do_not_fit_are_refused() -> None:
             return {}
 
     cases = [
-        (
-            np.ones((4, 5, 5)),
-            r"Odd must make masks \(masks, 18, 22\), at least one and the same for all channels, got float64 \(4, 5, 5\)",
-        ),
+        (np.ones((4, 5, 5)), r"Odd must make masks \(masks, 18, 22\), at least one .* got float64 \(4, 5, 5\)"),
         (np.full((4, 18, 22), 1.5), r"in \[0, 1\], 1 where the image is kept, got \[1.5, 1.5\]"),
     ]
     for array, message in cases:
